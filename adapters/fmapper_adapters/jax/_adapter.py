@@ -1,0 +1,151 @@
+"""The adapter for JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper import Adapter, Device, Exchange, NodeType
+from fmapper_adapters.jax import _host, _nodes
+
+# What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
+_NARROWED = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
+_KINDS = {"cuda": "gpu", "rocm": "gpu"}
+
+
+class JaxAdapter(Adapter):
+    """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX."""
+
+    name: ClassVar[str] = "jax"
+    aliases: ClassVar[dict[str, str]] = _KINDS
+
+    def is_array_type(self, cls: type) -> bool:
+        """Arrays, PRNG keys, and the tracers that stand for them in a transformation."""
+        return issubclass(cls, jax.Array | jax.core.Tracer)
+
+    def device(self, array: Any) -> Device:
+        """The device of an array; of a sharded one all of them, in order of their ids."""
+        if isinstance(array, jax.core.Tracer):
+            return _device(_default())
+        if array.is_deleted():
+            raise RuntimeError("the array was deleted, probably because it was donated")
+        found = sorted(array.devices(), key=lambda device: device.id)
+        if len(found) == 1:
+            return _device(found[0])
+        return Device("jax", _device(found[0]).kind, tuple(device.id for device in found))
+
+    def dtype(self, array: Any) -> str:
+        """`array.dtype` by name; PRNG keys have one like key<fry>."""
+        return str(array.dtype.name)
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """`array.shape`."""
+        return tuple(array.shape)
+
+    def devices(self) -> Sequence[Device]:
+        """The CPU devices, then those of the default platform."""
+        found = [_device(device) for device in jax.local_devices(backend="cpu")]
+        return found + [
+            _device(device) for device in jax.local_devices() if device.platform != "cpu"
+        ]
+
+    def as_device(self, device: Any) -> Device | None:
+        """A `jax.Device`."""
+        return _device(device) if isinstance(device, jax.Device) else None
+
+    def find_device(self, kind: str, index: int | None) -> Device:
+        """As for every backend; without an index, the default device if it is of that kind."""
+        default = _device(_default())
+        if index is None and default.kind == self.aliases.get(kind, kind):
+            return default
+        return super().find_device(kind, index)
+
+    def why_not(self, kind: str, index: int | None) -> str:
+        """Whether the build, the driver or the index is to blame."""
+        if kind in ("gpu", "tpu") and jax.default_backend() == "cpu":
+            return f"this jax runs on the CPU only: no {kind} plugin is installed, or no driver"
+        return super().why_not(kind, index)
+
+    def to_device(
+        self, arrays: Sequence[Any], device: Device, *, copy: bool | None
+    ) -> Iterable[Any]:
+        """One `device_put` for all; a copy on the same device where that is asked for."""
+        target = _jax_device(device)
+        moved = jax.device_put(list(arrays), target)
+        return [
+            _host.copied(new) if copy and new.devices() == old.devices() else new
+            for old, new in zip(arrays, moved, strict=True)
+        ]
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Iterator[Exchange]:
+        """Read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
+        for array in arrays:
+            _host.refuse(array)
+            own = self.device(array)
+            if own.kind == "gpu" and target.kind == "cuda" and isinstance(own.index, int):
+                yield Exchange(array, frozen=True, device=own)
+            else:
+                yield Exchange(np.asarray(array), frozen=True)
+
+    def take(
+        self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None
+    ) -> Iterator[Any]:
+        """Puts host memory that nobody else can write to on the device."""
+        target = _jax_device(device)
+        committed = None if target == _default() else target
+        for exchange in exchanges:
+            if exchange.device is not None:
+                yield jax.device_put(_host.from_dlpack(exchange, copy=copy), committed)
+            elif copy is False:
+                yield _host.shared(exchange.data, target, committed)
+            else:
+                keep = exchange.private or (copy is None and exchange.frozen)
+                data = exchange.data if keep else _host.aligned_copy(exchange.data)
+                yield jax.device_put(data, committed)
+
+    def storable(self, dtype: str) -> str | None:
+        """Itself, or its half where jax_enable_x64 is off; None where JAX has no such dtype."""
+        if dtype in _NARROWED:
+            return dtype if jax.dtypes.canonicalize_dtype(dtype) == dtype else _NARROWED[dtype]
+        return dtype if hasattr(jnp, dtype) or dtype == "bool" else None
+
+    def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
+        """`astype`; inside a transformation nothing can be checked."""
+        new = array.astype(dtype)
+        if isinstance(array, jax.core.Tracer):
+            return new, True
+        return new, _host.survived(array, new)
+
+    def registered_type(self, cls: type) -> NodeType | None:
+        """What `jax.tree_util` has for exactly this class."""
+        return _nodes.registered_type(cls)
+
+    def register_functor(self, cls: type) -> None:
+        """Enters the class into `jax.tree_util`."""
+        _nodes.register_functor(cls)
+
+
+def _default() -> Any:
+    chosen = getattr(jax.config, "jax_default_device", None)
+    if isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return chosen or jax.local_devices()[0]
+
+
+def _device(device: Any) -> Device:
+    return Device("jax", _KINDS.get(device.platform, device.platform), device.id)
+
+
+def _jax_device(device: Device) -> Any:
+    platform = device.kind
+    found = [d for d in jax.local_devices(backend=platform) if d.id == device.index]
+    return found[0]

@@ -1,0 +1,93 @@
+"""Host memory in and out of JAX: what is shared, and what must be a private copy.
+
+JAX takes over aligned NumPy memory without copying it and copies other memory later than it says,
+so memory that somebody could still write to never reaches it: it gets a private, aligned copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper import Exchange
+
+ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
+
+
+def refuse(array: Any) -> None:
+    """Raises for arrays whose values cannot leave JAX.
+
+    Raises:
+        TypeError: A tracer, a deleted array, a PRNG key, or one that other processes hold parts of.
+    """
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(
+            "a tracer has no values yet: move arrays before or after jit, grad or vmap, not inside"
+        )
+    if array.is_deleted():
+        raise TypeError("the array was deleted, probably because it was donated")
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        raise TypeError(
+            "a PRNG key has no meaning in another framework: move jax.random.key_data(key), and "
+            "jax.random.wrap_key_data(...) on the way back"
+        )
+    if not array.is_fully_addressable:
+        raise TypeError("other processes hold parts of this array: gather it first")
+
+
+def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy in C order at an address that XLA takes over as it is."""
+    raw = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    new: np.ndarray[Any, Any] = (
+        raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    )
+    np.copyto(new, array)
+    return new
+
+
+def shared(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array:
+    """A JAX array on the memory of a NumPy array.
+
+    Raises:
+        BufferError: JAX made a copy after all; says why.
+    """
+    if target.platform != "cpu":
+        raise BufferError(f"host memory cannot be shared with {target}")
+    if not array.size:
+        return jnp.asarray(array, device=committed)
+    address = array.ctypes.data
+    if address % ALIGNMENT:
+        raise BufferError(f"the memory starts at a multiple of {address & -address} bytes, not 64")
+    if not array.flags.c_contiguous:
+        raise BufferError("JAX can share only memory in C order")
+    found: jax.Array = jax.device_put(array, committed)
+    found.block_until_ready()
+    if found.unsafe_buffer_pointer() != address:
+        raise BufferError(f"JAX made a copy of the {array.dtype} array")
+    return found
+
+
+def from_dlpack(exchange: Exchange, *, copy: bool | None) -> jax.Array:
+    """An array from another framework's GPU memory."""
+    found: jax.Array = jax.dlpack.from_dlpack(exchange.data)
+    may_share = copy is False or exchange.private or (copy is None and exchange.frozen)
+    return found if may_share else copied(found)
+
+
+def copied(array: jax.Array) -> jax.Array:
+    """A copy on the same device; the source has been read when this returns."""
+    new: jax.Array = jnp.array(array, copy=True)
+    return new.block_until_ready()
+
+
+def survived(old: jax.Array, new: jax.Array) -> bool:
+    """Whether a cast has kept every integer and made no finite value infinite."""
+    if jnp.issubdtype(new.dtype, jnp.integer):
+        return bool((new.astype(old.dtype) == old).all())
+    if not jnp.issubdtype(new.dtype, jnp.inexact):
+        return True
+    return not bool((~jnp.isfinite(new) & jnp.isfinite(old)).any())

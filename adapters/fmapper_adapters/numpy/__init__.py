@@ -1,0 +1,7 @@
+"""NumPy: arrays and scalars on the host."""
+
+from fmapper_adapters.numpy._adapter import NumpyAdapter
+
+__all__ = ["NumpyAdapter", "adapter"]
+
+adapter = NumpyAdapter()

@@ -1,0 +1,161 @@
+"""The adapter for NumPy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fmapper import Adapter, Device, Exchange, Memory
+
+CPU = Device("numpy", "cpu")
+_NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
+_NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
+
+
+class NumpyAdapter(Adapter):
+    """Arrays are `np.ndarray` and NumPy's scalars of numbers; there is one device."""
+
+    name: ClassVar[str] = "numpy"
+    host_only: ClassVar[bool] = True
+
+    def is_array_type(self, cls: type) -> bool:
+        """Arrays of any dtype; scalars of numbers, but not of strings and dates."""
+        if issubclass(cls, np.generic):
+            return not issubclass(cls, _NO_NUMBERS)
+        return issubclass(cls, np.ndarray)
+
+    def device(self, array: Any) -> Device:
+        """Always the host."""
+        return CPU
+
+    def dtype(self, array: Any) -> str:
+        """NumPy's name for it, or that of ml_dtypes; the byte order does not show."""
+        return str(array.dtype.name)
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """`array.shape`."""
+        return tuple(array.shape)
+
+    def devices(self) -> Sequence[Device]:
+        """The host."""
+        return [CPU]
+
+    def to_device(
+        self, arrays: Sequence[Any], device: Device, *, copy: bool | None
+    ) -> Iterator[Any]:
+        """Copies; memory order and subclass are kept."""
+        for array in arrays:
+            yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Iterator[Exchange]:
+        """Views; what is not in native byte order is copied."""
+        for array in arrays:
+            _refuse(array)
+            data = np.asarray(array)
+            private = isinstance(array, np.generic)
+            if not data.dtype.isnative:
+                data, private = data.astype(data.dtype.newbyteorder("=")), True
+            yield Exchange(data, private=private, frozen=_is_frozen(data))
+
+    def take(
+        self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None
+    ) -> Iterator[Any]:
+        """Copies in memory order, unless the exchange allows to share."""
+        for exchange in exchanges:
+            data = exchange.data
+            if copy is False or exchange.private:
+                yield data
+            elif copy is None and exchange.frozen:
+                shared = data.view()
+                shared.flags.writeable = False
+                yield shared
+            else:
+                yield np.array(data, order="K", copy=True, subok=False)
+
+    def storable(self, dtype: str) -> str | None:
+        """NumPy's own dtypes, and those of ml_dtypes where it is installed."""
+        try:
+            np_dtype(dtype)
+        except TypeError:
+            return None
+        return dtype
+
+    def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
+        """`astype` in memory order."""
+        with np.errstate(all="ignore"):
+            new = np.asarray(array).astype(np_dtype(dtype), order="K")
+            return new, survived(np.asarray(array), new)
+
+    def memory(self, array: Any) -> Memory | None:
+        """Of arrays with elements at whole strides."""
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject or not array.size:
+            return None
+        size = array.dtype.itemsize
+        if any(stride % size for stride in array.strides):
+            return None
+        return Memory(
+            array.__array_interface__["data"][0],
+            tuple(stride // size for stride in array.strides),
+            size,
+        )
+
+    def view(
+        self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
+    ) -> Any:
+        """`as_strided` on the dense memory of `base`."""
+        as_strided = np.lib.stride_tricks.as_strided
+        flat = as_strided(base, (base.size,), (base.itemsize,))
+        steps = [stride * base.itemsize for stride in strides]
+        return as_strided(flat[offset:], shape, steps)
+
+
+def np_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a name; bfloat16 and the narrow types come from ml_dtypes.
+
+    Raises:
+        TypeError: There is no such dtype, or ml_dtypes is not installed.
+    """
+    if name.startswith(_NARROW):
+        try:
+            found = getattr(importlib.import_module("ml_dtypes"), name, None)
+        except ImportError:
+            raise TypeError(
+                f"NumPy holds {name} through ml_dtypes, which is not installed: "
+                "pip install ml_dtypes"
+            ) from None
+        if found is None:
+            raise TypeError(f"ml_dtypes has no {name}")
+        made: np.dtype[Any] = np.dtype(found)
+        return made
+    return np.dtype(name)
+
+
+def survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
+    """Whether a cast has kept every integer and made no finite value infinite."""
+    if new.dtype.kind in "iub" and old.dtype.kind in "iub":
+        return bool((new.astype(old.dtype) == old).all())
+    lost = ~np.isfinite(new)
+    return not lost.any() or not bool((lost & np.isfinite(old)).any())
+
+
+def _refuse(array: Any) -> None:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            "a masked array would lose its mask; move array.filled(...) or its data and mask"
+        )
+    kind = array.dtype.kind
+    if kind in "OSUMm" or array.dtype.names is not None:
+        raise TypeError(f"an array of dtype {array.dtype} has no counterpart in other backends")
+
+
+def _is_frozen(array: np.ndarray[Any, Any]) -> bool:
+    """Whether no one can ever write to this memory: it belongs to a bytes object."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
+            return False
+        base = base.base
+    return isinstance(base, bytes)

@@ -1,0 +1,7 @@
+"""PyTorch: tensors, parameters and modules."""
+
+from fmapper_adapters.torch._adapter import TorchAdapter
+
+__all__ = ["TorchAdapter", "adapter"]
+
+adapter = TorchAdapter()

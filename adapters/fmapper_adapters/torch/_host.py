@@ -1,0 +1,151 @@
+"""Tensors on the host: to NumPy and back without a copy, and what hangs on a tensor."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+# NumPy knows these only through ml_dtypes: they cross as integers of the same width.
+_BITS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is strided and its elements are in memory."""
+    return not isinstance(tensor, FakeTensor | UninitializedParameter | UninitializedBuffer) and (
+        tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """The values as a plain strided tensor, and whether that is a private copy.
+
+    Raises:
+        TypeError: The tensor has no values, or not as strided memory.
+    """
+    if not has_memory(tensor):
+        raise TypeError(_why_not(tensor))
+    bare = tensor.detach()
+    if type(bare) is not torch.Tensor:
+        bare = bare.as_subclass(torch.Tensor)
+    copied = bare.is_conj() or bare.is_neg()
+    return (bare.resolve_conj().resolve_neg() if copied else bare), copied
+
+
+def _why_not(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        return "a lazy parameter has no values yet: run the module once first"
+    if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
+        return "a meta or fake tensor has a shape but no values: fill it first"
+    if tensor.is_quantized:
+        return "a quantized tensor has no counterpart elsewhere: move tensor.dequantize()"
+    if tensor.is_nested:
+        return "a nested tensor has no counterpart elsewhere: move tensor.unbind()"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout} is not strided: move tensor.to_dense()"
+    return "a tensor inside a torch.func transform has no values outside: move it before or after"
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A NumPy view of a plain CPU tensor."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if not name.startswith(("bfloat16", "float8")):
+        return tensor.numpy()
+    try:
+        dtype = getattr(importlib.import_module("ml_dtypes"), name)
+    except (ImportError, AttributeError):
+        raise TypeError(f"NumPy holds {name} through ml_dtypes: pip install ml_dtypes") from None
+    return tensor.view(_BITS[tensor.element_size()][0]).numpy().view(dtype)
+
+
+def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool) -> tuple[torch.Tensor, bool]:
+    """A tensor with the values of a NumPy array, and whether it shares its memory.
+
+    Raises:
+        BufferError: It must share the memory and cannot.
+        TypeError: torch has no such dtype.
+    """
+    name = array.dtype.name
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"torch has no dtype {name}")
+    reason = None
+    if not array.flags.writeable:
+        reason = "the NumPy array is read-only and torch could write to it"
+    elif any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        reason = f"torch cannot stride like {array.strides} bytes"
+    if reason is not None:
+        if must_share:
+            raise BufferError(reason)
+        array = np.array(array, order="K", copy=True, subok=False)
+    foreign = array.dtype.kind == "V" or name.startswith(("bfloat16", "float8"))
+    if foreign:
+        bits = torch.from_numpy(array.view(_BITS[array.itemsize][1]))
+        return bits.view(dtype), reason is None
+    return torch.from_numpy(array), reason is None
+
+
+def moved(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The tensor after `change`, still a leaf of autograd and a parameter if it was one."""
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        raise TypeError(_why_not(tensor))
+    if not tensor.is_leaf:
+        return change(tensor)
+    if isinstance(tensor, torch.nn.Parameter):
+        return as_parameter(change(tensor.detach()), tensor, change)
+    new = change(tensor.detach() if tensor.requires_grad else tensor)
+    if tensor.requires_grad:
+        new.requires_grad_()
+    _carry(tensor, new, change)
+    return new
+
+
+def as_parameter(
+    values: torch.Tensor,
+    old: torch.nn.Parameter,
+    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """A parameter with new values and all else of the old one; its gradient goes through `change`."""
+    differentiable = values.is_floating_point() or values.is_complex()
+    new = torch.nn.Parameter(values.detach(), requires_grad=old.requires_grad and differentiable)
+    new.__class__ = type(old)
+    _carry(old, new, change)
+    return new
+
+
+def _carry(
+    old: torch.Tensor,
+    new: torch.Tensor,
+    change: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> None:
+    if old.__dict__:
+        new.__dict__.update(old.__dict__)
+    if change is not None and old.is_leaf and old.grad is not None:
+        new.grad = change(old.grad)
+
+
+def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether a cast has kept every integer and made no finite value infinite."""
+    if not has_memory(old) or not has_memory(new):
+        return True
+    if not (new.is_floating_point() or new.is_complex()):
+        return bool((new.to(old.dtype) == old).all())
+    wide = new if new.dtype not in _NO_ISFINITE else new.float()
+    lost = ~torch.isfinite(wide)
+    return not bool(lost.any()) or not bool((lost & torch.isfinite(old)).any())
+
+
+_NO_ISFINITE = {
+    getattr(torch, name)
+    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+    if hasattr(torch, name)
+}

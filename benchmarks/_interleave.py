@@ -1,0 +1,83 @@
+"""Interleaved timing: every call in every round, so that the moods of the machine cancel."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from collections.abc import Callable, Mapping
+from statistics import median, quantiles
+from time import perf_counter
+
+Timings = dict[str, list[float]]
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    sample: float = 0.004,
+    keep_gc: bool = False,
+    seed: int = 0,
+) -> Timings:
+    """Time every call once per round, the order shuffled each round.
+
+    A call is repeated until a sample lasts long enough to time; freeing its result is part of it.
+
+    Args:
+        calls: what to time, by name.
+        rounds: how many samples to take of each.
+        sample: the shortest sample, in seconds.
+        keep_gc: leave the cyclic garbage collector on while timing.
+        seed: of the shuffle.
+
+    Returns:
+        Seconds per call: one value per name and round, in the order of the rounds.
+    """
+    repeats = {name: _repeats(call, sample) for name, call in calls.items()}
+    order = list(calls)
+    timings: Timings = {name: [] for name in calls}
+    shuffle = random.Random(seed).shuffle
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()  # so that the collection between two rounds sees only what the calls left behind
+    try:
+        for _ in range(rounds):
+            shuffle(order)
+            gc.collect()
+            if not keep_gc:
+                gc.disable()
+            for name in order:
+                timings[name].append(_time(calls[name], repeats[name]))
+            gc.enable()
+    finally:
+        gc.unfreeze()
+        (gc.enable if was_enabled else gc.disable)()
+    return timings
+
+
+def paired(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """Return the quartiles of ours / theirs, each quotient taken within one round.
+
+    Returns:
+        The median first, then the first and the third quartile.
+    """
+    quotients = [a / b for a, b in zip(ours, theirs, strict=True)]
+    if len(quotients) == 1:
+        return quotients[0], quotients[0], quotients[0]
+    low, middle, high = quantiles(quotients, n=4, method="inclusive")
+    return middle, low, high
+
+
+def _repeats(call: Callable[[], object], sample: float) -> int:
+    """Say how often to repeat a call in one sample; warms the call up on the way."""
+    once = median(_time(call, 1) for _ in range(3))
+    return max(1, math.ceil(sample / once))
+
+
+def _time(call: Callable[[], object], repeats: int) -> float:
+    """Return the seconds that one of so many calls takes."""
+    start = perf_counter()
+    for _ in range(repeats):
+        call()
+    return (perf_counter() - start) / repeats

@@ -1,0 +1,131 @@
+"""Any model on any device and in any framework: say once which fields are children."""
+
+from fmapper import _pytrees as _pytrees
+from fmapper._adapter import Adapter, Device, Exchange, Memory
+from fmapper._device import devices, get_device
+from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
+from fmapper._errors import (
+    BackendUnavailableError,
+    CopyNeededError,
+    CycleError,
+    DeclarationError,
+    DeviceError,
+    DeviceUnavailableError,
+    FmapperError,
+    FmapperWarning,
+    LossyCastError,
+    MixedDevicesError,
+    MoveError,
+    NoGPUWarning,
+    NotAFunctorError,
+    PathError,
+    PrecisionWarning,
+    RebuildError,
+    StructureMismatchError,
+    TieWarning,
+    UnsupportedLeafError,
+)
+from fmapper._fmap import (
+    children,
+    collecting_walk,
+    default_walk,
+    fcollect,
+    fleaves,
+    fmap,
+    fmap_with_path,
+    fmapstructure,
+    fmapstructure_with_path,
+    is_leaf,
+    rebuild,
+    structural_walk,
+)
+from fmapper._functor import functor, leaf
+from fmapper._holders import holds_arrays
+from fmapper._keypath import KeyPath
+from fmapper._move import (
+    Mover,
+    to_cpu,
+    to_device,
+    to_gpu,
+    to_jax,
+    to_numpy,
+    to_torch,
+    use_backend,
+)
+from fmapper._nodes import NodeType
+from fmapper._paths import get_path, has_path, set_path
+from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
+from fmapper._state import destructure, load_state, state
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Adapter",
+    "BackendUnavailableError",
+    "CopyNeededError",
+    "CycleError",
+    "DeclarationError",
+    "Device",
+    "DeviceError",
+    "DeviceUnavailableError",
+    "Exchange",
+    "FmapperError",
+    "FmapperWarning",
+    "KeyPath",
+    "LossyCastError",
+    "Memory",
+    "MixedDevicesError",
+    "MoveError",
+    "Mover",
+    "NoGPUWarning",
+    "NodeType",
+    "NotAFunctorError",
+    "PathError",
+    "PrecisionWarning",
+    "RebuildError",
+    "Static",
+    "StructureMismatchError",
+    "TieWarning",
+    "UnsupportedLeafError",
+    "children",
+    "collecting_walk",
+    "default_walk",
+    "destructure",
+    "devices",
+    "fcollect",
+    "fleaves",
+    "fmap",
+    "fmap_with_path",
+    "fmapstructure",
+    "fmapstructure_with_path",
+    "functor",
+    "get_adapter",
+    "get_device",
+    "get_path",
+    "has_path",
+    "holds_arrays",
+    "is_dynamic",
+    "is_leaf",
+    "leaf",
+    "load_state",
+    "put_together",
+    "rebuild",
+    "register_adapter",
+    "set_path",
+    "state",
+    "structural_walk",
+    "take_apart",
+    "to_cpu",
+    "to_device",
+    "to_gpu",
+    "to_jax",
+    "to_numpy",
+    "to_torch",
+    "unregister_adapter",
+    "use_backend",
+]
+
+for _name in __all__:
+    if hasattr(globals()[_name], "__qualname__"):  # classes and functions; movers are instances
+        globals()[_name].__module__ = "fmapper"
+del _name

@@ -1,0 +1,209 @@
+"""What fmapper must know of a framework: the one protocol that every adapter answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fmapper._errors import DeviceUnavailableError
+from fmapper._nodes import NodeType
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where arrays live: whose they are, the kind of device, and which of that kind.
+
+    Attributes:
+        backend: numpy, torch, jax, or what an adapter adds.
+        kind: cpu, cuda, gpu, mps, tpu, meta ... in the words of the backend.
+        index: Which one; None where there is only one; a tuple for an array spread over several.
+
+    Example:
+        >>> print(Device("torch", "cuda", 0), Device("numpy", "cpu"))
+        torch:cuda:0 numpy:cpu
+    """
+
+    backend: str
+    kind: str
+    index: int | tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.index is None:
+            return f"{self.backend}:{self.kind}"
+        index = self.index if isinstance(self.index, tuple) else (self.index,)
+        return f"{self.backend}:{self.kind}:{','.join(map(str, index))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An array on its way from one backend to another.
+
+    Attributes:
+        data: A NumPy array on the host (bfloat16 and float8 as ml_dtypes has them), or, where
+            `device` is set, an object with `__dlpack__` on that device.
+        private: Nobody else holds this memory, so the taker may keep it.
+        frozen: Nobody can ever write to this memory, so it may be shared.
+        device: The device of a DLPack exporter; None for a host array.
+    """
+
+    data: Any
+    private: bool = False
+    frozen: bool = False
+    device: Device | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where a strided array lies, in bytes: what tells a view and its base.
+
+    Attributes:
+        start: Address of the element with index zero in every dimension.
+        strides: Step per dimension, in elements.
+        itemsize: Bytes per element.
+    """
+
+    start: int
+    strides: tuple[int, ...]
+    itemsize: int
+
+
+class Adapter(ABC):
+    """All that fmapper knows of one framework.
+
+    A subclass answers the abstract methods; the others have defaults that are right for a framework
+    with one device, no views and no node types of its own. `tests/conformance.py` checks an adapter.
+
+    Attributes:
+        name: The backend's name, as in `torch:cuda:0`.
+        framework: The module whose import makes the adapter load; usually the name.
+        aliases: Other words for device kinds, as `{"gpu": "cuda"}`.
+        host_only: Its arrays are never on an accelerator, so `to_gpu` takes them to another backend.
+    """
+
+    name: ClassVar[str]
+    framework: ClassVar[str] = ""
+    aliases: ClassVar[dict[str, str]] = {}
+    host_only: ClassVar[bool] = False
+
+    # arrays
+
+    @abstractmethod
+    def is_array_type(self, cls: type) -> bool:
+        """Whether instances of a class are arrays of this backend."""
+
+    @abstractmethod
+    def device(self, array: Any) -> Device:
+        """Where an array lives."""
+
+    @abstractmethod
+    def dtype(self, array: Any) -> str:
+        """The name of its dtype: float32, bfloat16, float8_e4m3fn, int64, complex64, bool ..."""
+
+    @abstractmethod
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """Its shape."""
+
+    # devices
+
+    @abstractmethod
+    def devices(self) -> Sequence[Device]:
+        """Every device of this backend that is here, the CPU first."""
+
+    def as_device(self, device: Any) -> Device | None:
+        """The device that an object of the framework's own stands for; None if it is no such."""
+        return None
+
+    def why_not(self, kind: str, index: int | None) -> str:
+        """Why a device is not here: no driver, a CPU-only build, an index too high."""
+        have = [device for device in self.devices() if device.kind == kind]
+        if have and index is not None:
+            return f"the index is too high, {self.name} sees {len(have)} of kind {kind}"
+        return f"{self.name} has no device of kind {kind} here"
+
+    def find_device(self, kind: str, index: int | None) -> Device:
+        """The device that a kind and an index mean for this backend.
+
+        Raises:
+            DeviceUnavailableError: There is none; says what is missing and what is there.
+        """
+        own = self.aliases.get(kind, kind)
+        for device in self.devices():
+            if device.kind == own and index in (None, 0 if device.index is None else device.index):
+                return device
+        here = ", ".join(map(str, self.devices()))
+        wanted = Device(self.name, own, index)
+        raise DeviceUnavailableError(
+            f"{wanted} is not available: {self.why_not(own, index)}. Here: {here}."
+        )
+
+    @abstractmethod
+    def to_device(
+        self, arrays: Sequence[Any], device: Device, *, copy: bool | None
+    ) -> Iterable[Any]:
+        """Brings arrays of this backend to one of its devices, one result per array, in order.
+
+        Results that are yielded one by one let an error name the array that failed. An array that
+        is there already is only given for `copy=True`, and must be copied then.
+        """
+
+    # exchange
+
+    @abstractmethod
+    def export(self, arrays: Sequence[Any], target: Device) -> Iterable[Exchange]:
+        """Gives arrays to the exchange, without a copy where that can be."""
+
+    @abstractmethod
+    def take(
+        self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None
+    ) -> Iterable[Any]:
+        """Makes arrays of this backend from the exchange.
+
+        With `copy=None` the result shares memory only with what is private or frozen, with `True`
+        only with what is private, with `False` always.
+
+        Raises:
+            BufferError: `copy=False` and the memory cannot be shared.
+        """
+
+    # dtypes
+
+    def storable(self, dtype: str) -> str | None:
+        """The dtype in which this backend holds `dtype`: itself, a narrower one, None for none."""
+        return dtype
+
+    def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
+        """A new array of another dtype, and whether every value has survived.
+
+        An integer survives if it is equal, a floating value if it is rounded but not made infinite.
+        """
+        raise TypeError(f"the {self.name} adapter cannot cast {self.dtype(array)} to {dtype}")
+
+    # ties by view
+
+    def memory(self, array: Any) -> Memory | None:
+        """Where a strided array lies; None where the backend has no views, or not for this one."""
+        return None
+
+    def view(
+        self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
+    ) -> Any:
+        """A view of `base`: strides and offset in elements, counted from the first of `base`.
+
+        `like` is the view that it replaces; `base` is dense, its strides are those of the old base.
+        """
+        raise TypeError(f"{self.name} has no views")
+
+    # trees
+
+    def node_type(self, cls: type) -> NodeType | None:
+        """How a class of this framework is taken apart; None where it is none of its node classes."""
+        return None
+
+    def registered_type(self, cls: type) -> NodeType | None:
+        """The same for a class in this framework's own pytree registry, by exact type."""
+        return None
+
+    def register_functor(self, cls: type) -> None:
+        """Tells this framework's pytree registry about a functor class; called once per class."""

@@ -1,0 +1,165 @@
+"""How adapters are found: built-in ones, entry points, and those added by hand."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fmapper import _nodes
+from fmapper._adapter import Adapter
+from fmapper._errors import BackendUnavailableError
+from fmapper._nodes import NodeType
+
+GROUP = "fmapper.adapters"
+_PACKAGE = "fmapper_adapters"
+
+
+@functools.cache
+def _sources() -> dict[str, Callable[[], Any]]:
+    """Framework module -> how its adapter is loaded. Built-in ones first, then entry points."""
+    found: dict[str, Callable[[], Any]] = {}
+    package = importlib.util.find_spec(_PACKAGE)
+    for module in pkgutil.iter_modules(package.submodule_search_locations if package else ()):
+        path = f"{_PACKAGE}.{module.name}"
+        found[module.name] = functools.partial(_load_builtin, path)
+    for point in importlib.metadata.entry_points(group=GROUP):
+        found.setdefault(point.name, point.load)
+    return found
+
+
+def _load_builtin(path: str) -> Any:
+    return importlib.import_module(path).adapter
+
+
+_loaded: dict[str, Adapter] = {}
+_waiting: list[str] | None = None
+_by_type: dict[type, Adapter | None] = {}
+
+
+def register_adapter(adapter: Adapter) -> Adapter:
+    """Adds an adapter by hand: in a notebook, a test, or before it has an entry point.
+
+    An adapter of the same name is replaced. Installed packages ship theirs through the entry point
+    group `fmapper.adapters`, with the framework's module as the name of the entry point.
+
+    Returns:
+        The adapter.
+    """
+    _loaded[adapter.name] = adapter
+    _by_type.clear()
+    _nodes.forget()
+    for hook in _on_adapter:
+        hook(adapter)
+    return adapter
+
+
+_on_adapter: list[Callable[[Adapter], None]] = []
+
+
+def on_adapter(hook: Callable[[Adapter], None]) -> None:
+    """Calls `hook` with every adapter that is loaded from now on."""
+    _on_adapter.append(hook)
+
+
+def unregister_adapter(name: str) -> None:
+    """Removes an adapter; one that is found by itself comes back when it is asked for by name."""
+    _loaded.pop(name, None)
+    _by_type.clear()
+    _nodes.forget()
+
+
+def load_new() -> None:
+    """Loads the adapter of every framework that has been imported since the last look."""
+    global _waiting
+    if _waiting is None:
+        _waiting = list(_sources())
+    for name in _waiting:
+        if name in sys.modules and not _half_imported(name):
+            _waiting = [other for other in _waiting if other != name]
+            _load(name)
+
+
+def _half_imported(name: str) -> bool:
+    spec = getattr(sys.modules[name], "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
+
+
+def _load(framework: str) -> Adapter:
+    made = _sources()[framework]()
+    adapter: Adapter = made() if isinstance(made, type) else made
+    return register_adapter(adapter)
+
+
+def adapters() -> tuple[Adapter, ...]:
+    """The adapters of all frameworks that are imported."""
+    load_new()
+    return tuple(_loaded.values())
+
+
+def get_adapter(name: str) -> Adapter:
+    """The adapter of a backend, asked for by name; its framework is imported if need be.
+
+    Raises:
+        BackendUnavailableError: The framework is not installed, or there is no such adapter.
+    """
+    load_new()
+    if name in _loaded:
+        return _loaded[name]
+    if name not in _sources():
+        known = ", ".join(sorted({*_sources(), *_loaded}))
+        raise BackendUnavailableError(
+            f"there is no adapter for {name!r}. Known: {known}. Another package can ship one "
+            f"through the entry point group {GROUP!r}."
+        )
+    try:
+        importlib.import_module(name)
+        load_new()
+        return _loaded.get(name) or _load(name)
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"{name} is not installed ({error}). Install it: pip install 'fmapper[{name}]'"
+        ) from error
+
+
+def installed_backends() -> list[str]:
+    """The backends that could be asked for here, imported or not."""
+    return [name for name in {**_sources(), **_loaded} if name in _loaded or _importable(name)]
+
+
+def _importable(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def adapter_of(x: Any) -> Adapter | None:
+    """The adapter whose array `x` is; None if it is no array of any backend that is loaded."""
+    cls = type(x)
+    try:
+        return _by_type[cls]
+    except KeyError:
+        found = _by_type[cls] = next((a for a in adapters() if a.is_array_type(cls)), None)
+        return found
+
+
+# --- what the walk asks adapters -----------------------------------------------------------------
+
+
+def _framework_type(cls: type) -> NodeType | None:
+    return next(filter(None, (adapter.node_type(cls) for adapter in adapters())), None)
+
+
+def _registered_type(cls: type) -> NodeType | None:
+    return next(filter(None, (adapter.registered_type(cls) for adapter in adapters())), None)
+
+
+def _is_array_type(cls: type) -> bool:
+    return any(adapter.is_array_type(cls) for adapter in adapters())
+
+
+_nodes.before_walk(load_new)
+_nodes.add_finders(framework=_framework_type, registry=_registered_type, array=_is_array_type)

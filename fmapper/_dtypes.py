@@ -1,0 +1,54 @@
+"""Dtypes by name: which a mover touches, and what a request for one means for a leaf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+_COMPLEX_OF = {"float64": "complex128"}
+_FLOAT_OF = {"complex128": "float64", "complex64": "float32"}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a floating or complex dtype, given as a string or as any framework's own object.
+
+    Raises:
+        ValueError: It is none.
+
+    Example:
+        >>> import numpy as np
+        >>> dtype_name("bfloat16"), dtype_name(np.float16), dtype_name(np.dtype("complex64"))
+        ('bfloat16', 'float16', 'complex64')
+    """
+    if isinstance(dtype, str):
+        name = dtype
+    elif isinstance(dtype, type):
+        name = dtype.__name__
+    else:
+        inner = getattr(dtype, "dtype", dtype)
+        name = getattr(inner, "name", None) or str(inner).removeprefix("torch.")
+    if name not in (*_FLOATS, *_FLOAT8, *_FLOAT_OF):
+        raise ValueError(
+            f"dtype={dtype!r} is not a floating or complex dtype, and a mover casts no others. "
+            f"Write one of: {', '.join((*_FLOATS, *_FLOAT8, *_FLOAT_OF))}."
+        )
+    return name
+
+
+def is_inexact(dtype: str) -> bool:
+    """Whether a dtype is floating or complex."""
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def wanted_dtype(own: str, asked: str | None) -> str:
+    """The dtype that a leaf of dtype `own` is to have when `asked` was asked for.
+
+    Integers and bools keep theirs. Complex leaves take the complex dtype of the asked precision,
+    complex64 at the least, floating leaves the floating one.
+    """
+    if asked is None or not is_inexact(own):
+        return own
+    if own.startswith("complex"):
+        return asked if asked.startswith("complex") else _COMPLEX_OF.get(asked, "complex64")
+    return _FLOAT_OF.get(asked, asked)

@@ -1,0 +1,110 @@
+"""The exception tree.
+
+FmapperError
+├── DeclarationError (TypeError)          a class was declared wrongly, or twice
+├── NotAFunctorError (TypeError)          an object that nobody declared holds arrays
+├── RebuildError (TypeError)              a node could not be put together again
+├── CycleError (ValueError)               a cycle through a node that is built last
+├── StructureMismatchError (ValueError)   two trees differ in structure
+├── PathError (KeyError)                  a key path leads nowhere
+├── DeviceError (ValueError)              a device string or backend that cannot be meant
+│   └── MixedDevicesError                 one device was asked for, several were found
+├── DeviceUnavailableError (RuntimeError) a good device that is not here
+├── BackendUnavailableError (ImportError) a framework that is not installed
+├── LossyCastError (ValueError)           a value that the target dtype cannot hold
+└── MoveError (RuntimeError)              a leaf could not be moved; nothing was
+    ├── UnsupportedLeafError (TypeError)  its dtype or layout has no counterpart in the target
+    └── CopyNeededError (ValueError)      copy=False, but only a copy will do
+
+FmapperWarning (UserWarning)
+├── NoGPUWarning                          `to_gpu` left the model on the CPU
+├── PrecisionWarning                      floats were narrowed
+└── TieWarning                            a tie that the target cannot express
+"""
+
+
+class FmapperError(Exception):
+    """Base class of every error that fmapper raises.
+
+    Attributes:
+        placed: For walks: True if the message names the key path, False if the walk is to add it,
+            None if the error comes from elsewhere.
+    """
+
+    placed: bool | None = None
+
+
+class DeclarationError(FmapperError, TypeError):
+    """A class was declared wrongly, or twice."""
+
+
+class NotAFunctorError(FmapperError, TypeError):
+    """An object that nobody declared as a functor or leaf holds arrays."""
+
+
+class RebuildError(FmapperError, TypeError):
+    """A node could not be rebuilt from its new children, or came back without them."""
+
+
+class CycleError(FmapperError, ValueError):
+    """A cycle runs through a node that exists only once its children do."""
+
+
+class StructureMismatchError(FmapperError, ValueError):
+    """A later tree does not have the structure of the first."""
+
+
+class PathError(FmapperError, KeyError):
+    """A key path leads to nothing."""
+
+    def __str__(self) -> str:
+        """The message as it is; `KeyError` would show its repr."""
+        return str(self.args[0]) if self.args else ""
+
+
+class DeviceError(FmapperError, ValueError):
+    """A device that cannot be meant: a bad string, or one of another backend."""
+
+
+class MixedDevicesError(DeviceError):
+    """The arrays of a tree are on several devices where one was asked for."""
+
+
+class DeviceUnavailableError(FmapperError, RuntimeError):
+    """A device that exists elsewhere, but not on this machine."""
+
+
+class BackendUnavailableError(FmapperError, ImportError):
+    """A framework that was asked for by name is not installed, or has no adapter."""
+
+
+class LossyCastError(FmapperError, ValueError):
+    """A value would be lost in the target dtype."""
+
+
+class MoveError(FmapperError, RuntimeError):
+    """A leaf could not be moved; the tree that was given is untouched."""
+
+
+class UnsupportedLeafError(MoveError, TypeError):
+    """The dtype or layout of a leaf has no counterpart in the target."""
+
+
+class CopyNeededError(MoveError, ValueError):
+    """A move was to share memory, `copy=False`, but only a copy will do."""
+
+
+class FmapperWarning(UserWarning):
+    """Base class of every warning that fmapper gives."""
+
+
+class NoGPUWarning(FmapperWarning):
+    """`to_gpu` found no GPU and left the model on the CPU."""
+
+
+class PrecisionWarning(FmapperWarning):
+    """Floating values were narrowed because the target has no wider dtype."""
+
+
+class TieWarning(FmapperWarning):
+    """A tie was lost because the target cannot express it."""

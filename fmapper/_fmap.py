@@ -1,0 +1,700 @@
+"""The one walk, and its short relatives."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from fmapper import _nodes
+from fmapper._errors import CycleError, FmapperError, StructureMismatchError
+from fmapper._keypath import KeyPath, Link, format_keys, format_link
+from fmapper._nodes import (
+    ATOM,
+    CHILDLESS,
+    LEAF,
+    PENDING,
+    Item,
+    Kind,
+    NodeType,
+    node_type_of,
+    opener_of,
+    plain_opener_of,
+    sync,
+)
+
+Walk = Callable[..., Any]
+
+
+class _Default(enum.Enum):
+    UNSET = "not given"
+
+
+UNSET = _Default.UNSET
+
+
+class LeafBatch(Protocol):
+    """An `f` that wants all leaves at once; movers are of this kind."""
+
+    def move_leaves(self, leaves: Sequence[tuple[Link, Any]]) -> Sequence[Any]:
+        """The new leaves, in order; `leaves` holds each distinct leaf once, with its first path."""
+        ...
+
+    def check_node(self, link: Link, node: Any, node_type: NodeType) -> None:
+        """Called with every node before the leaves are moved."""
+        ...
+
+
+def fmap(
+    f: Callable[..., Any],
+    tree: Any,
+    *rest: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+    cache: dict[Any, Any] | _Default | None = UNSET,
+    prune: Any = UNSET,
+    walk: Walk | None = None,
+) -> Any:
+    """Applies `f` to every leaf of a tree and rebuilds the tree around the results.
+
+    The input is never changed. The same object at two places is mapped once and the result is the
+    same object at both places; cycles through nodes with the default rebuild are kept. Numbers,
+    strings, None and `()` have no identity: `f` gets them at every place.
+
+    Args:
+        f: `f(leaf, *rest_leaves) -> new leaf`, or a mover.
+        tree: Anything. Its structure is the structure of the result.
+        rest: Trees of the same structure, possibly of other classes or plain dicts with the same
+            keys. Where `tree` has a leaf they may have anything; `f` gets it.
+        is_leaf: `is_leaf(node) -> bool`: nodes for which it is true are leaves too.
+        cache: None switches the memo off, so that ties are not kept. A dict of your own is used
+            as the memo, so that ties are kept across calls: `cache[id(x)]` is the result for x, and
+            `cache[id(cache)]` a list of everything that must stay alive for the ids to be valid,
+            as in `copy.deepcopy`.
+        prune: A value to put at every later occurrence of a leaf or node.
+        walk: `walk(recurse, node, *rest_nodes) -> result`, called for every node instead of the
+            default, which maps all children with `recurse(child, *rest_children)` and rebuilds.
+
+    Returns:
+        A new tree of the same structure.
+
+    Raises:
+        StructureMismatchError: A tree in `rest` differs from `tree`; the message names the path.
+        CycleError: A cycle runs through a tuple or a node with a rebuild of its own.
+        RebuildError: A node could not be rebuilt.
+        Exception: Whatever `f` raises, with a note that says at which path.
+
+    The behaviour follows Functors.jl, https://fluxml.ai/Functors.jl.
+
+    Example:
+        >>> import fmapper
+        >>> w = [1, 2]
+        >>> new = fmapper.fmap(lambda x: 10 * x, {"encoder": w, "decoder": w, "name": None})
+        >>> new, new["encoder"] is new["decoder"]
+        ({'encoder': [10, 20], 'decoder': [10, 20], 'name': None}, True)
+        >>> fmapper.fmap(lambda p, g: p - g, {"w": [3, 4]}, {"w": (1, 1)})
+        {'w': [2, 3]}
+    """
+    sync()
+    if hasattr(type(f), "move_leaves"):
+        return _map_batch(
+            cast(LeafBatch, f), tree, rest, is_leaf=is_leaf, cache=cache, prune=prune, walk=walk
+        )
+    return _map(f, tree, rest, is_leaf, cache, prune, walk, with_path=False)
+
+
+def fmap_with_path(
+    f: Callable[..., Any],
+    tree: Any,
+    *rest: Any,
+    is_leaf: Callable[[KeyPath, Any], bool] | None = None,
+    cache: dict[Any, Any] | _Default | None = UNSET,
+    prune: Any = UNSET,
+    walk: Walk | None = None,
+) -> Any:
+    """Like `fmap`, with `f(path, leaf, *rest_leaves)` and `is_leaf(path, node)`.
+
+    A tied leaf is mapped once, with its first path. A walk of your own is called as
+    `walk(recurse, path, node, *rest)` and recurses with `recurse(path, child, *rest)`.
+
+    Example:
+        >>> import fmapper
+        >>> fmapper.fmap_with_path(lambda path, x: f"{path}={x}", {"a": [1, 2], "b": 3})
+        {'a': ['a[0]=1', 'a[1]=2'], 'b': 'b=3'}
+    """
+    sync()
+    return _map(f, tree, rest, is_leaf, cache, prune, walk, with_path=True)
+
+
+def fmapstructure(
+    f: Callable[..., Any],
+    tree: Any,
+    *rest: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+    cache: dict[Any, Any] | _Default | None = UNSET,
+    prune: Any = UNSET,
+) -> Any:
+    """Like `fmap`, with plain dicts, lists and tuples in place of user classes.
+
+    Example:
+        >>> import collections, fmapper
+        >>> Point = collections.namedtuple("Point", "x y")
+        >>> fmapper.fmapstructure(lambda x: -x, Point(1, [2, 3]))
+        {'x': -1, 'y': [-2, -3]}
+    """
+    sync()
+    return _map(f, tree, rest, is_leaf, cache, prune, structural_walk, with_path=False)
+
+
+def fmapstructure_with_path(
+    f: Callable[..., Any],
+    tree: Any,
+    *rest: Any,
+    is_leaf: Callable[[KeyPath, Any], bool] | None = None,
+    cache: dict[Any, Any] | _Default | None = UNSET,
+    prune: Any = UNSET,
+) -> Any:
+    """`fmapstructure` with `f(path, leaf, *rest_leaves)`."""
+    sync()
+    return _map(f, tree, rest, is_leaf, cache, prune, structural_walk, with_path=True)
+
+
+def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a tree, depth first, one per occurrence.
+
+    Raises:
+        CycleError: The tree has a cycle, so the list would have no end.
+
+    Example:
+        >>> import fmapper
+        >>> fmapper.fleaves({"b": [1, 2], "a": (3, None)})
+        [1, 2, 3]
+    """
+    sync()
+    return [value for _, value, node_type in visit(tree, is_leaf=is_leaf) if node_type is None]
+
+
+def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """All nodes and leaves of a tree, depth first, parents before children, each object once.
+
+    Numbers and strings have no identity and are listed at every place. Cycles are no obstacle.
+
+    Example:
+        >>> import fmapper
+        >>> inner = [1, 2]
+        >>> fmapper.fcollect({"a": inner, "b": inner})
+        [{'a': [1, 2], 'b': [1, 2]}, [1, 2], 1, 2]
+    """
+    sync()
+    return [value for _, value, _ in visit(tree, is_leaf=is_leaf, once=True)]
+
+
+def children(node: Any) -> dict[Any, Any]:
+    """The children of a node by key, in order; empty for a leaf.
+
+    Example:
+        >>> import fmapper
+        >>> fmapper.children([5, 6])
+        {0: 5, 1: 6}
+    """
+    sync()
+    node_type = node_type_of(node)
+    return {} if node_type is None else node_type.children(node)
+
+
+def rebuild(node: Any, new_children: Mapping[Any, Any] | Sequence[Any]) -> Any:
+    """A new node like `node` with other children; `node` is not changed.
+
+    Args:
+        node: A node; a leaf comes back as it is.
+        new_children: A mapping with the keys of `children(node)`, or a list or tuple in their order.
+
+    Raises:
+        StructureMismatchError: The keys, or the number of children, differ.
+
+    Example:
+        >>> import fmapper
+        >>> fmapper.rebuild({"w": 1, "b": 2}, {"w": 10, "b": 20})
+        {'w': 10, 'b': 20}
+    """
+    sync()
+    node_type = node_type_of(node)
+    have = {} if node_type is None else node_type.children(node)
+    if isinstance(new_children, Mapping):
+        given = dict(new_children)
+    elif len(new_children) == len(have):
+        given = dict(zip(have, new_children, strict=True))
+    else:
+        raise StructureMismatchError(
+            f"rebuild: {_class(node)} has {len(have)} children, {len(new_children)} were given."
+        )
+    if given.keys() != have.keys():
+        raise StructureMismatchError(f"rebuild: {_differing_keys(node, have, new_children, given)}")
+    return node if node_type is None else node_type.rebuild(node, given)
+
+
+def is_leaf(x: Any) -> bool:
+    """Whether a walk gives `x` to `f`: it is not a node. None and `()` are nodes without children.
+
+    Example:
+        >>> import fmapper
+        >>> [fmapper.is_leaf(x) for x in (1, "a", [], None)]
+        [True, True, False, False]
+    """
+    sync()
+    return _nodes.kind_of(type(x)) in (LEAF, ATOM)
+
+
+# --- walks --------------------------------------------------------------------------------------
+
+
+def default_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
+    """The walk of `fmap`: maps the children of a node and rebuilds the node from the results."""
+    return rebuild(node, _recursed(recurse, node, rest))
+
+
+def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
+    """The walk of `fmapstructure`: maps the children into a plain dict, list or tuple."""
+    mapped = _recursed(recurse, node, rest)
+    node_type = node_type_of(node)
+    plain = dict if node_type is None else node_type.plain
+    return mapped if plain is dict else plain(mapped.values())
+
+
+def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[Any]:
+    """A walk that makes one flat list of what `f` returns; use it with `cache=None`.
+
+    Example:
+        >>> import fmapper
+        >>> fmapper.fmap(str, {"a": [1, 2], "b": 3}, walk=fmapper.collecting_walk, cache=None)
+        ['1', '2', '3']
+    """
+    have = children(node)
+    out: list[Any] = []
+    for key, mapped in _recursed(recurse, node, rest).items():
+        if is_leaf(have[key]):
+            out.append(mapped)
+        else:
+            out.extend(mapped)
+    return out
+
+
+def _recursed(recurse: Callable[..., Any], node: Any, rest: tuple[Any, ...]) -> dict[Any, Any]:
+    have = children(node)
+    matched = [_match(node, have, other) for other in rest]
+    return {key: recurse(child, *(m[key] for m in matched)) for key, child in have.items()}
+
+
+# --- the engine ---------------------------------------------------------------------------------
+
+
+class _Cursor:
+    """Where a walk with paths or several trees is: moved by `tracked`, read by `f`."""
+
+    __slots__ = ("keep", "link", "others")
+
+    def __init__(self, rest: tuple[Any, ...], keep: Callable[[Any], None]) -> None:
+        self.link: Link = None
+        self.others = rest
+        self.keep = keep
+
+    def tracked(self, node: Any, items: Iterable[Item]) -> Iterator[Item]:
+        """The items of a node; the cursor stands at each while it is looked at."""
+        parent = self.link
+        if not self.others:
+            for key, child in items:
+                self.link = (parent, key)
+                yield key, child
+            return
+        have = dict(items)
+        matched = [_match(node, have, other, parent) for other in self.others]
+        self.keep(matched)
+        for key, child in have.items():
+            self.link = (parent, key)
+            self.others = tuple(m[key] for m in matched)
+            yield key, child
+
+    def identity(self, child: Any) -> tuple[int, ...]:
+        """The identity of what all trees have here: a tie is one only where all are tied."""
+        return (id(child), *map(id, self.others))
+
+
+_CLOSING = object()
+_EMPTY = ()
+
+
+def _run(
+    f: Callable[[Any], Any],
+    tree: Any,
+    *,
+    openers: dict[type, Any],
+    resolve: Callable[[type], Any],
+    memo: dict[Any, Any],
+    keep: Callable[[Any], None],
+    is_leaf: Callable[[Any], bool] | None,
+    caching: bool,
+    prune: Any,
+    cursor: _Cursor | None,
+) -> Any:
+    """Maps a tree depth first, left to right, on a stack of its own: no depth is too deep.
+
+    An entry of the stack is what an open node will need again: the items that its parent has left,
+    where the parent's results go, its own key there and its identity, how the parent is finished.
+    """
+    ident: Callable[[Any], Any] = id
+    if cursor is not None and cursor.others:
+        ident = cursor.identity
+    remembered = LEAF if caching else None
+    before = len(memo)
+    root: list[Any] = [None]
+    stack: list[tuple[Any, ...]] = []
+    items: Iterator[Item] = iter(((0, tree),))
+    slots: Any = root
+    finish: Any = None
+    key: Any = 0
+    try:
+        while True:
+            for key, child in items:
+                i = ident(child)
+                if i in memo:
+                    if prune is not UNSET:
+                        slots[key] = prune
+                    elif memo[i] is PENDING:
+                        raise _cycle(child, stack, key, i)
+                    else:
+                        slots[key] = memo[i]
+                    continue
+                try:
+                    open = openers[type(child)]
+                except KeyError:
+                    open = resolve(type(child))
+                if open is remembered:
+                    memo[i] = slots[key] = f(child)
+                elif open is ATOM or open is LEAF:
+                    slots[key] = f(child)
+                elif is_leaf is not None and is_leaf(child):
+                    slots[key] = new = f(child)
+                    if caching and child is not None and child is not _EMPTY:
+                        memo[i] = new
+                else:
+                    new, inner, inner_slots, inner_finish = open(child, keep)
+                    if cursor is not None:
+                        inner = cursor.tracked(child, inner)
+                    if new is CHILDLESS:
+                        slots[key] = child
+                        for _ in inner:  # several trees: they must have no children here either
+                            pass
+                        continue
+                    memo[i] = slots[key] = new
+                    stack.append((items, slots, key, i, finish))
+                    items = inner
+                    slots = inner_slots
+                    finish = inner_finish
+                    break
+            else:
+                if not stack:
+                    return root[0]
+                if finish is None:
+                    items, slots, key, i, finish = stack.pop()
+                else:
+                    key = _CLOSING
+                    new = finish(slots)
+                    items, slots, key, i, finish = stack.pop()
+                    memo[i] = slots[key] = new
+                if not caching:
+                    del memo[i]
+    except BaseException as error:
+        for added in list(memo)[before:]:
+            del memo[added]
+        keys = [entry[2] for entry in stack]
+        if key is not _CLOSING:
+            keys.append(key)
+        _say_where(error, keys[1:])
+        raise
+
+
+def _map(
+    f: Callable[..., Any],
+    tree: Any,
+    rest: tuple[Any, ...],
+    is_leaf: Callable[..., bool] | None,
+    cache: dict[Any, Any] | _Default | None,
+    prune: Any,
+    walk: Walk | None,
+    with_path: bool,
+) -> Any:
+    caching = cache is not None
+    if prune is not UNSET and not caching:
+        raise ValueError("prune= needs the memo: leave cache=None out.")
+    memo: dict[Any, Any] = cache if isinstance(cache, dict) else {}
+    kept: list[Any] = memo.setdefault(id(memo), []) if memo is cache else []
+    cursor = _Cursor(rest, kept.append) if rest or with_path else None
+    if walk is not None and walk is not default_walk and walk is not structural_walk:
+        return _Custom(f, tree, is_leaf, memo, kept, caching, prune, walk, with_path).run(rest)
+    call, is_node_leaf = f, is_leaf
+    if cursor is not None and with_path:
+
+        def call(leaf: Any) -> Any:
+            return f(KeyPath.from_link(cursor.link), leaf, *cursor.others)
+
+        if is_leaf is not None:
+
+            def is_node_leaf(node: Any) -> bool:
+                return is_leaf(KeyPath.from_link(cursor.link), node)
+
+    elif cursor is not None:
+
+        def call(leaf: Any) -> Any:
+            return f(leaf, *cursor.others)
+
+    plain = walk is structural_walk
+    return _run(
+        call,
+        tree,
+        openers=_nodes.plain_openers if plain else _nodes.openers,
+        resolve=plain_opener_of if plain else opener_of,
+        memo=memo,
+        keep=kept.append,
+        is_leaf=is_node_leaf,
+        caching=caching,
+        prune=prune,
+        cursor=cursor,
+    )
+
+
+class _Custom:
+    """A map whose walk is the user's: it recurses as deep as the user's walk does."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        tree: Any,
+        is_leaf: Callable[..., bool] | None,
+        memo: dict[Any, Any],
+        kept: list[Any],
+        caching: bool,
+        prune: Any,
+        walk: Walk,
+        with_path: bool,
+    ) -> None:
+        self.f, self.tree, self.is_leaf, self.walk = f, tree, is_leaf, walk
+        self.memo, self.kept, self.caching, self.prune = memo, kept, caching, prune
+        self.with_path = with_path
+
+    def run(self, rest: tuple[Any, ...]) -> Any:
+        before = len(self.memo)
+        try:
+            return self.recurse(*([KeyPath()] * self.with_path), self.tree, *rest)
+        except BaseException:
+            for added in list(self.memo)[before:]:
+                del self.memo[added]
+            raise
+
+    def recurse(self, *args: Any) -> Any:
+        node, *rest = args[1:] if self.with_path else args
+        i = (id(node), *map(id, rest)) if rest else id(node)
+        memo = self.memo
+        if i in memo:
+            if self.prune is not UNSET:
+                return self.prune
+            if memo[i] is PENDING:
+                where = format_link(self.find(node))
+                raise CycleError(
+                    f"{where}: the tree comes back to this {_class(node)} inside itself."
+                )
+            return memo[i]
+        kind = _nodes.kind_of(type(node))
+        path = args[:1] if self.with_path else ()
+        is_node = isinstance(kind, NodeType) or kind is CHILDLESS
+        if not is_node or (self.is_leaf is not None and self.is_leaf(*path, node)):
+            try:
+                result = self.f(*args)
+            except Exception as error:
+                keys = path[0].keys if path else KeyPath.from_link(self.find(node)).keys
+                _say_where(error, keys)
+                raise
+        elif kind is CHILDLESS or node is _EMPTY:
+            for other in rest:
+                _match(node, {}, other, self.find(node))
+            return node
+        else:
+            memo[i] = PENDING
+            result = self.walk(self.recurse, *args)
+            del memo[i]
+        if self.caching and kind is not ATOM and node is not None and node is not _EMPTY:
+            self.kept.append(args)
+            memo[i] = result
+        return result
+
+    def find(self, wanted: Any) -> Link:
+        """The first path to an object; looked for only when there is something to say."""
+        for link, value, _ in visit(self.tree, once=True):
+            if value is wanted:
+                return link
+        return None
+
+
+def _map_batch(
+    f: LeafBatch,
+    tree: Any,
+    rest: tuple[Any, ...],
+    *,
+    is_leaf: Callable[[Any], bool] | None,
+    cache: dict[Any, Any] | _Default | None,
+    prune: Any,
+    walk: Walk | None,
+) -> Any:
+    if rest:
+        raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
+    known = cache if isinstance(cache, dict) else {}
+    leaves: list[tuple[Link, Any]] = []
+    for link, value, kind in visit(tree, is_leaf=is_leaf, once=cache is not None, known=known):
+        if isinstance(kind, NodeType):
+            f.check_node(link, value, kind)
+        elif kind is None and _nodes.kind_of(type(value)) is not ATOM:
+            leaves.append((link, value))
+    moved = iter(f.move_leaves(leaves))
+
+    def replace(leaf: Any) -> Any:
+        return leaf if _nodes.kind_of(type(leaf)) is ATOM else next(moved)
+
+    return _map(replace, tree, (), is_leaf, cache, prune, walk, with_path=False)
+
+
+def visit(
+    tree: Any,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+    once: bool = False,
+    known: Mapping[Any, Any] | None = None,
+) -> Iterator[tuple[Link, Any, NodeType | Kind | None]]:
+    """Yields (link, node or leaf, its node type or None for a leaf), depth first, parents first.
+
+    Args:
+        tree: Anything.
+        is_leaf: Nodes for which it is true are leaves too.
+        once: Each object at its first place only; else at every place, and cycles are an error.
+        known: With `once`: ids that count as seen already.
+    """
+    seen: dict[int, Any] = {}
+    open_at: dict[int, Link] = {}
+    known = known or {}
+    stack: list[tuple[Link, Iterator[Item], Any]] = [(None, iter(((None, tree),)), None)]
+    while stack:
+        parent, items, node = stack[-1]
+        for key, child in items:
+            link = (parent, key) if len(stack) > 1 else None
+            kind = _nodes.kind_of(type(child))
+            i = id(child)
+            if once and kind is not ATOM:
+                if i in seen or i in known:
+                    continue
+                seen[i] = child
+            if kind is LEAF or kind is ATOM or (is_leaf is not None and is_leaf(child)):
+                yield link, child, None
+                continue
+            yield link, child, kind
+            if isinstance(kind, NodeType):
+                if not once:
+                    if i in open_at:
+                        raise _cycle_error(child, open_at[i], link)
+                    open_at[i] = link
+                try:
+                    inner = iter(kind.items(child))
+                except FmapperError as error:
+                    _say_where(error, KeyPath.from_link(link).keys)
+                    raise
+                stack.append((link, inner, child))
+                break
+        else:
+            stack.pop()
+            open_at.pop(id(node), None)
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+def _say_where(error: BaseException, keys: Sequence[object]) -> None:
+    """Completes the message of our own errors with the path, and gives others a note with it."""
+    if isinstance(error, FmapperError):
+        placed, error.placed = error.placed, None
+        if placed:
+            return
+        if placed is False:
+            error.args = (f"{format_keys(keys)}: {error.args[0]}", *error.args[1:])
+            return
+    if isinstance(error, Exception):
+        error.add_note(f"at {format_keys(keys)}")
+
+
+def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleError:
+    """The error for a child that is still open further up the stack."""
+    keys = [entry[2] for entry in stack]
+    at = next(depth for depth, entry in enumerate(stack) if entry[3] == i)
+    first: Link = None
+    for step in keys[1 : at + 1]:
+        first = (first, step)
+    again = first
+    for step in [*keys[at + 1 :], key]:
+        again = (again, step)
+    return _cycle_error(child, first, again)
+
+
+def _cycle_error(child: Any, first: Link, again: Link) -> CycleError:
+    error = CycleError(
+        f"{format_link(again)}: this is the {_class(child)} at {format_link(first)} again. "
+        "A cycle can run only through nodes that exist before their children do (lists, dicts, "
+        "functors with the default rebuild), and a list of all leaves has no end. Break the cycle, "
+        "or give prune= a value for it."
+    )
+    error.placed = True
+    return error
+
+
+def _match(
+    node: Any, have: Iterable[Any], other: Any, link: Link | _Default = UNSET
+) -> dict[Any, Any]:
+    """The children of `other`, which must have the keys that `node` has."""
+    kind = _nodes.kind_of(type(other))
+    problem = None
+    found: dict[Any, Any] = {}
+    if isinstance(kind, NodeType):
+        found = kind.children(other)
+        if found.keys() != dict.fromkeys(have).keys():
+            problem = _differing_keys(node, dict.fromkeys(have), other, found)
+    elif kind is not CHILDLESS:
+        problem = (
+            f"the first tree has {_class(node)} with {_count(have)} here, "
+            f"a later one has a leaf of type {type(other).__qualname__}."
+        )
+    elif any(True for _ in have):
+        problem = (
+            f"the first tree has {_class(node)} with {_count(have)} here, a later one has None."
+        )
+    if problem is not None:
+        where = "" if link is UNSET else f"{format_link(link)}: "
+        error = StructureMismatchError(f"{where}{problem}")
+        error.placed = True
+        raise error
+    return found
+
+
+def _differing_keys(
+    node: Any, have: Mapping[Any, Any], other: Any, found: Mapping[Any, Any]
+) -> str:
+    if all(isinstance(key, int) for key in [*have, *found]):
+        return f"{_class(node)} has {_count(have)}, {_class(other)} in a later tree has {_count(found)}."
+    missing = [repr(key) for key in have if key not in found]
+    extra = [repr(key) for key in found if key not in have]
+    parts = [f"lacks {', '.join(missing)}"] * bool(missing)
+    parts += [f"has {', '.join(extra)} besides"] * bool(extra)
+    names = ", ".join(map(repr, have)) or "no children"
+    return f"{_class(node)} has {names}; {_class(other)} in a later tree {' and '.join(parts)}."
+
+
+def _count(keys: Iterable[Any]) -> str:
+    n = sum(1 for _ in keys)
+    return f"{n} {'child' if n == 1 else 'children'}"
+
+
+def _class(node: Any) -> str:
+    return type(node).__qualname__

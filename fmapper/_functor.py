@@ -1,0 +1,249 @@
+"""How a class says what its children are: `@functor`, `@leaf`, and the registry behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast, overload
+
+from fmapper._errors import DeclarationError
+
+C = TypeVar("C", bound=type)
+Rebuild = Callable[[Any, Mapping[str, Any]], Any]
+
+CONTAINERS: tuple[type, ...] = (tuple, list, dict, deque)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a class has said of itself.
+
+    Attributes:
+        cls: The class that was declared; its subclasses inherit the declaration.
+        children: The names of the children, or None for all instance attributes.
+        rebuild: `(node, new_children) -> new node`, or None for the default rebuild.
+        leaf: True for `@leaf`: `f` gets the whole object.
+    """
+
+    cls: type
+    children: tuple[str, ...] | None = None
+    rebuild: Rebuild | None = None
+    leaf: bool = False
+
+
+_declared: dict[type, Declaration] = {}
+_on_class: list[Callable[[type], None]] = []
+_DUNDER = "__fmapper__"
+
+
+def declaration_of(cls: type) -> Declaration | None:
+    """The declaration that instances of `cls` follow: its own, or the nearest inherited one."""
+    for base in cls.__mro__:
+        found = _declared.get(base) or base.__dict__.get(_DUNDER)
+        if found is not None:
+            return found
+    return None
+
+
+def on_class(listener: Callable[[type], None]) -> None:
+    """Calls `listener` with every class that is declared, or derived from a declared one."""
+    _on_class.append(listener)
+
+
+def declared_classes() -> Iterable[type]:
+    """Every declared class, in order of declaration."""
+    return tuple(_declared)
+
+
+@overload
+def functor(cls: C, /) -> C: ...
+@overload
+def functor(
+    cls: C, /, *, children: Iterable[str] | None = ..., rebuild: Rebuild | None = ...
+) -> C: ...
+@overload
+def functor(
+    *, children: Iterable[str] | None = ..., rebuild: Rebuild | None = ...
+) -> Callable[[C], C]: ...
+def functor(
+    cls: Any = None,
+    /,
+    *,
+    children: Iterable[str] | None = None,
+    rebuild: Rebuild | None = None,
+) -> Any:
+    """Declares which attributes of a class are its children, so that trees of it can be mapped.
+
+    Works bare, with arguments, and as a call on a class that is not yours. Subclasses inherit the
+    declaration and may make their own. The default rebuild makes a new instance without calling
+    `__init__` or `__post_init__` and carries over by reference what is not a child; values that
+    `functools.cached_property` keeps are dropped, because they were computed from the old children.
+
+    Args:
+        cls: The class.
+        children: Names of the attributes that are children, in the order in which they are walked.
+            None: all of them, that is the fields of a dataclass or attrs class, else the
+            `__slots__` of all bases and `vars(obj)`. `()`: a node without children.
+        rebuild: `(node, new_children) -> new node`, where `new_children` maps names to children. It
+            must not change its arguments, and the new node must hold the children it was given.
+
+    Returns:
+        The class itself.
+
+    Raises:
+        DeclarationError: The class has a declaration of its own already, or `children` names
+            something that the class cannot have.
+
+    Example:
+        >>> import fmapper
+        >>> @fmapper.functor
+        ... class Affine:
+        ...     def __init__(self, w, b):
+        ...         self.w, self.b = w, b
+        >>> doubled = fmapper.fmap(lambda x: 2 * x, Affine(3, 4))
+        >>> doubled.w, doubled.b
+        (6, 8)
+    """
+    if cls is None:
+        return lambda cls: functor(cls, children=children, rebuild=rebuild)
+    if not isinstance(cls, type):
+        raise DeclarationError(
+            f"functor: {cls!r} is not a class. Declare the class of the object, not the object."
+        )
+    names = None if children is None else _names(cls, children)
+    if rebuild is not None and not callable(rebuild):
+        raise DeclarationError(
+            f"functor: rebuild of {cls.__qualname__} is not callable: {rebuild!r}."
+        )
+    if rebuild is None and issubclass(cls, CONTAINERS) and not hasattr(cls, "_fields"):
+        raise DeclarationError(
+            f"functor: {cls.__qualname__} derives from a builtin container, so it is a node already "
+            "and its items are its children. Leave the declaration out, or give a rebuild."
+        )
+    _declare(Declaration(cls, names, rebuild))
+    return cls
+
+
+def leaf(cls: C, /) -> C:
+    """Declares a class as a leaf: a walk gives its instances to `f` whole and never enters them.
+
+    Raises:
+        DeclarationError: The class has a declaration of its own already.
+
+    Example:
+        >>> import fmapper
+        >>> @fmapper.leaf
+        ... class Tokenizer:
+        ...     pass
+        >>> fmapper.is_leaf(Tokenizer())
+        True
+    """
+    if not isinstance(cls, type):
+        raise DeclarationError(
+            f"leaf: {cls!r} is not a class. Declare the class of the object, not the object."
+        )
+    _declare(Declaration(cls, leaf=True))
+    return cls
+
+
+def attribute_names(cls: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass or attrs class; None where instances decide for themselves.
+
+    A plain subclass of a dataclass decides for itself too: it may set attributes that are no fields.
+    """
+    if "__dataclass_fields__" in cls.__dict__:
+        return tuple(field.name for field in dataclasses.fields(cls))
+    if "__attrs_attrs__" in cls.__dict__:
+        return tuple(field.name for field in cls.__attrs_attrs__)  # type: ignore[attr-defined]
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return tuple(cls._fields)
+    return None
+
+
+def slot_names(cls: type) -> tuple[str, ...]:
+    """The `__slots__` of a class and its bases, base first, names mangled as Python does."""
+    names: dict[str, None] = {}
+    for base in reversed(cls.__mro__):
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            private = name.startswith("__") and not name.endswith("__")
+            names[f"_{base.__name__.lstrip('_')}{name}" if private else name] = None
+    return tuple(names)
+
+
+def _names(cls: type, children: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(children, str):
+        raise DeclarationError(
+            f"functor: children of {cls.__qualname__} is the string {children!r}. "
+            f"Write a tuple: children=({children!r},)."
+        )
+    names = tuple(children)
+    for name in names:
+        if not isinstance(name, str):
+            raise DeclarationError(
+                f"functor: children of {cls.__qualname__} must be attribute names, not {name!r}."
+            )
+    if len(set(names)) < len(names):
+        raise DeclarationError(f"functor: children of {cls.__qualname__} repeats a name: {names}.")
+    known = _known_names(cls)
+    missing = [name for name in names if known is not None and name not in known]
+    if missing:
+        raise DeclarationError(
+            f"functor: {cls.__qualname__} has no attribute {', '.join(map(repr, missing))}. "
+            f"It has: {', '.join(sorted(known or ())) or 'none'}."
+        )
+    return names
+
+
+def _known_names(cls: type) -> set[str] | None:
+    """All names that an instance can have, or None where that shows only on an instance."""
+    fields = attribute_names(cls)
+    free = getattr(cls, "__dictoffset__", 0) != 0
+    if fields is None and free:
+        return None
+    if free and any(hasattr(cls, hook) for hook in ("__post_init__", "__attrs_post_init__")):
+        return None
+    own = {name for base in cls.__mro__[:-1] for name in base.__dict__}
+    names = set(fields or ()) | set(slot_names(cls)) | own
+    return {name for name in names if not (name.startswith("__") and name.endswith("__"))}
+
+
+def _declare(declaration: Declaration) -> None:
+    cls = declaration.cls
+    if cls in _declared or _DUNDER in cls.__dict__:
+        raise DeclarationError(
+            f"{cls.__module__}.{cls.__qualname__} is declared already: a class is declared once, "
+            "with @functor or with @leaf. To change what a subclass does, declare the subclass."
+        )
+    _declared[cls] = declaration
+    if cls.__flags__ & _HEAP_TYPE and not cls.__flags__ & _IMMUTABLE_TYPE:
+        # Class decorators that make a new class of this one (slots=True) copy its attributes.
+        type.__setattr__(cls, _DUNDER, declaration)
+        _watch_subclasses(cls)
+    for listener in _on_class:
+        listener(cls)
+
+
+_IMMUTABLE_TYPE = 1 << 8
+_HEAP_TYPE = 1 << 9
+
+
+def _watch_subclasses(cls: type) -> None:
+    """Tells the listeners of every subclass of `cls`, keeping the `__init_subclass__` it has."""
+    original = cls.__dict__.get("__init_subclass__")
+
+    def __init_subclass__(sub: type, **kwargs: Any) -> None:
+        if original is not None:
+            original.__get__(None, sub)(**kwargs)
+        else:
+            owner: Any = next(base for base in sub.__mro__ if base.__dict__.get(name) is hook)
+            super(owner, sub).__init_subclass__(**kwargs)
+        for listener in _on_class:
+            listener(sub)
+
+    name = "__init_subclass__"
+    hook: Any = classmethod(cast(Any, __init_subclass__))
+    type.__setattr__(cls, name, hook)

@@ -1,0 +1,132 @@
+"""Objects that nobody declared but that hold arrays: the forgotten `@functor`."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from fmapper import _nodes
+from fmapper._discovery import adapter_of
+from fmapper._errors import NotAFunctorError
+from fmapper._functor import CONTAINERS, declaration_of, slot_names
+from fmapper._keypath import Link, format_link
+from fmapper._nodes import NodeType
+
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_AT_MOST = 10_000  # objects looked at in one leaf: a logger or a framework's own object goes deep
+
+
+def check_leaf(leaf: Any, link: Link) -> None:
+    """Refuses a leaf that is no array itself but holds some.
+
+    Raises:
+        NotAFunctorError: It does; names the path, the class, the fields and the way out.
+    """
+    if isinstance(leaf, _OPAQUE) or declaration_of(type(leaf)) is not None:
+        return
+    fields = [label for label, part in _parts(leaf) if holds_arrays(part)]
+    if fields:
+        raise NotAFunctorError(f"{format_link(link)}: {_refusal(leaf, fields)}")
+
+
+def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
+    """Refuses a node that holds arrays beside its children without having said so.
+
+    That is a dataclass that keeps arrays outside its fields, or a container subclass that keeps
+    them in attributes. `children=` in a declaration says so: then the rest is carried over.
+    """
+    cls = type(node)
+    declaration = declaration_of(cls)
+    if declaration is None and not isinstance(node, CONTAINERS):
+        return
+    if declaration is not None and (
+        declaration.children is not None or declaration.rebuild is not None
+    ):
+        return
+    state = getattr(node, "__dict__", None)
+    if not state:
+        return
+    known = {key for key, _ in node_type.items(node)} | set(_nodes.cached_names(cls))
+    fields = [
+        f".{name}" for name, value in state.items() if name not in known and holds_arrays(value)
+    ]
+    if fields:
+        where = "beside its items" if declaration is None else "beside its fields"
+        raise NotAFunctorError(
+            f"{format_link(link)}: {cls.__qualname__} holds arrays in {', '.join(fields)}, {where}: "
+            "they would stay behind. Make them fields, or declare what is a child: "
+            f"@fmapper.functor(children=(...)) on {cls.__qualname__}."
+        )
+
+
+def holds_arrays(x: Any) -> bool:
+    """Whether an object is an array, or holds one in children, attributes, closures or items."""
+    seen: dict[int, Any] = {}
+    todo = [x]
+    while todo and len(seen) < _AT_MOST:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if adapter_of(value) is not None:
+            return True
+        kind = _nodes.kind_of(type(value))
+        if isinstance(kind, NodeType):
+            todo.extend(child for _, child in kind.items(value))
+        elif kind is _nodes.LEAF and declaration_of(type(value)) is None:
+            todo.extend(part for _, part in _parts(value))
+    return False
+
+
+def _parts(x: Any) -> Iterator[tuple[str, Any]]:
+    """What an undeclared object holds, with the words in which an error names it."""
+    if isinstance(x, _OPAQUE):
+        return
+    if isinstance(x, types.MethodType):
+        yield "the object it is bound to", x.__self__
+        return
+    if isinstance(x, functools.partial):
+        yield "func", x.func
+        yield from ((f"args[{i}]", value) for i, value in enumerate(x.args))
+        yield from ((f"keywords[{name!r}]", value) for name, value in x.keywords.items())
+    if isinstance(x, types.FunctionType):
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
+            try:
+                yield f"its closure ({name})", cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        defaults = [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+        yield from (("its defaults", value) for value in defaults)
+    if isinstance(x, set | frozenset):
+        yield from (("its items", value) for value in x)
+    if isinstance(x, types.MappingProxyType):
+        yield from ((f"[{key!r}]", value) for key, value in x.items())
+    for name in slot_names(type(x)):
+        if hasattr(x, name):
+            yield f".{name}", getattr(x, name)
+    yield from ((f".{name}", value) for name, value in getattr(x, "__dict__", {}).items())
+
+
+def _refusal(leaf: Any, fields: list[str]) -> str:
+    cls = type(leaf).__qualname__
+    held = ", ".join(dict.fromkeys(fields))
+    if isinstance(leaf, _FUNCTIONS):
+        name = getattr(leaf, "__qualname__", cls)
+        return (
+            f"{cls} {name} holds arrays in {held} and cannot be rebuilt around new ones. Make it "
+            "a class with those arrays as attributes, a __call__, and @fmapper.functor above it; "
+            "or pass strict=False to leave it as it is."
+        )
+    if isinstance(leaf, set | frozenset | types.MappingProxyType):
+        return (
+            f"{cls} holds arrays in {held} but is not a container with keys. Use a list or a dict."
+        )
+    names = ", ".join(repr(field[1:]) for field in fields if field.startswith("."))
+    return (
+        f"{cls} holds arrays in {held} but is not a functor. Decorate it with @fmapper.functor, or "
+        f"mark it with @fmapper.leaf. For a class that is not yours: "
+        f"fmapper.functor({cls}, children=({names},))."
+    )

@@ -1,0 +1,309 @@
+"""Movers: callables that take leaves and whole trees to another device or backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fmapper import _nodes
+from fmapper._adapter import Adapter, Device
+from fmapper._device import DeviceSpec, parse_device
+from fmapper._discovery import adapter_of, get_adapter, installed_backends
+from fmapper._dtypes import dtype_name, wanted_dtype
+from fmapper._errors import (
+    DeviceError,
+    DeviceUnavailableError,
+    NoGPUWarning,
+    UnsupportedLeafError,
+)
+from fmapper._fmap import fmap
+from fmapper._holders import check_carried, check_leaf
+from fmapper._keypath import Link, format_link
+from fmapper._nodes import node_type_of
+from fmapper._transfer import Step, carry_out
+from fmapper._warn import warn
+
+
+class _Given(enum.Enum):
+    NO = "no tree was given"
+
+
+_NO = _Given.NO
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Mover:
+    """A callable that takes leaves or whole trees somewhere; made by `to_device` and its relatives.
+
+    `mover(tree)` is `fmap(mover, tree)`. Called with keywords alone it gives a mover so configured.
+
+    Attributes:
+        name: What it was made as.
+        backend: The backend whose arrays it makes; None to keep each leaf's own.
+        spec: The device it moves to; None to keep each leaf where it lives.
+        dtype: The dtype that floating and complex leaves get; None to keep each leaf's own.
+        copy: True always copies, False never, None shares only what nobody can write to.
+        strict: What an undeclared holder of arrays and, for `to_gpu`, a missing GPU do.
+    """
+
+    name: str
+    backend: str | None = None
+    spec: DeviceSpec | None = None
+    dtype: str | None = None
+    copy: bool | None = None
+    strict: bool | None = None
+
+    def __call__(self, tree: Any = _NO, **options: Any) -> Any:
+        """The tree, moved; or, without a tree, a mover with these options."""
+        mover = self._with(**options) if options else self
+        return mover if tree is _NO else fmap(mover, tree)
+
+    def __repr__(self) -> str:
+        options = {"device": self.spec, "dtype": self.dtype, "copy": self.copy}
+        options["strict"] = self.strict
+        if self.name in ("to_cpu", "to_gpu"):
+            del options["device"]
+        shown = [f"{key}={value}" for key, value in options.items() if value is not None]
+        return f"{self.name}({', '.join(shown)})"
+
+    def _with(self, **options: Any) -> Mover:
+        allowed = {"dtype", "copy", "strict"} | ({"device"} if self.backend else set())
+        unknown = sorted(options.keys() - allowed)
+        if unknown:
+            raise TypeError(
+                f"{self.name} has no option {', '.join(map(repr, unknown))}; "
+                f"it takes {', '.join(sorted(allowed))}."
+            )
+        changes: dict[str, Any] = dict(options)
+        if changes.get("dtype") is not None:
+            changes["dtype"] = dtype_name(changes["dtype"])
+        if "device" in changes:
+            device = changes.pop("device")
+            changes["spec"] = None if device is None else self._own_spec(device)
+        for option in ("copy", "strict"):
+            if changes.get(option) not in (None, True, False):
+                raise TypeError(f"{option} is True, False or None, not {changes[option]!r}.")
+        return dataclasses.replace(self, **changes)
+
+    def _own_spec(self, device: Any) -> DeviceSpec:
+        spec = parse_device(device)
+        if spec.backend not in (None, self.backend):
+            raise DeviceError(
+                f"{self.name} makes arrays of {self.backend}, which cannot be on {spec}. "
+                f"Write to_{spec.backend}(device={str(device)!r})."
+            )
+        return spec
+
+    # The whole tree at once
+
+    def move_leaves(self, leaves: Sequence[tuple[Link, Any]]) -> list[Any]:
+        """The moved leaves, in order. Either all are moved, or an error says why none is."""
+        results = [leaf for _, leaf in leaves]
+        steps: list[Step] = []
+        places: list[int] = []
+        targets: dict[tuple[str, Device], tuple[Adapter, Device] | None] = {}
+        for index, (link, leaf) in enumerate(leaves):
+            adapter = adapter_of(leaf)
+            if adapter is None:
+                if node_type_of(leaf) is not None:  # made a leaf by is_leaf=
+                    results[index] = fmap(self, leaf)
+                elif self.strict is not False:
+                    check_leaf(leaf, link)
+                continue
+            step = self._step(link, leaf, adapter, targets)
+            if step is not None:
+                steps.append(step)
+                places.append(index)
+        for index, new in zip(places, carry_out(steps, copy=self.copy), strict=True):
+            results[index] = new
+        return results
+
+    def check_node(self, link: Link, node: Any, node_type: _nodes.NodeType) -> None:
+        """Sees to it that a node holds no arrays that are not among its children."""
+        if self.strict is not False:
+            check_carried(node, node_type, link)
+
+    def _step(
+        self,
+        link: Link,
+        leaf: Any,
+        adapter: Adapter,
+        targets: dict[tuple[str, Device], tuple[Adapter, Device] | None],
+    ) -> Step | None:
+        try:
+            origin = adapter.device(leaf)
+        except RuntimeError as error:
+            raise UnsupportedLeafError(f"{format_link(link)}: {error}.") from error
+        key = (adapter.name, origin)
+        if key not in targets:
+            try:
+                targets[key] = self._target(adapter, origin)
+            except DeviceError as error:
+                error.args = (f"{format_link(link)}: {error.args[0]}",)
+                raise
+        found = targets[key]
+        if found is None:
+            return None
+        target, device = found
+        dtype = adapter.dtype(leaf)
+        wanted = wanted_dtype(dtype, self.dtype)
+        held = wanted if wanted == dtype and target is adapter else target.storable(wanted)
+        if held is None:
+            raise UnsupportedLeafError(
+                f"{format_link(link)}: {target.name} has no dtype {wanted}. "
+                "Nothing was moved, and the tree is as it was."
+            )
+        return Step(link, leaf, adapter, target, origin, device, dtype, wanted, held)
+
+    def _target(self, adapter: Adapter, origin: Device) -> tuple[Adapter, Device] | None:
+        """Whose array a leaf of this backend on this device becomes, and where; None: it stays."""
+        if self.backend is not None:
+            target = adapter if adapter.name == self.backend else get_adapter(self.backend)
+            return target, self._device_of(target, adapter, origin)
+        spec = self.spec
+        assert spec is not None
+        if spec.backend not in (None, adapter.name):
+            raise DeviceError(
+                f"this is an array of {adapter.name}, which cannot be on {spec}. {self.name} keeps "
+                f"the backend; to change it, write to_{spec.backend}(device={str(spec)!r})."
+            )
+        if spec.kind not in ("cpu", "meta") and adapter.host_only:
+            return self._gpu_for_host_arrays(spec)
+        return self._on(adapter, spec, origin)
+
+    def _device_of(self, target: Adapter, adapter: Adapter, origin: Device) -> Device:
+        if self.spec is not None:
+            found = self._on(target, self.spec, origin)
+            assert found is not None
+            return found[1]
+        if target is adapter:
+            return origin
+        kind = "cpu" if origin.kind == "cpu" or target.host_only else origin.kind
+        index = origin.index if kind != "cpu" and isinstance(origin.index, int) else None
+        return target.find_device("gpu" if kind == "cuda" else kind, index)
+
+    def _on(
+        self, adapter: Adapter, spec: DeviceSpec, origin: Device
+    ) -> tuple[Adapter, Device] | None:
+        kind = adapter.aliases.get(spec.kind, spec.kind)
+        if (origin.backend, origin.kind) == (adapter.name, kind) and (
+            spec.index == origin.index or (spec.index is None and isinstance(origin.index, int))
+        ):
+            return adapter, origin
+        try:
+            return adapter, adapter.find_device(spec.kind, spec.index)
+        except DeviceUnavailableError as error:
+            if self.name != "to_gpu" or self.strict is True:
+                raise
+            _warn_no_gpu(str(error), self.strict)
+            return None if self.dtype is None and self.copy is None else (adapter, origin)
+
+    def _gpu_for_host_arrays(self, spec: DeviceSpec) -> tuple[Adapter, Device] | None:
+        name = _gpu_backend()
+        if name is None:
+            message = f"no installed backend sees a GPU ({_what_was_seen()})"
+            if self.name != "to_gpu" or self.strict is True:
+                raise DeviceUnavailableError(f"{spec} is not available: {message}.")
+            _warn_no_gpu(message, self.strict)
+            return None
+        target = get_adapter(name)
+        return target, target.find_device(spec.kind, spec.index)
+
+
+def to_device(
+    device: Any, *, dtype: Any = None, copy: bool | None = None, strict: bool | None = None
+) -> Mover:
+    """A mover to a device, which keeps each leaf's backend; NumPy arrays go to the GPU's backend.
+
+    Args:
+        device: `"cpu"`, `"gpu"`, `"cuda:1"`, `"mps"`, `"meta"` ..., qualified by a backend or not
+            (`"jax:gpu:0"`), a `Device`, or a framework's own device object.
+        dtype: The dtype that floating and complex leaves are to have.
+        copy: True always copies; False never does, and raises where it would have to.
+        strict: False leaves objects alone that hold arrays but are not declared.
+
+    Raises:
+        DeviceError: `device` is not a device; the message lists those that are.
+        DeviceUnavailableError: When it is used: the device is not here, and why.
+
+    Example:
+        >>> import fmapper, numpy as np
+        >>> model = fmapper.fmap(fmapper.to_device("cpu"), {"w": np.ones(2)})
+    """
+    made = Mover("to_device", spec=parse_device(device))
+    return made._with(dtype=dtype, copy=copy, strict=strict)
+
+
+to_cpu = Mover("to_cpu", spec=DeviceSpec(None, "cpu"))
+to_gpu = Mover("to_gpu", spec=DeviceSpec(None, "gpu"))
+to_numpy = Mover("to_numpy", backend="numpy")
+to_torch = Mover("to_torch", backend="torch")
+to_jax = Mover("to_jax", backend="jax")
+
+
+# --- where NumPy arrays go -----------------------------------------------------------------------
+
+_preferred: list[str] = []
+
+
+def use_backend(name: str | None) -> Any:
+    """Says which backend `to_gpu` sends NumPy arrays to; None takes that back.
+
+    It holds from now on, or, as `with use_backend("jax"):`, until the end of the block.
+
+    Raises:
+        BackendUnavailableError: There is no such backend here.
+    """
+    before = list(_preferred)
+    _preferred[:] = [] if name is None else [get_adapter(name).name]
+
+    @contextmanager
+    def scope() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            _preferred[:] = before
+
+    return scope()
+
+
+def _gpu_backend() -> str | None:
+    seeing = [
+        name
+        for name in installed_backends()
+        if any(device.kind != "cpu" for device in get_adapter(name).devices())
+    ]
+    chosen = [name for name in _preferred if name in seeing]
+    if chosen or len(seeing) < 2:
+        return next(iter(chosen or seeing), None)
+    raise DeviceError(
+        f"NumPy has no GPU, and several backends see one: {', '.join(seeing)}. Choose one with "
+        f"fmapper.use_backend({seeing[0]!r}), or name it: to_{seeing[0]}(device='gpu')."
+    )
+
+
+def _what_was_seen() -> str:
+    seen = [get_adapter(name) for name in installed_backends()]
+    reasons = [
+        f"{adapter.name}: {adapter.why_not(adapter.aliases.get('gpu', 'gpu'), None)}"
+        for adapter in seen
+        if not adapter.host_only
+    ]
+    return "; ".join(reasons) or "neither torch nor jax is installed"
+
+
+_warned_no_gpu: set[str] = set()
+
+
+def _warn_no_gpu(reason: str, strict: bool | None) -> None:
+    if strict is False or _warned_no_gpu:
+        return
+    _warned_no_gpu.add(reason)
+    warn(
+        f"to_gpu leaves the model on the CPU: {reason.rstrip('.')}. This is said once; "
+        "to_gpu(strict=True) raises instead.",
+        NoGPUWarning,
+    )

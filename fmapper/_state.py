@@ -1,0 +1,209 @@
+"""The arrays of a tree by name, and as one vector; and the way back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fmapper._adapter import Adapter
+from fmapper._device import get_device
+from fmapper._discovery import adapter_of
+from fmapper._dtypes import is_inexact
+from fmapper._errors import StructureMismatchError
+from fmapper._fmap import fmap, visit
+from fmapper._keypath import KeyPath, Link, format_link
+from fmapper._nodes import sync
+from fmapper._transfer import Step, carry_out
+
+
+def state(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree by path, keys joined with dots; a tied array is under each of its paths.
+
+    Returns:
+        A dict in the order of the walk. The arrays are those of the tree, not copies.
+
+    Raises:
+        CycleError: The tree has a cycle.
+        StructureMismatchError: Two paths have the same name, because a key has a dot in it.
+
+    Example:
+        >>> import fmapper, numpy as np
+        >>> list(fmapper.state({"layers": [{"w": np.ones(2), "name": "a"}]}))
+        ['layers.0.w']
+    """
+    sync()
+    return {name: array for name, (_, array) in _named_arrays(tree).items()}
+
+
+def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+    """A new tree with the arrays of a state, converted to the backend, device and dtype it has.
+
+    What is tied in `tree` is tied in the result.
+
+    Args:
+        tree: The tree to fill; it is not changed.
+        state: Arrays by name, as `state` gives them; of any backend.
+        strict: False leaves arrays that `state` lacks as they are, and ignores what is left over.
+
+    Raises:
+        StructureMismatchError: Names are missing or left over, a shape differs, or `state` has
+            different values for arrays that are tied; the message lists all of them.
+        LossyCastError: A value does not fit into the dtype of the tree.
+
+    Example:
+        >>> import fmapper, numpy as np
+        >>> model = {"w": np.zeros(2), "b": np.zeros(1)}
+        >>> fmapper.load_state(model, {"w": np.array([1.0, 2.0])}, strict=False)["w"]
+        array([1., 2.])
+    """
+    sync()
+    named = _named_arrays(tree)
+    problems: list[str] = []
+    if strict:
+        problems += [f"{name}: missing in the state" for name in named if name not in state]
+        problems += [f"{name}: in the state, but not in the tree" for name in state.keys() - named]
+    first: dict[int, str] = {}
+    steps: dict[int, Step] = {}
+    for name, (link, old) in named.items():
+        if name not in state:
+            continue
+        new = state[name]
+        adapter, source = _adapter_of(old), adapter_of(new)
+        if source is None:
+            problems.append(f"{name}: {type(new).__qualname__} is not an array")
+        elif adapter.shape(old) != source.shape(new):
+            problems.append(
+                f"{name}: shape {source.shape(new)} in the state, {adapter.shape(old)} in the tree"
+            )
+        elif id(old) not in steps:
+            first[id(old)] = name
+            steps[id(old)] = _loading(link, adapter, old, source, new)
+        elif not _equal(state[first[id(old)]], new):
+            problems.append(f"{name}: tied to {first[id(old)]}, but the state has other values")
+    if problems:
+        raise StructureMismatchError(
+            "the state does not fit the tree:\n" + "\n".join(f"  {line}" for line in problems)
+        )
+    loaded = dict(zip(steps, carry_out(list(steps.values()), copy=None), strict=True))
+    return fmap(lambda leaf: loaded.get(id(leaf), leaf), tree)
+
+
+def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """All floating and complex arrays of a tree as one vector, and the way back.
+
+    A tied array is in the vector once. The vector has the dtype to which those of the arrays
+    promote; the way back gives every array its own dtype again (a real one takes the real part),
+    ties what was tied, and carries all else over. It can be differentiated, jitted and vmapped.
+
+    Returns:
+        The vector, of shape (n,), and `rebuild(vector) -> tree`.
+
+    Raises:
+        MixedDevicesError: The arrays are not on one device of one backend.
+
+    The idea is that of `Optimisers.destructure`, https://fluxml.ai/Optimisers.jl.
+
+    Example:
+        >>> import fmapper, numpy as np
+        >>> vector, rebuild = fmapper.destructure({"w": np.ones((2, 2)), "n": 3})
+        >>> vector, rebuild(2 * vector)["w"].tolist()
+        (array([1., 1., 1., 1.]), [[2.0, 2.0], [2.0, 2.0]])
+    """
+    sync()
+    arrays = [
+        leaf
+        for _, leaf, node_type in visit(tree, once=True)
+        if node_type is None and _is_inexact_array(leaf)
+    ]
+    get_device(arrays)
+    shapes = [_adapter_of(array).shape(array) for array in arrays]
+    total = sum(map(math.prod, shapes))
+    if not arrays:
+        vector = _namespace([0.0]).zeros((0,))
+    else:
+        xp = _namespace(arrays)
+        dtype = xp.result_type(*arrays)
+        vector = xp.concat([xp.astype(xp.reshape(array, (-1,)), dtype) for array in arrays])
+
+    def rebuild(vector: Any) -> Any:
+        adapter = adapter_of(vector)
+        if adapter is None or adapter.shape(vector) != (total,):
+            shape = None if adapter is None else adapter.shape(vector)
+            raise StructureMismatchError(
+                f"destructure: a vector of shape ({total},) is needed, not {shape}."
+            )
+        pieces: dict[int, Any] = {}
+        start = 0
+        for array, shape in zip(arrays, shapes, strict=True):
+            stop = start + math.prod(shape)
+            pieces[id(array)] = _piece(vector[start:stop], array, shape)
+            start = stop
+        return fmap(lambda leaf: pieces.get(id(leaf), leaf), tree)
+
+    return vector, rebuild
+
+
+def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
+    xp = _namespace([part])
+    if xp.isdtype(part.dtype, "complex floating") and not xp.isdtype(
+        like.dtype, "complex floating"
+    ):
+        part = xp.real(part)
+    return xp.astype(xp.reshape(part, shape), like.dtype)
+
+
+def _namespace(arrays: Sequence[Any]) -> Any:
+    """The array API namespace of some arrays; imported here, since it imports NumPy."""
+    from array_api_compat import array_namespace, numpy
+
+    return array_namespace(*arrays) if adapter_of(arrays[0]) is not None else numpy
+
+
+def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
+    named: dict[str, tuple[Link, Any]] = {}
+    for link, leaf, node_type in visit(tree):
+        if node_type is None and adapter_of(leaf) is not None:
+            name = ".".join(map(str, KeyPath.from_link(link)))
+            if name in named:
+                raise StructureMismatchError(
+                    f"{format_link(link)} and {format_link(named[name][0])} are both called "
+                    f"{name!r} in a state. Rename a key: it has a dot in it."
+                )
+            named[name] = (link, leaf)
+    return named
+
+
+def _loading(link: Link, adapter: Adapter, old: Any, source: Adapter, new: Any) -> Step:
+    dtype = adapter.dtype(old)
+    return Step(
+        link,
+        new,
+        source,
+        adapter,
+        source.device(new),
+        adapter.device(old),
+        source.dtype(new),
+        dtype,
+        dtype,
+    )
+
+
+def _adapter_of(array: Any) -> Adapter:
+    found = adapter_of(array)
+    assert found is not None
+    return found
+
+
+def _is_inexact_array(leaf: Any) -> bool:
+    adapter = adapter_of(leaf)
+    return adapter is not None and is_inexact(adapter.dtype(leaf))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    from fmapper._move import to_numpy
+
+    left, right = (array.tobytes() for array in to_numpy([a, b], copy=None))
+    return bool(left == right)

@@ -1,0 +1,100 @@
+"""The checks of this project. The matrix that matters is which frameworks are installed.
+
+`nox` runs the checks of a pull request, `nox -s oldest` one of them, `nox --force-python 3.13` all
+of them on another Python.
+"""
+
+from pathlib import Path
+
+import nox
+from packaging.requirements import Requirement
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "types", "tests", "docs", "wheel"]
+nox.options.reuse_existing_virtualenvs = True
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+CONSTRAINTS = ("-c", "constraints.txt")
+
+
+def group(*names: str) -> tuple[str, ...]:
+    """The requirements of some dependency groups: pip learned `--group` only in 25.1."""
+    return nox.project.dependency_groups(PYPROJECT, *names)
+
+
+def oldest_versions() -> list[str]:
+    """`name==x` for every `name>=x` that the package states."""
+    project = PYPROJECT["project"]
+    stated = [*project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        stated += extra
+    requirements = [Requirement(text) for text in stated]
+    return [
+        f"{requirement.name}=={specifier.version}"
+        for requirement in requirements
+        for specifier in requirement.specifier
+        if specifier.operator == ">="
+    ]
+
+
+@nox.session
+@nox.parametrize("frameworks", ["none", "numpy", "torch", "jax", "all"])
+def tests(session: nox.Session, frameworks: str) -> None:
+    """Run the tests with some of the frameworks; with all, also every example and doctest."""
+    if frameworks == "all":
+        session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+        session.run("python", "-m", "pytest", *session.posargs)
+        return
+    package = "." if frameworks == "none" else f".[{frameworks}]"
+    session.install(*CONSTRAINTS, "-e", package, *group("test-core"))
+    session.run("python", "-m", "pytest", "tests", *session.posargs)
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """Run the tests with the oldest supported version of everything."""
+    session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "examples"))
+    session.run("python", "-m", "pytest", "tests", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and format."""
+    session.install(*CONSTRAINTS, *group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types, against the types of the frameworks."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("types"))
+    session.run("mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; a warning is an error."""
+    session.install(*CONSTRAINTS, *group("docs"))
+    session.run("mkdocs", "build", "--strict", "--site-dir", str(session.create_tmp()))
+
+
+@nox.session(reuse_venv=False)
+def wheel(session: nox.Session) -> None:
+    """Build the wheel, install it with the core dependencies only, test it outside the checkout."""
+    smoke = Path("tests/smoke.py").resolve()
+    built = Path(session.create_tmp())
+    session.run("python", "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(built), ".")
+    (archive,) = built.glob("fmapper-*.whl")
+    session.install(*CONSTRAINTS, str(archive))
+    session.chdir(built)
+    session.run("python", "-I", str(smoke))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks, or those named: `nox -s bench -- walk`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("examples", "bench"))
+    named = session.posargs or sorted(path.stem for path in Path("benchmarks").glob("[!_]*.py"))
+    for name in named:
+        session.run("python", f"benchmarks/{name}.py")

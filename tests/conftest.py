@@ -1,0 +1,40 @@
+"""Settings that all tests share: hypothesis, and the marker `gpu`."""
+
+import functools
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import settings
+
+# No deadline: the first example of a property may load a framework or compile.
+settings.register_profile("fmapper", deadline=None)
+settings.load_profile("fmapper")
+
+
+@functools.cache
+def sees_gpu(backend: str) -> bool:
+    """Whether an installed backend sees a GPU; loads the backend."""
+    if find_spec(backend) is None:
+        return False
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.is_available() or torch.backends.mps.is_available()
+    if backend == "jax":
+        import jax
+
+        try:
+            return bool(jax.devices("gpu"))
+        except RuntimeError:  # JAX's answer for a platform that it does not have
+            return False
+    raise ValueError(f"the marker gpu knows 'torch' and 'jax', not {backend!r}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked `gpu` where the backends that it names see none."""
+    for marker in item.iter_markers("gpu"):
+        blind = [backend for backend in marker.args if not sees_gpu(backend)]
+        if blind:
+            pytest.skip(f"needs a GPU that {' and '.join(blind)} can see; there is none here")
+        if not marker.args and not (sees_gpu("torch") or sees_gpu("jax")):
+            pytest.skip("needs a GPU that torch or jax can see; there is none here")
