@@ -72,14 +72,15 @@ class Memory:
 class Adapter(ABC):
     """All that fmapper knows of one framework.
 
-    A subclass answers the abstract methods; the others have defaults that are right for a framework
-    with one device, no views and no node types of its own. `tests/conformance.py` checks an adapter.
+    A subclass answers the abstract methods; the others have defaults that are right for a
+    framework with one device, no views and no node types of its own. `tests/conformance.py` is the
+    suite that an adapter must pass.
 
     Attributes:
         name: The backend's name, as in `torch:cuda:0`.
         framework: The module whose import makes the adapter load; usually the name.
         aliases: Other words for device kinds, as `{"gpu": "cuda"}`.
-        host_only: Its arrays are never on an accelerator, so `to_gpu` takes them to another backend.
+        host_only: Its arrays are never on an accelerator; `to_gpu` takes them to another backend.
     """
 
     name: ClassVar[str]
@@ -198,12 +199,12 @@ class Adapter(ABC):
     # trees
 
     def node_type(self, cls: type) -> NodeType | None:
-        """How a class of this framework is taken apart; None where it is none of its node classes."""
+        """How a class of this framework is taken apart; None if it is no node class of it."""
         return None
 
     def registered_type(self, cls: type) -> NodeType | None:
         """The same for a class in this framework's own pytree registry, by exact type."""
         return None
 
-    def register_functor(self, cls: type) -> None:
+    def register_functor(self, cls: type) -> None:  # noqa: B027  (nothing to do without a registry)
         """Tells this framework's pytree registry about a functor class; called once per class."""

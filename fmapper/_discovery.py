@@ -38,7 +38,7 @@ def _load_builtin(path: str) -> Any:
 
 
 _loaded: dict[str, Adapter] = {}
-_waiting: list[str] | None = None
+_seen: set[str] = set()
 _by_type: dict[type, Adapter | None] = {}
 
 
@@ -76,12 +76,9 @@ def unregister_adapter(name: str) -> None:
 
 def load_new() -> None:
     """Loads the adapter of every framework that has been imported since the last look."""
-    global _waiting
-    if _waiting is None:
-        _waiting = list(_sources())
-    for name in _waiting:
-        if name in sys.modules and not _half_imported(name):
-            _waiting = [other for other in _waiting if other != name]
+    for name in _sources():
+        if name in sys.modules and name not in _seen and not _half_imported(name):
+            _seen.add(name)
             _load(name)
 
 

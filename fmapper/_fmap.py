@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -18,6 +19,7 @@ from fmapper._nodes import (
     Kind,
     NodeType,
     node_type_of,
+    open_dict,
     opener_of,
     plain_opener_of,
     sync,
@@ -95,11 +97,10 @@ def fmap(
         {'w': [2, 3]}
     """
     sync()
+    options = _Map(f, is_leaf, cache, prune, walk)
     if hasattr(type(f), "move_leaves"):
-        return _map_batch(
-            cast(LeafBatch, f), tree, rest, is_leaf=is_leaf, cache=cache, prune=prune, walk=walk
-        )
-    return _map(f, tree, rest, is_leaf, cache, prune, walk, with_path=False)
+        return _map_batch(cast(LeafBatch, f), tree, rest, options)
+    return options(tree, rest)
 
 
 def fmap_with_path(
@@ -122,7 +123,7 @@ def fmap_with_path(
         {'a': ['a[0]=1', 'a[1]=2'], 'b': 'b=3'}
     """
     sync()
-    return _map(f, tree, rest, is_leaf, cache, prune, walk, with_path=True)
+    return _Map(f, is_leaf, cache, prune, walk, with_path=True)(tree, rest)
 
 
 def fmapstructure(
@@ -142,7 +143,7 @@ def fmapstructure(
         {'x': -1, 'y': [-2, -3]}
     """
     sync()
-    return _map(f, tree, rest, is_leaf, cache, prune, structural_walk, with_path=False)
+    return _Map(f, is_leaf, cache, prune, structural_walk)(tree, rest)
 
 
 def fmapstructure_with_path(
@@ -155,7 +156,7 @@ def fmapstructure_with_path(
 ) -> Any:
     """`fmapstructure` with `f(path, leaf, *rest_leaves)`."""
     sync()
-    return _map(f, tree, rest, is_leaf, cache, prune, structural_walk, with_path=True)
+    return _Map(f, is_leaf, cache, prune, structural_walk, with_path=True)(tree, rest)
 
 
 def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
@@ -206,7 +207,7 @@ def rebuild(node: Any, new_children: Mapping[Any, Any] | Sequence[Any]) -> Any:
 
     Args:
         node: A node; a leaf comes back as it is.
-        new_children: A mapping with the keys of `children(node)`, or a list or tuple in their order.
+        new_children: A mapping with the keys of `children(node)`, or a sequence in their order.
 
     Raises:
         StructureMismatchError: The keys, or the number of children, differ.
@@ -375,6 +376,14 @@ def _run(
                     slots[key] = new = f(child)
                     if caching and child is not None and child is not _EMPTY:
                         memo[i] = new
+                elif open is open_dict and cursor is None:  # the commonest node, in line
+                    stack.append((items, slots, key, i, finish))
+                    source = child.copy()
+                    keep(source)
+                    memo[i] = slots[key] = slots = source.copy()
+                    items = iter(source.items())
+                    finish = None
+                    break
                 else:
                     new, inner, inner_slots, inner_finish = open(child, keep)
                     if cursor is not None:
@@ -412,120 +421,108 @@ def _run(
         raise
 
 
-def _map(
-    f: Callable[..., Any],
-    tree: Any,
-    rest: tuple[Any, ...],
-    is_leaf: Callable[..., bool] | None,
-    cache: dict[Any, Any] | _Default | None,
-    prune: Any,
-    walk: Walk | None,
-    with_path: bool,
-) -> Any:
-    caching = cache is not None
-    if prune is not UNSET and not caching:
-        raise ValueError("prune= needs the memo: leave cache=None out.")
-    memo: dict[Any, Any] = cache if isinstance(cache, dict) else {}
-    kept: list[Any] = memo.setdefault(id(memo), []) if memo is cache else []
-    cursor = _Cursor(rest, kept.append) if rest or with_path else None
-    if walk is not None and walk is not default_walk and walk is not structural_walk:
-        return _Custom(f, tree, is_leaf, memo, kept, caching, prune, walk, with_path).run(rest)
-    call, is_node_leaf = f, is_leaf
-    if cursor is not None and with_path:
+@dataclasses.dataclass(slots=True)
+class _Map:
+    """One call of `fmap` or of a relative: its arguments, and the memo while it runs."""
 
-        def call(leaf: Any) -> Any:
-            return f(KeyPath.from_link(cursor.link), leaf, *cursor.others)
+    f: Callable[..., Any]
+    is_leaf: Callable[..., bool] | None
+    cache: dict[Any, Any] | _Default | None
+    prune: Any
+    walk: Walk | None
+    with_path: bool = False
+    memo: dict[Any, Any] = dataclasses.field(init=False)
+    kept: list[Any] = dataclasses.field(init=False)
+    tree: Any = None
 
-        if is_leaf is not None:
+    def __call__(self, tree: Any, rest: tuple[Any, ...] = ()) -> Any:
+        """The mapped tree."""
+        caching = self.cache is not None
+        if self.prune is not UNSET and not caching:
+            raise ValueError("prune= needs the memo: leave cache=None out.")
+        self.tree = tree
+        self.memo = {}
+        self.kept = []
+        if isinstance(self.cache, dict):
+            self.memo = self.cache
+            self.kept = self.memo.setdefault(id(self.memo), [])
+        if self.walk not in (None, default_walk, structural_walk):
+            return self._run_custom(rest)
+        cursor = _Cursor(rest, self.kept.append) if rest or self.with_path else None
+        plain = self.walk is structural_walk
+        return _run(
+            self.f if cursor is None else self._leaf_call(cursor),
+            tree,
+            openers=_nodes.plain_openers if plain else _nodes.openers,
+            resolve=plain_opener_of if plain else opener_of,
+            memo=self.memo,
+            keep=self.kept.append,
+            is_leaf=self.is_leaf if cursor is None else self._node_test(cursor),
+            caching=caching,
+            prune=self.prune,
+            cursor=cursor,
+        )
 
-            def is_node_leaf(node: Any) -> bool:
-                return is_leaf(KeyPath.from_link(cursor.link), node)
+    def _leaf_call(self, cursor: _Cursor) -> Callable[[Any], Any]:
+        f = self.f
+        if self.with_path:
+            return lambda leaf: f(KeyPath.from_link(cursor.link), leaf, *cursor.others)
+        return lambda leaf: f(leaf, *cursor.others)
 
-    elif cursor is not None:
+    def _node_test(self, cursor: _Cursor) -> Callable[[Any], bool] | None:
+        is_leaf = self.is_leaf
+        if is_leaf is None or not self.with_path:
+            return is_leaf
+        return lambda node: is_leaf(KeyPath.from_link(cursor.link), node)
 
-        def call(leaf: Any) -> Any:
-            return f(leaf, *cursor.others)
+    # A walk of the user's recurses as deep as it does, so this part recurses with it.
 
-    plain = walk is structural_walk
-    return _run(
-        call,
-        tree,
-        openers=_nodes.plain_openers if plain else _nodes.openers,
-        resolve=plain_opener_of if plain else opener_of,
-        memo=memo,
-        keep=kept.append,
-        is_leaf=is_node_leaf,
-        caching=caching,
-        prune=prune,
-        cursor=cursor,
-    )
-
-
-class _Custom:
-    """A map whose walk is the user's: it recurses as deep as the user's walk does."""
-
-    def __init__(
-        self,
-        f: Callable[..., Any],
-        tree: Any,
-        is_leaf: Callable[..., bool] | None,
-        memo: dict[Any, Any],
-        kept: list[Any],
-        caching: bool,
-        prune: Any,
-        walk: Walk,
-        with_path: bool,
-    ) -> None:
-        self.f, self.tree, self.is_leaf, self.walk = f, tree, is_leaf, walk
-        self.memo, self.kept, self.caching, self.prune = memo, kept, caching, prune
-        self.with_path = with_path
-
-    def run(self, rest: tuple[Any, ...]) -> Any:
+    def _run_custom(self, rest: tuple[Any, ...]) -> Any:
         before = len(self.memo)
         try:
-            return self.recurse(*([KeyPath()] * self.with_path), self.tree, *rest)
+            return self._recurse(*([KeyPath()] * self.with_path), self.tree, *rest)
         except BaseException:
             for added in list(self.memo)[before:]:
                 del self.memo[added]
             raise
 
-    def recurse(self, *args: Any) -> Any:
-        node, *rest = args[1:] if self.with_path else args
+    def _recurse(self, *args: Any) -> Any:
+        assert self.walk is not None
+        path = args[:1] if self.with_path else ()
+        node, *rest = args[len(path) :]
         i = (id(node), *map(id, rest)) if rest else id(node)
-        memo = self.memo
-        if i in memo:
+        if i in self.memo:
             if self.prune is not UNSET:
                 return self.prune
-            if memo[i] is PENDING:
-                where = format_link(self.find(node))
+            if self.memo[i] is PENDING:
                 raise CycleError(
-                    f"{where}: the tree comes back to this {_class(node)} inside itself."
+                    f"{format_link(self._find(node))}: a walk came back to this {_class(node)} "
+                    "from inside it."
                 )
-            return memo[i]
+            return self.memo[i]
         kind = _nodes.kind_of(type(node))
-        path = args[:1] if self.with_path else ()
         is_node = isinstance(kind, NodeType) or kind is CHILDLESS
         if not is_node or (self.is_leaf is not None and self.is_leaf(*path, node)):
             try:
                 result = self.f(*args)
             except Exception as error:
-                keys = path[0].keys if path else KeyPath.from_link(self.find(node)).keys
+                keys = path[0].keys if path else KeyPath.from_link(self._find(node)).keys
                 _say_where(error, keys)
                 raise
-        elif kind is CHILDLESS or node is _EMPTY:
+        elif node is None or node is _EMPTY:
             for other in rest:
-                _match(node, {}, other, self.find(node))
+                _match(node, {}, other, self._find(node))
             return node
         else:
-            memo[i] = PENDING
-            result = self.walk(self.recurse, *args)
-            del memo[i]
-        if self.caching and kind is not ATOM and node is not None and node is not _EMPTY:
+            self.memo[i] = PENDING
+            result = self.walk(self._recurse, *args)
+            del self.memo[i]
+        if self.cache is not None and not (kind is ATOM or node is None or node is _EMPTY):
             self.kept.append(args)
-            memo[i] = result
+            self.memo[i] = result
         return result
 
-    def find(self, wanted: Any) -> Link:
+    def _find(self, wanted: Any) -> Link:
         """The first path to an object; looked for only when there is something to say."""
         for link, value, _ in visit(self.tree, once=True):
             if value is wanted:
@@ -533,18 +530,11 @@ class _Custom:
         return None
 
 
-def _map_batch(
-    f: LeafBatch,
-    tree: Any,
-    rest: tuple[Any, ...],
-    *,
-    is_leaf: Callable[[Any], bool] | None,
-    cache: dict[Any, Any] | _Default | None,
-    prune: Any,
-    walk: Walk | None,
-) -> Any:
+def _map_batch(f: LeafBatch, tree: Any, rest: tuple[Any, ...], options: _Map) -> Any:
+    """Collects all leaves, has them moved at once, and rebuilds the tree around the results."""
     if rest:
         raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
+    cache, is_leaf = options.cache, options.is_leaf
     known = cache if isinstance(cache, dict) else {}
     leaves: list[tuple[Link, Any]] = []
     for link, value, kind in visit(tree, is_leaf=is_leaf, once=cache is not None, known=known):
@@ -553,11 +543,8 @@ def _map_batch(
         elif kind is None and _nodes.kind_of(type(value)) is not ATOM:
             leaves.append((link, value))
     moved = iter(f.move_leaves(leaves))
-
-    def replace(leaf: Any) -> Any:
-        return leaf if _nodes.kind_of(type(leaf)) is ATOM else next(moved)
-
-    return _map(replace, tree, (), is_leaf, cache, prune, walk, with_path=False)
+    options.f = lambda leaf: leaf if _nodes.kind_of(type(leaf)) is ATOM else next(moved)
+    return options(tree)
 
 
 def visit(
@@ -682,7 +669,10 @@ def _differing_keys(
     node: Any, have: Mapping[Any, Any], other: Any, found: Mapping[Any, Any]
 ) -> str:
     if all(isinstance(key, int) for key in [*have, *found]):
-        return f"{_class(node)} has {_count(have)}, {_class(other)} in a later tree has {_count(found)}."
+        return (
+            f"{_class(node)} has {_count(have)}, "
+            f"{_class(other)} in a later tree has {_count(found)}."
+        )
     missing = [repr(key) for key in have if key not in found]
     extra = [repr(key) for key in found if key not in have]
     parts = [f"lacks {', '.join(missing)}"] * bool(missing)

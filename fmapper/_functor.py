@@ -118,8 +118,8 @@ def functor(
         )
     if rebuild is None and issubclass(cls, CONTAINERS) and not hasattr(cls, "_fields"):
         raise DeclarationError(
-            f"functor: {cls.__qualname__} derives from a builtin container, so it is a node already "
-            "and its items are its children. Leave the declaration out, or give a rebuild."
+            f"functor: {cls.__qualname__} derives from a builtin container, so it is a node "
+            "already and its items are its children. Leave the declaration out, or give a rebuild."
         )
     _declare(Declaration(cls, names, rebuild))
     return cls
@@ -150,7 +150,7 @@ def leaf(cls: C, /) -> C:
 def attribute_names(cls: type) -> tuple[str, ...] | None:
     """The fields of a dataclass or attrs class; None where instances decide for themselves.
 
-    A plain subclass of a dataclass decides for itself too: it may set attributes that are no fields.
+    A plain subclass of a dataclass decides for itself too: its attributes may be no fields.
     """
     if "__dataclass_fields__" in cls.__dict__:
         return tuple(field.name for field in dataclasses.fields(cls))

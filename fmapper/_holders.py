@@ -56,8 +56,8 @@ def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
     if fields:
         where = "beside its items" if declaration is None else "beside its fields"
         raise NotAFunctorError(
-            f"{format_link(link)}: {cls.__qualname__} holds arrays in {', '.join(fields)}, {where}: "
-            "they would stay behind. Make them fields, or declare what is a child: "
+            f"{format_link(link)}: {cls.__qualname__} holds arrays in {', '.join(fields)}, "
+            f"{where}: they would stay behind. Make them fields, or declare what is a child: "
             f"@fmapper.functor(children=(...)) on {cls.__qualname__}."
         )
 

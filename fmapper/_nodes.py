@@ -35,9 +35,9 @@ Item: TypeAlias = "tuple[Any, Any]"
 Finish: TypeAlias = "Callable[[Any], Any] | None"
 Opened: TypeAlias = "tuple[Any, Iterator[Item], Any, Finish]"
 Opener: TypeAlias = "Callable[[Any, Callable[[Any], None]], Opened]"
-"""`open(node, keep) -> (new, items, slots, finish)`: the new node, or PENDING where it cannot exist
-yet; the (key, child) pairs; where `slots[key] = new child` goes; what makes the new node of the full
-slots, or None where filling them was all. `keep` is handed whatever must live as long as the walk."""
+"""`open(node, keep) -> (new, items, slots, finish)`: the new node, or PENDING where it cannot
+exist yet; the (key, child) pairs; where `slots[key] = new child` goes; what makes the new node of
+the full slots, or None where filling them was all. `keep` is handed what must outlive the walk."""
 
 _EMPTY = ()
 _new: Callable[[type], Any] = object.__new__
@@ -51,7 +51,7 @@ def unplaced(error: FmapperError) -> FmapperError:
 
 
 class NodeType:
-    """How instances of a class are taken apart and rebuilt; adapters make these for foreign classes.
+    """How instances of a class are taken apart and rebuilt; adapters make these for theirs.
 
     Args:
         children: `node -> {key: child}`, in order.
@@ -151,7 +151,7 @@ def _open_list(node: Any, keep: Callable[[Any], None]) -> Opened:
     return new, enumerate(source), new, None
 
 
-def _open_dict(node: Any, keep: Callable[[Any], None]) -> Opened:
+def open_dict(node: Any, keep: Callable[[Any], None]) -> Opened:
     source = node.copy()
     keep(source)
     new = source.copy()
@@ -247,7 +247,7 @@ def _carry_attributes(node: Any, new: Any) -> None:
 
 
 _LIST = NodeType.opening(_open_list, enumerate, list)
-_DICT = NodeType.opening(_open_dict, dict.items)
+_DICT = NodeType.opening(open_dict, dict.items)
 _TUPLE = NodeType.opening(_open_tuple, enumerate, tuple)
 
 

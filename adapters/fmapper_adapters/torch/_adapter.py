@@ -51,7 +51,7 @@ class TorchAdapter(Adapter):
         return _device(device) if isinstance(device, torch.device) else None
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """As for every backend; `meta` is everywhere, and without an index the current one counts."""
+        """As for every backend; `meta` is everywhere; without an index, the current CUDA device."""
         if kind == "meta":
             return Device("torch", "meta")
         if self.aliases.get(kind, kind) == "cuda" and index is None and torch.cuda.is_available():

@@ -114,7 +114,7 @@ def as_parameter(
     old: torch.nn.Parameter,
     change: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """A parameter with new values and all else of the old one; its gradient goes through `change`."""
+    """A parameter with new values and all else of the old one; `change` makes its gradient."""
     differentiable = values.is_floating_point() or values.is_complex()
     new = torch.nn.Parameter(values.detach(), requires_grad=old.requires_grad and differentiable)
     new.__class__ = type(old)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,15 +23,18 @@ from fmapper_adapters.torch._host import as_parameter
 
 Module = torch.nn.Module
 
-_STATE = frozenset(vars(Module()))
+_INTERNAL = tuple(vars(Module()))
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_COPIED = tuple(
-    name
+_HOOKS = tuple(
+    (name, type(value))
     for name, value in vars(Module()).items()
     if isinstance(value, dict | set) and name not in _REGISTRIES
 )
 _SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
+_SETTINGS = frozenset({int, float, str, bool, type(None)})
 _PARAMETER = "_fmapper_parameter"
+_new: Callable[[type], Any] = object.__new__
+_set = object.__setattr__
 
 
 def node_type(cls: type) -> NodeType | None:
@@ -38,66 +43,85 @@ def node_type(cls: type) -> NodeType | None:
         return None
     numbered = issubclass(cls, _SEQUENCES)
 
-    def items(module: Any) -> Iterable[tuple[Any, Any]]:
-        return _items(module, numbered)
+    def items(module: Any) -> list[tuple[Any, Any]]:
+        state = module.__dict__
+        found = [*state["_parameters"].items(), *state["_buffers"].items()]
+        if state["_modules"]:
+            found += state["_modules"].items()
+        if numbered:
+            found = [(int(name) if name.isdecimal() else name, child) for name, child in found]
+        if len(state) > len(_INTERNAL):
+            found += _extra(state)
+        return found
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
-        new = object.__new__(cls)
-        state = new.__dict__
-        state.update(module.__dict__)
-        for name in _COPIED:
-            value = state[name]
-            state[name] = value.copy() if value else type(value)()
-        found = list(_items(module, numbered))
+        found = items(module)
         keep(found)
-        slots: dict[Any, Any] = {}
-
-        def finish(filled: dict[Any, Any]) -> Any:
-            _fill(module, state, filled, numbered)
-            return new
-
-        return new, iter(found), slots, finish
+        state = module.__dict__.copy()
+        _own_hooks(state)
+        new: Any = _new(cls)
+        _set(new, "__dict__", state)
+        return new, iter(found), {}, partial(_fill, module, new, state, numbered)
 
     return NodeType.opening(open, items)
 
 
-def _items(module: Any, numbered: bool) -> Iterator[tuple[Any, Any]]:
-    state = module.__dict__
-    for registry in _REGISTRIES:
-        for name, child in state[registry].items():
-            yield (int(name) if numbered and name.isdecimal() else name), child
-    if len(state) > len(_STATE):
-        for name, value in state.items():
-            if name not in _STATE and not isinstance(value, _PLAIN) and _holds_arrays(value):
-                yield name, value
+def _write_own_hooks() -> Callable[[dict[str, Any]], None]:
+    """A function that gives a copied module state hook tables of its own, written out for speed."""
+    lines = "".join(
+        f"    if state[{name!r}]: state[{name!r}] = state[{name!r}].copy()\n"
+        f"    else: state[{name!r}] = {kind.__name__}()\n"
+        for name, kind in _HOOKS
+    )
+    scope: dict[str, Any] = {kind.__name__: kind for _, kind in _HOOKS}
+    exec(f"def own_hooks(state):\n{lines}", scope)
+    written: Callable[[dict[str, Any]], None] = scope["own_hooks"]
+    return written
 
 
-_PLAIN = (int, float, str, bool, type(None))
+_own_hooks = _write_own_hooks()
 
 
-def _holds_arrays(value: Any) -> bool:
+def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The attributes of a module that are arrays or hold some."""
+    rest = list(islice(state.items(), len(_INTERNAL) - 1, None))
+    if rest[0][0] != _INTERNAL[-1]:  # something was set before Module.__init__ ran
+        rest = [(name, value) for name, value in state.items() if name not in _INTERNAL]
+    return [
+        (name, value)
+        for name, value in rest
+        if type(value) not in _SETTINGS and name != _INTERNAL[-1] and _is_child(value)
+    ]
+
+
+def _is_child(value: Any) -> bool:
     """Whether an attribute is an array or a container of some; tuples of sizes are settings."""
     if isinstance(value, torch.Tensor):
         return True
-    if isinstance(value, tuple | list) and all(isinstance(item, _PLAIN) for item in value):
+    if isinstance(value, tuple | list) and all(type(item) in _SETTINGS for item in value):
         return False
     return is_dynamic(value) and holds_arrays(value)
 
 
-def _fill(old: Any, state: dict[str, Any], children: Mapping[Any, Any], numbered: bool) -> None:
-    given = {str(key): child for key, child in children.items()} if numbered else children
-    rest = dict(given)
+def _fill(
+    old: Any, module: Any, state: dict[str, Any], numbered: bool, slots: dict[Any, Any]
+) -> Any:
+    """Distributes the new children over a module that was opened."""
+    known = old.__dict__
+    if numbered:
+        slots = {str(key): child for key, child in slots.items()}
     for registry in _REGISTRIES:
-        known = old.__dict__[registry]
-        state[registry] = filled = type(known)()
-        for name, child in known.items():
-            new = rest.pop(name)
-            if registry != "_modules":
-                new = _tensor(old, name, child, new)
-            elif new is not None and not isinstance(new, Module):
-                raise _unfit(old, name, new, "a module")
-            filled[name] = new
-    state.update(rest)
+        made = state[registry] = {}
+        for name, was in known[registry].items():
+            new = made[name] = slots.pop(name)
+            if new is not was:
+                if registry != "_modules":
+                    made[name] = _tensor(old, name, was, new)
+                elif new is not None and not isinstance(new, Module):
+                    raise _unfit(old, name, new, "a module")
+    if slots:
+        state.update(slots)
+    return module
 
 
 def _tensor(module: Any, name: str, old: Any, new: Any) -> Any:
@@ -118,9 +142,9 @@ def _tensor(module: Any, name: str, old: Any, new: Any) -> Any:
 def _unfit(module: Any, name: str, new: Any, wanted: str) -> RebuildError:
     error = RebuildError(
         f"{type(module).__qualname__}.{name} must be {wanted}, not "
-        f"{type(new).__module__}.{type(new).__qualname__}: a torch module holds torch tensors only. "
-        "Take its arrays with fmapper.state(module), or turn the whole module into a program of the "
-        "other framework with fmapper.convert(module, ...)."
+        f"{type(new).__module__}.{type(new).__qualname__}: a torch module holds torch tensors "
+        "only. Take its arrays with fmapper.state(module), or turn the whole module into a program "
+        "of the other framework with fmapper.convert(module, ...)."
     )
     error.placed = False
     return error
