@@ -52,6 +52,7 @@ from fmapper._move import (
     to_torch,
     use_backend,
 )
+from fmapper._namespace import array_namespace
 from fmapper._nodes import NodeType
 from fmapper._paths import get_path, has_path, set_path
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
@@ -87,6 +88,7 @@ __all__ = [
     "StructureMismatchError",
     "TieWarning",
     "UnsupportedLeafError",
+    "array_namespace",
     "children",
     "collecting_walk",
     "default_walk",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
@@ -23,12 +22,14 @@ _PACKAGE = "fmapper_adapters"
 @functools.cache
 def _sources() -> dict[str, Callable[[], Any]]:
     """Framework module -> how its adapter is loaded. Built-in ones first, then entry points."""
+    from importlib import metadata  # slow to import, and needed once
+
     found: dict[str, Callable[[], Any]] = {}
     package = importlib.util.find_spec(_PACKAGE)
     for module in pkgutil.iter_modules(package.submodule_search_locations if package else ()):
         path = f"{_PACKAGE}.{module.name}"
         found[module.name] = functools.partial(_load_builtin, path)
-    for point in importlib.metadata.entry_points(group=GROUP):
+    for point in metadata.entry_points(group=GROUP):
         found.setdefault(point.name, point.load)
     return found
 

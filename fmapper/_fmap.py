@@ -651,7 +651,7 @@ def _match(
     elif kind is not CHILDLESS:
         problem = (
             f"the first tree has {_class(node)} with {_count(have)} here, "
-            f"a later one has a leaf of type {type(other).__qualname__}."
+            f"a later one has a leaf of type {type(other).__name__}."
         )
     elif any(True for _ in have):
         problem = (
@@ -687,4 +687,4 @@ def _count(keys: Iterable[Any]) -> str:
 
 
 def _class(node: Any) -> str:
-    return type(node).__qualname__
+    return type(node).__name__

@@ -113,12 +113,10 @@ def functor(
         )
     names = None if children is None else _names(cls, children)
     if rebuild is not None and not callable(rebuild):
-        raise DeclarationError(
-            f"functor: rebuild of {cls.__qualname__} is not callable: {rebuild!r}."
-        )
+        raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
     if rebuild is None and issubclass(cls, CONTAINERS) and not hasattr(cls, "_fields"):
         raise DeclarationError(
-            f"functor: {cls.__qualname__} derives from a builtin container, so it is a node "
+            f"functor: {cls.__name__} derives from a builtin container, so it is a node "
             "already and its items are its children. Leave the declaration out, or give a rebuild."
         )
     _declare(Declaration(cls, names, rebuild))
@@ -177,22 +175,22 @@ def slot_names(cls: type) -> tuple[str, ...]:
 def _names(cls: type, children: Iterable[str]) -> tuple[str, ...]:
     if isinstance(children, str):
         raise DeclarationError(
-            f"functor: children of {cls.__qualname__} is the string {children!r}. "
+            f"functor: children of {cls.__name__} is the string {children!r}. "
             f"Write a tuple: children=({children!r},)."
         )
     names = tuple(children)
     for name in names:
         if not isinstance(name, str):
             raise DeclarationError(
-                f"functor: children of {cls.__qualname__} must be attribute names, not {name!r}."
+                f"functor: children of {cls.__name__} must be attribute names, not {name!r}."
             )
     if len(set(names)) < len(names):
-        raise DeclarationError(f"functor: children of {cls.__qualname__} repeats a name: {names}.")
+        raise DeclarationError(f"functor: children of {cls.__name__} repeats a name: {names}.")
     known = _known_names(cls)
     missing = [name for name in names if known is not None and name not in known]
     if missing:
         raise DeclarationError(
-            f"functor: {cls.__qualname__} has no attribute {', '.join(map(repr, missing))}. "
+            f"functor: {cls.__name__} has no attribute {', '.join(map(repr, missing))}. "
             f"It has: {', '.join(sorted(known or ())) or 'none'}."
         )
     return names

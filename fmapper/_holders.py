@@ -56,9 +56,9 @@ def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
     if fields:
         where = "beside its items" if declaration is None else "beside its fields"
         raise NotAFunctorError(
-            f"{format_link(link)}: {cls.__qualname__} holds arrays in {', '.join(fields)}, "
+            f"{format_link(link)}: {cls.__name__} holds arrays in {', '.join(fields)}, "
             f"{where}: they would stay behind. Make them fields, or declare what is a child: "
-            f"@fmapper.functor(children=(...)) on {cls.__qualname__}."
+            f"@fmapper.functor(children=(...)) on {cls.__name__}."
         )
 
 
@@ -111,7 +111,7 @@ def _parts(x: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refusal(leaf: Any, fields: list[str]) -> str:
-    cls = type(leaf).__qualname__
+    cls = type(leaf).__name__
     held = ", ".join(dict.fromkeys(fields))
     if isinstance(leaf, _FUNCTIONS):
         name = getattr(leaf, "__qualname__", cls)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import types
+import typing
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -40,6 +41,7 @@ exist yet; the (key, child) pairs; where `slots[key] = new child` goes; what mak
 the full slots, or None where filling them was all. `keep` is handed what must outlive the walk."""
 
 _EMPTY = ()
+_NO_CHILDREN = ("__orig_class__",)  # what typing.Generic leaves on instances; carried over
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
 
@@ -325,7 +327,7 @@ def _reader(
             return found
         found = {name: getattr(node, name) for name in slots if hasattr(node, name)}
         found.update(getattr(node, "__dict__", {}))
-        for name in cached:
+        for name in (*cached, *_NO_CHILDREN):
             found.pop(name, None)
         return found
 
@@ -335,7 +337,7 @@ def _reader(
 def _no_such_child(node: Any, name: str) -> DeclarationError:
     have = [*slot_names(type(node)), *getattr(node, "__dict__", {})]
     return DeclarationError(
-        f"{type(node).__qualname__} declares the child {name!r}, but this instance has no such "
+        f"{type(node).__name__} declares the child {name!r}, but this instance has no such "
         f"attribute. It has: {', '.join(have) or 'none'}. Correct children= in its declaration."
     )
 
@@ -355,15 +357,19 @@ def _can_be_empty(cls: type) -> bool:
 
 def _open_all(cls: type, cached: tuple[str, ...]) -> Opener:
     """All of `vars(node)` are children."""
+    generic = issubclass(cls, typing.Generic)  # type: ignore[arg-type]
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
         source = node.__dict__.copy()
         for name in cached:
             source.pop(name, None)
-        keep(source)
         new = _new(cls)
         slots = new.__dict__
         slots.update(source)
+        if generic:
+            for name in _NO_CHILDREN:
+                source.pop(name, None)
+        keep(source)
         return new, iter(source.items()), slots, None
 
     return open
@@ -392,7 +398,7 @@ def open(node, keep):
     return new, iter(items), slots, None
 """
     scope: dict[str, Any] = {"_new": _new, "cls": cls, "read": read}
-    exec(compile(source, f"<fmapper open {cls.__qualname__}>", "exec"), scope)
+    exec(compile(source, f"<fmapper open {cls.__name__}>", "exec"), scope)
     opener: Opener = scope["open"]
     return opener
 
@@ -412,7 +418,7 @@ def _open_any(
             new = _new(cls)
         except TypeError as error:
             raise unplaced(
-                RebuildError(f"{cls.__qualname__} cannot be made empty ({error}): give a rebuild.")
+                RebuildError(f"{cls.__name__} cannot be made empty ({error}): give a rebuild.")
             ) from error
         for name in slots:
             if name not in found and hasattr(node, name):
@@ -446,14 +452,12 @@ def _custom(
         new = rebuild(node, dict(new_children))
         if type(new) is not type(node):
             raise unplaced(
-                RebuildError(
-                    f"rebuild of {cls.__qualname__} returned {_a(new)}, not a {cls.__qualname__}."
-                )
+                RebuildError(f"rebuild of {cls.__name__} returned {_a(new)}, not a {cls.__name__}.")
             )
         if new is node and any(new_children[key] is not child for key, child in read(node).items()):
             raise unplaced(
                 RebuildError(
-                    f"rebuild of {cls.__qualname__} returned the node it was given. "
+                    f"rebuild of {cls.__name__} returned the node it was given. "
                     "It must make a new one and leave its argument alone."
                 )
             )
@@ -461,14 +465,14 @@ def _custom(
             found = read(new)
         except DeclarationError as error:
             raise unplaced(
-                RebuildError(f"rebuild of {cls.__qualname__} forgot a child: {error.args[0]}")
+                RebuildError(f"rebuild of {cls.__name__} forgot a child: {error.args[0]}")
             ) from error
         for key, child in new_children.items():
             if key not in found or not _same(found[key], child):
                 got = _a(found[key]) if key in found else "nothing"
                 raise unplaced(
                     RebuildError(
-                        f"rebuild of {cls.__qualname__} forgot the child {key!r}: it was given "
+                        f"rebuild of {cls.__name__} forgot the child {key!r}: it was given "
                         f"{_a(child)}, the new node holds {got}. It must store the children as "
                         "they are, without converting or copying them."
                     )
@@ -490,7 +494,7 @@ def _same(held: Any, given: Any) -> bool:
 
 
 def _a(value: Any) -> str:
-    return "None" if value is None else f"an object of type {type(value).__qualname__}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def _restricted(kind: NodeType, cls: type, declaration: Declaration) -> NodeType:

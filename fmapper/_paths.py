@@ -86,7 +86,7 @@ def _steps(tree: Any, path: KeyPath) -> list[Any]:
         have = {} if node_type is None else node_type.children(nodes[-1])
         own = _own_key(have, key)
         if own not in have:
-            what = type(nodes[-1]).__qualname__
+            what = type(nodes[-1]).__name__
             keys = ", ".join(map(repr, have)) if have else "no children"
             raise PathError(
                 f"{format_keys(path.keys[:depth])}: there is no child {key!r}. "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from fmapper._adapter import Adapter
 from fmapper._device import get_device
@@ -13,6 +13,7 @@ from fmapper._dtypes import is_inexact
 from fmapper._errors import StructureMismatchError
 from fmapper._fmap import fmap, visit
 from fmapper._keypath import KeyPath, Link, format_link
+from fmapper._namespace import array_namespace
 from fmapper._nodes import sync
 from fmapper._transfer import Step, carry_out
 
@@ -71,7 +72,7 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         new = state[name]
         adapter, source = _adapter_of(old), adapter_of(new)
         if source is None:
-            problems.append(f"{name}: {type(new).__qualname__} is not an array")
+            problems.append(f"{name}: {type(new).__name__} is not an array")
         elif adapter.shape(old) != source.shape(new):
             problems.append(
                 f"{name}: shape {source.shape(new)} in the state, {adapter.shape(old)} in the tree"
@@ -120,9 +121,11 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
     shapes = [_adapter_of(array).shape(array) for array in arrays]
     total = sum(map(math.prod, shapes))
     if not arrays:
-        vector = _namespace([0.0]).zeros((0,))
+        from array_api_compat import numpy
+
+        vector = cast(Any, numpy).zeros((0,))
     else:
-        xp = _namespace(arrays)
+        xp: Any = array_namespace(arrays)
         dtype = xp.result_type(*arrays)
         vector = xp.concat([xp.astype(xp.reshape(array, (-1,)), dtype) for array in arrays])
 
@@ -145,19 +148,12 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
-    xp = _namespace([part])
+    xp: Any = array_namespace(part)
     if xp.isdtype(part.dtype, "complex floating") and not xp.isdtype(
         like.dtype, "complex floating"
     ):
         part = xp.real(part)
     return xp.astype(xp.reshape(part, shape), like.dtype)
-
-
-def _namespace(arrays: Sequence[Any]) -> Any:
-    """The array API namespace of some arrays; imported here, since it imports NumPy."""
-    from array_api_compat import array_namespace, numpy
-
-    return array_namespace(*arrays) if adapter_of(arrays[0]) is not None else numpy
 
 
 def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:

@@ -141,8 +141,8 @@ def _tensor(module: Any, name: str, old: Any, new: Any) -> Any:
 
 def _unfit(module: Any, name: str, new: Any, wanted: str) -> RebuildError:
     error = RebuildError(
-        f"{type(module).__qualname__}.{name} must be {wanted}, not "
-        f"{type(new).__module__}.{type(new).__qualname__}: a torch module holds torch tensors "
+        f"{type(module).__name__}.{name} must be {wanted}, not "
+        f"{type(new).__module__}.{type(new).__name__}: a torch module holds torch tensors "
         "only. Take its arrays with fmapper.state(module), or turn the whole module into a program "
         "of the other framework with fmapper.convert(module, ...)."
     )
