@@ -357,7 +357,7 @@ def _can_be_empty(cls: type) -> bool:
 
 def _open_all(cls: type, cached: tuple[str, ...]) -> Opener:
     """All of `vars(node)` are children."""
-    generic = issubclass(cls, typing.Generic)  # type: ignore[arg-type]
+    generic = issubclass(cls, typing.Generic)
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
         source = node.__dict__.copy()
@@ -567,10 +567,10 @@ def forget() -> None:
 
 def recheck_unknown() -> None:
     """Forgets the classes that nobody knew, so that a later registration with anybody counts."""
-    for cls in _unknown:
+    while _unknown:
+        cls = _unknown.pop()
         for cache in (_kinds, openers, plain_openers):
             cache.pop(cls, None)
-    _unknown.clear()
 
 
 _before_walk: list[Callable[[], None]] = []

@@ -1,0 +1,51 @@
+"""The public surface is exactly `__all__`, and says that it is fmapper's."""
+
+import types
+import warnings
+
+import fmapper
+
+
+def public_names():
+    return {
+        name
+        for name, value in vars(fmapper).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+
+
+def test_all_is_the_public_surface_sorted():
+    assert set(fmapper.__all__) == public_names()
+    assert len(fmapper.__all__) == len(set(fmapper.__all__))
+
+
+def test_public_names_report_the_public_module():
+    for name in fmapper.__all__:
+        assert getattr(fmapper, name).__module__.partition(".")[0] == "fmapper"
+        if hasattr(getattr(fmapper, name), "__qualname__"):
+            assert getattr(fmapper, name).__module__ == "fmapper", name
+
+
+def test_every_public_name_is_documented():
+    undocumented = [name for name in fmapper.__all__ if not getattr(fmapper, name).__doc__]
+    assert undocumented == []
+
+
+def test_every_error_derives_from_the_base_and_from_a_builtin_that_callers_expect():
+    errors = [
+        value
+        for value in (getattr(fmapper, name) for name in fmapper.__all__)
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    expected = (TypeError, ValueError, RuntimeError, KeyError, ImportError, UserWarning)
+    for error in errors:
+        if error not in (fmapper.FmapperError, fmapper.FmapperWarning):
+            assert issubclass(error, fmapper.FmapperError | fmapper.FmapperWarning)
+            assert issubclass(error, expected)
+
+
+def test_warnings_can_be_filtered_by_their_base():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fmapper.FmapperWarning)
+        for kind in (fmapper.TieWarning, fmapper.PrecisionWarning, fmapper.NoGPUWarning):
+            assert issubclass(kind, fmapper.FmapperWarning)
