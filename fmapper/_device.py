@@ -13,7 +13,7 @@ from fmapper._fmap import visit
 from fmapper._keypath import format_link
 from fmapper._nodes import sync
 
-KINDS = ("cpu", "gpu", "cuda", "mps", "xpu", "tpu", "meta")
+_KINDS = {"cpu", "gpu", "cuda", "mps", "xpu", "tpu", "meta"}
 _SPEC = re.compile(r"(?:(?P<backend>[a-z_]\w*):)?(?P<kind>[a-z]+)(?::(?P<index>\d+))?")
 
 
@@ -47,16 +47,22 @@ def parse_device(device: Any) -> DeviceSpec:
         if own is not None:
             return parse_device(own)
     found = _SPEC.fullmatch(device) if isinstance(device, str) else None
-    known = found is not None and (
-        found["kind"] in KINDS
-        and (found["backend"] is None or found["backend"] in installed_backends())
-    )
-    if found is None or not known:
+    if found is None or not _is_known(found["backend"], found["kind"]):
         raise DeviceError(
             f"{device!r} is not a device. Here you can write: {', '.join(good_strings())}."
         )
     index = None if found["index"] is None else int(found["index"])
     return DeviceSpec(found["backend"], found["kind"], index)
+
+
+def _is_known(backend: str | None, kind: str) -> bool:
+    """Whether a backend is there, and the kind is a common one or one of an adapter's own."""
+    if backend is not None and backend not in installed_backends():
+        return False
+    return kind in _KINDS or any(
+        kind in adapter.aliases or any(device.kind == kind for device in adapter.devices())
+        for adapter in adapters()
+    )
 
 
 def good_strings() -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from fmapper import _nodes
 from fmapper._adapter import Adapter
-from fmapper._errors import BackendUnavailableError
+from fmapper._errors import BackendUnavailableError, FmapperWarning
 from fmapper._nodes import NodeType
+from fmapper._warn import warn
 
 GROUP = "fmapper.adapters"
 _PACKAGE = "fmapper_adapters"
@@ -24,22 +25,26 @@ def _sources() -> dict[str, Callable[[], Any]]:
     """Framework module -> how its adapter is loaded. Built-in ones first, then entry points."""
     from importlib import metadata  # slow to import, and needed once
 
-    found: dict[str, Callable[[], Any]] = {}
-    package = importlib.util.find_spec(_PACKAGE)
-    for module in pkgutil.iter_modules(package.submodule_search_locations if package else ()):
-        path = f"{_PACKAGE}.{module.name}"
-        found[module.name] = functools.partial(_load_builtin, path)
+    found: dict[str, Callable[[], Any]] = {
+        name: functools.partial(_load_builtin, name) for name in _builtin()
+    }
     for point in metadata.entry_points(group=GROUP):
         found.setdefault(point.name, point.load)
     return found
 
 
-def _load_builtin(path: str) -> Any:
-    return importlib.import_module(path).adapter
+def _builtin() -> list[str]:
+    package = importlib.util.find_spec(_PACKAGE)
+    places = package.submodule_search_locations if package else ()
+    return [module.name for module in pkgutil.iter_modules(places)]
+
+
+def _load_builtin(name: str) -> Any:
+    return importlib.import_module(f"{_PACKAGE}.{name}").adapter
 
 
 _loaded: dict[str, Adapter] = {}
-_seen: set[str] = set()
+_by_framework: dict[str, Adapter | None] = {}
 _by_type: dict[type, Adapter | None] = {}
 
 
@@ -78,9 +83,12 @@ def unregister_adapter(name: str) -> None:
 def load_new() -> None:
     """Loads the adapter of every framework that has been imported since the last look."""
     for name in _sources():
-        if name in sys.modules and name not in _seen and not _half_imported(name):
-            _seen.add(name)
-            _load(name)
+        if name in sys.modules and name not in _by_framework and not _half_imported(name):
+            _by_framework[name] = None
+            try:
+                _load(name)
+            except ImportError as error:
+                warn(f"the adapter for {name} could not be loaded: {error}", FmapperWarning)
 
 
 def _half_imported(name: str) -> bool:
@@ -91,6 +99,7 @@ def _half_imported(name: str) -> bool:
 def _load(framework: str) -> Adapter:
     made = _sources()[framework]()
     adapter: Adapter = made() if isinstance(made, type) else made
+    _by_framework[framework] = adapter
     return register_adapter(adapter)
 
 
@@ -107,8 +116,9 @@ def get_adapter(name: str) -> Adapter:
         BackendUnavailableError: The framework is not installed, or there is no such adapter.
     """
     load_new()
-    if name in _loaded:
-        return _loaded[name]
+    found = _loaded.get(name) or _by_framework.get(name)
+    if found is not None and found.name in _loaded:
+        return found
     if name not in _sources():
         known = ", ".join(sorted({*_sources(), *_loaded}))
         raise BackendUnavailableError(
@@ -118,10 +128,15 @@ def get_adapter(name: str) -> Adapter:
     try:
         importlib.import_module(name)
         load_new()
-        return _loaded.get(name) or _load(name)
+        return _by_framework.get(name) or _load(name)
     except ImportError as error:
+        if _importable(name):
+            raise BackendUnavailableError(
+                f"{name} is installed but does not work: {error}"
+            ) from error
+        extra = f"'fmapper[{name}]'" if name in _builtin() else name
         raise BackendUnavailableError(
-            f"{name} is not installed ({error}). Install it: pip install 'fmapper[{name}]'"
+            f"{name} is not installed ({error}). Install it: pip install {extra}"
         ) from error
 
 

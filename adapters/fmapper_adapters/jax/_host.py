@@ -90,4 +90,6 @@ def survived(old: jax.Array, new: jax.Array) -> bool:
         return bool((new.astype(old.dtype) == old).all())
     if not jnp.issubdtype(new.dtype, jnp.inexact):
         return True
+    if jnp.issubdtype(new.dtype, jnp.complexfloating):
+        return survived(old.real, new.real) and survived(old.imag, new.imag)
     return not bool((~jnp.isfinite(new) & jnp.isfinite(old)).any())

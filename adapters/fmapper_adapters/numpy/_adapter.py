@@ -105,11 +105,11 @@ class NumpyAdapter(Adapter):
     def view(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
     ) -> Any:
-        """`as_strided` on the dense memory of `base`."""
-        as_strided = np.lib.stride_tricks.as_strided
-        flat = as_strided(base, (base.size,), (base.itemsize,))
-        steps = [stride * base.itemsize for stride in strides]
-        return as_strided(flat[offset:], shape, steps)
+        """An array on the dense memory of `base`."""
+        size = base.itemsize
+        memory = base.ravel(order="K").view(np.uint8)  # ml_dtypes have no buffer of their own
+        steps = [stride * size for stride in strides]
+        return np.ndarray(shape, base.dtype, memory, offset * size, steps)
 
 
 def np_dtype(name: str) -> np.dtype[Any]:
@@ -137,6 +137,8 @@ def survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
     """Whether a cast has kept every integer and made no finite value infinite."""
     if new.dtype.kind in "iub" and old.dtype.kind in "iub":
         return bool((new.astype(old.dtype) == old).all())
+    if new.dtype.kind == "c":
+        return survived(old.real, new.real) and survived(old.imag, new.imag)
     lost = ~np.isfinite(new)
     return not lost.any() or not bool((lost & np.isfinite(old)).any())
 

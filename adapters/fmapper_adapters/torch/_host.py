@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -139,13 +140,17 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         return True
     if not (new.is_floating_point() or new.is_complex()):
         return bool((new.to(old.dtype) == old).all())
-    wide = new if new.dtype not in _NO_ISFINITE else new.float()
-    lost = ~torch.isfinite(wide)
+    if new.is_complex():
+        was = old if old.is_complex() else torch.complex(old, torch.zeros_like(old))
+        return survived(was.real, new.real) and survived(was.imag, new.imag)
+    if new.element_size() == 1:  # torch saturates to float8 instead of making infinities
+        wide = old.float() if old.element_size() == 1 else old
+        return not bool((torch.isfinite(wide) & (wide.abs() >= _limit(new.dtype))).any())
+    lost = ~torch.isfinite(new)
     return not bool(lost.any()) or not bool((lost & torch.isfinite(old)).any())
 
 
-_NO_ISFINITE = {
-    getattr(torch, name)
-    for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-    if hasattr(torch, name)
-}
+def _limit(dtype: torch.dtype) -> float:
+    """The least magnitude that rounds to more than the largest value of a dtype."""
+    info = torch.finfo(dtype)
+    return info.max + 2.0 ** math.floor(math.log2(info.max)) * info.eps / 2
