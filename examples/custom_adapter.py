@@ -33,7 +33,7 @@ PLACES = ("cpu", "acc:0", "acc:1")
 
 
 class Tensor:
-    """Numbers of Python's `array.array` with a shape, on the CPU or on a make-believe accelerator."""
+    """An `array.array` with a shape, on the CPU or on a make-believe accelerator."""
 
     def __init__(self, numbers: array.array[Any], shape: Sequence[int], place: str = "cpu") -> None:
         if len(numbers) != math.prod(shape):

@@ -270,13 +270,17 @@ def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[
         ['1', '2', '3']
     """
     have = children(node)
-    out: list[Any] = []
+    out = _Collected()
     for key, mapped in _recursed(recurse, node, rest).items():
-        if is_leaf(have[key]):
-            out.append(mapped)
-        else:
+        if isinstance(mapped, _Collected):
             out.extend(mapped)
+        elif mapped is not have[key] or is_leaf(mapped):  # None and () come back as they are
+            out.append(mapped)
     return out
+
+
+class _Collected(list[Any]):
+    """The list that a collecting walk makes, which is never what `f` returned."""
 
 
 def _recursed(recurse: Callable[..., Any], node: Any, rest: tuple[Any, ...]) -> dict[Any, Any]:
@@ -345,7 +349,6 @@ def _run(
     if cursor is not None and cursor.others:
         ident = cursor.identity
     remembered = LEAF if caching else None
-    before = len(memo)
     root: list[Any] = [None]
     stack: list[tuple[Any, ...]] = []
     items: Iterator[Item] = iter(((0, tree),))
@@ -412,8 +415,6 @@ def _run(
                 if not caching:
                     del memo[i]
     except BaseException as error:
-        for added in list(memo)[before:]:
-            del memo[added]
         keys = [entry[2] for entry in stack]
         if key is not _CLOSING:
             keys.append(key)
@@ -437,28 +438,44 @@ class _Map:
 
     def __call__(self, tree: Any, rest: tuple[Any, ...] = ()) -> Any:
         """The mapped tree."""
-        caching = self.cache is not None
-        if self.prune is not UNSET and not caching:
+        if self.prune is not UNSET and self.cache is None:
             raise ValueError("prune= needs the memo: leave cache=None out.")
         self.tree = tree
         self.memo = {}
         self.kept = []
         if isinstance(self.cache, dict):
-            self.memo = self.cache
-            self.kept = self.memo.setdefault(id(self.memo), [])
+            return self._with_users_cache(self.cache, rest)
+        return self._run(rest)
+
+    def _with_users_cache(self, cache: dict[Any, Any], rest: tuple[Any, ...]) -> Any:
+        """Maps with a memo that outlives the call; if the map fails, it is left as it was."""
+        entries = len(cache)
+        kept = cache.setdefault(id(cache), [])
+        objects = len(kept)
+        self.memo, self.kept = cache, kept
+        kept.append((self.tree, rest))
+        try:
+            return self._run(rest)
+        except BaseException:
+            del kept[objects:]
+            for added in list(cache)[entries:]:
+                del cache[added]
+            raise
+
+    def _run(self, rest: tuple[Any, ...]) -> Any:
         if self.walk not in (None, default_walk, structural_walk):
-            return self._run_custom(rest)
+            return self._recurse(*([KeyPath()] * self.with_path), self.tree, *rest)
         cursor = _Cursor(rest, self.kept.append) if rest or self.with_path else None
         plain = self.walk is structural_walk
         return _run(
             self.f if cursor is None else self._leaf_call(cursor),
-            tree,
+            self.tree,
             openers=_nodes.plain_openers if plain else _nodes.openers,
             resolve=plain_opener_of if plain else opener_of,
             memo=self.memo,
             keep=self.kept.append,
             is_leaf=self.is_leaf if cursor is None else self._node_test(cursor),
-            caching=caching,
+            caching=self.cache is not None,
             prune=self.prune,
             cursor=cursor,
         )
@@ -476,15 +493,6 @@ class _Map:
         return lambda node: is_leaf(KeyPath.from_link(cursor.link), node)
 
     # A walk of the user's recurses as deep as it does, so this part recurses with it.
-
-    def _run_custom(self, rest: tuple[Any, ...]) -> Any:
-        before = len(self.memo)
-        try:
-            return self._recurse(*([KeyPath()] * self.with_path), self.tree, *rest)
-        except BaseException:
-            for added in list(self.memo)[before:]:
-                del self.memo[added]
-            raise
 
     def _recurse(self, *args: Any) -> Any:
         assert self.walk is not None

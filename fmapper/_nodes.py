@@ -123,6 +123,8 @@ class NodeType:
         """A new node with other children; the keys must be those of `children(node)`."""
         kept: list[Any] = []
         new, items, slots, finish = self.open(node, kept.append)
+        if new is CHILDLESS:
+            return node
         for key, _ in items:
             slots[key] = new_children[key]
         return new if finish is None else finish(slots)

@@ -167,7 +167,7 @@ class AdapterConformance:
         array[...] = 0
 
     def variants(self, array: Any) -> Mapping[str, Any]:
-        """Layouts that only this backend can make out of one of its matrices: views, for example."""
+        """Layouts that only this backend can make of one of its matrices: views, for example."""
         return {"as_made": array}
 
     # --- set-up ----------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class AdapterConformance:
             assert_exact(back, matrix)
 
     def test_exchange_tells_the_truth(self, adapter: Adapter, dtype: str, layout: str) -> None:
-        """Host data is native NumPy; what is private is nobody else's; what is frozen, unwritable."""
+        """Host data is native NumPy; private memory is nobody else's, frozen memory unwritable."""
         want = LAYOUTS[layout](sample(dtype))
         array = self.make(want)
         (exchange,) = adapter.export([array], HOST)
@@ -463,8 +463,7 @@ class AdapterConformance:
             pytest.skip("the exchange is native")
         try:
             (new,) = adapter.take([Exchange(source)], cpu, copy=False)
-        except BufferError as error:
-            assert str(error)
+        except BufferError:
             return
         assert_exact(self.values(new), source)
         if source.size:
@@ -498,7 +497,7 @@ class AdapterConformance:
         assert adapter.storable(dtype) == dtype
 
     def test_storable_is_honest(self, adapter: Adapter, cpu: Device) -> None:
-        """Where `storable` says that a dtype is held as it is, `take` holds it or raises TypeError."""
+        """What `storable` says is held as it is, `take` holds, or it raises TypeError."""
         for dtype in (*NUMPY_DTYPES, "float8_e4m3fn", "bfloat16"):
             if dtype in self.dtypes or adapter.storable(dtype) != dtype:
                 continue

@@ -369,9 +369,7 @@ def test_prune_marks_the_later_occurrences_of_arrays_and_nodes(map_):
 
 
 @plain_maps
-@pytest.mark.parametrize(
-    "x", [4, 4.0, 1j, True, "a", b"a", None, (), np.bool_(True)], ids=lambda x: repr(x)
-)
+@pytest.mark.parametrize("x", [4, 4.0, 1j, True, "a", b"a", None, (), np.bool_(True)], ids=repr)
 def test_one_number_at_two_places_is_a_coincidence(map_, x):
     called = []
     tree = Two(One(x), [x, {"key": x}])
