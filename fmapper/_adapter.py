@@ -94,6 +94,10 @@ class Adapter(ABC):
     def is_array_type(self, cls: type) -> bool:
         """Whether instances of a class are arrays of this backend."""
 
+    def is_interned_type(self, cls: type) -> bool:
+        """Whether equal arrays of a class are one object, as `np.True_`: no sign of a tie."""
+        return False
+
     @abstractmethod
     def device(self, array: Any) -> Device:
         """Where an array lives."""

@@ -13,7 +13,7 @@ from typing import Any
 from fmapper import _nodes
 from fmapper._adapter import Adapter
 from fmapper._errors import BackendUnavailableError, FmapperWarning
-from fmapper._nodes import NodeType
+from fmapper._nodes import Kind, NodeType
 from fmapper._warn import warn
 
 GROUP = "fmapper.adapters"
@@ -170,9 +170,12 @@ def _registered_type(cls: type) -> NodeType | None:
     return next(filter(None, (adapter.registered_type(cls) for adapter in adapters())), None)
 
 
-def _is_array_type(cls: type) -> bool:
-    return any(adapter.is_array_type(cls) for adapter in adapters())
+def _array_kind(cls: type) -> Kind | None:
+    if not any(adapter.is_array_type(cls) for adapter in adapters()):
+        return None
+    interned = any(adapter.is_interned_type(cls) for adapter in adapters())
+    return Kind.INTERNED if interned else Kind.LEAF
 
 
 _nodes.before_walk(load_new)
-_nodes.add_finders(framework=_framework_type, registry=_registered_type, array=_is_array_type)
+_nodes.add_finders(framework=_framework_type, registry=_registered_type, leaf=_array_kind)

@@ -14,7 +14,9 @@ from fmapper._nodes import (
     ATOM,
     CHILDLESS,
     LEAF,
+    LEAVES,
     PENDING,
+    WITHOUT_IDENTITY,
     Item,
     Kind,
     NodeType,
@@ -242,7 +244,7 @@ def is_leaf(x: Any) -> bool:
         [True, True, False, False]
     """
     sync()
-    return _nodes.kind_of(type(x)) in (LEAF, ATOM)
+    return _nodes.kind_of(type(x)) in LEAVES
 
 
 # --- walks --------------------------------------------------------------------------------------
@@ -373,7 +375,7 @@ def _run(
                     open = resolve(type(child))
                 if open is remembered:
                     memo[i] = slots[key] = f(child)
-                elif open is ATOM or open is LEAF:
+                elif type(open) is Kind:
                     slots[key] = f(child)
                 elif is_leaf is not None and is_leaf(child):
                     slots[key] = new = f(child)
@@ -525,7 +527,9 @@ class _Map:
             self.memo[i] = PENDING
             result = self.walk(self._recurse, *args)
             del self.memo[i]
-        if self.cache is not None and not (kind is ATOM or node is None or node is _EMPTY):
+        if self.cache is not None and not (
+            kind in WITHOUT_IDENTITY or node is None or node is _EMPTY
+        ):
             self.kept.append(args)
             self.memo[i] = result
         return result
@@ -580,11 +584,11 @@ def visit(
             link = (parent, key) if len(stack) > 1 else None
             kind = _nodes.kind_of(type(child))
             i = id(child)
-            if once and kind is not ATOM:
+            if once and kind not in WITHOUT_IDENTITY:
                 if i in seen or i in known:
                     continue
                 seen[i] = child
-            if kind is LEAF or kind is ATOM or (is_leaf is not None and is_leaf(child)):
+            if kind in LEAVES or (is_leaf is not None and is_leaf(child)):
                 yield link, child, None
                 continue
             yield link, child, kind

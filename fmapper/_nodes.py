@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import numbers
 import types
 import typing
 from collections import OrderedDict, defaultdict, deque
@@ -26,11 +27,14 @@ class Kind(enum.Enum):
 
     LEAF = "given to f, and remembered"
     ATOM = "given to f every time: numbers and strings have no identity"
+    INTERNED = "an atom that counts as an array when it is moved: np.True_ and np.False_"
     CHILDLESS = "a node without children that is its own copy: None and ()"
     PENDING = "a node that exists only once its children do"
 
 
-LEAF, ATOM, CHILDLESS, PENDING = Kind
+LEAF, ATOM, INTERNED, CHILDLESS, PENDING = Kind
+LEAVES = frozenset({LEAF, ATOM, INTERNED})
+WITHOUT_IDENTITY = frozenset({ATOM, INTERNED})
 
 Item: TypeAlias = "tuple[Any, Any]"
 Finish: TypeAlias = "Callable[[Any], Any] | None"
@@ -538,7 +542,7 @@ _PLAIN_LEAVES = frozenset(
 Finder = Callable[[type], "NodeType | None"]
 _framework_finders: list[Finder] = []
 _registry_finders: list[Finder] = []
-_leaf_finders: list[Callable[[type], bool]] = []
+_leaf_finders: list[Callable[[type], Kind | None]] = []
 _on_functor: list[Callable[[type], None]] = []
 
 _kinds: dict[type, NodeType | Kind] = {}
@@ -547,17 +551,19 @@ plain_openers: dict[type, Opener | Kind] = {}
 _unknown: list[type] = []
 
 
-def add_finders(*, framework: Finder, registry: Finder, array: Callable[[type], bool]) -> None:
+def add_finders(
+    *, framework: Finder, registry: Finder, leaf: Callable[[type], Kind | None]
+) -> None:
     """Has the look-up ask others too.
 
     Args:
         framework: The node type that a framework's adapter has for a class of its framework.
         registry: The node type for a class in somebody's pytree registry, by exact type.
-        array: Whether instances of a class are arrays, which settles that they are leaves.
+        leaf: LEAF for a class of arrays, INTERNED for one of such constants, None for any other.
     """
     _framework_finders.append(framework)
     _registry_finders.append(registry)
-    _leaf_finders.append(array)
+    _leaf_finders.append(leaf)
 
 
 def forget() -> None:
@@ -639,7 +645,12 @@ def _look_up(cls: type) -> NodeType | Kind:
     if issubclass(cls, CONTAINERS):
         exact = cls in (*CONTAINERS, OrderedDict, defaultdict)
         return (None if exact else _registered(cls)) or _container(cls)
-    if cls in _PLAIN_LEAVES or any(is_array(cls) for is_array in _leaf_finders):
+    of_arrays = next(filter(None, (find(cls) for find in _leaf_finders)), None)
+    if of_arrays is not None:
+        return of_arrays
+    if issubclass(cls, numbers.Number):
+        return ATOM
+    if cls in _PLAIN_LEAVES:
         return LEAF
     found = _foreign(cls) or _registered(cls)
     if found is None:

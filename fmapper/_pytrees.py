@@ -216,4 +216,4 @@ def _optree_type(cls: type) -> NodeType | None:
 on_class(_enroll)
 on_adapter(_enroll_all)
 _nodes.before_walk(_register_with_optree)
-_nodes.add_finders(framework=lambda _: None, registry=_optree_type, array=lambda _: False)
+_nodes.add_finders(framework=lambda _: None, registry=_optree_type, leaf=lambda _: None)

@@ -27,6 +27,10 @@ class NumpyAdapter(Adapter):
             return not issubclass(cls, _NO_NUMBERS)
         return issubclass(cls, np.ndarray)
 
+    def is_interned_type(self, cls: type) -> bool:
+        """There is one `np.True_` and one `np.False_`."""
+        return issubclass(cls, np.bool_)
+
     def device(self, array: Any) -> Device:
         """Always the host."""
         return CPU
