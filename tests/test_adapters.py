@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,19 @@ LOCAL_LAYOUTS = {
     "strided": lambda flat: flat.reshape(4, 6)[::2, 1::3],
     "negative": lambda flat: flat.reshape(4, 6)[::-1, ::-2],
 }
+
+
+def test_an_unpickled_array_is_not_frozen() -> None:
+    """Its memory is that of a bytes object, too, but it can be written to."""
+    made = pickle.loads(pickle.dumps(np.arange(4096, dtype=np.float32)))
+    view = made.view()
+    view.flags.writeable = False
+    numpy = fmapper.get_adapter("numpy")
+    (exchange,) = numpy.export([view], conformance.HOST)
+    assert not exchange.frozen
+    (new,) = numpy.take([exchange], conformance.HOST, copy=None)
+    made[:] = -1.0
+    assert new[7] == 7.0
 
 
 class TestTorch(AdapterConformance):

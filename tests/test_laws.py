@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import fmapper
@@ -690,6 +690,14 @@ def test_every_path_leads_back(tree: Any) -> None:
         assert get_path(tree, str(path)) is x
         assert get_path(tree, list(path)) is x
         assert not has_path(tree, path + KeyPath("deeper"))
+
+
+@law
+@given(st.lists(st.one_of(st.integers(), st.text()), max_size=4))
+@example(["e\N{COMBINING ACUTE ACCENT}", 0, "a\N{MIDDLE DOT}", "\N{SCRIPT CAPITAL P}"])
+def test_a_printed_path_reads_back(keys: list[Any]) -> None:
+    path = KeyPath(*keys)
+    assert KeyPath.parse(str(path)) == path
 
 
 @law

@@ -802,10 +802,16 @@ NO_GPU = """
 """
 
 
-def test_without_a_gpu(torch: Any, jax: Any) -> None:
-    """One interpreter for all of it, since each has to import both frameworks."""
-    lines = run(NO_GPU).splitlines()
-    said = dict(line.split(" | ", 1) for line in lines[:6])
+@pytest.fixture(scope="module")
+def no_gpu() -> list[str]:
+    """What the script prints; one interpreter for all of it, since it imports both frameworks."""
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    return run(NO_GPU).splitlines()
+
+
+def test_an_explicit_device_that_is_not_here_says_why(no_gpu: list[str]) -> None:
+    said = dict(line.split(" | ", 1) for line in no_gpu[:6])
     assert set(said) == {"cuda:0", "torch:cuda:1", "gpu", "jax:gpu:1", "cuda", "tpu:0"}
     for word in ("cuda:0", "torch:cuda:1"):
         assert "CPU-only build" in said[word] or "no driver or no GPU" in said[word]
@@ -816,14 +822,23 @@ def test_without_a_gpu(torch: Any, jax: Any) -> None:
     assert "no installed backend sees a GPU" in said["cuda"]
     assert "torch:" in said["cuda"]
     assert "jax:" in said["cuda"]
-    outcomes = [line.partition(" ")[0] for line in lines[6:13]]
+
+
+def test_to_gpu_with_strict_and_too_high_an_index_raise(no_gpu: list[str]) -> None:
+    outcomes = [line.partition(" ")[0] for line in no_gpu[6:13]]
     assert outcomes == ["raised"] * 5 + ["moved", "raised"]
-    assert "torch:cpu:7" in lines[12]
-    assert lines[13] == "cast torch.float16 float16", "dtype= holds although nothing moves"
-    words, text = lines[14].split(" | ", 1)
+    assert "torch:cpu:7" in no_gpu[12]
+
+
+def test_to_gpu_warns_once(no_gpu: list[str]) -> None:
+    words, text = no_gpu[14].split(" | ", 1)
     assert words.split() == ["warned", "1", "NoGPUWarning", "<string>"]
     assert "to_gpu leaves the model on the CPU" in text
     assert "to_gpu(strict=True) raises" in text
+
+
+def test_to_gpu_casts_where_it_cannot_move(no_gpu: list[str]) -> None:
+    assert no_gpu[13] == "cast torch.float16 float16"
 
 
 def test_to_gpu_without_any_gpu_framework() -> None:
