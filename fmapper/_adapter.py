@@ -46,12 +46,14 @@ class Exchange:
         private: Nobody else holds this memory, so the taker may keep it.
         frozen: Nobody can ever write to this memory, so it may be shared.
         device: The device of a DLPack exporter; None for a host array.
+        owner: The array itself, for takers that can share more through DLPack than `data` allows.
     """
 
     data: Any
     private: bool = False
     frozen: bool = False
     device: Device | None = None
+    owner: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,13 @@ class Memory:
         start: Address of the element with index zero in every dimension.
         strides: Step per dimension, in elements.
         itemsize: Bytes per element.
+        plain: The values are what lies there; False for lazy conjugates and negatives.
     """
 
     start: int
     strides: tuple[int, ...]
     itemsize: int
+    plain: bool = True
 
 
 class Adapter(ABC):
@@ -191,12 +195,19 @@ class Adapter(ABC):
         """Where a strided array lies; None where the backend has no views, or not for this one."""
         return None
 
+    def shares_elements(self, a: Any, b: Any) -> bool:
+        """Whether two arrays with memory have an element in common, not just the span."""
+        return True
+
     def view(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
     ) -> Any:
         """A view of `base`: strides and offset in elements, counted from the first of `base`.
 
-        `like` is the view that it replaces; `base` is dense, its strides are those of the old base.
+        `like` is the view that it replaces.
+
+        Raises:
+            TypeError: There are no such views here, with negative strides for example.
         """
         raise TypeError(f"{self.name} has no views")
 

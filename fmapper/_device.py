@@ -8,7 +8,7 @@ from typing import Any
 
 from fmapper._adapter import Device
 from fmapper._discovery import adapter_of, adapters, get_adapter, installed_backends
-from fmapper._errors import DeviceError, MixedDevicesError
+from fmapper._errors import DeviceError, MixedDevicesError, UnsupportedLeafError
 from fmapper._fmap import visit
 from fmapper._keypath import format_link
 from fmapper._nodes import sync
@@ -113,7 +113,11 @@ def get_device(tree: Any) -> Device | None:
     for link, leaf, node_type in visit(tree, once=True):
         adapter = adapter_of(leaf) if node_type is None else None
         if adapter is not None:
-            places.setdefault(adapter.device(leaf), []).append(format_link(link))
+            try:
+                device = adapter.device(leaf)
+            except RuntimeError as error:
+                raise UnsupportedLeafError(f"{format_link(link)}: {error}.") from error
+            places.setdefault(device, []).append(format_link(link))
     if len(places) > 1:
         lines = [f"  {device}: {_some(paths)}" for device, paths in places.items()]
         raise MixedDevicesError(

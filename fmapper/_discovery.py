@@ -58,6 +58,7 @@ def register_adapter(adapter: Adapter) -> Adapter:
         The adapter.
     """
     _loaded[adapter.name] = adapter
+    _by_framework[adapter.framework or adapter.name] = adapter
     _by_type.clear()
     _nodes.forget()
     for hook in _on_adapter:
@@ -83,7 +84,7 @@ def unregister_adapter(name: str) -> None:
 def load_new() -> None:
     """Loads the adapter of every framework that has been imported since the last look."""
     for name in _sources():
-        if name in sys.modules and name not in _by_framework and not _half_imported(name):
+        if sys.modules.get(name) is not None and name not in _by_framework and _is_ready(name):
             _by_framework[name] = None
             try:
                 _load(name)
@@ -91,9 +92,10 @@ def load_new() -> None:
                 warn(f"the adapter for {name} could not be loaded: {error}", FmapperWarning)
 
 
-def _half_imported(name: str) -> bool:
+def _is_ready(name: str) -> bool:
+    """Whether a module has run to its end; adapters must not see half of a framework."""
     spec = getattr(sys.modules[name], "__spec__", None)
-    return bool(getattr(spec, "_initializing", False))
+    return not getattr(spec, "_initializing", False)
 
 
 def _load(framework: str) -> Adapter:
@@ -146,6 +148,8 @@ def installed_backends() -> list[str]:
 
 
 def _importable(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
     return importlib.util.find_spec(name) is not None
 
 

@@ -16,7 +16,6 @@ from fmapper._nodes import NodeType
 
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_AT_MOST = 10_000  # objects looked at in one leaf: a logger or a framework's own object goes deep
 
 
 def check_leaf(leaf: Any, link: Link) -> None:
@@ -66,9 +65,9 @@ def holds_arrays(x: Any) -> bool:
     """Whether an object is an array, or holds one in children, attributes, closures or items."""
     seen: dict[int, Any] = {}
     todo = [x]
-    while todo and len(seen) < _AT_MOST:
+    while todo:
         value = todo.pop()
-        if id(value) in seen:
+        if id(value) in seen or _nodes.kind_of(type(value)) is _nodes.ATOM:
             continue
         seen[id(value)] = value
         if adapter_of(value) is not None:

@@ -14,6 +14,7 @@ from fmapper._device import DeviceSpec, parse_device
 from fmapper._discovery import adapter_of, get_adapter, installed_backends
 from fmapper._dtypes import dtype_name, wanted_dtype
 from fmapper._errors import (
+    BackendUnavailableError,
     DeviceError,
     DeviceUnavailableError,
     NoGPUWarning,
@@ -84,8 +85,11 @@ class Mover:
             device = changes.pop("device")
             changes["spec"] = None if device is None else self._own_spec(device)
         for option in ("copy", "strict"):
-            if changes.get(option) not in (None, True, False):
-                raise TypeError(f"{option} is True, False or None, not {changes[option]!r}.")
+            value = changes.get(option)
+            if value is not None:
+                if value not in (True, False):
+                    raise TypeError(f"{option} is True, False or None, not {value!r}.")
+                changes[option] = bool(value)
         return dataclasses.replace(self, **changes)
 
     def _own_spec(self, device: Any) -> DeviceSpec:
@@ -141,7 +145,7 @@ class Mover:
         if key not in targets:
             try:
                 targets[key] = self._target(adapter, origin)
-            except DeviceError as error:
+            except (DeviceError, DeviceUnavailableError) as error:
                 error.args = (f"{format_link(link)}: {error.args[0]}",)
                 raise
         found = targets[key]
@@ -153,7 +157,7 @@ class Mover:
         held = wanted if wanted == dtype and target is adapter else target.storable(wanted)
         if held is None:
             raise UnsupportedLeafError(
-                f"{format_link(link)}: {target.name} has no dtype {wanted}. "
+                f"{format_link(link)}: {_why_unsupported(adapter, leaf, target, device, wanted)}. "
                 "Nothing was moved, and the tree is as it was."
             )
         return Step(link, leaf, adapter, target, origin, device, dtype, wanted, held)
@@ -171,7 +175,7 @@ class Mover:
                 f"the backend; to change it, write to_{spec.backend}(device={str(spec)!r})."
             )
         if spec.kind not in ("cpu", "meta") and adapter.host_only:
-            return self._gpu_for_host_arrays(spec)
+            return self._gpu_for_host_arrays(spec) or self._stay(adapter, origin)
         return self._on(adapter, spec, origin)
 
     def _device_of(self, target: Adapter, adapter: Adapter, origin: Device) -> Device:
@@ -181,7 +185,7 @@ class Mover:
             return found[1]
         if target is adapter:
             return origin
-        kind = "cpu" if origin.kind == "cpu" or target.host_only else origin.kind
+        kind = "cpu" if origin.kind in ("cpu", "meta") or target.host_only else origin.kind
         index = origin.index if kind != "cpu" and isinstance(origin.index, int) else None
         return target.find_device("gpu" if kind == "cuda" else kind, index)
 
@@ -189,8 +193,10 @@ class Mover:
         self, adapter: Adapter, spec: DeviceSpec, origin: Device
     ) -> tuple[Adapter, Device] | None:
         kind = adapter.aliases.get(spec.kind, spec.kind)
-        if (origin.backend, origin.kind) == (adapter.name, kind) and (
-            spec.index == origin.index or (spec.index is None and isinstance(origin.index, int))
+        is_kind = origin.kind == kind or (spec.kind == "gpu" and origin.kind not in ("cpu", "meta"))
+        if (origin.backend == adapter.name and is_kind) and (
+            spec.index == origin.index
+            or (spec.index is None and not isinstance(origin.index, tuple))
         ):
             return adapter, origin
         try:
@@ -199,7 +205,11 @@ class Mover:
             if self.name != "to_gpu" or self.strict is True:
                 raise
             _warn_no_gpu(str(error), self.strict)
-            return None if self.dtype is None and self.copy is None else (adapter, origin)
+            return self._stay(adapter, origin)
+
+    def _stay(self, adapter: Adapter, origin: Device) -> tuple[Adapter, Device] | None:
+        """Where a leaf goes that cannot go anywhere: nowhere, but it may be cast or copied."""
+        return None if self.dtype is None and self.copy is None else (adapter, origin)
 
     def _gpu_for_host_arrays(self, spec: DeviceSpec) -> tuple[Adapter, Device] | None:
         name = _gpu_backend()
@@ -272,13 +282,19 @@ def use_backend(name: str | None) -> Any:
 
 def _gpu_backend() -> str | None:
     seeing = [
-        name
-        for name in installed_backends()
-        if any(device.kind != "cpu" for device in get_adapter(name).devices())
+        adapter.name
+        for adapter in _working_adapters()
+        if any(device.kind != "cpu" for device in adapter.devices())
     ]
-    chosen = [name for name in _preferred if name in seeing]
-    if chosen or len(seeing) < 2:
-        return next(iter(chosen or seeing), None)
+    if _preferred:
+        if _preferred[0] not in seeing:
+            raise DeviceUnavailableError(
+                f"{_preferred[0]} was chosen with use_backend, but sees no GPU "
+                f"({_what_was_seen()})."
+            )
+        return _preferred[0]
+    if len(seeing) < 2:
+        return next(iter(seeing), None)
     raise DeviceError(
         f"NumPy has no GPU, and several backends see one: {', '.join(seeing)}. Choose one with "
         f"fmapper.use_backend({seeing[0]!r}), or name it: to_{seeing[0]}(device='gpu')."
@@ -286,13 +302,34 @@ def _gpu_backend() -> str | None:
 
 
 def _what_was_seen() -> str:
-    seen = [get_adapter(name) for name in installed_backends()]
     reasons = [
         f"{adapter.name}: {adapter.why_not(adapter.aliases.get('gpu', 'gpu'), None)}"
-        for adapter in seen
+        for adapter in _working_adapters()
         if not adapter.host_only
     ]
     return "; ".join(reasons) or "neither torch nor jax is installed"
+
+
+def _working_adapters() -> list[Adapter]:
+    found = []
+    for name in installed_backends():
+        try:
+            found.append(get_adapter(name))
+        except BackendUnavailableError:  # installed, but broken
+            continue
+    return found
+
+
+def _why_unsupported(
+    adapter: Adapter, leaf: Any, target: Adapter, device: Device, dtype: str
+) -> str:
+    """Why a dtype cannot go: in the words of its own adapter, if that gives it to nobody."""
+    try:
+        for _ in adapter.export([leaf], device):
+            break
+    except TypeError as error:
+        return f"{target.name} has no dtype {dtype}: {error}"
+    return f"{target.name} has no dtype {dtype}"
 
 
 _warned_no_gpu: set[str] = set()

@@ -19,7 +19,7 @@ from fmapper._errors import (
     UnsupportedLeafError,
 )
 from fmapper._keypath import Link, format_link
-from fmapper._views import ViewTie, find_view_ties, same_layout
+from fmapper._views import ViewTie, find_view_ties, transplant
 from fmapper._warn import warn
 
 
@@ -76,10 +76,10 @@ def carry_out(steps: Sequence[Step], *, copy: bool | None) -> list[Any]:
     for group in groups.values():
         chosen = [steps[index] for index in group]
         ties = [] if copy is False else find_view_ties([s.array for s in chosen], chosen[0].source)
-        views = {tie.view: tie for tie in ties if tie.offset is not None}
+        views = {tie.view: tie for tie in ties}
         bases = [at for at in range(len(chosen)) if at not in views]
         moved = dict(zip(bases, _moved([chosen[at] for at in bases], copy), strict=True))
-        lost = [tie for tie in ties if tie.offset is None]
+        lost: list[ViewTie] = []
         for at, tie in views.items():
             lost += _restore_view(at, tie, chosen, moved, copy)
         for at, index in enumerate(group):
@@ -95,6 +95,8 @@ def _moved(steps: Sequence[Step], copy: bool | None) -> list[Any]:
     try:
         for new in _stream(steps, copy):
             done.append(new)
+    except FmapperError:
+        raise
     except Exception as error:
         raise _failure(steps[min(len(done), len(steps) - 1)], error) from error
     return done
@@ -105,7 +107,7 @@ def _stream(steps: Sequence[Step], copy: bool | None) -> Iterable[Any]:
         return
     source, target, device = steps[0].source, steps[0].target, steps[0].device
     if source is not target:
-        exchanges = source_exchanges(steps, copy)
+        exchanges = _exchanges(steps, copy)
         for step, new in zip(steps, target.take(exchanges, device, copy=copy), strict=True):
             yield _checked_cast(target, new, step) if target.dtype(new) != step.held else new
     elif any(step.is_cast for step in steps):
@@ -122,19 +124,21 @@ def _stream(steps: Sequence[Step], copy: bool | None) -> Iterable[Any]:
         yield from source.to_device([step.array for step in steps], device, copy=copy)
 
 
-def source_exchanges(steps: Sequence[Step], copy: bool | None) -> Iterator[Exchange]:
+def _exchanges(steps: Sequence[Step], copy: bool | None) -> Iterator[Exchange]:
     """The arrays as the source gives them, cast there where the source holds the new dtype."""
     for step in steps:
-        source = step.source
-        if not step.is_cast or source.storable(step.held) != step.held:
-            if step.is_cast:
-                _no_copy_asked(step, copy)
-            yield from source.export([step.array], step.device)
-            continue
-        _no_copy_asked(step, copy)
-        new = _checked_cast(source, step.array, step)
-        for exchange in source.export([new], step.device):
-            yield dataclasses.replace(exchange, private=True)
+        source, array = step.source, step.array
+        if step.is_cast:
+            _no_copy_asked(step, copy)
+        fresh = step.is_cast and source.storable(step.held) == step.held
+        if fresh:
+            array = _checked_cast(source, array, step)
+        for exchange in source.export([array], step.device):
+            if copy is False and exchange.private:
+                raise BufferError(f"an array of this layout leaves {source.name} as a copy only")
+            # A cast array is nobody else's; read-only memory of it is still not to be written to.
+            fresh = fresh and exchange.device is None and exchange.data.flags.writeable
+            yield dataclasses.replace(exchange, private=True) if fresh else exchange
 
 
 def _no_copy_asked(step: Step, copy: bool | None) -> None:
@@ -159,8 +163,6 @@ def _checked_cast(adapter: Adapter, array: Any, step: Step) -> Any:
 
 
 def _failure(step: Step, error: Exception) -> Exception:
-    if isinstance(error, FmapperError):
-        return error
     kind = MoveError
     if isinstance(error, TypeError):
         kind = UnsupportedLeafError
@@ -178,14 +180,20 @@ def _restore_view(
 ) -> list[ViewTie]:
     """Makes an array a view of its moved base, or moves it alone; returns the tie if it is lost."""
     step, base = steps[at], steps[tie.base]
-    new_base = moved[tie.base]
-    same = same_layout(
-        step.source.memory(base.array), step.target.memory(new_base), base.source.shape(base.array)
-    )
-    if same and step.held == base.held and tie.offset is not None:
-        shape = step.source.shape(step.array)
-        moved[at] = step.target.view(new_base, shape, tie.strides, tie.offset, step.array)
-        return []
+    source, target, new_base = step.source, step.target, moved[tie.base]
+    old, old_base = source.memory(step.array), source.memory(base.array)
+    there = target.memory(new_base)
+    shape = source.shape(step.array)
+    same_dtype = (step.dtype, step.held) == (base.dtype, base.held)
+    if old is not None and old_base is not None and there is not None and same_dtype:
+        place = transplant(old, shape, old_base, source.shape(base.array), there)
+        if place is not None:
+            try:
+                moved[at] = target.view(new_base, shape, *place, step.array)
+            except TypeError:  # the target has no such views
+                pass
+            else:
+                return []
     moved.update(zip([at], _moved([step], copy), strict=True))
     return [tie]
 
@@ -205,14 +213,19 @@ def _warn_of_lost_ties(ties: Sequence[ViewTie], steps: Sequence[Step]) -> None:
 
 
 def _warn_of_precision(steps: Sequence[Step]) -> None:
-    narrowed = [step for step in steps if step.held != step.wanted and is_inexact(step.wanted)]
+    narrowed: dict[tuple[str, str], list[str]] = {}
+    for step in steps:
+        if step.held != step.wanted and is_inexact(step.wanted):
+            narrowed.setdefault((step.wanted, step.held), []).append(format_link(step.link))
     if narrowed:
-        paths = _some([format_link(step.link) for step in narrowed])
-        first = narrowed[0]
+        what = "; ".join(
+            f"{wanted} became {held}: {_some(paths)}" for (wanted, held), paths in narrowed.items()
+        )
+        target = next(step.target.name for step in steps if step.held != step.wanted)
+        way_out = ", or set jax_enable_x64" if target == "jax" else ""
         warn(
-            f"{first.wanted} became {first.held}, because {first.target.name} holds nothing wider "
-            f"here: {paths}. Ask for it with dtype= to say that you mean it"
-            + (", or set jax_enable_x64." if first.target.name == "jax" else "."),
+            f"{target} holds nothing wider here, so {what}. "
+            f"Ask for it with dtype= to say that you mean it{way_out}.",
             PrecisionWarning,
         )
 

@@ -673,6 +673,9 @@ def test_the_collecting_walk_keeps_what_the_caller_calls_a_leaf():
 
     found = fmap(name, {"a": [1, 2], "b": 3}, walk=collecting_walk, cache=None, is_leaf=stop)
     assert found == ["pair", "3"]
+    pair = [1, 2]
+    kept = fmap(lambda x: x, {"a": pair, "b": 3}, walk=collecting_walk, cache=None, is_leaf=stop)
+    assert all_are(kept, [pair, 3])
 
 
 def test_nothing_is_returned_as_it_is():

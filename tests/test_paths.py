@@ -44,7 +44,7 @@ def test_paths_are_immutable_sequences():
     assert (len(path), list(path), path[1], path[-1]) == (4, ["a", 0, "b", "c"], 0, "c")
     assert path[:2] == path.parent.parent == KeyPath("a", 0)
     assert KeyPath().parent == KeyPath()
-    assert path + KeyPath("d") == path + ["d"] == KeyPath("a", 0, "b", "c", "d")
+    assert path + KeyPath("d") == path + list("d") == KeyPath("a", 0, "b", "c", "d")
     assert {path: 1}[KeyPath("a", 0, "b", "c")] == 1
     assert path != KeyPath("a", "0", "b", "c")
     assert pickle.loads(pickle.dumps(path)) == path

@@ -524,6 +524,12 @@ def test_a_cache_keeps_alive_what_it_knows():
     assert pairs == [([i],) for i in range(50)]
 
 
+def test_one_numpy_bool_at_two_places_is_no_tie_in_a_state():
+    tree = {"a": np.True_, "b": np.True_}
+    named = {"a": np.False_, "b": np.True_}
+    assert load_state(tree, named) == named
+
+
 # --- changes under way --------------------------------------------------------------------------
 
 

@@ -77,14 +77,19 @@ class JaxAdapter(Adapter):
 
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
-    ) -> Iterable[Any]:
+    ) -> Iterator[Any]:
         """One `device_put` for all; a copy on the same device where that is asked for."""
         target = _jax_device(device)
-        moved = jax.device_put(list(arrays), target)
-        return [
-            _host.copied(new) if copy and new.devices() == old.devices() else new
-            for old, new in zip(arrays, moved, strict=True)
-        ]
+        arrays = list(arrays)
+        try:
+            moved: Iterable[Any] = jax.device_put(arrays, target)
+        except (RuntimeError, ValueError):  # one by one, so that the first that fails is known
+            moved = (jax.device_put(array, target) for array in arrays)
+        for old, new in zip(arrays, moved, strict=True):
+            if isinstance(old, jax.core.Tracer):
+                yield jnp.copy(new) if copy else new
+            else:
+                yield _host.copied(new) if copy and new.devices() == old.devices() else new
 
     def export(self, arrays: Sequence[Any], target: Device) -> Iterator[Exchange]:
         """Read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
@@ -94,7 +99,7 @@ class JaxAdapter(Adapter):
             if own.kind == "gpu" and target.kind == "cuda" and isinstance(own.index, int):
                 yield Exchange(array, frozen=True, device=own)
             else:
-                yield Exchange(np.asarray(array), frozen=True)
+                yield Exchange(np.asarray(array), frozen=True, owner=array)
 
     def take(
         self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None

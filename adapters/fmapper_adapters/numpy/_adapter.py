@@ -62,7 +62,7 @@ class NumpyAdapter(Adapter):
             private = isinstance(array, np.generic)
             if not data.dtype.isnative:
                 data, private = data.astype(data.dtype.newbyteorder("=")), True
-            yield Exchange(data, private=private, frozen=_is_frozen(data))
+            yield Exchange(data, private=private)
 
     def take(
         self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None
@@ -90,8 +90,9 @@ class NumpyAdapter(Adapter):
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """`astype` in memory order."""
         with np.errstate(all="ignore"):
-            new = np.asarray(array).astype(np_dtype(dtype), order="K")
-            return new, survived(np.asarray(array), new)
+            options = {} if isinstance(array, np.generic) else {"order": "K"}
+            new = array.astype(np_dtype(dtype), **options)
+            return new, survived(np.asarray(array), np.asarray(new))
 
     def memory(self, array: Any) -> Memory | None:
         """Of arrays with elements at whole strides."""
@@ -106,6 +107,13 @@ class NumpyAdapter(Adapter):
             size,
         )
 
+    def shares_elements(self, a: Any, b: Any) -> bool:
+        """`np.shares_memory`, or True where that would take too long to tell."""
+        try:
+            return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
+
     def view(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
     ) -> Any:
@@ -113,7 +121,7 @@ class NumpyAdapter(Adapter):
         size = base.itemsize
         memory = base.ravel(order="K").view(np.uint8)  # ml_dtypes have no buffer of their own
         steps = [stride * size for stride in strides]
-        return np.ndarray(shape, base.dtype, memory, offset * size, steps)
+        return np.ndarray(tuple(shape), base.dtype, memory, offset * size, steps)
 
 
 def np_dtype(name: str) -> np.dtype[Any]:
@@ -155,13 +163,3 @@ def _refuse(array: Any) -> None:
     kind = array.dtype.kind
     if kind in "OSUMm" or array.dtype.names is not None:
         raise TypeError(f"an array of dtype {array.dtype} has no counterpart in other backends")
-
-
-def _is_frozen(array: np.ndarray[Any, Any]) -> bool:
-    """Whether no one can ever write to this memory: it belongs to a bytes object."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if base.flags.writeable:
-            return False
-        base = base.base
-    return isinstance(base, bytes)

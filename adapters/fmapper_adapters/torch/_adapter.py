@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from fmapper import Adapter, Device, Exchange, Memory, NodeType
 from fmapper_adapters.torch import _host, _nodes
 
 CPU = Device("torch", "cpu")
+_DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
 
 
 class TorchAdapter(Adapter):
@@ -54,6 +56,8 @@ class TorchAdapter(Adapter):
         """As for every backend; `meta` is everywhere; without an index, the current CUDA device."""
         if kind == "meta":
             return Device("torch", "meta")
+        if kind == "gpu":
+            kind = next((d.kind for d in self.devices() if d.kind != "cpu"), "cuda")
         if self.aliases.get(kind, kind) == "cuda" and index is None and torch.cuda.is_available():
             index = torch.cuda.current_device()
         return super().find_device(kind, index)
@@ -95,6 +99,8 @@ class TorchAdapter(Adapter):
             if exchange.device is not None:
                 found = torch.utils.dlpack.from_dlpack(exchange.data)
                 shared = not exchange.private
+            elif copy is False and exchange.owner is not None:
+                found, shared = torch.utils.dlpack.from_dlpack(exchange.owner), True
             else:
                 found, shared = _host.from_numpy(exchange.data, must_share=copy is False)
                 shared = shared and not exchange.private
@@ -107,7 +113,8 @@ class TorchAdapter(Adapter):
 
     def storable(self, dtype: str) -> str | None:
         """The dtypes of torch."""
-        return dtype if isinstance(getattr(torch, dtype, None), torch.dtype) else None
+        found = isinstance(getattr(torch, dtype, None), torch.dtype)
+        return dtype if found and _DTYPES.fullmatch(dtype) else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """`Tensor.to`, with everything that hangs on a parameter."""
@@ -116,20 +123,27 @@ class TorchAdapter(Adapter):
 
     def memory(self, array: Any) -> Memory | None:
         """Of strided tensors with data."""
-        if not _host.has_memory(array) or not array.numel() or array.is_conj() or array.is_neg():
+        if not _host.has_memory(array) or not array.numel():
             return None
-        return Memory(array.data_ptr(), tuple(array.stride()), array.element_size())
+        lazy = array.is_conj() or array.is_neg()
+        return Memory(array.data_ptr(), tuple(array.stride()), array.element_size(), not lazy)
+
+    def shares_elements(self, a: Any, b: Any) -> bool:
+        """Whether two tensors have an element in common."""
+        return _host.shares_elements(a, b)
 
     def view(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
     ) -> Any:
         """`as_strided`, part of the autograd graph if the old view was."""
-        tracked = isinstance(like, torch.Tensor) and like.requires_grad and not like.is_leaf
-        source = base if tracked else base.detach()
-        new = source.as_strided(shape, strides, base.storage_offset() + offset)
-        if isinstance(like, torch.nn.Parameter):
-            return _host.as_parameter(new, like)
-        return new
+        if any(stride < 0 for stride in strides):
+            raise TypeError("torch has no negative strides")
+        start = base.storage_offset() + offset
+        if not isinstance(like, torch.Tensor):
+            return base.as_strided(shape, strides, start)
+        if not like.is_leaf:
+            return base.as_strided(shape, strides, start)
+        return _host.replaced(like, base.detach().as_strided(shape, strides, start))
 
     def node_type(self, cls: type) -> NodeType | None:
         """Modules."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
+    import numpy as np
+
 # NumPy knows these only through ml_dtypes: they cross as integers of the same width.
-_BITS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
+_BITS = {1: (torch.uint8, "uint8"), 2: (torch.int16, "int16")}
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -87,12 +89,35 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool) -> tuple[torch.
     if reason is not None:
         if must_share:
             raise BufferError(reason)
-        array = np.array(array, order="K", copy=True, subok=False)
+        array = array.copy(order="K")
     foreign = array.dtype.kind == "V" or name.startswith(("bfloat16", "float8"))
     if foreign:
         bits = torch.from_numpy(array.view(_BITS[array.itemsize][1]))
         return bits.view(dtype), reason is None
     return torch.from_numpy(array), reason is None
+
+
+def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have an element in common; their memory is not looked at."""
+    import numpy as np
+
+    def geometry(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+        size = tensor.element_size()
+        layout = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+        }
+        return np.asarray(type("Geometry", (), {"__array_interface__": layout})())
+
+    if a.device != b.device:
+        return False
+    try:
+        return bool(np.shares_memory(geometry(a), geometry(b), max_work=100_000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
 
 
 def moved(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -101,13 +126,30 @@ def moved(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) 
         raise TypeError(_why_not(tensor))
     if not tensor.is_leaf:
         return change(tensor)
-    if isinstance(tensor, torch.nn.Parameter):
-        return as_parameter(change(tensor.detach()), tensor, change)
-    new = change(tensor.detach() if tensor.requires_grad else tensor)
-    if tensor.requires_grad:
-        new.requires_grad_()
-    _carry(tensor, new, change)
-    return new
+    values = change(tensor.detach() if tensor.requires_grad else tensor)
+    return replaced(tensor, values, change)
+
+
+def replaced(
+    old: torch.Tensor,
+    values: torch.Tensor,
+    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """What takes the place of a leaf of autograd: new values, and all that hung on the old ones.
+
+    The gradient goes through `change`, or else to the device and dtype of the values.
+    """
+    if change is None:
+
+        def change(grad: torch.Tensor) -> torch.Tensor:
+            return grad.to(values, copy=True)
+
+    if isinstance(old, torch.nn.Parameter):
+        return as_parameter(values, old, change)
+    if old.requires_grad:
+        values.requires_grad_()
+    _carry(old, values, change)
+    return values
 
 
 def as_parameter(
@@ -136,6 +178,8 @@ def _carry(
 
 def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Whether a cast has kept every integer and made no finite value infinite."""
+    if old.layout is not torch.strided and hasattr(old, "_values"):
+        return survived(old._values(), new._values())
     if not has_memory(old) or not has_memory(new):
         return True
     if not (new.is_floating_point() or new.is_complex()):
@@ -145,6 +189,8 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         return survived(was.real, new.real) and survived(was.imag, new.imag)
     if new.element_size() == 1:  # torch saturates to float8 instead of making infinities
         wide = old.float() if old.element_size() == 1 else old
+        if torch.finfo(new.dtype).min > 0 and bool((wide < 0).any()):
+            return False
         return not bool((torch.isfinite(wide) & (wide.abs() >= _limit(new.dtype))).any())
     lost = ~torch.isfinite(new)
     return not bool(lost.any()) or not bool((lost & torch.isfinite(old)).any())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
@@ -132,10 +133,10 @@ def _tensor(module: Any, name: str, old: Any, new: Any) -> Any:
         raise _unfit(module, name, new, "a tensor")
     if not isinstance(old, torch.nn.Parameter) or isinstance(new, torch.nn.Parameter):
         return new
-    wrapped = new.__dict__.get(_PARAMETER)
-    if wrapped is None:
+    of, wrapped = new.__dict__.get(_PARAMETER, (None, None))
+    if of is None or of() is not old:
         wrapped = as_parameter(new, old)
-        new.__dict__[_PARAMETER] = wrapped
+        new.__dict__[_PARAMETER] = (weakref.ref(old), wrapped)
     return wrapped
 
 
