@@ -25,6 +25,7 @@ from fmapper._nodes import (
     opener_of,
     plain_opener_of,
     sync,
+    unplaced,
 )
 
 Walk = Callable[..., Any]
@@ -50,7 +51,7 @@ class LeafBatch(Protocol):
 
 
 def fmap(
-    f: Callable[..., Any],
+    f: Callable[..., Any] | LeafBatch,
     tree: Any,
     *rest: Any,
     is_leaf: Callable[[Any], bool] | None = None,
@@ -99,8 +100,8 @@ def fmap(
         {'w': [2, 3]}
     """
     sync()
-    options = _Map(f, is_leaf, cache, prune, walk)
-    if hasattr(type(f), "move_leaves"):
+    options = _Map(cast(Callable[..., Any], f), is_leaf, cache, prune, walk)
+    if hasattr(type(f), "check_node"):  # a LeafBatch; asking the protocol itself is slow
         return _map_batch(cast(LeafBatch, f), tree, rest, options)
     return options(tree, rest)
 
@@ -252,12 +253,13 @@ def is_leaf(x: Any) -> bool:
 
 def default_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
     """The walk of `fmap`: maps the children of a node and rebuilds the node from the results."""
-    return rebuild(node, _recursed(recurse, node, rest))
+    node, mapped = _recursed(recurse, node, rest)
+    return rebuild(node, mapped)
 
 
 def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
     """The walk of `fmapstructure`: maps the children into a plain dict, list or tuple."""
-    mapped = _recursed(recurse, node, rest)
+    node, mapped = _recursed(recurse, node, rest)
     node_type = node_type_of(node)
     plain = dict if node_type is None else node_type.plain
     return mapped if plain is dict else plain(mapped.values())
@@ -271,9 +273,10 @@ def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[
         >>> fmapper.fmap(str, {"a": [1, 2], "b": 3}, walk=fmapper.collecting_walk, cache=None)
         ['1', '2', '3']
     """
+    node, results = _recursed(recurse, node, rest)
     have = children(node)
     out = _Collected()
-    for key, mapped in _recursed(recurse, node, rest).items():
+    for key, mapped in results.items():
         if isinstance(mapped, _Collected):
             out.extend(mapped)
         elif mapped is not have[key] or is_leaf(mapped):  # None and () come back as they are
@@ -285,10 +288,21 @@ class _Collected(list[Any]):
     """The list that a collecting walk makes, which is never what `f` returned."""
 
 
-def _recursed(recurse: Callable[..., Any], node: Any, rest: tuple[Any, ...]) -> dict[Any, Any]:
+def _recursed(
+    recurse: Callable[..., Any], node: Any, rest: tuple[Any, ...]
+) -> tuple[Any, dict[Any, Any]]:
+    """The node, and its children mapped; a walk with paths has the path before the node."""
+    if isinstance(node, KeyPath):
+        path, (node, *others) = node, rest
+        have = children(node)
+        matched = [_match(node, have, other) for other in others]
+        return node, {
+            key: recurse(KeyPath(path, key), child, *(m[key] for m in matched))
+            for key, child in have.items()
+        }
     have = children(node)
     matched = [_match(node, have, other) for other in rest]
-    return {key: recurse(child, *(m[key] for m in matched)) for key, child in have.items()}
+    return node, {key: recurse(child, *(m[key] for m in matched)) for key, child in have.items()}
 
 
 # --- the engine ---------------------------------------------------------------------------------
@@ -325,7 +339,7 @@ class _Cursor:
         return (id(child), *map(id, self.others))
 
 
-_CLOSING = object()
+_BETWEEN = object()  # the key while no child is looked at: a node is opened or closed
 _EMPTY = ()
 
 
@@ -365,7 +379,7 @@ def _run(
                     if prune is not UNSET:
                         slots[key] = prune
                     elif memo[i] is PENDING:
-                        raise _cycle(child, stack, key, i)
+                        raise placed(_cycle(child, stack, key, i))
                     else:
                         slots[key] = memo[i]
                     continue
@@ -388,6 +402,7 @@ def _run(
                     memo[i] = slots[key] = slots = source.copy()
                     items = iter(source.items())
                     finish = None
+                    key = _BETWEEN  # noqa: PLW2901
                     break
                 else:
                     new, inner, inner_slots, inner_finish = open(child, keep)
@@ -403,6 +418,7 @@ def _run(
                     items = inner
                     slots = inner_slots
                     finish = inner_finish
+                    key = _BETWEEN  # noqa: PLW2901
                     break
             else:
                 if not stack:
@@ -410,7 +426,7 @@ def _run(
                 if finish is None:
                     items, slots, key, i, finish = stack.pop()
                 else:
-                    key = _CLOSING
+                    key = _BETWEEN
                     new = finish(slots)
                     items, slots, key, i, finish = stack.pop()
                     memo[i] = slots[key] = new
@@ -418,7 +434,7 @@ def _run(
                     del memo[i]
     except BaseException as error:
         keys = [entry[2] for entry in stack]
-        if key is not _CLOSING:
+        if key is not _BETWEEN:
             keys.append(key)
         _say_where(error, keys[1:])
         raise
@@ -525,8 +541,14 @@ class _Map:
             return node
         else:
             self.memo[i] = PENDING
-            result = self.walk(self._recurse, *args)
-            del self.memo[i]
+            try:
+                result = self.walk(self._recurse, *args)
+            except FmapperError as error:
+                if error.placed is False:
+                    _say_where(error, KeyPath.from_link(self._find(node)).keys)
+                raise
+            finally:
+                del self.memo[i]
         if self.cache is not None and not (
             kind in WITHOUT_IDENTITY or node is None or node is _EMPTY
         ):
@@ -612,6 +634,12 @@ def visit(
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
+def placed(error: FmapperError) -> FmapperError:
+    """Marks an error whose message has the key path already."""
+    error.placed = True
+    return error
+
+
 def _say_where(error: BaseException, keys: Sequence[object]) -> None:
     """Completes the message of our own errors with the path, and gives others a note with it."""
     if isinstance(error, FmapperError):
@@ -639,14 +667,12 @@ def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleE
 
 
 def _cycle_error(child: Any, first: Link, again: Link) -> CycleError:
-    error = CycleError(
+    return CycleError(
         f"{format_link(again)}: this is the {_class(child)} at {format_link(first)} again. "
         "A cycle can run only through nodes that exist before their children do (lists, dicts, "
         "functors with the default rebuild), and a list of all leaves has no end. Break the cycle, "
         "or give prune= a value for it."
     )
-    error.placed = True
-    return error
 
 
 def _match(
@@ -670,17 +696,16 @@ def _match(
             f"the first tree has {_class(node)} with {_count(have)} here, a later one has None."
         )
     if problem is not None:
-        where = "" if link is UNSET else f"{format_link(link)}: "
-        error = StructureMismatchError(f"{where}{problem}")
-        error.placed = True
-        raise error
+        if link is UNSET:
+            raise unplaced(StructureMismatchError(problem))
+        raise placed(StructureMismatchError(f"{format_link(link)}: {problem}"))
     return found
 
 
 def _differing_keys(
     node: Any, have: Mapping[Any, Any], other: Any, found: Mapping[Any, Any]
 ) -> str:
-    if all(isinstance(key, int) for key in [*have, *found]):
+    if all(list(keys) == list(range(len(keys))) for keys in (have, found)):
         return (
             f"{_class(node)} has {_count(have)}, "
             f"{_class(other)} in a later tree has {_count(found)}."

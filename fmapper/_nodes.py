@@ -235,7 +235,8 @@ def _tuple_like(cls: type) -> NodeType:
         return new
 
     def items(node: Any) -> Iterable[Item]:
-        return enumerate(node) if fields is None else zip(fields, node, strict=True)
+        values = tuple.__iter__(node)
+        return enumerate(values) if fields is None else zip(fields, values, strict=True)
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
         slots: Any = [None] * len(node) if fields is None else dict.fromkeys(fields)
@@ -247,7 +248,9 @@ def _tuple_like(cls: type) -> NodeType:
 def _carry_attributes(node: Any, new: Any) -> None:
     """Attributes of a container subclass are no children: they are carried over."""
     attributes = getattr(node, "__dict__", None)
-    if attributes:
+    if attributes is node:  # a dict whose attributes are its items
+        _set(new, "__dict__", new)
+    elif attributes:
         new.__dict__.update(attributes)
     for name in slot_names(type(node)):
         if hasattr(node, name):
@@ -304,12 +307,17 @@ def _functor(cls: type, declaration: Declaration) -> NodeType:
 
 def cached_names(cls: type) -> tuple[str, ...]:
     """The attributes that `functools.cached_property` keeps: computed from children, no state."""
-    return tuple(
+    names = [
         name
         for base in cls.__mro__
         for name, value in base.__dict__.items()
         if isinstance(value, functools.cached_property)
-    )
+    ]
+    for base in cls.__mro__:  # attrs turns those of a class with slots into slots
+        if "__attrs_attrs__" in base.__dict__:
+            fields = {field.name for field in base.__dict__["__attrs_attrs__"]}
+            names += [name for name in base.__dict__.get("__slots__", ()) if name not in fields]
+    return tuple(names)
 
 
 def _reader(
@@ -427,7 +435,7 @@ def _open_any(
                 RebuildError(f"{cls.__name__} cannot be made empty ({error}): give a rebuild.")
             ) from error
         for name in slots:
-            if name not in found and hasattr(node, name):
+            if name not in found and name not in cached and hasattr(node, name):
                 _set(new, name, getattr(node, name))
         state = getattr(node, "__dict__", None)
         if state:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from fmapper._adapter import Adapter
@@ -14,7 +15,7 @@ from fmapper._errors import StructureMismatchError
 from fmapper._fmap import fmap, visit
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._namespace import array_namespace
-from fmapper._nodes import sync
+from fmapper._nodes import WITHOUT_IDENTITY, NodeType, kind_of, sync
 from fmapper._transfer import Step, carry_out
 
 
@@ -64,8 +65,7 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
     if strict:
         problems += [f"{name}: missing in the state" for name in named if name not in state]
         problems += [f"{name}: in the state, but not in the tree" for name in state.keys() - named]
-    first: dict[int, str] = {}
-    steps: dict[int, Step] = {}
+    steps: dict[Any, tuple[str, Step]] = {}
     for name, (link, old) in named.items():
         if name not in state:
             continue
@@ -77,17 +77,19 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
             problems.append(
                 f"{name}: shape {source.shape(new)} in the state, {adapter.shape(old)} in the tree"
             )
-        elif id(old) not in steps:
-            first[id(old)] = name
-            steps[id(old)] = _loading(link, adapter, old, source, new)
-        elif not _equal(state[first[id(old)]], new):
-            problems.append(f"{name}: tied to {first[id(old)]}, but the state has other values")
+        elif (identity := _identity(name, old)) not in steps:
+            steps[identity] = name, _loading(link, adapter, old, source, new)
+        elif not _equal(state[steps[identity][0]], new):
+            problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
     if problems:
         raise StructureMismatchError(
             "the state does not fit the tree:\n" + "\n".join(f"  {line}" for line in problems)
         )
-    loaded = dict(zip(steps, carry_out(list(steps.values()), copy=None), strict=True))
-    return fmap(lambda leaf: loaded.get(id(leaf), leaf), tree)
+    arrays = carry_out([step for _, step in steps.values()], copy=None)
+    loaded = dict(zip((name for name, _ in steps.values()), arrays, strict=True))
+    return fmap(
+        _Replace(lambda leaves: [loaded.get(_name(link), leaf) for link, leaf in leaves]), tree
+    )
 
 
 def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -136,15 +138,39 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
             raise StructureMismatchError(
                 f"destructure: a vector of shape ({total},) is needed, not {shape}."
             )
-        pieces: dict[int, Any] = {}
-        start = 0
-        for array, shape in zip(arrays, shapes, strict=True):
-            stop = start + math.prod(shape)
-            pieces[id(array)] = _piece(vector[start:stop], array, shape)
-            start = stop
-        return fmap(lambda leaf: pieces.get(id(leaf), leaf), tree)
+        starts = itertools.accumulate(map(math.prod, shapes), initial=0)
+        pieces = (
+            _piece(vector[start : start + math.prod(shape)], array, shape)
+            for start, array, shape in zip(starts, arrays, shapes, strict=False)
+        )
+        return fmap(
+            _Replace(lambda leaves: [_next_if_inexact(leaf, pieces) for _, leaf in leaves]), tree
+        )
 
     return vector, rebuild
+
+
+class _Replace:
+    """An `f` that gets all leaves at once, each object once and in order, with their paths."""
+
+    def __init__(self, replace: Callable[[Sequence[tuple[Link, Any]]], list[Any]]) -> None:
+        self.move_leaves = replace
+
+    def check_node(self, link: Link, node: Any, node_type: NodeType) -> None:
+        """Nothing to check."""
+
+
+def _next_if_inexact(leaf: Any, pieces: Iterator[Any]) -> Any:
+    return next(pieces) if _is_inexact_array(leaf) else leaf
+
+
+def _name(link: Link) -> str:
+    return ".".join(map(str, KeyPath.from_link(link)))
+
+
+def _identity(name: str, array: Any) -> Any:
+    """What two places of a tied array have in common; constants such as `np.True_` are no ties."""
+    return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
 
 
 def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
@@ -160,7 +186,7 @@ def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type in visit(tree):
         if node_type is None and adapter_of(leaf) is not None:
-            name = ".".join(map(str, KeyPath.from_link(link)))
+            name = _name(link)
             if name in named:
                 raise StructureMismatchError(
                     f"{format_link(link)} and {format_link(named[name][0])} are both called "
