@@ -84,7 +84,7 @@ def unregister_adapter(name: str) -> None:
 def load_new() -> None:
     """Loads the adapter of every framework that has been imported since the last look."""
     for name in _sources():
-        if sys.modules.get(name) is not None and name not in _by_framework and _is_ready(name):
+        if name not in _by_framework and sys.modules.get(name) is not None and _is_ready(name):
             _by_framework[name] = None
             try:
                 _load(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Protocol, cast
 
 from fmapper import _nodes
@@ -101,7 +102,7 @@ def fmap(
     """
     sync()
     options = _Map(cast(Callable[..., Any], f), is_leaf, cache, prune, walk)
-    if hasattr(type(f), "check_node"):  # a LeafBatch; asking the protocol itself is slow
+    if type(f) is not FunctionType and hasattr(f, "check_node"):  # a LeafBatch
         return _map_batch(cast(LeafBatch, f), tree, rest, options)
     return options(tree, rest)
 
