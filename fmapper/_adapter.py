@@ -20,7 +20,7 @@ class Device:
         kind: cpu, cuda, gpu, mps, tpu, meta ... in the words of the backend.
         index: Which one; None where there is only one; a tuple for an array spread over several.
 
-    Example:
+    Examples:
         >>> print(Device("torch", "cuda", 0), Device("numpy", "cpu"))
         torch:cuda:0 numpy:cpu
     """

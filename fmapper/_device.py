@@ -83,7 +83,7 @@ def devices() -> list[Device]:
 
     Asking imports the backends that are installed.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> "numpy:cpu" in map(str, fmapper.devices())
         True
@@ -103,7 +103,7 @@ def get_device(tree: Any) -> Device | None:
     Raises:
         MixedDevicesError: There are several; the message lists the paths on each.
 
-    Example:
+    Examples:
         >>> import fmapper, numpy as np
         >>> str(fmapper.get_device({"w": np.zeros(2), "n": 3}))
         'numpy:cpu'

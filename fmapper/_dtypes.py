@@ -16,7 +16,7 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         ValueError: It is none.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> dtype_name("bfloat16"), dtype_name(np.float16), dtype_name(np.dtype("complex64"))
         ('bfloat16', 'float16', 'complex64')

@@ -91,7 +91,7 @@ def fmap(
 
     The behaviour follows Functors.jl, https://fluxml.ai/Functors.jl.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> w = [1, 2]
         >>> new = fmapper.fmap(lambda x: 10 * x, {"encoder": w, "decoder": w, "name": None})
@@ -121,7 +121,7 @@ def fmap_with_path(
     A tied leaf is mapped once, with its first path. A walk of your own is called as
     `walk(recurse, path, node, *rest)` and recurses with `recurse(path, child, *rest)`.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> fmapper.fmap_with_path(lambda path, x: f"{path}={x}", {"a": [1, 2], "b": 3})
         {'a': ['a[0]=1', 'a[1]=2'], 'b': 'b=3'}
@@ -140,7 +140,7 @@ def fmapstructure(
 ) -> Any:
     """Like `fmap`, with plain dicts, lists and tuples in place of user classes.
 
-    Example:
+    Examples:
         >>> import collections, fmapper
         >>> Point = collections.namedtuple("Point", "x y")
         >>> fmapper.fmapstructure(lambda x: -x, Point(1, [2, 3]))
@@ -169,7 +169,7 @@ def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[
     Raises:
         CycleError: The tree has a cycle, so the list would have no end.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> fmapper.fleaves({"b": [1, 2], "a": (3, None)})
         [1, 2, 3]
@@ -183,7 +183,7 @@ def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list
 
     Numbers and strings have no identity and are listed at every place. Cycles are no obstacle.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> inner = [1, 2]
         >>> fmapper.fcollect({"a": inner, "b": inner})
@@ -196,7 +196,7 @@ def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list
 def children(node: Any) -> dict[Any, Any]:
     """The children of a node by key, in order; empty for a leaf.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> fmapper.children([5, 6])
         {0: 5, 1: 6}
@@ -216,7 +216,7 @@ def rebuild(node: Any, new_children: Mapping[Any, Any] | Sequence[Any]) -> Any:
     Raises:
         StructureMismatchError: The keys, or the number of children, differ.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> fmapper.rebuild({"w": 1, "b": 2}, {"w": 10, "b": 20})
         {'w': 10, 'b': 20}
@@ -233,14 +233,17 @@ def rebuild(node: Any, new_children: Mapping[Any, Any] | Sequence[Any]) -> Any:
             f"rebuild: {_class(node)} has {len(have)} children, {len(new_children)} were given."
         )
     if given.keys() != have.keys():
-        raise StructureMismatchError(f"rebuild: {_differing_keys(node, have, new_children, given)}")
+        raise StructureMismatchError(
+            f"rebuild: {_class(node)} has the children {', '.join(map(repr, have)) or 'none'}; "
+            f"given were {', '.join(map(repr, given)) or 'none'}."
+        )
     return node if node_type is None else node_type.rebuild(node, given)
 
 
 def is_leaf(x: Any) -> bool:
     """Whether a walk gives `x` to `f`: it is not a node. None and `()` are nodes without children.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> [fmapper.is_leaf(x) for x in (1, "a", [], None)]
         [True, True, False, False]
@@ -269,7 +272,7 @@ def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
 def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[Any]:
     """A walk that makes one flat list of what `f` returns; use it with `cache=None`.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> fmapper.fmap(str, {"a": [1, 2], "b": 3}, walk=fmapper.collecting_walk, cache=None)
         ['1', '2', '3']
@@ -670,9 +673,9 @@ def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleE
 def _cycle_error(child: Any, first: Link, again: Link) -> CycleError:
     return CycleError(
         f"{format_link(again)}: this is the {_class(child)} at {format_link(first)} again. "
-        "A cycle can run only through nodes that exist before their children do (lists, dicts, "
-        "functors with the default rebuild), and a list of all leaves has no end. Break the cycle, "
-        "or give prune= a value for it."
+        "fmap follows a cycle only through nodes that exist before their children do (lists, "
+        "dicts, functors with the default rebuild), or with prune= a value to put there; a list "
+        "of all leaves or a state of a cyclic tree would have no end. Break the cycle."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -95,7 +96,7 @@ def functor(
         DeclarationError: The class has a declaration of its own already, or `children` names
             something that the class cannot have.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> @fmapper.functor
         ... class Affine:
@@ -114,6 +115,11 @@ def functor(
     names = None if children is None else _names(cls, children)
     if rebuild is not None and not callable(rebuild):
         raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
+    if getattr(builtins, cls.__name__, None) is cls:
+        raise DeclarationError(
+            f"functor: {cls.__name__} is a builtin: what it is to a walk is fixed. "
+            "Declare a class of your own."
+        )
     if rebuild is None and issubclass(cls, CONTAINERS) and not hasattr(cls, "_fields"):
         raise DeclarationError(
             f"functor: {cls.__name__} derives from a builtin container, so it is a node "
@@ -129,7 +135,7 @@ def leaf(cls: C, /) -> C:
     Raises:
         DeclarationError: The class has a declaration of its own already.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> @fmapper.leaf
         ... class Tokenizer:

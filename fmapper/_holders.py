@@ -39,6 +39,15 @@ def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
     """
     cls = type(node)
     declaration = declaration_of(cls)
+    if declaration is None and node_type.carried is not None:
+        fields = [f".{name}" for name, value in node_type.carried(node) if holds_arrays(value)]
+        if fields:
+            raise NotAFunctorError(
+                f"{format_link(link)}: {cls.__name__} holds arrays in {', '.join(fields)}, in "
+                "objects that are not functors: they would stay behind. Decorate the classes of "
+                "those objects with @fmapper.functor, or mark them with @fmapper.leaf."
+            )
+        return
     if declaration is None and not isinstance(node, CONTAINERS):
         return
     if declaration is not None and (
@@ -123,9 +132,10 @@ def _refusal(leaf: Any, fields: list[str]) -> str:
         return (
             f"{cls} holds arrays in {held} but is not a container with keys. Use a list or a dict."
         )
-    names = ", ".join(repr(field[1:]) for field in fields if field.startswith("."))
+    names = "".join(f"{field[1:]!r}, " for field in fields if field.startswith("."))
+    names = names.rstrip() if names.count(",") == 1 else names.removesuffix(", ")
     return (
         f"{cls} holds arrays in {held} but is not a functor. Decorate it with @fmapper.functor, or "
         f"mark it with @fmapper.leaf. For a class that is not yours: "
-        f"fmapper.functor({cls}, children=({names},))."
+        f"fmapper.functor({cls}, children=({names}))."
     )

@@ -12,7 +12,7 @@ Link: TypeAlias = "tuple[Link, object] | None"
 memory stays linear in depth; a `KeyPath` is made only when someone looks."""
 
 _TOKEN = re.compile(
-    r"""\.?(?P<name>[^\W\d]\w*)|\[(?P<literal>-?\d+|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")\]"""
+    r"""\.?(?P<name>[^.\[\]]+)|\[(?P<literal>-?\d+|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")\]"""
 )
 
 
@@ -22,7 +22,7 @@ class KeyPath:
     Keys are attribute names, dict keys and indices; a `KeyPath` among them is spliced in. Paths are
     immutable, hashable, and compare by their keys.
 
-    Example:
+    Examples:
         >>> path = KeyPath("layers", 0, "weight")
         >>> print(path)
         layers[0].weight
@@ -65,13 +65,16 @@ class KeyPath:
         at = 0
         while at < len(text):
             token = _TOKEN.match(text, at)
-            if token is None or (token["name"] is not None and (at > 0) != (text[at] == ".")):
+            name = token["name"] if token is not None else None
+            if token is None or (
+                name is not None and ((at > 0) != (text[at] == ".") or not name.isidentifier())
+            ):
                 raise ValueError(
                     f"{text!r} is not a key path: stuck at {text[at:]!r}. "
                     "Write it like layers[0].weight or weights['my key']."
                 )
-            if token["name"] is not None:
-                keys.append(token["name"])
+            if name is not None:
+                keys.append(name)
             else:
                 keys.append(ast.literal_eval(token["literal"]))
             at = token.end()

@@ -239,7 +239,7 @@ def to_device(
         DeviceError: `device` is not a device; the message lists those that are.
         DeviceUnavailableError: When it is used: the device is not here, and why.
 
-    Example:
+    Examples:
         >>> import fmapper, numpy as np
         >>> model = fmapper.fmap(fmapper.to_device("cpu"), {"w": np.ones(2)})
     """
@@ -248,10 +248,51 @@ def to_device(
 
 
 to_cpu = Mover("to_cpu", spec=DeviceSpec(None, "cpu"))
+"""Moves a leaf or a tree to the CPU; each leaf keeps its backend. Options: dtype, copy, strict.
+
+Examples:
+    >>> import fmapper, numpy as np
+    >>> model = fmapper.fmap(fmapper.to_cpu, {"w": np.ones(2)})
+"""
+
 to_gpu = Mover("to_gpu", spec=DeviceSpec(None, "gpu"))
+"""Moves a leaf or a tree to the GPU; each leaf keeps its backend, NumPy arrays go to the backend
+that sees a GPU (see `use_backend`). Options: dtype, copy, strict.
+
+Where there is no GPU it warns once and leaves everything where it is; with `strict=True` it raises
+`DeviceUnavailableError`, with `strict=False` it is silent.
+"""
+
 to_numpy = Mover("to_numpy", backend="numpy")
+"""Makes the arrays of a leaf or a tree NumPy arrays. Options: dtype, copy, strict.
+
+Examples:
+    >>> import fmapper, jax.numpy as jnp
+    >>> fmapper.to_numpy({"w": jnp.arange(3)})
+    {'w': array([0, 1, 2], dtype=int32)}
+"""
+
 to_torch = Mover("to_torch", backend="torch")
+"""Makes the arrays of a leaf or a tree torch tensors. Options: device, dtype, copy, strict.
+
+Examples:
+    >>> import fmapper, numpy as np
+    >>> half = fmapper.to_torch(dtype="float16")  # a mover, configured
+    >>> half({"w": np.ones(2), "n": np.arange(2)})
+    {'w': tensor([1., 1.], dtype=torch.float16), 'n': tensor([0, 1])}
+"""
+
 to_jax = Mover("to_jax", backend="jax")
+"""Makes the arrays of a leaf or a tree JAX arrays. Options: device, dtype, copy, strict.
+
+Without `jax_enable_x64` JAX holds no 64-bit numbers: integers that fit are narrowed, others raise
+`LossyCastError`; floats are narrowed with a `PrecisionWarning`.
+
+Examples:
+    >>> import fmapper, numpy as np
+    >>> fmapper.to_jax({"w": np.ones(2, np.float32)}, dtype="bfloat16")
+    {'w': Array([1, 1], dtype=bfloat16)}
+"""
 
 
 # --- where NumPy arrays go -----------------------------------------------------------------------

@@ -25,7 +25,7 @@ def array_namespace(tree: Any) -> Any:
         MixedDevicesError: The arrays belong to several backends; the message lists the paths.
         TypeError: There are no arrays.
 
-    Example:
+    Examples:
         >>> import fmapper, numpy as np
         >>> xp = fmapper.array_namespace({"w": np.ones(2)})
         >>> xp.concat([np.ones(1), np.zeros(1)])

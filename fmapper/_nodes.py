@@ -66,9 +66,11 @@ class NodeType:
             children do, so that cycles through the node work.
         fill: `(shell, node, new_children) -> None` puts the children into the shell.
         plain: What `fmapstructure` puts in its place: dict, list or tuple.
+        carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
+            it that there are no arrays in it.
     """
 
-    __slots__ = ("_items", "open", "plain")
+    __slots__ = ("_items", "carried", "open", "plain")
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class NodeType:
         shell: Callable[[Any], Any] | None = None,
         fill: Callable[[Any, Any, Mapping[Any, Any]], None] | None = None,
         plain: type = dict,
+        carried: Callable[[Any], Iterable[Item]] | None = None,
     ) -> None:
         def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
             assert rebuild is not None
@@ -103,16 +106,22 @@ class NodeType:
         self._items: Callable[[Any], Iterable[Item]] = lambda node: children(node).items()
         self.open: Opener = open_built_last if shell is None else open_shell_first
         self.plain = plain
+        self.carried = carried
 
     @classmethod
     def opening(
-        cls, open: Opener, items: Callable[[Any], Iterable[Item]], plain: type = dict
+        cls,
+        open: Opener,
+        items: Callable[[Any], Iterable[Item]],
+        plain: type = dict,
+        carried: Callable[[Any], Iterable[Item]] | None = None,
     ) -> NodeType:
         """A node type from an opener of its own: the fast way, for types that are walked often."""
         made: NodeType = _new(cls)
         made.open = open
         made._items = items
         made.plain = plain
+        made.carried = carried
         return made
 
     def items(self, node: Any) -> Iterable[Item]:
@@ -468,7 +477,7 @@ def _custom(
             raise unplaced(
                 RebuildError(f"rebuild of {cls.__name__} returned {_a(new)}, not a {cls.__name__}.")
             )
-        if new is node and any(new_children[key] is not child for key, child in read(node).items()):
+        if new is node:
             raise unplaced(
                 RebuildError(
                     f"rebuild of {cls.__name__} returned the node it was given. "

@@ -20,7 +20,7 @@ def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
     Raises:
         PathError: Nothing is there; the message names the keys that are.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> fmapper.get_path({"layers": [{"w": 1}, {"w": 2}]}, "layers[1].w")
         2
@@ -32,7 +32,7 @@ def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
 def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
     """Whether a key path leads to a node or leaf.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> fmapper.has_path([{"w": 1}], "[0].w"), fmapper.has_path([{"w": 1}], "[0].b")
         (True, False)
@@ -53,7 +53,7 @@ def set_path(tree: Any, path: KeyPath | str | Iterable[Any], value: Any) -> Any:
     Raises:
         PathError: Nothing is at the path yet.
 
-    Example:
+    Examples:
         >>> import fmapper
         >>> w = [1]
         >>> fmapper.set_path({"a": w, "b": w}, "a[0]", 2)

@@ -13,6 +13,7 @@ from fmapper._discovery import adapter_of
 from fmapper._dtypes import is_inexact
 from fmapper._errors import StructureMismatchError
 from fmapper._fmap import fmap, visit
+from fmapper._holders import check_leaf
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import WITHOUT_IDENTITY, NodeType, kind_of, sync
@@ -27,9 +28,10 @@ def state(tree: Any) -> dict[str, Any]:
 
     Raises:
         CycleError: The tree has a cycle.
+        NotAFunctorError: An object that nobody declared holds arrays, so the state would lack them.
         StructureMismatchError: Two paths have the same name, because a key has a dot in it.
 
-    Example:
+    Examples:
         >>> import fmapper, numpy as np
         >>> list(fmapper.state({"layers": [{"w": np.ones(2), "name": "a"}]}))
         ['layers.0.w']
@@ -53,7 +55,7 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
             different values for arrays that are tied; the message lists all of them.
         LossyCastError: A value does not fit into the dtype of the tree.
 
-    Example:
+    Examples:
         >>> import fmapper, numpy as np
         >>> model = {"w": np.zeros(2), "b": np.zeros(1)}
         >>> fmapper.load_state(model, {"w": np.array([1.0, 2.0])}, strict=False)["w"]
@@ -64,7 +66,14 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
     problems: list[str] = []
     if strict:
         problems += [f"{name}: missing in the state" for name in named if name not in state]
-        problems += [f"{name}: in the state, but not in the tree" for name in state.keys() - named]
+        plain = _plain_values(tree)
+        problems += [
+            f"{name}: an array in the state, but the tree has {plain[name]!r} there"
+            if name in plain
+            else f"{name}: in the state, but not in the tree"
+            for name in state
+            if name not in named
+        ]
     steps: dict[Any, tuple[str, Step]] = {}
     for name, (link, old) in named.items():
         if name not in state:
@@ -104,21 +113,23 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
 
     Raises:
         MixedDevicesError: The arrays are not on one device of one backend.
+        NotAFunctorError: An object that nobody declared holds arrays.
 
     The idea is that of `Optimisers.destructure`, https://fluxml.ai/Optimisers.jl.
 
-    Example:
+    Examples:
         >>> import fmapper, numpy as np
         >>> vector, rebuild = fmapper.destructure({"w": np.ones((2, 2)), "n": 3})
         >>> vector, rebuild(2 * vector)["w"].tolist()
         (array([1., 1., 1., 1.]), [[2.0, 2.0], [2.0, 2.0]])
     """
     sync()
-    arrays = [
-        leaf
-        for _, leaf, node_type in visit(tree, once=True)
-        if node_type is None and _is_inexact_array(leaf)
-    ]
+    arrays = []
+    for link, leaf, node_type in visit(tree, once=True):
+        if node_type is None and _is_inexact_array(leaf):
+            arrays.append(leaf)
+        elif node_type is None and adapter_of(leaf) is None:
+            check_leaf(leaf, link)
     get_device(arrays)
     shapes = [_adapter_of(array).shape(array) for array in arrays]
     total = sum(map(math.prod, shapes))
@@ -185,15 +196,26 @@ def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
 def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type in visit(tree):
-        if node_type is None and adapter_of(leaf) is not None:
+        if node_type is None and adapter_of(leaf) is None:
+            check_leaf(leaf, link)
+        elif node_type is None:
             name = _name(link)
             if name in named:
                 raise StructureMismatchError(
                     f"{format_link(link)} and {format_link(named[name][0])} are both called "
-                    f"{name!r} in a state. Rename a key: it has a dot in it."
+                    f"{name!r} in a state, which joins keys with dots. Rename one of the keys."
                 )
             named[name] = (link, leaf)
     return named
+
+
+def _plain_values(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree that are no arrays, by name: only to say what is in the way."""
+    return {
+        _name(link): leaf
+        for link, leaf, node_type in visit(tree)
+        if node_type is None and adapter_of(leaf) is None
+    }
 
 
 def _loading(link: Link, adapter: Adapter, old: Any, source: Adapter, new: Any) -> Step:

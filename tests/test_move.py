@@ -626,7 +626,7 @@ def test_the_error_gives_the_line_to_add() -> None:
         to_numpy({"net": Plain(w=np.ones(2), b=np.ones(2), n=1)})
     text = str(caught.value)
     assert "Decorate it with @fmapper.functor, or mark it with @fmapper.leaf" in text
-    assert "fmapper.functor(Plain, children=('w', 'b',))" in text
+    assert "fmapper.functor(Plain, children=('w', 'b'))" in text
 
 
 def test_arrays_of_every_backend_count(torch: Any, jax: Any) -> None:

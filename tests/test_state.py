@@ -42,6 +42,21 @@ def test_state_of_a_torch_module_has_the_names_of_its_state_dict():
     assert list(state(module)) == list(module.state_dict())
 
 
+def test_a_forgotten_declaration_is_no_hole_in_a_state():
+    class Forgotten:
+        def __init__(self):
+            self.w = np.ones(2)
+
+    for take in (state, destructure, lambda tree: load_state(tree, {})):
+        with pytest.raises(fmapper.NotAFunctorError, match=r"model\.net: Forgotten holds arrays"):
+            take({"net": Forgotten()})
+
+
+def test_a_number_in_the_tree_where_the_state_has_an_array_is_named():
+    with pytest.raises(StructureMismatchError, match="step: an array in the state, but .* has 0"):
+        load_state({"step": 0}, {"step": np.array(5)})
+
+
 def test_names_that_would_clash_are_an_error():
     with pytest.raises(StructureMismatchError, match=r"both called 'a\.b'"):
         state({"a": {"b": np.ones(1)}, "a.b": np.ones(1)})

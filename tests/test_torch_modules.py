@@ -76,6 +76,20 @@ def test_tensors_in_attributes_and_containers_move_too_and_sizes_do_not(net):
     assert new(TOKENS).dtype == torch.float64
 
 
+def test_an_undeclared_object_with_tensors_in_an_attribute_does_not_stay_behind(net):
+    class Head:
+        def __init__(self):
+            self.weight = torch.ones(2)
+
+    net.own_head = Head()
+    with pytest.raises(fmapper.NotAFunctorError, match=r"model: Net holds arrays in \.own_head"):
+        to_torch(dtype="float64")(net)
+    assert to_torch(dtype="float64", strict=False)(net).own_head is net.own_head
+    net.config = type("Config", (), {})()
+    net.own_head = None
+    assert to_torch(dtype="float64")(net).config is net.config
+
+
 def test_hooks_are_kept_and_are_not_shared(net):
     calls = []
     net.head.register_forward_hook(lambda *_: calls.append("old"))

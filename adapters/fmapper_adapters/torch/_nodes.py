@@ -64,7 +64,18 @@ def node_type(cls: type) -> NodeType | None:
         _set(new, "__dict__", state)
         return new, iter(found), {}, partial(_fill, module, new, state, numbered)
 
-    return NodeType.opening(open, items)
+    return NodeType.opening(open, items, carried=_carried)
+
+
+def _carried(module: Any) -> list[tuple[str, Any]]:
+    """The attributes of a module that are neither children nor settings nor torch's own."""
+    state = module.__dict__
+    children = {name for name, _ in _extra(state)}
+    return [
+        (name, value)
+        for name, value in state.items()
+        if name not in _INTERNAL and name not in children and type(value) not in _SETTINGS
+    ]
 
 
 def _write_own_hooks() -> Callable[[dict[str, Any]], None]:
