@@ -283,7 +283,7 @@ def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[
     for key, mapped in results.items():
         if isinstance(mapped, _Collected):
             out.extend(mapped)
-        elif mapped is not have[key] or is_leaf(mapped):  # None and () come back as they are
+        elif not (mapped is have[key] and (mapped is None or mapped is _EMPTY)):
             out.append(mapped)
     return out
 

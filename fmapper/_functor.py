@@ -115,11 +115,7 @@ def functor(
     names = None if children is None else _names(cls, children)
     if rebuild is not None and not callable(rebuild):
         raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
-    if getattr(builtins, cls.__name__, None) is cls:
-        raise DeclarationError(
-            f"functor: {cls.__name__} is a builtin: what it is to a walk is fixed. "
-            "Declare a class of your own."
-        )
+    _refuse_builtin(cls)
     if rebuild is None and issubclass(cls, CONTAINERS) and not hasattr(cls, "_fields"):
         raise DeclarationError(
             f"functor: {cls.__name__} derives from a builtin container, so it is a node "
@@ -176,6 +172,14 @@ def slot_names(cls: type) -> tuple[str, ...]:
             private = name.startswith("__") and not name.endswith("__")
             names[f"_{base.__name__.lstrip('_')}{name}" if private else name] = None
     return tuple(names)
+
+
+def _refuse_builtin(cls: type) -> None:
+    if getattr(builtins, cls.__name__, None) is cls:
+        raise DeclarationError(
+            f"functor: {cls.__name__} is a builtin: what it is to a walk is fixed. "
+            "Declare a class of your own."
+        )
 
 
 def _names(cls: type, children: Iterable[str]) -> tuple[str, ...]:

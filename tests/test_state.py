@@ -53,7 +53,7 @@ def test_a_forgotten_declaration_is_no_hole_in_a_state():
 
 
 def test_a_number_in_the_tree_where_the_state_has_an_array_is_named():
-    with pytest.raises(StructureMismatchError, match="step: an array in the state, but .* has 0"):
+    with pytest.raises(StructureMismatchError, match=r"step: an array in the state, but .* has 0"):
         load_state({"step": 0}, {"step": np.array(5)})
 
 
