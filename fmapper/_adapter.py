@@ -189,6 +189,10 @@ class Adapter(ABC):
         """
         raise TypeError(f"the {self.name} adapter cannot cast {self.dtype(array)} to {dtype}")
 
+    def like(self, new: Any, old: Any) -> Any:
+        """`new` as what `old` is beside its values: a parameter, for example."""
+        return new
+
     # ties by view
 
     def memory(self, array: Any) -> Memory | None:

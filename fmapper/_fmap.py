@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Protocol, cast
@@ -580,8 +581,19 @@ def _map_batch(f: LeafBatch, tree: Any, rest: tuple[Any, ...], options: _Map) ->
             f.check_node(link, value, kind)
         elif kind is None and _nodes.kind_of(type(value)) is not ATOM:
             leaves.append((link, value))
-    moved = iter(f.move_leaves(leaves))
-    options.f = lambda leaf: leaf if _nodes.kind_of(type(leaf)) is ATOM else next(moved)
+    results: dict[int, deque[Any]] = {}
+    for (_, leaf), new in zip(leaves, f.move_leaves(leaves), strict=True):
+        results.setdefault(id(leaf), deque()).append(new)
+
+    def moved(leaf: Any) -> Any:
+        if _nodes.kind_of(type(leaf)) is ATOM:
+            return leaf
+        found = results.get(id(leaf))
+        if found is None:  # made on the fly by its node, so it is another object now
+            return f.move_leaves([(None, leaf)])[0]
+        return found.popleft() if len(found) > 1 else found[0]
+
+    options.f = moved
     return options(tree)
 
 

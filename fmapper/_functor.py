@@ -143,6 +143,7 @@ def leaf(cls: C, /) -> C:
         raise DeclarationError(
             f"leaf: {cls!r} is not a class. Declare the class of the object, not the object."
         )
+    _refuse_builtin(cls)
     _declare(Declaration(cls, leaf=True))
     return cls
 
@@ -177,7 +178,7 @@ def slot_names(cls: type) -> tuple[str, ...]:
 def _refuse_builtin(cls: type) -> None:
     if getattr(builtins, cls.__name__, None) is cls:
         raise DeclarationError(
-            f"functor: {cls.__name__} is a builtin: what it is to a walk is fixed. "
+            f"{cls.__name__} is a builtin: what it is to a walk is fixed. "
             "Declare a class of your own."
         )
 
@@ -227,12 +228,17 @@ def _declare(declaration: Declaration) -> None:
             "with @functor or with @leaf. To change what a subclass does, declare the subclass."
         )
     _declared[cls] = declaration
-    if cls.__flags__ & _HEAP_TYPE and not cls.__flags__ & _IMMUTABLE_TYPE:
+    own = cls.__flags__ & _HEAP_TYPE and not cls.__flags__ & _IMMUTABLE_TYPE
+    if own and not getattr(cls, "_is_protocol", False):  # a protocol counts its attributes
         # Class decorators that make a new class of this one (slots=True) copy its attributes.
         type.__setattr__(cls, _DUNDER, declaration)
         _watch_subclasses(cls)
-    for listener in _on_class:
-        listener(cls)
+    known = [cls]
+    for base in known:
+        for listener in _on_class:
+            listener(base)
+        derived: list[type] = type.__subclasses__(base)
+        known += [sub for sub in derived if sub not in known]
 
 
 _IMMUTABLE_TYPE = 1 << 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fmapper import _nodes
@@ -39,8 +39,14 @@ def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
     """
     cls = type(node)
     declaration = declaration_of(cls)
-    if declaration is None and node_type.carried is not None:
-        fields = [f".{name}" for name, value in node_type.carried(node) if holds_arrays(value)]
+    if declaration is not None and (
+        declaration.children is not None or declaration.rebuild is not None
+    ):
+        return
+    if node_type.carried is not None:
+        suspects = [(name, value) for name, value in node_type.carried(node) if holds_arrays(value)]
+        own = _reached(node, [child for _, child in node_type.items(node)]) if suspects else []
+        fields = [f".{name}" for name, value in suspects if holds_arrays(value, besides=own)]
         if fields:
             raise NotAFunctorError(
                 f"{format_link(link)}: {cls.__name__} holds arrays in {', '.join(fields)}, in "
@@ -49,10 +55,6 @@ def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
             )
         return
     if declaration is None and not isinstance(node, CONTAINERS):
-        return
-    if declaration is not None and (
-        declaration.children is not None or declaration.rebuild is not None
-    ):
         return
     state = getattr(node, "__dict__", None)
     if not state:
@@ -70,9 +72,14 @@ def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
         )
 
 
-def holds_arrays(x: Any) -> bool:
-    """Whether an object is an array, or holds one in children, attributes, closures or items."""
-    seen: dict[int, Any] = {}
+def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
+    """Whether an object is an array, or holds one in children, attributes, closures or items.
+
+    Args:
+        x: Anything; it is not changed.
+        besides: Objects that do not count, nor what is reached only through them.
+    """
+    seen: dict[int, Any] = {id(known): known for known in besides}
     todo = [x]
     while todo:
         value = todo.pop()
@@ -82,11 +89,27 @@ def holds_arrays(x: Any) -> bool:
         if adapter_of(value) is not None:
             return True
         kind = _nodes.kind_of(type(value))
-        if isinstance(kind, NodeType):
+        if isinstance(kind, NodeType) and kind.carried is not None:
+            todo.extend(vars(value).values())  # whatever it holds, child or not
+        elif isinstance(kind, NodeType):
             todo.extend(child for _, child in kind.items(value))
         elif kind is _nodes.LEAF and declaration_of(type(value)) is None:
             todo.extend(part for _, part in _parts(value))
     return False
+
+
+def _reached(node: Any, children: list[Any]) -> list[Any]:
+    """A node and all nodes and leaves below it."""
+    reached: dict[int, Any] = {id(node): node}
+    todo = children
+    while todo:
+        value = todo.pop()
+        if id(value) not in reached:
+            reached[id(value)] = value
+            kind = _nodes.kind_of(type(value))
+            if isinstance(kind, NodeType):
+                todo.extend(child for _, child in kind.items(value))
+    return list(reached.values())
 
 
 def _parts(x: Any) -> Iterator[tuple[str, Any]]:

@@ -236,10 +236,14 @@ def _tuple_like(cls: type) -> NodeType:
         make: Callable[[Iterable[Any]], Any] = functools.partial(tuple.__new__, cls)
     except TypeError:  # made in C (torch.Size, struct sequences): only its own constructor will do
         make = cls
+    hidden = hasattr(cls, "n_sequence_fields")
     fields = attribute_names(cls)
 
     def finish(node: Any, slots: Any) -> Any:
-        new = make(slots if fields is None else slots.values())
+        if hidden:  # a struct sequence has fields beyond its items
+            new = cls(slots, node.__reduce__()[1][1])
+        else:
+            new = make(slots if fields is None else slots.values())
         _carry_attributes(node, new)
         return new
 
@@ -456,7 +460,15 @@ def _open_any(
 
         def finish(filled: dict[str, Any]) -> Any:
             for name, child in filled.items():
-                _set(new, name, child)
+                try:
+                    _set(new, name, child)
+                except AttributeError as error:
+                    raise unplaced(
+                        RebuildError(
+                            f"the child {name!r} of {cls.__name__} cannot be set ({error}): "
+                            "give the declaration a rebuild."
+                        )
+                    ) from error
             return new
 
         return new, iter(found.items()), found.copy(), finish
@@ -490,7 +502,10 @@ def _custom(
             raise unplaced(
                 RebuildError(f"rebuild of {cls.__name__} forgot a child: {error.args[0]}")
             ) from error
+        again = read(new)
         for key, child in new_children.items():
+            if key in found and found[key] is not again[key]:
+                continue  # the class makes this child anew each time it is read
             if key not in found or not _same(found[key], child):
                 got = _a(found[key]) if key in found else "nothing"
                 raise unplaced(
@@ -583,6 +598,11 @@ def add_finders(
     _leaf_finders.append(leaf)
 
 
+def on_functor(listener: Callable[[type], None]) -> None:
+    """Calls `listener` with every declared class when a walk first meets it."""
+    _on_functor.append(listener)
+
+
 def forget() -> None:
     """Empties the caches of node types: after a declaration, or when an adapter was added."""
     for cache in (_kinds, openers, plain_openers):
@@ -654,6 +674,8 @@ def _opener(kind: NodeType | Kind, open: Opener | None) -> Opener | Kind:
 def _look_up(cls: type) -> NodeType | Kind:
     declaration = declaration_of(cls)
     if declaration is not None:
+        for listener in _on_functor:
+            listener(cls)
         return LEAF if declaration.leaf else _functor(cls, declaration)
     if cls is type(None):
         return CHILDLESS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ class Static:
     Static children are compared by identity, then by `==`; what cannot be compared differs.
     """
 
-    __slots__ = ("carried", "cls", "dynamic", "names", "static")
+    __slots__ = ("carried", "cls", "dynamic", "names", "static", "whole")
 
     def __init__(
         self,
@@ -31,9 +32,11 @@ class Static:
         dynamic: tuple[str, ...],
         static: dict[str, Any],
         carried: dict[str, Any],
+        *,
+        whole: Any = None,
     ) -> None:
         self.cls, self.names, self.dynamic = cls, names, dynamic
-        self.static, self.carried = static, carried
+        self.static, self.carried, self.whole = static, carried, whole
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -43,6 +46,7 @@ class Static:
             and self.dynamic == other.dynamic
             and _equal(self.static, other.static)
             and _equal(self.carried, other.carried)
+            and _same(self.whole, other.whole)
         )
 
     def __hash__(self) -> int:
@@ -72,7 +76,8 @@ def take_apart(node: Any, is_dynamic: Callable[[Any], bool]) -> tuple[list[Any],
     """The dynamic children of a functor, in order, and the rest of it."""
     cls = type(node)
     kind = _nodes.kind_of(cls)
-    assert isinstance(kind, NodeType)
+    if not isinstance(kind, NodeType):  # registered as a subclass, then declared a leaf: one whole
+        return [], Static(cls, (), (), {}, {}, whole=node)
     have = kind.children(node)
     marked = _marks.get(id(node))
     was_dynamic = marked[1] if marked is not None else ()
@@ -98,6 +103,8 @@ def put_together(
         is_dynamic: The rule by which `take_apart` goes. A child for which it is false would be
             static the next time, so the new functor is marked: its structure stays what it is.
     """
+    if static.whole is not None:
+        return static.whole
     given = dict(zip(static.dynamic, children, strict=True))
     values = {name: given[name] if name in given else static.static[name] for name in static.names}
     declaration = declaration_of(static.cls)
@@ -121,8 +128,15 @@ def _mark(node: Any, names: tuple[str, ...]) -> None:
     i = id(node)
     try:
         _marks[i] = (weakref.ref(node, lambda _: _marks.pop(i, None)), names)
-    except TypeError:  # a class with slots and no __weakref__ cannot be marked
-        return
+    except TypeError:  # slots without __weakref__: held on to for a while
+        _marks[i] = (node, names)
+        _held.append(i)
+        if len(_held) > _HELD_AT_MOST:
+            _marks.pop(_held.popleft(), None)
+
+
+_held: deque[int] = deque()
+_HELD_AT_MOST = 4096
 
 
 def _attributes(node: Any) -> Iterable[tuple[str, Any]]:
@@ -214,6 +228,7 @@ def _optree_type(cls: type) -> NodeType | None:
 
 
 on_class(_enroll)
+_nodes.on_functor(_enroll)
 on_adapter(_enroll_all)
 _nodes.before_walk(_register_with_optree)
 _nodes.add_finders(framework=lambda _: None, registry=_optree_type, leaf=lambda _: None)

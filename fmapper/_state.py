@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from fmapper._adapter import Adapter
@@ -16,7 +16,7 @@ from fmapper._fmap import fmap, visit
 from fmapper._holders import check_leaf
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._namespace import array_namespace
-from fmapper._nodes import WITHOUT_IDENTITY, NodeType, kind_of, sync
+from fmapper._nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
 from fmapper._transfer import Step, carry_out
 
 
@@ -95,9 +95,14 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
             "the state does not fit the tree:\n" + "\n".join(f"  {line}" for line in problems)
         )
     arrays = carry_out([step for _, step in steps.values()], copy=None)
-    loaded = dict(zip((name for name, _ in steps.values()), arrays, strict=True))
-    return fmap(
-        _Replace(lambda leaves: [loaded.get(_name(link), leaf) for link, leaf in leaves]), tree
+    loaded = {
+        identity: _adapter_of(named[name][1]).like(array, named[name][1])
+        for (identity, (name, _)), array in zip(steps.items(), arrays, strict=True)
+    }
+    identities = {name: _identity(name, array) for name, (_, array) in named.items()}
+    return _refilled(
+        tree,
+        lambda link, leaf: loaded.get(identities.get(_name(link)), leaf),
     )
 
 
@@ -154,25 +159,20 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
             _piece(vector[start : start + math.prod(shape)], array, shape)
             for start, array, shape in zip(starts, arrays, shapes, strict=False)
         )
-        return fmap(
-            _Replace(lambda leaves: [_next_if_inexact(leaf, pieces) for _, leaf in leaves]), tree
-        )
+        return _refilled(tree, lambda _, leaf: next(pieces) if _is_inexact_array(leaf) else leaf)
 
     return vector, rebuild
 
 
-class _Replace:
-    """An `f` that gets all leaves at once, each object once and in order, with their paths."""
-
-    def __init__(self, replace: Callable[[Sequence[tuple[Link, Any]]], list[Any]]) -> None:
-        self.move_leaves = replace
-
-    def check_node(self, link: Link, node: Any, node_type: NodeType) -> None:
-        """Nothing to check."""
-
-
-def _next_if_inexact(leaf: Any, pieces: Iterator[Any]) -> Any:
-    return next(pieces) if _is_inexact_array(leaf) else leaf
+def _refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
+    """A tree with other leaves: `replace(link, leaf)` is asked for each once, in order."""
+    new = [
+        replace(link, leaf)
+        for link, leaf, node_type in visit(tree, once=True)
+        if node_type is None and kind_of(type(leaf)) is not ATOM
+    ]
+    pending = iter(new)
+    return fmap(lambda leaf: leaf if kind_of(type(leaf)) is ATOM else next(pending), tree)
 
 
 def _name(link: Link) -> str:
@@ -186,11 +186,10 @@ def _identity(name: str, array: Any) -> Any:
 
 def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
     xp: Any = array_namespace(part)
-    if xp.isdtype(part.dtype, "complex floating") and not xp.isdtype(
-        like.dtype, "complex floating"
-    ):
+    own, wanted = _adapter_of(part).dtype(part), _adapter_of(like).dtype(like)
+    if own.startswith("complex") and not wanted.startswith("complex"):
         part = xp.real(part)
-    return xp.astype(xp.reshape(part, shape), like.dtype)
+    return _adapter_of(like).like(xp.astype(xp.reshape(part, shape), like.dtype), like)
 
 
 def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:

@@ -150,7 +150,14 @@ def _no_copy_asked(step: Step, copy: bool | None) -> None:
 def _checked_cast(adapter: Adapter, array: Any, step: Step) -> Any:
     new, survived = adapter.cast(array, step.held)
     if not survived:
-        kind = "finite values become infinite" if is_inexact(step.dtype) else "integers do not fit"
+        kind = "values do not fit"
+        if not is_inexact(step.dtype):
+            kind = "integers do not fit"
+        elif is_inexact(step.held):
+            complex_to_real = step.dtype.startswith("complex") > step.held.startswith("complex")
+            kind = (
+                "imaginary parts are lost" if complex_to_real else "finite values become infinite"
+            )
         limit = ""
         if step.held != step.wanted:
             limit = f" ({step.target.name} holds no {step.wanted} here)"

@@ -86,10 +86,10 @@ def copied(array: jax.Array) -> jax.Array:
 
 def survived(old: jax.Array, new: jax.Array) -> bool:
     """Whether a cast has kept every integer and made no finite value infinite."""
-    if jnp.issubdtype(new.dtype, jnp.integer):
-        return bool((new.astype(old.dtype) == old).all())
     if not jnp.issubdtype(new.dtype, jnp.inexact):
-        return True
+        return bool((new.astype(old.dtype) == old).all())
+    if jnp.iscomplexobj(old) and not jnp.iscomplexobj(new):
+        return not bool(old.imag.any()) and survived(old.real, new)
     if jnp.issubdtype(new.dtype, jnp.complexfloating):
         return survived(old.real, new.real) and survived(old.imag, new.imag)
     return not bool((~jnp.isfinite(new) & jnp.isfinite(old)).any())

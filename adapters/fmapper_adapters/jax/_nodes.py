@@ -40,13 +40,18 @@ def register_functor(cls: type) -> None:
         return
 
     def flatten_with_keys(node: Any) -> tuple[list[Any], Static]:
-        values, static = take_apart(node, is_dynamic)
+        values, static = take_apart(node, _is_dynamic)
         keys = map(tree_util.GetAttrKey, static.dynamic)
         return list(zip(keys, values, strict=True)), static
 
     tree_util.register_pytree_with_keys(
         cls,
         flatten_with_keys,
-        lambda static, children: put_together(static, children, is_dynamic),
-        lambda node: take_apart(node, is_dynamic),
+        lambda static, children: put_together(static, children, _is_dynamic),
+        lambda node: take_apart(node, _is_dynamic),
     )
+
+
+def _is_dynamic(child: Any) -> bool:
+    """Arrays, nodes and containers, and the shapes that stand for arrays in `jax.eval_shape`."""
+    return isinstance(child, jax.ShapeDtypeStruct) or is_dynamic(child)

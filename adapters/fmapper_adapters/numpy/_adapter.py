@@ -147,8 +147,10 @@ def np_dtype(name: str) -> np.dtype[Any]:
 
 def survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
     """Whether a cast has kept every integer and made no finite value infinite."""
-    if new.dtype.kind in "iub" and old.dtype.kind in "iub":
+    if new.dtype.kind in "iub":
         return bool((new.astype(old.dtype) == old).all())
+    if old.dtype.kind == "c" and new.dtype.kind != "c":
+        return not old.imag.any() and survived(old.real, new)
     if new.dtype.kind == "c":
         return survived(old.real, new.real) and survived(old.imag, new.imag)
     lost = ~np.isfinite(new)

@@ -121,6 +121,13 @@ class TorchAdapter(Adapter):
         new = _host.moved(array, lambda t: t.to(getattr(torch, dtype)))
         return new, _host.survived(array.detach(), new.detach())
 
+    def like(self, new: Any, old: Any) -> Any:
+        """A parameter where there was one; inside torch.func a tensor stays what it is."""
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(new)
+        if wrapped or not isinstance(old, torch.nn.Parameter):
+            return new
+        return new if isinstance(new, torch.nn.Parameter) else _host.as_parameter(new, old)
+
     def memory(self, array: Any) -> Memory | None:
         """Of strided tensors with data."""
         if not _host.has_memory(array) or not array.numel():

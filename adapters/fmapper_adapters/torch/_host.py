@@ -126,6 +126,8 @@ def moved(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) 
         raise TypeError(_why_not(tensor))
     if not tensor.is_leaf:
         return change(tensor)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return change(tensor)
     values = change(tensor.detach() if tensor.requires_grad else tensor)
     return replaced(tensor, values, change)
 
@@ -178,12 +180,16 @@ def _carry(
 
 def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Whether a cast has kept every integer and made no finite value infinite."""
-    if old.layout is not torch.strided and hasattr(old, "_values"):
+    if old.layout is torch.sparse_coo:
         return survived(old._values(), new._values())
+    if old.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return survived(old.values(), new.values())
     if not has_memory(old) or not has_memory(new):
         return True
     if not (new.is_floating_point() or new.is_complex()):
         return bool((new.to(old.dtype) == old).all())
+    if old.is_complex() and not new.is_complex():
+        return not bool(old.imag.any()) and survived(old.real, new)
     if new.is_complex():
         was = old if old.is_complex() else torch.complex(old, torch.zeros_like(old))
         return survived(was.real, new.real) and survived(was.imag, new.imag)

@@ -33,7 +33,6 @@ _HOOKS = tuple(
 )
 _SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
 _SETTINGS = frozenset({int, float, str, bool, type(None)})
-_PARAMETER = "_fmapper_parameter"
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
 
@@ -50,7 +49,7 @@ def node_type(cls: type) -> NodeType | None:
         if state["_modules"]:
             found += state["_modules"].items()
         if numbered:
-            found = [(int(name) if name.isdecimal() else name, child) for name, child in found]
+            found = [(_number(name), child) for name, child in found]
         if len(state) > len(_INTERNAL):
             found += _extra(state)
         return found
@@ -106,9 +105,16 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
+def _number(name: str) -> int | str:
+    return int(name) if name.isdecimal() and str(int(name)) == name else name
+
+
 def _is_child(value: Any) -> bool:
     """Whether an attribute is an array or a container of some; tuples of sizes are settings."""
     if isinstance(value, torch.Tensor):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple) and any(isinstance(p, Module) for p in parts):
         return True
     if isinstance(value, tuple | list) and all(type(item) in _SETTINGS for item in value):
         return False
@@ -144,11 +150,20 @@ def _tensor(module: Any, name: str, old: Any, new: Any) -> Any:
         raise _unfit(module, name, new, "a tensor")
     if not isinstance(old, torch.nn.Parameter) or isinstance(new, torch.nn.Parameter):
         return new
-    of, wrapped = new.__dict__.get(_PARAMETER, (None, None))
-    if of is None or of() is not old:
+    if torch._C._functorch.is_functorch_wrapped_tensor(new):
+        return new  # inside torch.func a parameter would cut the gradient off
+    of, by = _wrapped.get(id(new), (None, None))
+    wrapped = by() if by is not None and of is not None and of() is old else None
+    if wrapped is None:
         wrapped = as_parameter(new, old)
-        new.__dict__[_PARAMETER] = (weakref.ref(old), wrapped)
+        i = id(new)
+        _wrapped[i] = (weakref.ref(old), weakref.ref(wrapped))
+        weakref.finalize(new, _wrapped.pop, i, None)
     return wrapped
+
+
+# Which parameter a tensor was wrapped into, and in whose place: tied parameters stay one.
+_wrapped: dict[int, tuple[Any, Any]] = {}
 
 
 def _unfit(module: Any, name: str, new: Any, wanted: str) -> RebuildError:
@@ -165,7 +180,7 @@ def _unfit(module: Any, name: str, new: Any, wanted: str) -> RebuildError:
 def registered_type(cls: type) -> NodeType | None:
     """The node type of a class that is in `torch.utils._pytree`."""
     entry = pytree.SUPPORTED_NODES.get(cls)
-    if entry is None:
+    if entry is None or cls is torch.Size:  # torch would make a plain tuple of it
         return None
 
     def take(node: Any) -> tuple[list[Any], list[Any], Any]:
