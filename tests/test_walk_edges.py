@@ -639,7 +639,7 @@ def test_threads_map_while_another_declares_classes():
         thread.start()
     for thread in threads:
         thread.join()
-    assert failures == []
+    assert not failures, failures[0]
     assert fmap(add_one, Later(1)).w == 2
 
 
