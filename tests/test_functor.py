@@ -432,6 +432,30 @@ def test_a_rebuild_that_breaks_its_promise(make, says):
     assert str(caught.value).startswith("model.layers[0]: ")
 
 
+def test_children_made_anew_at_each_reading_are_no_forgotten_ones():
+    class Copying:
+        def __init__(self, w):
+            self._w = w
+
+        @property
+        def w(self):
+            return list(self._w)
+
+    functor(Copying, children=("w",), rebuild=lambda self, new: Copying(new["w"]))
+    assert fmap(add_one, Copying([1, 2])).w == [2, 3]
+
+
+def test_a_child_that_cannot_be_set_asks_for_a_rebuild():
+    @functor(children=("w",))
+    class Fixed:
+        @property
+        def w(self):
+            return 1
+
+    with pytest.raises(RebuildError, match=r"model\[0\]: the child 'w' of Fixed cannot be set"):
+        fmap(add_one, [Fixed()])
+
+
 def test_an_exception_in_a_rebuild_gets_the_path():
     def fail(cls, self, new):
         raise ZeroDivisionError("rebuild")

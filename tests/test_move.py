@@ -1378,6 +1378,22 @@ def test_numpy_arrays_without_a_counterpart(target: str, kind: str, dtype: str |
             MOVERS[target](tree, dtype=dtype)
 
 
+def test_a_walk_of_ones_own_puts_every_array_in_its_place(torch: Any) -> None:
+    def backwards(recurse: Any, node: Any) -> Any:
+        have = fmapper.children(node)
+        new = {key: recurse(child) for key, child in reversed(have.items())}
+        return fmapper.rebuild(node, {key: new[key] for key in have})
+
+    new = fmapper.fmap(to_torch, {"a": np.ones(1), "b": np.zeros(2)}, walk=backwards)
+    assert (numbers(new["a"]), numbers(new["b"])) == ([1.0], [0.0, 0.0])
+
+
+def test_none_made_a_leaf_does_not_shift_the_arrays(torch: Any) -> None:
+    tree = {"a": None, "b": None, "c": np.ones(1)}
+    new = fmapper.fmap(to_torch, tree, is_leaf=lambda x: x is None)
+    assert (new["a"], new["b"], numbers(new["c"])) == (None, None, [1.0])
+
+
 def test_a_mask_is_never_dropped() -> None:
     masked = np.ma.masked_array([1.0, 2.0], mask=[True, False])
     assert to_numpy(masked) is masked

@@ -124,6 +124,46 @@ def test_subclasses_are_known_to_jax_at_once():
     assert type(jax.jit(lambda m: m)(Sub(jnp.ones(2)))) is Sub
 
 
+def test_a_subclass_that_is_a_leaf_is_one_whole_in_jax():
+    @fmapper.leaf
+    class Whole(Layer):
+        pass
+
+    whole = Whole(jnp.ones(1))
+    leaves, treedef = jax.tree.flatten([whole])
+    assert leaves == []
+    assert jax.tree.unflatten(treedef, leaves)[0] is whole
+
+
+def test_a_class_that_slots_made_anew_is_known_after_a_call():
+    @dataclasses.dataclass(slots=True)
+    @functor
+    class Data:
+        w: Any
+        b: Any
+
+    model = Data(jnp.ones((4, 2)), jnp.ones((4, 2)))
+    assert not fmapper.is_leaf(model)
+    assert jax.jit(lambda m: m.w.sum())(model) == 8
+    axes = jax.tree.map(lambda _: 0, model)
+    assert jax.vmap(lambda m: m.w.sum(), in_axes=(axes,))(model).shape == (4,)
+    shapes = jax.eval_shape(lambda m: m, model)
+    assert jax.tree.structure(shapes) == jax.tree.structure(model)
+
+
+def test_classes_derived_before_the_declaration_are_known_too():
+    class Theirs:
+        def __init__(self, w):
+            self.w = w
+
+    class Derived(Theirs):
+        pass
+
+    functor(Theirs)
+    assert len(jax.tree.leaves(Derived(jnp.ones(1)))) == 1
+    assert jax.tree.leaves(Derived(jnp.ones(1)))[0].shape == (1,)
+
+
 def test_torch_func_takes_a_functor():
     model = layer(torch)
     grads = torch.func.grad(lambda m: (m(m.w) ** 2).sum())(model)

@@ -122,6 +122,53 @@ def test_load_state_refuses_values_that_do_not_fit():
         load_state({"w": np.zeros(1, np.float32)}, {"w": np.array([1e300])})
 
 
+def test_a_value_under_the_second_name_of_a_tie_counts():
+    w = np.zeros(2)
+    new = load_state({"a": w, "b": w}, {"b": np.ones(2)}, strict=False)
+    assert new["a"] is new["b"]
+    assert new["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (np.zeros(1, int), np.array([np.nan]), "values do not fit"),
+        (np.zeros(1, np.float32), np.array([1 + 2j]), "imaginary parts are lost"),
+        (np.zeros(1, bool), np.array([2.0]), "values do not fit"),
+        (np.zeros(1, np.int32), np.array([1.5]), "values do not fit"),
+    ],
+)
+def test_values_that_another_kind_of_dtype_cannot_hold_are_refused(old, new, says):
+    for move in (lambda x: x, fmapper.to_torch, fmapper.to_jax):
+        tree = {"w": move(np.asarray(old, old.dtype)) if old.dtype != int else old}
+        with pytest.raises(LossyCastError, match=rf"model\.w: {says}"):
+            load_state(tree, {"w": new})
+
+
+def test_a_parameter_and_its_tie_outside_the_module_stay_one():
+    @functor
+    class Holder:
+        def __init__(self):
+            self.net = torch.nn.Linear(2, 2)
+            self.w = self.net.weight
+
+    holder = Holder()
+    new = load_state(holder, {name: x.detach().numpy() for name, x in state(holder).items()})
+    assert new.w is new.net.weight
+    assert isinstance(new.w, torch.nn.Parameter)
+    vector, rebuild = destructure(holder)
+    assert vector.shape == (6,)
+    again = rebuild(vector.detach())
+    assert again.w is again.net.weight
+
+
+def test_gradients_of_a_module_through_its_vector():
+    module = torch.nn.Linear(2, 2)
+    vector, rebuild = destructure(module)
+    gradient = torch.func.grad(lambda v: (rebuild(v).weight ** 2).sum())(vector.detach())
+    assert torch.equal(gradient[:4], 2 * module.weight.detach().flatten())
+
+
 def test_destructure_takes_tied_arrays_once_and_restores_ties_and_dtypes():
     w = np.arange(3, dtype=np.float32)
     tree = {"a": w, "b": [w, np.ones(2, np.float64)], "n": np.arange(2), "name": "x"}

@@ -90,6 +90,46 @@ def test_an_undeclared_object_with_tensors_in_an_attribute_does_not_stay_behind(
     assert to_torch(dtype="float64")(net).config is net.config
 
 
+def test_an_attribute_that_becomes_a_tensor_is_a_child_from_then_on():
+    class Gated(nn.Module):
+        def __init__(self, gate):
+            super().__init__()
+            self.gate = gate
+
+    for gate, children in ((1.0, []), (torch.ones(1), ["gate"]), (2.0, []), (None, [])):
+        assert list(fmapper.children(Gated(gate))) == children
+    other = Gated(None)
+    del other.gate
+    other.mask = torch.ones(1)
+    assert list(fmapper.children(other)) == ["mask"]
+
+
+def test_modules_in_plain_lists_and_cycles_through_attributes():
+    parent = nn.Sequential(nn.Linear(1, 1))
+    parent[0].parent = [parent]
+    parent.blocks = [nn.ReLU()]
+    new = to_torch(dtype="float64")(parent)
+    assert new[0].parent[0] is new
+    assert new.blocks[0] is not parent.blocks[0]
+    assert new[0].weight.dtype == torch.float64
+
+
+def test_an_exported_graph_moves():
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    new = to_torch(dtype="float64")(graph)
+    assert new(torch.ones(1, 2, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_a_functor_that_is_a_module_moves_as_a_module():
+    @fmapper.functor
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(1, 1)
+
+    assert to_torch(dtype="float64")(Block()).inner.weight.dtype == torch.float64
+
+
 def test_hooks_are_kept_and_are_not_shared(net):
     calls = []
     net.head.register_forward_hook(lambda *_: calls.append("old"))

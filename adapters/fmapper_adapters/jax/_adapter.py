@@ -125,7 +125,8 @@ class JaxAdapter(Adapter):
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """`astype`; inside a transformation nothing can be checked."""
-        new = array.astype(dtype)
+        to_real = jnp.iscomplexobj(array) and not dtype.startswith("complex")
+        new = (array.real if to_real else array).astype(dtype)
         if isinstance(array, jax.core.Tracer):
             return new, True
         return new, _host.survived(array, new)

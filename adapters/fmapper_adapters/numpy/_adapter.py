@@ -91,7 +91,9 @@ class NumpyAdapter(Adapter):
         """`astype` in memory order."""
         with np.errstate(all="ignore"):
             options = {} if isinstance(array, np.generic) else {"order": "K"}
-            new = array.astype(np_dtype(dtype), **options)
+            target = np_dtype(dtype)
+            to_real = array.dtype.kind == "c" and target.kind != "c"
+            new = (array.real if to_real else array).astype(target, **options)
             return new, survived(np.asarray(array), np.asarray(new))
 
     def memory(self, array: Any) -> Memory | None:

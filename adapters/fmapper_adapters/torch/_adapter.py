@@ -118,7 +118,9 @@ class TorchAdapter(Adapter):
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """`Tensor.to`, with everything that hangs on a parameter."""
-        new = _host.moved(array, lambda t: t.to(getattr(torch, dtype)))
+        target = getattr(torch, dtype)
+        to_real = array.is_complex() and not target.is_complex
+        new = _host.moved(array, lambda t: (t.real if to_real else t).to(target))
         return new, _host.survived(array.detach(), new.detach())
 
     def like(self, new: Any, old: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fmapper_adapters.torch._host import as_parameter
 
 Module = torch.nn.Module
 
-_INTERNAL = tuple(vars(Module()))
+_INTERNAL = frozenset(vars(Module()))
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(
     (name, type(value))
@@ -42,16 +42,19 @@ def node_type(cls: type) -> NodeType | None:
     if not issubclass(cls, Module):
         return None
     numbered = issubclass(cls, _SEQUENCES)
+    settled = _Settled()
 
     def items(module: Any) -> list[tuple[Any, Any]]:
         state = module.__dict__
-        found = [*state["_parameters"].items(), *state["_buffers"].items()]
+        found = [*state["_parameters"].items()]
+        if state["_buffers"]:
+            found += state["_buffers"].items()
         if state["_modules"]:
             found += state["_modules"].items()
         if numbered:
             found = [(_number(name), child) for name, child in found]
         if len(state) > len(_INTERNAL):
-            found += _extra(state)
+            found += settled.extra(state)
         return found
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
@@ -95,14 +98,32 @@ _own_hooks = _write_own_hooks()
 
 def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
     """The attributes of a module that are arrays or hold some."""
-    rest = list(islice(state.items(), len(_INTERNAL) - 1, None))
-    if rest[0][0] != _INTERNAL[-1]:  # something was set before Module.__init__ ran
-        rest = [(name, value) for name, value in state.items() if name not in _INTERNAL]
     return [
         (name, value)
-        for name, value in rest
-        if type(value) not in _SETTINGS and name != _INTERNAL[-1] and _is_child(value)
+        for name, value in state.items()
+        if type(value) not in _SETTINGS and name not in _INTERNAL and _is_child(value)
     ]
+
+
+class _Settled:
+    """`_extra` for one class, quick where all attributes are plain settings, as the last time."""
+
+    def __init__(self) -> None:
+        self.last: tuple[int, Callable[[dict[str, Any]], tuple[Any, ...]]] = (-1, tuple)
+
+    def extra(self, state: dict[str, Any]) -> list[tuple[str, Any]]:
+        """The attributes of a module that are arrays or hold some."""
+        count, values = self.last
+        if len(state) == count:
+            try:
+                if _SETTINGS.issuperset(map(type, values(state))):
+                    return []
+            except KeyError:  # as many attributes, but others
+                pass
+        names = [name for name in state if name not in _INTERNAL]
+        # One name more, so that itemgetter gives a tuple in any case.
+        self.last = len(state), itemgetter("training", *names)
+        return _extra(state)
 
 
 def _number(name: str) -> int | str:
@@ -130,6 +151,8 @@ def _fill(
         slots = {str(key): child for key, child in slots.items()}
     for registry in _REGISTRIES:
         made = state[registry] = {}
+        if not known[registry]:
+            continue
         for name, was in known[registry].items():
             new = made[name] = slots.pop(name)
             if new is not was:
