@@ -581,6 +581,7 @@ _kinds: dict[type, NodeType | Kind] = {}
 openers: dict[type, Opener | Kind] = {}
 plain_openers: dict[type, Opener | Kind] = {}
 _unknown: list[type] = []
+_generation = [object()]  # another object after every declaration; one assignment, so atomic
 
 
 def add_finders(
@@ -605,6 +606,7 @@ def on_functor(listener: Callable[[type], None]) -> None:
 
 def forget() -> None:
     """Empties the caches of node types: after a declaration, or when an adapter was added."""
+    _generation[0] = object()
     for cache in (_kinds, openers, plain_openers):
         cache.clear()
     _unknown.clear()
@@ -637,9 +639,21 @@ def sync() -> None:
 def kind_of(cls: type) -> NodeType | Kind:
     """How instances of a class are taken apart, or that they are leaves. Found once per class."""
     found = _kinds.get(cls)
-    if found is None:
-        found = _kinds[cls] = _look_up(cls)
-    return found
+    return _found_once(_kinds, cls, _look_up) if found is None else found
+
+
+def _found_once(cache: dict[type, Any], cls: type, look_up: Callable[[type], Any]) -> Any:
+    """Looks a class up and remembers the answer, unless a declaration came in between.
+
+    Without that, a class that another thread declares during its look-up would be found in the
+    registry of JAX, where its declaration has just entered it, and be taken for a class of JAX.
+    """
+    while True:
+        before = _generation[0]
+        found = cache[cls] = look_up(cls)
+        if before is _generation[0]:
+            return found
+        cache.pop(cls, None)
 
 
 def node_type_of(node: Any) -> NodeType | None:
@@ -650,24 +664,22 @@ def node_type_of(node: Any) -> NodeType | None:
 
 def opener_of(cls: type) -> Opener | Kind:
     """What `openers[cls]` is to be; entered there."""
-    kind = kind_of(cls)
-    openers[cls] = found = _opener(kind, kind.open if isinstance(kind, NodeType) else None)
+    found: Opener | Kind = _found_once(openers, cls, lambda cls: _opener(kind_of(cls), "open"))
     return found
 
 
 def plain_opener_of(cls: type) -> Opener | Kind:
     """What `plain_openers[cls]` is to be; entered there."""
-    kind = kind_of(cls)
-    plain_openers[cls] = found = _opener(
-        kind, kind.open_plain if isinstance(kind, NodeType) else None
+    found: Opener | Kind = _found_once(
+        plain_openers, cls, lambda cls: _opener(kind_of(cls), "open_plain")
     )
     return found
 
 
-def _opener(kind: NodeType | Kind, open: Opener | None) -> Opener | Kind:
-    if open is not None:
-        return open
-    assert isinstance(kind, Kind)
+def _opener(kind: NodeType | Kind, way: str) -> Opener | Kind:
+    if isinstance(kind, NodeType):
+        opener: Opener = getattr(kind, way)
+        return opener
     return _open_childless if kind is CHILDLESS else kind
 
 

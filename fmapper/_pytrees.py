@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -157,17 +158,19 @@ def is_dynamic(child: Any) -> bool:
 # --- registration ---------------------------------------------------------------------------------
 
 _classes: dict[type, None] = {}
+_registering = threading.RLock()
 _new_for_optree: list[type] = []
 
 
 def _enroll(cls: type) -> None:
     """Makes a functor class known to every pytree registry that is loaded, and to later ones."""
-    if cls in _classes or not _is_plain_functor(cls):
-        return
-    _classes[cls] = None
-    _new_for_optree.append(cls)
-    for adapter in adapters():
-        adapter.register_functor(cls)
+    with _registering:
+        if cls in _classes or not _is_plain_functor(cls):
+            return
+        _classes[cls] = None
+        _new_for_optree.append(cls)
+        for adapter in adapters():
+            adapter.register_functor(cls)
     _register_with_optree()
 
 
@@ -189,6 +192,11 @@ def _register_with_optree() -> None:
         return
     import optree
 
+    with _registering:
+        _enter_into_optree(optree)
+
+
+def _enter_into_optree(optree: Any) -> None:
     while _new_for_optree:
         cls = _new_for_optree.pop()
         if optree.register_pytree_node.get(cls, namespace=NAMESPACE) is None:
