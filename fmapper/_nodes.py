@@ -614,8 +614,11 @@ def forget() -> None:
 
 def recheck_unknown() -> None:
     """Forgets the classes that nobody knew, so that a later registration with anybody counts."""
-    while _unknown:
-        cls = _unknown.pop()
+    while True:
+        try:
+            cls = _unknown.pop()
+        except IndexError:  # empty, or emptied by another thread
+            return
         for cache in (_kinds, openers, plain_openers):
             cache.pop(cls, None)
 
