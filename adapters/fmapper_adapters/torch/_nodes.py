@@ -83,8 +83,7 @@ def _carried(module: Any) -> list[tuple[str, Any]]:
 def _write_own_hooks() -> Callable[[dict[str, Any]], None]:
     """A function that gives a copied module state hook tables of its own, written out for speed."""
     lines = "".join(
-        f"    if state[{name!r}]: state[{name!r}] = state[{name!r}].copy()\n"
-        f"    else: state[{name!r}] = {kind.__name__}()\n"
+        f"    state[{name!r}] = state[{name!r}].copy() if state[{name!r}] else {kind.__name__}()\n"
         for name, kind in _HOOKS
     )
     scope: dict[str, Any] = {kind.__name__: kind for _, kind in _HOOKS}
@@ -147,21 +146,33 @@ def _fill(
 ) -> Any:
     """Distributes the new children over a module that was opened."""
     known = old.__dict__
+    parameters, buffers, modules = (known[registry] for registry in _REGISTRIES)
     if numbered:
         slots = {str(key): child for key, child in slots.items()}
-    for registry in _REGISTRIES:
-        made = state[registry] = {}
-        if not known[registry]:
-            continue
-        for name, was in known[registry].items():
-            new = made[name] = slots.pop(name)
-            if new is not was:
-                if registry != "_modules":
-                    made[name] = _tensor(old, name, was, new)
-                elif new is not None and not isinstance(new, Module):
-                    raise _unfit(old, name, new, "a module")
-    if slots:
+    new_parameters: dict[str, Any] = {}
+    new_buffers: dict[str, Any] = {}
+    new_modules: dict[str, Any] = {}
+    if len(slots) == len(parameters):  # nothing else; the order is that of the module
+        new_parameters = slots
+    elif len(slots) == len(modules):
+        new_modules = slots
+    else:
+        new_parameters = {name: slots.pop(name) for name in parameters}
+        new_buffers = {name: slots.pop(name) for name in buffers}
+        new_modules = {name: slots.pop(name) for name in modules}
         state.update(slots)
+    for name, new in new_parameters.items():
+        if new is not parameters[name]:
+            new_parameters[name] = _tensor(old, name, parameters[name], new)
+    for name, new in new_buffers.items():
+        if new is not buffers[name]:
+            new_buffers[name] = _tensor(old, name, buffers[name], new)
+    for name, new in new_modules.items():
+        if new is not None and not isinstance(new, Module):
+            raise _unfit(old, name, new, "a module")
+    state["_parameters"] = new_parameters
+    state["_buffers"] = new_buffers
+    state["_modules"] = new_modules
     return module
 
 
