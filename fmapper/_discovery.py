@@ -130,7 +130,8 @@ def get_adapter(name: str) -> Adapter:
     try:
         importlib.import_module(name)
         load_new()
-        return _by_framework.get(name) or _load(name)
+        found = _by_framework.get(name)
+        return found if found is not None and found.name in _loaded else _load(name)
     except ImportError as error:
         if _importable(name):
             raise BackendUnavailableError(

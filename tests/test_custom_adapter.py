@@ -122,6 +122,17 @@ def test_from_the_accelerator_to_another_backend(registered: Adapter) -> None:
     assert fmapper.to_torch(there, device="cpu").tolist() == [1.0, 1.0]
 
 
+def test_an_adapter_that_was_removed_comes_back_by_name() -> None:
+    array = np.ones(1)
+    assert str(fmapper.get_device(array)) == "numpy:cpu"
+    fmapper.unregister_adapter("numpy")
+    try:
+        assert fmapper.get_device(array) is None
+    finally:
+        fmapper.get_adapter("numpy")
+    assert str(fmapper.get_device(array)) == "numpy:cpu"
+
+
 # --- entry points --------------------------------------------------------------------------------
 
 
