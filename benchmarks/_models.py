@@ -180,6 +180,9 @@ def module_classes(flavour: str) -> SimpleNamespace:
         rest = iter(values)
         module = object.__new__(type(source))
         module.__dict__.update(source.__dict__)
+        for name, value in source.__dict__.items():
+            if isinstance(value, (dict, set)):  # a hook on the new module is none on the old one
+                module.__dict__[name] = value.copy()
         for name in ("_parameters", "_buffers", "_modules"):
             module.__dict__[name] = {key: next(rest) for key in source.__dict__[name]}
         return module

@@ -162,12 +162,12 @@ WALKERS: Final = (
 
 MODULE_WALKERS: Final = (
     Walker(OURS, "fmapper", attrgetter("fmap")),
+    optree_walker(BAR),
     Walker(
-        BAR,
+        f"{BAR}, parameters only",  # no module is made
         "optree",
         lambda optree: lambda f, module: optree.tree_map(f, dict(module.named_parameters())),
     ),
-    optree_walker(f"{BAR}, modules registered"),
     Walker(
         "Module._apply", "torch", lambda torch: lambda f, module: module._apply(f), in_place=True
     ),

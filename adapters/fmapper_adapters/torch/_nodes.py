@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -25,6 +25,7 @@ from fmapper_adapters.torch._host import as_parameter
 Module = torch.nn.Module
 
 _INTERNAL = frozenset(vars(Module()))
+_OWN_STATE = len(_INTERNAL)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(
     (name, type(value))
@@ -42,7 +43,7 @@ def node_type(cls: type) -> NodeType | None:
     if not issubclass(cls, Module):
         return None
     numbered = issubclass(cls, _SEQUENCES)
-    settled = _Settled()
+    extra = _extra_of_class()
 
     def items(module: Any) -> list[tuple[Any, Any]]:
         state = module.__dict__
@@ -53,17 +54,32 @@ def node_type(cls: type) -> NodeType | None:
             found += state["_modules"].items()
         if numbered:
             found = [(_number(name), child) for name, child in found]
-        if len(state) > len(_INTERNAL):
-            found += settled.extra(state)
+        if len(state) > _OWN_STATE:
+            found += extra(state)
         return found
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
-        found = items(module)
-        keep(found)
-        state = module.__dict__.copy()
+        known = module.__dict__
+        state = known.copy()
         _own_hooks(state)
         new: Any = _new(cls)
         _set(new, "__dict__", state)
+        parameters, modules = known["_parameters"], known["_modules"]
+        if known["_buffers"] or (len(known) > _OWN_STATE and extra(known)):
+            pass
+        elif parameters and not modules and not numbered:  # commonest: a layer
+            source = parameters.copy()
+            keep(source)
+            slots = state["_parameters"] = parameters.copy()
+            return new, iter(source.items()), slots, partial(_check_tensors, module, source, new)
+        elif modules and not parameters:  # ... and a block of layers
+            source = modules.copy()
+            keep(source)
+            finish = partial(_fill_modules, module, source, new, state)
+            keys = _numbers(tuple(source)) if numbered else source
+            return new, zip(keys, source.values(), strict=True), {}, finish
+        found = items(module)
+        keep(found)
         return new, iter(found), {}, partial(_fill, module, new, state, numbered)
 
     return NodeType.opening(open, items, carried=_carried)
@@ -82,12 +98,15 @@ def _carried(module: Any) -> list[tuple[str, Any]]:
 
 def _write_own_hooks() -> Callable[[dict[str, Any]], None]:
     """A function that gives a copied module state hook tables of its own, written out for speed."""
-    lines = "".join(
-        f"    state[{name!r}] = state[{name!r}].copy() if state[{name!r}] else {kind.__name__}()\n"
-        for name, kind in _HOOKS
+    used = " or ".join(f"state[{name!r}]" for name, _ in _HOOKS)
+    copies = "".join(f"        state[{name!r}] = state[{name!r}].copy()\n" for name, _ in _HOOKS)
+    empty = "".join(f"        state[{name!r}] = {kind.__name__}()\n" for name, kind in _HOOKS)
+    kinds = {kind.__name__: kind for _, kind in _HOOKS}
+    parameters = ", ".join(f"{name}={name}" for name in kinds)
+    exec(
+        f"def own_hooks(state, {parameters}):\n    if {used}:\n{copies}    else:\n{empty}",
+        scope := dict(kinds),
     )
-    scope: dict[str, Any] = {kind.__name__: kind for _, kind in _HOOKS}
-    exec(f"def own_hooks(state):\n{lines}", scope)
     written: Callable[[dict[str, Any]], None] = scope["own_hooks"]
     return written
 
@@ -104,29 +123,35 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-class _Settled:
+def _extra_of_class() -> Callable[[dict[str, Any]], list[tuple[str, Any]]]:
     """`_extra` for one class, quick where all attributes are plain settings, as the last time."""
+    last: tuple[int, Callable[[dict[str, Any]], tuple[Any, ...]]] = (-1, tuple)
+    only_settings = _SETTINGS.issuperset
 
-    def __init__(self) -> None:
-        self.last: tuple[int, Callable[[dict[str, Any]], tuple[Any, ...]]] = (-1, tuple)
-
-    def extra(self, state: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The attributes of a module that are arrays or hold some."""
-        count, values = self.last
+    def extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
+        nonlocal last
+        count, values = last
         if len(state) == count:
             try:
-                if _SETTINGS.issuperset(map(type, values(state))):
+                if only_settings(map(type, values(state))):
                     return []
             except KeyError:  # as many attributes, but others
                 pass
         names = [name for name in state if name not in _INTERNAL]
         # One name more, so that itemgetter gives a tuple in any case.
-        self.last = len(state), itemgetter("training", *names)
+        last = len(state), itemgetter("training", *names)
         return _extra(state)
+
+    return extra
 
 
 def _number(name: str) -> int | str:
     return int(name) if name.isdecimal() and str(int(name)) == name else name
+
+
+@lru_cache(1024)
+def _numbers(names: tuple[str, ...]) -> tuple[int | str, ...]:
+    return tuple(map(_number, names))
 
 
 def _is_child(value: Any) -> bool:
@@ -149,31 +174,40 @@ def _fill(
     parameters, buffers, modules = (known[registry] for registry in _REGISTRIES)
     if numbered:
         slots = {str(key): child for key, child in slots.items()}
-    new_parameters: dict[str, Any] = {}
-    new_buffers: dict[str, Any] = {}
-    new_modules: dict[str, Any] = {}
-    if len(slots) == len(parameters):  # nothing else; the order is that of the module
-        new_parameters = slots
-    elif len(slots) == len(modules):
-        new_modules = slots
-    else:
-        new_parameters = {name: slots.pop(name) for name in parameters}
-        new_buffers = {name: slots.pop(name) for name in buffers}
-        new_modules = {name: slots.pop(name) for name in modules}
-        state.update(slots)
-    for name, new in new_parameters.items():
-        if new is not parameters[name]:
-            new_parameters[name] = _tensor(old, name, parameters[name], new)
-    for name, new in new_buffers.items():
-        if new is not buffers[name]:
-            new_buffers[name] = _tensor(old, name, buffers[name], new)
-    for name, new in new_modules.items():
-        if new is not None and not isinstance(new, Module):
-            raise _unfit(old, name, new, "a module")
+    new_parameters = {name: slots.pop(name) for name in parameters}
+    new_buffers = {name: slots.pop(name) for name in buffers}
+    new_modules = {name: slots.pop(name) for name in modules}
+    state.update(slots)
+    _check_tensors(old, parameters, module, new_parameters)
+    _check_tensors(old, buffers, module, new_buffers)
+    _check_modules(old, new_modules)
     state["_parameters"] = new_parameters
     state["_buffers"] = new_buffers
     state["_modules"] = new_modules
     return module
+
+
+def _check_tensors(old: Any, known: dict[str, Any], module: Any, slots: dict[str, Any]) -> Any:
+    """Makes parameters of what takes the place of parameters."""
+    for name, new in slots.items():
+        if new is not known[name]:
+            slots[name] = _tensor(old, name, known[name], new)
+    return module
+
+
+def _fill_modules(
+    old: Any, known: dict[str, Any], module: Any, state: dict[str, Any], slots: dict[Any, Any]
+) -> Any:
+    """Gives a module that holds modules only its new ones."""
+    modules = state["_modules"] = dict(zip(known, slots.values(), strict=True))
+    _check_modules(old, modules)
+    return module
+
+
+def _check_modules(old: Any, modules: dict[str, Any]) -> None:
+    for name, new in modules.items():
+        if not isinstance(new, Module) and new is not None:
+            raise _unfit(old, name, new, "a module")
 
 
 def _tensor(module: Any, name: str, old: Any, new: Any) -> Any:
