@@ -103,10 +103,8 @@ def _write_own_hooks() -> Callable[[dict[str, Any]], None]:
     empty = "".join(f"        state[{name!r}] = {kind.__name__}()\n" for name, kind in _HOOKS)
     kinds = {kind.__name__: kind for _, kind in _HOOKS}
     parameters = ", ".join(f"{name}={name}" for name in kinds)
-    exec(
-        f"def own_hooks(state, {parameters}):\n    if {used}:\n{copies}    else:\n{empty}",
-        scope := dict(kinds),
-    )
+    scope: dict[str, Any] = dict(kinds)
+    exec(f"def own_hooks(state, {parameters}):\n    if {used}:\n{copies}    else:\n{empty}", scope)
     written: Callable[[dict[str, Any]], None] = scope["own_hooks"]
     return written
 
