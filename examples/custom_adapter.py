@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import array
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -98,28 +98,26 @@ class ToyAdapter(fmapper.Adapter):
     def storable(self, dtype: str) -> str | None:
         return dtype if dtype in CODES else None
 
-    def export(
-        self, arrays: Sequence[Tensor], target: fmapper.Device
-    ) -> Iterator[fmapper.Exchange]:
-        """A NumPy view where the numbers are on the CPU, a private copy where they are not."""
+    def export(self, arrays: Sequence[Tensor], target: fmapper.Device) -> fmapper.Exchange:
+        """NumPy views of numbers on the CPU, private copies of those on the accelerator."""
         import numpy as np
 
+        data = []
         for old in arrays:
-            local = old.place == "cpu"
-            numbers = old.numbers if local else old.numbers[:]
-            data = (
-                np.frombuffer(numbers, self.dtype(old)) if numbers else np.empty(0, self.dtype(old))
-            )
-            yield fmapper.Exchange(data.reshape(old.shape), private=not local)
+            dtype = self.dtype(old)
+            numbers = old.numbers if old.place == "cpu" else old.numbers[:]
+            flat = np.frombuffer(numbers, dtype) if numbers else np.empty(0, dtype)
+            data.append(flat.reshape(old.shape))
+        private = [at for at, old in enumerate(arrays) if old.place != "cpu"]
+        return fmapper.Exchange(data, private=private)
 
     def take(
-        self, exchanges: Iterable[fmapper.Exchange], device: fmapper.Device, *, copy: bool | None
+        self, exchange: fmapper.Exchange, device: fmapper.Device, *, share: bool
     ) -> Iterator[Tensor]:
         """Always a copy: an `array.array` cannot be laid on memory that is there already."""
-        for exchange in exchanges:
-            if copy is False:
+        for data in exchange.data:
+            if share:
                 raise BufferError("a toy tensor has memory of its own")
-            data = exchange.data
             if data.dtype.name not in CODES:
                 raise TypeError(f"the toy has no dtype {data.dtype.name}")
             numbers = array.array(CODES[data.dtype.name], data.tobytes())
@@ -132,7 +130,7 @@ class ToyAdapter(fmapper.Adapter):
         old = np.array(array.tolist() if array.shape else array.numbers[0], self.dtype(array))
         with np.errstate(all="ignore"):
             new = old.astype(dtype)
-        (made,) = self.take([fmapper.Exchange(new)], self.device(array), copy=None)
+        (made,) = self.take(fmapper.Exchange([new]), self.device(array), share=False)
         lost = ~np.isfinite(new) & np.isfinite(old) if new.dtype.kind == "f" else new != old
         return made, not lost.any()
 

@@ -6,6 +6,7 @@ from fmapper._device import devices, get_device
 from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
 from fmapper._errors import (
     BackendUnavailableError,
+    BatchError,
     CopyNeededError,
     CycleError,
     DeclarationError,
@@ -63,6 +64,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Adapter",
     "BackendUnavailableError",
+    "BatchError",
     "CopyNeededError",
     "CycleError",
     "DeclarationError",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fmapper._errors import DeviceUnavailableError
 from fmapper._nodes import NodeType
@@ -38,22 +38,23 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An array on its way from one backend to another.
+    """Arrays on their way from one backend to another.
 
     Attributes:
-        data: A NumPy array on the host (bfloat16 and float8 as ml_dtypes has them), or, where
-            `device` is set, an object with `__dlpack__` on that device.
-        private: Nobody else holds this memory, so the taker may keep it.
-        frozen: Nobody can ever write to this memory, so it may be shared.
-        device: The device of a DLPack exporter; None for a host array.
-        owner: The array itself, for takers that can share more through DLPack than `data` allows.
+        data: NumPy arrays on the host (bfloat16 and float8 as ml_dtypes has them), or, where
+            `device` is set, objects with `__dlpack__` on that device.
+        private: Which of them, by index, are in memory that nobody else holds.
+        frozen: Nobody can ever write to the memory of the others.
+        device: The device of DLPack exporters; None for host arrays.
+        owners: The arrays themselves, for takers that can share more through DLPack than `data`
+            allows.
     """
 
-    data: Any
-    private: bool = False
+    data: Sequence[Any]
+    private: Collection[int] = ()
     frozen: bool = False
     device: Device | None = None
-    owner: Any = None
+    owners: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,22 @@ class Adapter(ABC):
         framework: The module whose import makes the adapter load; usually the name.
         aliases: Other words for device kinds, as `{"gpu": "cuda"}`.
         host_only: Its arrays are never on an accelerator; `to_gpu` takes them to another backend.
+        keeps_memory: `take` lays arrays on the host memory that it is given; then it is given
+            memory that nobody else holds. Where it copies anyway this is False.
+        frozen: Nobody can write to the memory of its arrays.
+        read_only: It never writes to the memory of an array, or can be told not to; then arrays
+            whose memory nobody can write to are shared.
+        order: How it wants host memory: `K` as the source has it, `C` row by row.
     """
 
     name: ClassVar[str]
     framework: ClassVar[str] = ""
     aliases: ClassVar[dict[str, str]] = {}
     host_only: ClassVar[bool] = False
+    keeps_memory: ClassVar[bool] = False
+    frozen: ClassVar[bool] = False
+    read_only: ClassVar[bool] = False
+    order: ClassVar[Literal["K", "C"]] = "K"
 
     # arrays
 
@@ -113,6 +124,20 @@ class Adapter(ABC):
     @abstractmethod
     def shape(self, array: Any) -> tuple[int, ...]:
         """Its shape."""
+
+    def signatures(self, arrays: Sequence[Any]) -> Sequence[Hashable]:
+        """Something for each array that is equal for arrays of one dtype on one device.
+
+        A quicker way to sort many arrays than to ask for both; the arrays are of one class.
+        """
+        return [(self.device(array), self.dtype(array)) for array in arrays]
+
+    def check(self, array: Any) -> None:  # noqa: B027  (most arrays can leave)
+        """Refuses an array that can neither leave its backend nor be copied there.
+
+        Raises:
+            TypeError: Says why, and what to do.
+        """
 
     # devices
 
@@ -153,27 +178,36 @@ class Adapter(ABC):
     ) -> Iterable[Any]:
         """Brings arrays of this backend to one of its devices, one result per array, in order.
 
-        Results that are yielded one by one let an error name the array that failed. An array that
-        is there already is only given for `copy=True`, and must be copied then.
+        Results that are yielded one by one let an error name the array that failed; so does a
+        `BatchError`. An array that is there already is only given for `copy=True`, and must be
+        copied then.
         """
 
     # exchange
 
     @abstractmethod
-    def export(self, arrays: Sequence[Any], target: Device) -> Iterable[Exchange]:
-        """Gives arrays to the exchange, without a copy where that can be."""
-
-    @abstractmethod
-    def take(
-        self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None
-    ) -> Iterable[Any]:
-        """Makes arrays of this backend from the exchange.
-
-        With `copy=None` the result shares memory only with what is private or frozen, with `True`
-        only with what is private, with `False` always.
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Gives arrays to the exchange, without a copy where that can be.
 
         Raises:
-            BufferError: `copy=False` and the memory cannot be shared.
+            TypeError: The values of one of them cannot leave; see `check`.
+        """
+
+    @abstractmethod
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
+        """Makes arrays of this backend from the exchange, one per array, in order.
+
+        For `device` on the host and an adapter that `keeps_memory`, all host memory in `exchange`
+        is private, or frozen, or to be shared. Other memory may be read until the last result is
+        given, not longer.
+
+        Args:
+            exchange: The arrays.
+            device: Where the results are to be.
+            share: The results must lie in the very memory of the exchange.
+
+        Raises:
+            BufferError: They cannot.
         """
 
     # dtypes
@@ -194,6 +228,10 @@ class Adapter(ABC):
         return new
 
     # ties by view
+
+    def may_share_memory(self, arrays: Sequence[Any]) -> bool:
+        """Whether two of the arrays may have memory in common; a quick look, True if in doubt."""
+        return True
 
     def memory(self, array: Any) -> Memory | None:
         """Where a strided array lies; None where the backend has no views, or not for this one."""

@@ -9,9 +9,9 @@ from typing import Any
 from fmapper._adapter import Device
 from fmapper._discovery import adapter_of, adapters, get_adapter, installed_backends
 from fmapper._errors import DeviceError, MixedDevicesError, UnsupportedLeafError
-from fmapper._fmap import visit
 from fmapper._keypath import format_link
 from fmapper._nodes import sync
+from fmapper._visit import visit
 
 _KINDS = {"cpu", "gpu", "cuda", "mps", "xpu", "tpu", "meta"}
 _SPEC = re.compile(r"(?:(?P<backend>[a-z_]\w*):)?(?P<kind>[a-z]+)(?::(?P<index>\d+))?")

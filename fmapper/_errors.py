@@ -12,6 +12,7 @@ FmapperError
 ├── DeviceUnavailableError (RuntimeError) a good device that is not here
 ├── BackendUnavailableError (ImportError) a framework that is not installed
 ├── LossyCastError (ValueError)           a value that the target dtype cannot hold
+├── BatchError (RuntimeError)             an adapter says which array of a batch failed
 └── MoveError (RuntimeError)              a leaf could not be moved; nothing was
     ├── UnsupportedLeafError (TypeError)  its dtype or layout has no counterpart in the target
     └── CopyNeededError (ValueError)      copy=False, but only a copy will do
@@ -80,6 +81,18 @@ class BackendUnavailableError(FmapperError, ImportError):
 
 class LossyCastError(FmapperError, ValueError):
     """A value would be lost in the target dtype."""
+
+
+class BatchError(FmapperError, RuntimeError):
+    """Raised by an adapter from the error of one array of a batch; movers make a `MoveError` of it.
+
+    Attributes:
+        index: Which array of the batch it was.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"array {index} of the batch failed")
+        self.index = index
 
 
 class MoveError(FmapperError, RuntimeError):

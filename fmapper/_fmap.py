@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from fmapper import _nodes
+from fmapper._batch import LeafBatch, moved_leaves
 from fmapper._errors import CycleError, FmapperError, StructureMismatchError
-from fmapper._keypath import KeyPath, Link, format_keys, format_link
+from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._nodes import (
-    ATOM,
     CHILDLESS,
     LEAF,
     LEAVES,
@@ -29,6 +28,7 @@ from fmapper._nodes import (
     sync,
     unplaced,
 )
+from fmapper._visit import class_of, cycle_error, placed, say_where, visit
 
 Walk = Callable[..., Any]
 
@@ -38,18 +38,6 @@ class _Default(enum.Enum):
 
 
 UNSET = _Default.UNSET
-
-
-class LeafBatch(Protocol):
-    """An `f` that wants all leaves at once; movers are of this kind."""
-
-    def move_leaves(self, leaves: Sequence[tuple[Link, Any]]) -> Sequence[Any]:
-        """The new leaves, in order; `leaves` holds each distinct leaf once, with its first path."""
-        ...
-
-    def check_node(self, link: Link, node: Any, node_type: NodeType) -> None:
-        """Called with every node before the leaves are moved."""
-        ...
 
 
 def fmap(
@@ -104,7 +92,10 @@ def fmap(
     sync()
     options = _Map(cast(Callable[..., Any], f), is_leaf, cache, prune, walk)
     if type(f) is not FunctionType and hasattr(f, "check_node"):  # a LeafBatch
-        return _map_batch(cast(LeafBatch, f), tree, rest, options)
+        if rest:
+            raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
+        known = cache if isinstance(cache, dict) else None
+        options.f = moved_leaves(cast(LeafBatch, f), tree, is_leaf, cache is not None, known)
     return options(tree, rest)
 
 
@@ -231,11 +222,11 @@ def rebuild(node: Any, new_children: Mapping[Any, Any] | Sequence[Any]) -> Any:
         given = dict(zip(have, new_children, strict=True))
     else:
         raise StructureMismatchError(
-            f"rebuild: {_class(node)} has {len(have)} children, {len(new_children)} were given."
+            f"rebuild: {class_of(node)} has {len(have)} children, {len(new_children)} were given."
         )
     if given.keys() != have.keys():
         raise StructureMismatchError(
-            f"rebuild: {_class(node)} has the children {', '.join(map(repr, have)) or 'none'}; "
+            f"rebuild: {class_of(node)} has the children {', '.join(map(repr, have)) or 'none'}; "
             f"given were {', '.join(map(repr, given)) or 'none'}."
         )
     return node if node_type is None else node_type.rebuild(node, given)
@@ -441,7 +432,7 @@ def _run(
         keys = [entry[2] for entry in stack]
         if key is not _BETWEEN:
             keys.append(key)
-        _say_where(error, keys[1:])
+        say_where(error, keys[1:])
         raise
 
 
@@ -527,7 +518,7 @@ class _Map:
                 return self.prune
             if self.memo[i] is PENDING:
                 raise CycleError(
-                    f"{format_link(self._find(node))}: a walk came back to this {_class(node)} "
+                    f"{format_link(self._find(node))}: a walk came back to this {class_of(node)} "
                     "from inside it."
                 )
             return self.memo[i]
@@ -538,7 +529,7 @@ class _Map:
                 result = self.f(*args)
             except Exception as error:
                 keys = path[0].keys if path else KeyPath.from_link(self._find(node)).keys
-                _say_where(error, keys)
+                say_where(error, keys)
                 raise
         elif node is None or node is _EMPTY:
             for other in rest:
@@ -550,7 +541,7 @@ class _Map:
                 result = self.walk(self._recurse, *args)
             except FmapperError as error:
                 if error.placed is False:
-                    _say_where(error, KeyPath.from_link(self._find(node)).keys)
+                    say_where(error, KeyPath.from_link(self._find(node)).keys)
                 raise
             finally:
                 del self.memo[i]
@@ -569,104 +560,7 @@ class _Map:
         return None
 
 
-def _map_batch(f: LeafBatch, tree: Any, rest: tuple[Any, ...], options: _Map) -> Any:
-    """Collects all leaves, has them moved at once, and rebuilds the tree around the results."""
-    if rest:
-        raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
-    cache, is_leaf = options.cache, options.is_leaf
-    known = cache if isinstance(cache, dict) else {}
-    leaves: list[tuple[Link, Any]] = []
-    for link, value, kind in visit(tree, is_leaf=is_leaf, once=cache is not None, known=known):
-        if isinstance(kind, NodeType):
-            f.check_node(link, value, kind)
-        elif kind is None and _nodes.kind_of(type(value)) is not ATOM:
-            leaves.append((link, value))
-    results: dict[int, deque[Any]] = {}
-    for (_, leaf), new in zip(leaves, f.move_leaves(leaves), strict=True):
-        results.setdefault(id(leaf), deque()).append(new)
-
-    def moved(leaf: Any) -> Any:
-        if _nodes.kind_of(type(leaf)) is ATOM:
-            return leaf
-        found = results.get(id(leaf))
-        if found is None:  # made on the fly by its node, so it is another object now
-            return f.move_leaves([(None, leaf)])[0]
-        return found.popleft() if len(found) > 1 else found[0]
-
-    options.f = moved
-    return options(tree)
-
-
-def visit(
-    tree: Any,
-    *,
-    is_leaf: Callable[[Any], bool] | None = None,
-    once: bool = False,
-    known: Mapping[Any, Any] | None = None,
-) -> Iterator[tuple[Link, Any, NodeType | Kind | None]]:
-    """Yields (link, node or leaf, its node type or None for a leaf), depth first, parents first.
-
-    Args:
-        tree: Anything.
-        is_leaf: Nodes for which it is true are leaves too.
-        once: Each object at its first place only; else at every place, and cycles are an error.
-        known: With `once`: ids that count as seen already.
-    """
-    seen: dict[int, Any] = {}
-    open_at: dict[int, Link] = {}
-    known = known or {}
-    stack: list[tuple[Link, Iterator[Item], Any]] = [(None, iter(((None, tree),)), None)]
-    while stack:
-        parent, items, node = stack[-1]
-        for key, child in items:
-            link = (parent, key) if len(stack) > 1 else None
-            kind = _nodes.kind_of(type(child))
-            i = id(child)
-            if once and kind not in WITHOUT_IDENTITY:
-                if i in seen or i in known:
-                    continue
-                seen[i] = child
-            if kind in LEAVES or (is_leaf is not None and is_leaf(child)):
-                yield link, child, None
-                continue
-            yield link, child, kind
-            if isinstance(kind, NodeType):
-                if not once:
-                    if i in open_at:
-                        raise _cycle_error(child, open_at[i], link)
-                    open_at[i] = link
-                try:
-                    inner = iter(kind.items(child))
-                except FmapperError as error:
-                    _say_where(error, KeyPath.from_link(link).keys)
-                    raise
-                stack.append((link, inner, child))
-                break
-        else:
-            stack.pop()
-            open_at.pop(id(node), None)
-
-
 # --- what goes wrong ----------------------------------------------------------------------------
-
-
-def placed(error: FmapperError) -> FmapperError:
-    """Marks an error whose message has the key path already."""
-    error.placed = True
-    return error
-
-
-def _say_where(error: BaseException, keys: Sequence[object]) -> None:
-    """Completes the message of our own errors with the path, and gives others a note with it."""
-    if isinstance(error, FmapperError):
-        placed, error.placed = error.placed, None
-        if placed:
-            return
-        if placed is False:
-            error.args = (f"{format_keys(keys)}: {error.args[0]}", *error.args[1:])
-            return
-    if isinstance(error, Exception):
-        error.add_note(f"at {format_keys(keys)}")
 
 
 def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleError:
@@ -679,16 +573,7 @@ def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleE
     again = first
     for step in [*keys[at + 1 :], key]:
         again = (again, step)
-    return _cycle_error(child, first, again)
-
-
-def _cycle_error(child: Any, first: Link, again: Link) -> CycleError:
-    return CycleError(
-        f"{format_link(again)}: this is the {_class(child)} at {format_link(first)} again. "
-        "fmap follows a cycle only through nodes that exist before their children do (lists, "
-        "dicts, functors with the default rebuild), or with prune= a value to put there; a list "
-        "of all leaves or a state of a cyclic tree would have no end. Break the cycle."
-    )
+    return cycle_error(child, first, again)
 
 
 def _match(
@@ -704,12 +589,12 @@ def _match(
             problem = _differing_keys(node, dict.fromkeys(have), other, found)
     elif kind is not CHILDLESS:
         problem = (
-            f"the first tree has {_class(node)} with {_count(have)} here, "
+            f"the first tree has {class_of(node)} with {_count(have)} here, "
             f"a later one has a leaf of type {type(other).__name__}."
         )
     elif any(True for _ in have):
         problem = (
-            f"the first tree has {_class(node)} with {_count(have)} here, a later one has None."
+            f"the first tree has {class_of(node)} with {_count(have)} here, a later one has None."
         )
     if problem is not None:
         if link is UNSET:
@@ -723,21 +608,17 @@ def _differing_keys(
 ) -> str:
     if all(list(keys) == list(range(len(keys))) for keys in (have, found)):
         return (
-            f"{_class(node)} has {_count(have)}, "
-            f"{_class(other)} in a later tree has {_count(found)}."
+            f"{class_of(node)} has {_count(have)}, "
+            f"{class_of(other)} in a later tree has {_count(found)}."
         )
     missing = [repr(key) for key in have if key not in found]
     extra = [repr(key) for key in found if key not in have]
     parts = [f"lacks {', '.join(missing)}"] * bool(missing)
     parts += [f"has {', '.join(extra)} besides"] * bool(extra)
     names = ", ".join(map(repr, have)) or "no children"
-    return f"{_class(node)} has {names}; {_class(other)} in a later tree {' and '.join(parts)}."
+    return f"{class_of(node)} has {names}; {class_of(other)} in a later tree {' and '.join(parts)}."
 
 
 def _count(keys: Iterable[Any]) -> str:
     n = sum(1 for _ in keys)
     return f"{n} {'child' if n == 1 else 'children'}"
-
-
-def _class(node: Any) -> str:
-    return type(node).__name__

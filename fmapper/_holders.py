@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fmapper import _nodes
@@ -15,11 +15,17 @@ from fmapper._keypath import Link, format_link
 from fmapper._nodes import NodeType
 
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)
+_BARE = frozenset({dict, list, tuple})  # they have no attributes
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
-def check_leaf(leaf: Any, link: Link) -> None:
+def check_leaf(leaf: Any, where: Callable[[Any], Link], place: Any = None) -> None:
     """Refuses a leaf that is no array itself but holds some.
+
+    Args:
+        leaf: The leaf.
+        where: Gives its path, when that is needed, for `place`.
+        place: What `where` knows it by.
 
     Raises:
         NotAFunctorError: It does; names the path, the class, the fields and the way out.
@@ -28,16 +34,18 @@ def check_leaf(leaf: Any, link: Link) -> None:
         return
     fields = [label for label, part in _parts(leaf) if holds_arrays(part)]
     if fields:
-        raise NotAFunctorError(f"{format_link(link)}: {_refusal(leaf, fields)}")
+        raise NotAFunctorError(f"{format_link(where(place))}: {_refusal(leaf, fields)}")
 
 
-def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
+def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) -> None:
     """Refuses a node that holds arrays beside its children without having said so.
 
     That is a dataclass that keeps arrays outside its fields, or a container subclass that keeps
     them in attributes. `children=` in a declaration says so: then the rest is carried over.
     """
     cls = type(node)
+    if cls in _BARE:
+        return
     declaration = declaration_of(cls)
     if declaration is not None and (
         declaration.children is not None or declaration.rebuild is not None
@@ -49,8 +57,8 @@ def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
         fields = [f".{name}" for name, value in suspects if holds_arrays(value, besides=own)]
         if fields:
             raise NotAFunctorError(
-                f"{format_link(link)}: {cls.__name__} holds arrays in {', '.join(fields)}, in "
-                "objects that are not functors: they would stay behind. Decorate the classes of "
+                f"{format_link(where(node))}: {cls.__name__} holds arrays in {', '.join(fields)}, "
+                "in objects that are not functors: they would stay behind. Decorate the classes of "
                 "those objects with @fmapper.functor, or mark them with @fmapper.leaf."
             )
         return
@@ -64,11 +72,11 @@ def check_carried(node: Any, node_type: NodeType, link: Link) -> None:
         f".{name}" for name, value in state.items() if name not in known and holds_arrays(value)
     ]
     if fields:
-        where = "beside its items" if declaration is None else "beside its fields"
+        beside = "items" if declaration is None else "fields"
         raise NotAFunctorError(
-            f"{format_link(link)}: {cls.__name__} holds arrays in {', '.join(fields)}, "
-            f"{where}: they would stay behind. Make them fields, or declare what is a child: "
-            f"@fmapper.functor(children=(...)) on {cls.__name__}."
+            f"{format_link(where(node))}: {cls.__name__} holds arrays in {', '.join(fields)}, "
+            f"beside its {beside}: they would stay behind. Make them fields, or declare what is a "
+            f"child: @fmapper.functor(children=(...)) on {cls.__name__}."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,9 +22,9 @@ from fmapper._errors import (
 )
 from fmapper._fmap import fmap
 from fmapper._holders import check_carried, check_leaf
-from fmapper._keypath import Link, format_link
+from fmapper._keypath import format_link
 from fmapper._nodes import node_type_of
-from fmapper._transfer import Step, carry_out
+from fmapper._transfer import Route, Where, carry_out
 from fmapper._warn import warn
 
 
@@ -103,64 +103,79 @@ class Mover:
 
     # The whole tree at once
 
-    def move_leaves(self, leaves: Sequence[tuple[Link, Any]]) -> list[Any]:
+    def move_leaves(self, leaves: Sequence[Any], where: Where) -> list[Any]:
         """The moved leaves, in order. Either all are moved, or an error says why none is."""
-        results = [leaf for _, leaf in leaves]
-        steps: list[Step] = []
-        places: list[int] = []
-        targets: dict[tuple[str, Device], tuple[Adapter, Device] | None] = {}
-        for index, (link, leaf) in enumerate(leaves):
-            adapter = adapter_of(leaf)
-            if adapter is None:
-                if node_type_of(leaf) is not None:  # made a leaf by is_leaf=
-                    results[index] = fmap(self, leaf)
-                elif self.strict is not False:
-                    check_leaf(leaf, link)
-                continue
-            step = self._step(link, leaf, adapter, targets)
-            if step is not None:
-                steps.append(step)
-                places.append(index)
-        for index, new in zip(places, carry_out(steps, copy=self.copy), strict=True):
-            results[index] = new
+        routes, others = self.routes(leaves, where)
+        results = carry_out(routes, leaves, where, copy=self.copy)
+        for place in others:
+            leaf = leaves[place]
+            if node_type_of(leaf) is not None:  # made a leaf by is_leaf=
+                results[place] = fmap(self, leaf)
         return results
 
-    def check_node(self, link: Link, node: Any, node_type: _nodes.NodeType) -> None:
+    def check_node(self, node: Any, node_type: _nodes.NodeType, where: Where) -> None:
         """Sees to it that a node holds no arrays that are not among its children."""
         if self.strict is not False:
-            check_carried(node, node_type, link)
+            check_carried(node, node_type, where)
 
-    def _step(
-        self,
-        link: Link,
-        leaf: Any,
-        adapter: Adapter,
-        targets: dict[tuple[str, Device], tuple[Adapter, Device] | None],
-    ) -> Step | None:
+    def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
+        """What is to become of the arrays among leaves, and which leaves are none.
+
+        Raises:
+            NotAFunctorError: A leaf holds arrays and is not declared.
+            UnsupportedLeafError: The target cannot hold an array.
+            DeviceError: An array cannot be on the device that is asked for.
+        """
+        by_class: dict[type, list[int]] = {}
+        for place, leaf in enumerate(leaves):
+            cls = type(leaf)
+            if cls in by_class:
+                by_class[cls].append(place)
+            else:
+                by_class[cls] = [place]
+        routes: list[Route] = []
+        others: list[int] = []
+        for places in by_class.values():
+            adapter = adapter_of(leaves[places[0]])
+            if adapter is None:
+                others += places
+                continue
+            arrays = leaves if len(places) == len(leaves) else [leaves[at] for at in places]
+            for chosen in _alike(adapter.signatures(arrays), places):
+                route = self._route(chosen, leaves, adapter, where)
+                if route is not None:
+                    routes.append(route)
+        for place in sorted(others) if self.strict is not False else ():
+            if node_type_of(leaves[place]) is None:
+                check_leaf(leaves[place], where, place)
+        return routes, others
+
+    def _route(
+        self, places: Sequence[int], leaves: Sequence[Any], adapter: Adapter, where: Where
+    ) -> Route | None:
+        first = leaves[places[0]]
         try:
-            origin = adapter.device(leaf)
+            origin = adapter.device(first)
+            found = self._target(adapter, origin)
+        except (DeviceError, DeviceUnavailableError) as error:
+            error.args = (f"{format_link(where(places[0]))}: {error.args[0]}",)
+            raise
         except RuntimeError as error:
-            raise UnsupportedLeafError(f"{format_link(link)}: {error}.") from error
-        key = (adapter.name, origin)
-        if key not in targets:
-            try:
-                targets[key] = self._target(adapter, origin)
-            except (DeviceError, DeviceUnavailableError) as error:
-                error.args = (f"{format_link(link)}: {error.args[0]}",)
-                raise
-        found = targets[key]
+            raise UnsupportedLeafError(f"{format_link(where(places[0]))}: {error}.") from error
         if found is None:
             return None
         target, device = found
-        dtype = adapter.dtype(leaf)
+        dtype = adapter.dtype(first)
         wanted = wanted_dtype(dtype, self.dtype)
         held = wanted if wanted == dtype and target is adapter else target.storable(wanted)
         if held is None:
             raise UnsupportedLeafError(
-                f"{format_link(link)}: {_why_unsupported(adapter, leaf, target, device, wanted)}. "
+                f"{format_link(where(places[0]))}: "
+                f"{_why_unsupported(adapter, first, target, wanted)}. "
                 "Nothing was moved, and the tree is as it was."
             )
-        return Step(link, leaf, adapter, target, origin, device, dtype, wanted, held)
+        arrays = leaves if len(places) == len(leaves) else [leaves[place] for place in places]
+        return Route(adapter, target, origin, device, dtype, wanted, held, places, arrays)
 
     def _target(self, adapter: Adapter, origin: Device) -> tuple[Adapter, Device] | None:
         """Whose array a leaf of this backend on this device becomes, and where; None: it stays."""
@@ -361,16 +376,23 @@ def _working_adapters() -> list[Adapter]:
     return found
 
 
-def _why_unsupported(
-    adapter: Adapter, leaf: Any, target: Adapter, device: Device, dtype: str
-) -> str:
+def _why_unsupported(adapter: Adapter, leaf: Any, target: Adapter, dtype: str) -> str:
     """Why a dtype cannot go: in the words of its own adapter, if that gives it to nobody."""
     try:
-        for _ in adapter.export([leaf], device):
-            break
+        adapter.check(leaf)
     except TypeError as error:
         return f"{target.name} has no dtype {dtype}: {error}"
     return f"{target.name} has no dtype {dtype}"
+
+
+def _alike(signatures: Sequence[Hashable], places: list[int]) -> Iterable[list[int]]:
+    """The places, sorted by signature; nearly always all arrays of a model are of one dtype."""
+    if len(set(signatures)) == 1:
+        return [places]
+    found: dict[Hashable, list[int]] = {}
+    for signature, place in zip(signatures, places, strict=True):
+        found.setdefault(signature, []).append(place)
+    return found.values()
 
 
 _warned_no_gpu: set[str] = set()

@@ -6,9 +6,9 @@ from typing import Any
 
 from fmapper._discovery import adapter_of
 from fmapper._errors import MixedDevicesError
-from fmapper._fmap import visit
 from fmapper._keypath import format_link
 from fmapper._nodes import sync
+from fmapper._visit import visit
 
 
 def array_namespace(tree: Any) -> Any:

@@ -12,12 +12,13 @@ from fmapper._device import get_device
 from fmapper._discovery import adapter_of
 from fmapper._dtypes import is_inexact
 from fmapper._errors import StructureMismatchError
-from fmapper._fmap import fmap, visit
+from fmapper._fmap import fmap
 from fmapper._holders import check_leaf
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
-from fmapper._transfer import Step, carry_out
+from fmapper._transfer import Route, carry_out
+from fmapper._visit import visit
 
 
 def state(tree: Any) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
             for name in state
             if name not in named
         ]
-    steps: dict[Any, tuple[str, Step]] = {}
+    steps: dict[Any, tuple[str, Link, Route]] = {}
     for name, (link, old) in named.items():
         if name not in state:
             continue
@@ -87,17 +88,21 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
                 f"{name}: shape {source.shape(new)} in the state, {adapter.shape(old)} in the tree"
             )
         elif (identity := _identity(name, old)) not in steps:
-            steps[identity] = name, _loading(link, adapter, old, source, new)
+            route = _loading(len(steps), adapter, old, source, new)
+            steps[identity] = name, link, route
         elif not _equal(state[steps[identity][0]], new):
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
     if problems:
         raise StructureMismatchError(
             "the state does not fit the tree:\n" + "\n".join(f"  {line}" for line in problems)
         )
-    arrays = carry_out([step for _, step in steps.values()], copy=None)
+    links = [link for _, link, _ in steps.values()]
+    routes = [route for *_, route in steps.values()]
+    news = [route.arrays[0] for route in routes]
+    arrays = carry_out(routes, news, links.__getitem__, copy=None)
     loaded = {
         identity: _adapter_of(named[name][1]).like(array, named[name][1])
-        for (identity, (name, _)), array in zip(steps.items(), arrays, strict=True)
+        for (identity, (name, *_)), array in zip(steps.items(), arrays, strict=True)
     }
     identities = {name: _identity(name, array) for name, (_, array) in named.items()}
     return _refilled(
@@ -134,7 +139,7 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
         if node_type is None and _is_inexact_array(leaf):
             arrays.append(leaf)
         elif node_type is None and adapter_of(leaf) is None:
-            check_leaf(leaf, link)
+            check_leaf(leaf, _at(link))
     get_device(arrays)
     shapes = [_adapter_of(array).shape(array) for array in arrays]
     total = sum(map(math.prod, shapes))
@@ -175,6 +180,10 @@ def _refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
     return fmap(lambda leaf: leaf if kind_of(type(leaf)) is ATOM else next(pending), tree)
 
 
+def _at(link: Link) -> Callable[[Any], Link]:
+    return lambda _: link
+
+
 def _name(link: Link) -> str:
     return ".".join(map(str, KeyPath.from_link(link)))
 
@@ -196,7 +205,7 @@ def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type in visit(tree):
         if node_type is None and adapter_of(leaf) is None:
-            check_leaf(leaf, link)
+            check_leaf(leaf, _at(link))
         elif node_type is None:
             name = _name(link)
             if name in named:
@@ -217,11 +226,10 @@ def _plain_values(tree: Any) -> dict[str, Any]:
     }
 
 
-def _loading(link: Link, adapter: Adapter, old: Any, source: Adapter, new: Any) -> Step:
+def _loading(place: int, adapter: Adapter, old: Any, source: Adapter, new: Any) -> Route:
+    """The way of an array of a state to where the old one is, which has its dtype."""
     dtype = adapter.dtype(old)
-    return Step(
-        link,
-        new,
+    return Route(
         source,
         adapter,
         source.device(new),
@@ -229,6 +237,8 @@ def _loading(link: Link, adapter: Adapter, old: Any, source: Adapter, new: Any) 
         source.dtype(new),
         dtype,
         dtype,
+        [place],
+        [new],
     )
 
 

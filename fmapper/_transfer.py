@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fmapper._adapter import Adapter, Device, Exchange
 from fmapper._dtypes import is_inexact
 from fmapper._errors import (
+    BatchError,
     CopyNeededError,
     FmapperError,
     LossyCastError,
@@ -18,29 +21,30 @@ from fmapper._errors import (
     TieWarning,
     UnsupportedLeafError,
 )
+from fmapper._host import host_copies
 from fmapper._keypath import Link, format_link
 from fmapper._views import ViewTie, find_view_ties, transplant
 from fmapper._warn import warn
 
+Where = Callable[[int], Link]
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What is to happen to one array.
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """Arrays of one dtype on one device, and what is to become of them.
 
     Attributes:
-        link: Where it sits.
-        array: The array.
-        source: The adapter whose array it is.
-        target: The adapter whose array it is to become.
-        origin: The device that it is on.
-        device: The device that it is wanted on.
-        dtype: Its dtype.
-        wanted: The dtype that it is to have.
+        source: The adapter whose arrays they are.
+        target: The adapter whose arrays they are to become.
+        origin: The device that they are on.
+        device: The device that they are wanted on.
+        dtype: Their dtype.
+        wanted: The dtype that they are to have.
         held: The dtype in which the target holds `wanted`.
+        places: Where each of them is in the list of leaves.
+        arrays: The arrays.
     """
 
-    link: Link
-    array: Any
     source: Adapter
     target: Adapter
     origin: Device
@@ -48,10 +52,12 @@ class Step:
     dtype: str
     wanted: str
     held: str
+    places: Sequence[int]
+    arrays: Sequence[Any]
 
     @property
     def is_there(self) -> bool:
-        """Whether the array is already what is wanted."""
+        """Whether the arrays are already what is wanted."""
         return self.origin == self.device and self.dtype == self.held
 
     @property
@@ -59,95 +65,226 @@ class Step:
         """Whether the dtype changes."""
         return self.dtype != self.held
 
+    def shares(self, copy: bool | None) -> bool:
+        """Whether the results are to lie in the memory of the arrays."""
+        on_host = self.origin.kind == self.device.kind == "cpu"
+        both_frozen = self.source.frozen and self.target.read_only and on_host
+        return copy is False or (copy is None and both_frozen and not self.is_cast)
 
-def carry_out(steps: Sequence[Step], *, copy: bool | None) -> list[Any]:
-    """The moved arrays, in order; what is there already is the very same object.
+
+class _Batch:
+    """The arrays that go one way, whatever their dtypes."""
+
+    def __init__(self, routes: Sequence[Route], where: Where) -> None:
+        self.routes = routes
+        self.where = where
+        self.source, self.origin = routes[0].source, routes[0].origin
+        self.target, self.device = routes[0].target, routes[0].device
+        if len(routes) == 1:
+            self.arrays, self.places = routes[0].arrays, routes[0].places
+        else:
+            self.arrays = [array for route in routes for array in route.arrays]
+            self.places = [place for route in routes for place in route.places]
+        self.ends = list(itertools.accumulate(len(route.arrays) for route in routes))
+
+    def route(self, at: int) -> Route:
+        return self.routes[bisect.bisect_right(self.ends, at)]
+
+    def path(self, at: int) -> str:
+        return format_link(self.where(self.places[at]))
+
+    def part(self, ats: Sequence[int]) -> _Batch:
+        """Some of the arrays only."""
+        by_route: dict[Route, list[int]] = {}
+        for at in ats:
+            by_route.setdefault(self.route(at), []).append(at)
+        routes = [
+            dataclasses.replace(
+                route,
+                places=[self.places[at] for at in chosen],
+                arrays=[self.arrays[at] for at in chosen],
+            )
+            for route, chosen in by_route.items()
+        ]
+        return _Batch(routes, self.where)
+
+    def failure(self, at: int, error: Exception) -> Exception:
+        """What is raised when one of the arrays cannot be moved."""
+        kind = MoveError
+        if isinstance(error, TypeError):
+            kind = UnsupportedLeafError
+        elif isinstance(error, BufferError):
+            kind = CopyNeededError
+        way_out = " Leave copy=False out to allow copies." if kind is CopyNeededError else ""
+        return kind(
+            f"{self.path(at)}: cannot take {self.route(at).dtype} from {self.origin} to "
+            f"{self.device}: {str(error).rstrip('.') or type(error).__name__}. Nothing was moved, "
+            f"and the tree is as it was.{way_out}"
+        )
+
+    def done(self, results: Iterable[Any]) -> list[Any]:
+        """The results; an error among them names the first array that has none."""
+        found: list[Any] = []
+        try:
+            found.extend(results)
+        except BatchError as error:
+            cause = error.__cause__
+            reason = cause if isinstance(cause, Exception) else error
+            raise self.failure(error.index, reason) from reason
+        except FmapperError:
+            raise
+        except Exception as error:
+            raise self.failure(min(len(found), len(self.arrays) - 1), error) from error
+        return found
+
+    def exported(self, arrays: Sequence[Any]) -> Exchange:
+        """The arrays as the source gives them; an error names the array that it cannot give."""
+        try:
+            return self.source.export(arrays, self.device)
+        except Exception as error:
+            for at, array in enumerate(arrays):
+                try:
+                    self.source.export([array], self.device)
+                except Exception as own:
+                    raise self.failure(at, own) from own
+            raise self.failure(0, error) from error
+
+
+def carry_out(
+    routes: Iterable[Route], leaves: Sequence[Any], where: Where, *, copy: bool | None
+) -> list[Any]:
+    """The leaves with the arrays of the routes moved; what is there is the very same object.
 
     Raises:
         MoveError: An array could not be moved. Nothing that was given has changed.
         LossyCastError: An array has values that its new dtype cannot hold.
     """
-    results: list[Any] = [step.array for step in steps]
-    todo = [index for index, step in enumerate(steps) if copy is True or not step.is_there]
-    groups: dict[tuple[str, str, Device], list[int]] = {}
-    for index in todo:
-        step = steps[index]
-        groups.setdefault((step.source.name, step.target.name, step.device), []).append(index)
+    results = list(leaves)
+    groups: dict[Any, list[Route]] = {}
+    todo = [route for route in routes if copy is True or not route.is_there]
+    for route in todo:
+        key = route.source.name, route.target.name, route.origin, route.device
+        groups.setdefault(key, []).append(route)
     for group in groups.values():
-        chosen = [steps[index] for index in group]
-        ties = [] if copy is False else find_view_ties([s.array for s in chosen], chosen[0].source)
-        views = {tie.view: tie for tie in ties}
-        bases = [at for at in range(len(chosen)) if at not in views]
-        moved = dict(zip(bases, _moved([chosen[at] for at in bases], copy), strict=True))
-        lost: list[ViewTie] = []
-        for at, tie in views.items():
-            lost += _restore_view(at, tie, chosen, moved, copy)
-        for at, index in enumerate(group):
-            results[index] = moved[at]
-        _warn_of_lost_ties(lost, chosen)
-    _warn_of_precision([steps[index] for index in todo])
+        batch = _Batch(group, where)
+        for place, new in zip(batch.places, _with_ties(batch, copy), strict=True):
+            results[place] = new
+    _warn_of_precision(todo, where)
     return results
 
 
-def _moved(steps: Sequence[Step], copy: bool | None) -> list[Any]:
-    """Moves arrays between one pair of backends; an error names the first that is not done."""
-    done: list[Any] = []
-    try:
-        for new in _stream(steps, copy):
-            done.append(new)
-    except FmapperError:
-        raise
-    except Exception as error:
-        raise _failure(steps[min(len(done), len(steps) - 1)], error) from error
-    return done
+def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
+    """The moved arrays, views of each other where they were."""
+    arrays, source = batch.arrays, batch.source
+    if copy is False or not source.may_share_memory(arrays):
+        return _moved(batch, copy)
+    views = {tie.view: tie for tie in find_view_ties(arrays, source)}
+    if not views:
+        return _moved(batch, copy)
+    bases = batch.part([at for at in range(len(arrays)) if at not in views])
+    by_place = dict(zip(bases.places, _moved(bases, copy), strict=True))
+    moved = {at: by_place[place] for at, place in enumerate(batch.places) if place in by_place}
+    lost: list[ViewTie] = []
+    for at, tie in views.items():
+        lost += _restore_view(at, tie, batch, moved, copy)
+    _warn_of_lost_ties(lost, batch)
+    return [moved[at] for at in range(len(arrays))]
 
 
-def _stream(steps: Sequence[Step], copy: bool | None) -> Iterable[Any]:
-    if not steps:
-        return
-    source, target, device = steps[0].source, steps[0].target, steps[0].device
-    if source is not target:
-        exchanges = _exchanges(steps, copy)
-        for step, new in zip(steps, target.take(exchanges, device, copy=copy), strict=True):
-            yield _checked_cast(target, new, step) if target.dtype(new) != step.held else new
-    elif any(step.is_cast for step in steps):
-        for step in steps:
-            _no_copy_asked(step, copy)
-            new = _checked_cast(source, step.array, step) if step.is_cast else step.array
-            if step.origin == device and (step.is_cast or copy is not True):
-                yield new
-            else:
-                yield from source.to_device([new], device, copy=copy)
-    else:
-        for step in steps:
-            _no_copy_asked(step, copy)
-        yield from source.to_device([step.array for step in steps], device, copy=copy)
+def _moved(batch: _Batch, copy: bool | None) -> list[Any]:
+    if batch.source is batch.target:
+        return batch.done(_within(batch, copy))
+    exchange = _exchange(batch, copy)
+    target = batch.target
+    new = batch.done(target.take(exchange, batch.device, share=copy is False))
+    if not any(route.is_cast for route in batch.routes):
+        return new
+    return [
+        _checked_cast(target, array, batch, at)
+        if target.dtype(array) != batch.route(at).held
+        else array
+        for at, array in enumerate(new)
+    ]
 
 
-def _exchanges(steps: Sequence[Step], copy: bool | None) -> Iterator[Exchange]:
-    """The arrays as the source gives them, cast there where the source holds the new dtype."""
-    for step in steps:
-        source, array = step.source, step.array
-        if step.is_cast:
-            _no_copy_asked(step, copy)
-        fresh = step.is_cast and source.storable(step.held) == step.held
-        if fresh:
-            array = _checked_cast(source, array, step)
-        for exchange in source.export([array], step.device):
-            if copy is False and exchange.private:
-                raise BufferError(f"an array of this layout leaves {source.name} as a copy only")
-            # A cast array is nobody else's; read-only memory of it is still not to be written to.
-            fresh = fresh and exchange.device is None and exchange.data.flags.writeable
-            yield dataclasses.replace(exchange, private=True) if fresh else exchange
-
-
-def _no_copy_asked(step: Step, copy: bool | None) -> None:
+def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
+    """Moves arrays from device to device of one backend."""
+    source, device = batch.source, batch.device
     if copy is False:
-        what = f"from {step.dtype} to {step.held}" if step.is_cast else f"to {step.device}"
-        raise BufferError(f"going {what} takes a copy")
+        raise _no_copy(batch, 0)
+    if not any(route.is_cast for route in batch.routes):
+        return source.to_device(batch.arrays, device, copy=copy)
+    casts = [
+        _checked_cast(source, array, batch, at) if batch.route(at).is_cast else array
+        for at, array in enumerate(batch.arrays)
+    ]
+    if batch.origin != device:
+        return source.to_device(casts, device, copy=None)
+    if copy is True:  # those that were cast are copies
+        same = [at for at in range(len(casts)) if not batch.route(at).is_cast]
+        copies = source.to_device([casts[at] for at in same], device, copy=True)
+        for at, new in zip(same, copies, strict=True):
+            casts[at] = new
+    return casts
 
 
-def _checked_cast(adapter: Adapter, array: Any, step: Step) -> Any:
+def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
+    """The arrays on their way to another backend, as it may have them."""
+    source, target, arrays = batch.source, batch.target, batch.arrays
+    fresh = []
+    if any(route.is_cast for route in batch.routes):
+        arrays = list(arrays)
+        for at, array in enumerate(batch.arrays):
+            route = batch.route(at)
+            if route.is_cast and copy is False:
+                raise _no_copy(batch, at)
+            if route.is_cast and source.storable(route.held) == route.held:
+                arrays[at] = _checked_cast(source, array, batch, at)
+                fresh.append(at)
+    exchange = batch.exported(arrays)
+    if copy is False:
+        if exchange.private:
+            reason = BufferError(f"an array of this layout leaves {source.name} as a copy only")
+            raise batch.failure(min(exchange.private), reason)
+        return exchange
+    to_host = batch.device.kind == "cpu"
+    if copy is None and exchange.frozen and target.read_only and (to_host or exchange.device):
+        return exchange
+    if exchange.device is not None:  # memory of a GPU is copied by its owner
+        others = [at for at in range(len(arrays)) if at not in exchange.private]
+        copies = batch.done(
+            source.to_device([arrays[at] for at in others], batch.origin, copy=True)
+        )
+        data = list(exchange.data)
+        copied = source.export(copies, batch.device).data
+        for at, own in zip(others, copied, strict=True):
+            data[at] = own
+        return dataclasses.replace(exchange, data=data, private=range(len(data)))
+    if not to_host or not target.keeps_memory:
+        return exchange
+    # A cast array is nobody else's; read-only memory of it is still not to be written to.
+    own = {*exchange.private, *(at for at in fresh if exchange.data[at].flags.writeable)}
+    others = [at for at in range(len(arrays)) if at not in own]
+    try:
+        copies = host_copies([exchange.data[at] for at in others], order=target.order)
+    except MemoryError as error:
+        raise batch.failure(0, error) from error
+    if own:
+        data = list(exchange.data)
+        for at, new in zip(others, copies, strict=True):
+            data[at] = new
+        copies = data
+    return Exchange(copies, private=range(len(copies)))
+
+
+def _no_copy(batch: _Batch, at: int) -> Exception:
+    route = batch.route(at)
+    what = f"from {route.dtype} to {route.held}" if route.is_cast else f"to {route.device}"
+    return batch.failure(at, BufferError(f"going {what} takes a copy"))
+
+
+def _checked_cast(adapter: Adapter, array: Any, batch: _Batch, at: int) -> Any:
+    step = batch.route(at)
     new, survived = adapter.cast(array, step.held)
     if not survived:
         kind = "values do not fit"
@@ -162,73 +299,58 @@ def _checked_cast(adapter: Adapter, array: Any, step: Step) -> Any:
         if step.held != step.wanted:
             limit = f" ({step.target.name} holds no {step.wanted} here)"
         raise LossyCastError(
-            f"{format_link(step.link)}: {kind} going from {step.dtype} to {step.held}{limit}. "
+            f"{batch.path(at)}: {kind} going from {step.dtype} to {step.held}{limit}. "
             "Scale the values, or keep a wider dtype"
             + (" (for JAX: jax.config.update('jax_enable_x64', True))." if limit else ".")
         )
     return new
 
 
-def _failure(step: Step, error: Exception) -> Exception:
-    kind = MoveError
-    if isinstance(error, TypeError):
-        kind = UnsupportedLeafError
-    elif isinstance(error, BufferError):
-        kind = CopyNeededError
-    way_out = " Leave copy=False out to allow copies." if kind is CopyNeededError else ""
-    return kind(
-        f"{format_link(step.link)}: cannot take {step.dtype} from {step.origin} to {step.device}: "
-        f"{str(error).rstrip('.')}. Nothing was moved, and the tree is as it was.{way_out}"
-    )
-
-
 def _restore_view(
-    at: int, tie: ViewTie, steps: Sequence[Step], moved: dict[int, Any], copy: bool | None
+    at: int, tie: ViewTie, batch: _Batch, moved: dict[int, Any], copy: bool | None
 ) -> list[ViewTie]:
     """Makes an array a view of its moved base, or moves it alone; returns the tie if it is lost."""
-    step, base = steps[at], steps[tie.base]
-    source, target, new_base = step.source, step.target, moved[tie.base]
-    old, old_base = source.memory(step.array), source.memory(base.array)
+    view, base = batch.route(at), batch.route(tie.base)
+    array, base_array = batch.arrays[at], batch.arrays[tie.base]
+    source, target, new_base = batch.source, batch.target, moved[tie.base]
+    old, old_base = source.memory(array), source.memory(base_array)
     there = target.memory(new_base)
-    shape = source.shape(step.array)
-    same_dtype = (step.dtype, step.held) == (base.dtype, base.held)
+    shape = source.shape(array)
+    same_dtype = (view.dtype, view.held) == (base.dtype, base.held)
     if old is not None and old_base is not None and there is not None and same_dtype:
-        place = transplant(old, shape, old_base, source.shape(base.array), there)
+        place = transplant(old, shape, old_base, source.shape(base_array), there)
         if place is not None:
             try:
-                moved[at] = target.view(new_base, shape, *place, step.array)
+                moved[at] = target.view(new_base, shape, *place, array)
             except TypeError:  # the target has no such views
                 pass
             else:
                 return []
-    moved.update(zip([at], _moved([step], copy), strict=True))
+    (moved[at],) = _moved(batch.part([at]), copy)
     return [tie]
 
 
-def _warn_of_lost_ties(ties: Sequence[ViewTie], steps: Sequence[Step]) -> None:
+def _warn_of_lost_ties(ties: Sequence[ViewTie], batch: _Batch) -> None:
     if ties:
-        pairs = [
-            f"{format_link(steps[tie.view].link)} with {format_link(steps[tie.base].link)}"
-            for tie in ties
-        ]
-        target = steps[0].target.name
+        pairs = [f"{batch.path(tie.view)} with {batch.path(tie.base)}" for tie in ties]
         warn(
-            f"ties by view are lost, because {target} cannot express them: {_some(pairs)}. "
-            "Each is an array of its own now, with the right values.",
+            f"ties by view are lost, because {batch.target.name} cannot express them: "
+            f"{_some(pairs)}. Each is an array of its own now, with the right values.",
             TieWarning,
         )
 
 
-def _warn_of_precision(steps: Sequence[Step]) -> None:
-    narrowed: dict[tuple[str, str], list[str]] = {}
-    for step in steps:
-        if step.held != step.wanted and is_inexact(step.wanted):
-            narrowed.setdefault((step.wanted, step.held), []).append(format_link(step.link))
+def _warn_of_precision(routes: Sequence[Route], where: Where) -> None:
+    narrowed: dict[tuple[str, str], list[int]] = {}
+    for route in routes:
+        if route.held != route.wanted and is_inexact(route.wanted):
+            narrowed.setdefault((route.wanted, route.held), []).extend(route.places)
     if narrowed:
         what = "; ".join(
-            f"{wanted} became {held}: {_some(paths)}" for (wanted, held), paths in narrowed.items()
+            f"{wanted} became {held}: {_some([format_link(where(at)) for at in sorted(places)])}"
+            for (wanted, held), places in narrowed.items()
         )
-        target = next(step.target.name for step in steps if step.held != step.wanted)
+        target = next(route.target.name for route in routes if route.held != route.wanted)
         way_out = ", or set jax_enable_x64" if target == "jax" else ""
         warn(
             f"{target} holds nothing wider here, so {what}. "

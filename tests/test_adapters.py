@@ -76,10 +76,8 @@ def test_an_unpickled_array_is_not_frozen() -> None:
     made = pickle.loads(pickle.dumps(np.arange(4096, dtype=np.float32)))
     view = made.view()
     view.flags.writeable = False
-    numpy = fmapper.get_adapter("numpy")
-    (exchange,) = numpy.export([view], conformance.HOST)
-    assert not exchange.frozen
-    (new,) = numpy.take([exchange], conformance.HOST, copy=None)
+    assert not fmapper.get_adapter("numpy").export([view], conformance.HOST).frozen
+    new = fmapper.to_numpy(view, copy=True)
     made[:] = -1.0
     assert new[7] == 7.0
 

@@ -261,9 +261,9 @@ def test_a_mover_is_given_all_leaves_at_once() -> None:
     seen: list[list[str]] = []
 
     class Spy(Mover):
-        def move_leaves(self, leaves: Sequence[tuple[Any, Any]]) -> list[Any]:
-            seen.append([type(leaf).__name__ for _, leaf in leaves])
-            return super().move_leaves(leaves)
+        def move_leaves(self, leaves: Sequence[Any], where: Any) -> list[Any]:
+            seen.append([type(leaf).__name__ for leaf in leaves])
+            return super().move_leaves(leaves, where)
 
     w = np.ones(2)
     fmap(Spy("spy", backend="numpy"), {"a": w, "b": [w, np.zeros(3)], "n": 3})
@@ -277,9 +277,9 @@ def test_an_adapter_is_asked_once_per_tree(backend: str, monkeypatch: pytest.Mon
     calls: list[int] = []
     take = cls.take
 
-    def spy(self: Any, exchanges: Any, device: Device, *, copy: bool | None) -> Any:
+    def spy(self: Any, exchange: Any, device: Device, *, share: bool) -> Any:
         calls.append(1)
-        return take(self, exchanges, device, copy=copy)
+        return take(self, exchange, device, share=share)
 
     monkeypatch.setattr(cls, "take", spy)
     fmap(MOVERS[backend], [np.full(3, i, np.float32) for i in range(50)])
@@ -890,13 +890,12 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type]]:
                 for array in arrays:
                     yield Array(array.data.copy(), device)
 
-            def export(self, arrays: Any, target: Device) -> Iterator[fmapper.Exchange]:
-                for array in arrays:
-                    yield fmapper.Exchange(array.data)
+            def export(self, arrays: Any, target: Device) -> fmapper.Exchange:
+                return fmapper.Exchange([array.data for array in arrays])
 
-            def take(self, exchanges: Any, device: Device, *, copy: Any) -> Iterator[Any]:
-                for exchange in exchanges:
-                    yield Array(exchange.data.copy(), device)
+            def take(self, exchange: Any, device: Device, *, share: bool) -> Iterator[Any]:
+                for data in exchange.data:
+                    yield Array(data.copy(), device)
 
         Made.name = name
         arrays[name] = Array
@@ -1308,14 +1307,11 @@ def test_the_nth_leaf_fails(backend: str, nth: int, monkeypatch: pytest.MonkeyPa
     cls = type(fmapper.get_adapter(backend))
     take = cls.take
 
-    def until_full(self: Any, exchanges: Any, device: Device, *, copy: Any) -> Iterator[Any]:
-        def some() -> Iterator[Any]:
-            for at, exchange in enumerate(exchanges):
-                if at == nth:
-                    raise MemoryError("out of memory")
-                yield exchange
-
-        return take(self, some(), device, copy=copy)
+    def until_full(self: Any, exchange: Any, device: Device, *, share: bool) -> Iterator[Any]:
+        for at, new in enumerate(take(self, exchange, device, share=share)):
+            if at == nth:
+                raise MemoryError("out of memory")
+            yield new
 
     monkeypatch.setattr(cls, "take", until_full)
     tree = {"layers": [Dense(np.full(2, i, np.float32), None) for i in range(7)]}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,10 @@ class JaxAdapter(Adapter):
     """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX."""
 
     name: ClassVar[str] = "jax"
+    keeps_memory: ClassVar[bool] = True
+    frozen: ClassVar[bool] = True
+    read_only: ClassVar[bool] = True
+    order: ClassVar[Literal["K", "C"]] = "C"
     aliases: ClassVar[dict[str, str]] = _KINDS
 
     def is_array_type(self, cls: type) -> bool:
@@ -91,31 +96,51 @@ class JaxAdapter(Adapter):
             else:
                 yield _host.copied(new) if copy and new.devices() == old.devices() else new
 
-    def export(self, arrays: Sequence[Any], target: Device) -> Iterator[Exchange]:
-        """Read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
-        for array in arrays:
-            _host.refuse(array)
-            own = self.device(array)
-            if own.kind == "gpu" and target.kind == "cuda" and isinstance(own.index, int):
-                yield Exchange(array, frozen=True, device=own)
-            else:
-                yield Exchange(np.asarray(array), frozen=True, owner=array)
+    def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The dtype and the sharding; what is deleted or being traced has a look of its own."""
+        if issubclass(type(arrays[0]), jax.core.Tracer):
+            return super().signatures(arrays)
+        return [None if array.is_deleted() else (array.dtype, array.sharding) for array in arrays]
 
-    def take(
-        self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None
-    ) -> Iterator[Any]:
-        """Puts host memory that nobody else can write to on the device."""
+    def check(self, array: Any) -> None:
+        """Refuses arrays whose values cannot leave JAX.
+
+        Raises:
+            TypeError: Says why.
+        """
+        _host.refuse(array)
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
+        _host.refuse_any(arrays)
+        origin = self.device(arrays[0]) if arrays else Device("jax", "cpu", 0)
+        if origin.kind == "gpu" and target.kind == "cuda" and isinstance(origin.index, int):
+            return Exchange(arrays, frozen=True, device=origin)
+        return Exchange([np.asarray(array) for array in arrays], frozen=True, owners=arrays)
+
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
+        """Puts host memory on the device; aligned memory of the CPU is taken over as it is."""
         target = _jax_device(device)
         committed = None if target == _default() else target
-        for exchange in exchanges:
-            if exchange.device is not None:
-                yield jax.device_put(_host.from_dlpack(exchange, copy=copy), committed)
-            elif copy is False:
-                yield _host.shared(exchange.data, target, committed)
-            else:
-                keep = exchange.private or (copy is None and exchange.frozen)
-                data = exchange.data if keep else _host.aligned_copy(exchange.data)
-                yield jax.device_put(data, committed)
+        if exchange.device is not None:
+            return [
+                jax.device_put(jax.dlpack.from_dlpack(data), committed) for data in exchange.data
+            ]
+        if share:
+            return (_host.shared(data, target, committed) for data in exchange.data)
+        put = partial(jax.device_put, device=committed)
+        try:
+            new: list[Any] = put(list(exchange.data))
+        except (RuntimeError, ValueError, TypeError, MemoryError):
+            # one by one, so that the first that fails is known
+            return map(_host.wait_for, map(put, exchange.data))
+        if device.kind != "cpu":  # the host memory is others' and must have been read by then
+            _host.wait_for(new)
+        return new
+
+    def may_share_memory(self, arrays: Sequence[Any]) -> bool:
+        """There are no views."""
+        return False
 
     def storable(self, dtype: str) -> str | None:
         """Itself, or its half where jax_enable_x64 is off; None where JAX has no such dtype."""

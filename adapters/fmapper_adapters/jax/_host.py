@@ -1,18 +1,17 @@
 """Host memory in and out of JAX: what is shared, and what must be a private copy.
 
 JAX takes over aligned NumPy memory without copying it and copies other memory later than it says,
-so memory that somebody could still write to never reaches it: it gets a private, aligned copy.
+so memory that somebody could still write to never reaches it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from fmapper import Exchange
 
 ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
 
@@ -38,15 +37,26 @@ def refuse(array: Any) -> None:
         raise TypeError("other processes hold parts of this array: gather it first")
 
 
-def aligned_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy in C order at an address that XLA takes over as it is."""
-    raw = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    new: np.ndarray[Any, Any] = (
-        raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    )
-    np.copyto(new, array)
-    return new
+def refuse_any(arrays: Sequence[Any]) -> None:
+    """`refuse` for many arrays, quicker: what matters is the same for most."""
+    try:
+        looks = {(array.dtype, array.sharding) for array in arrays if not array.is_deleted()}
+    except AttributeError:  # tracers
+        looks = set()
+    for dtype, sharding in looks:
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key) or not sharding.is_fully_addressable:
+            break
+    else:
+        if looks and not any(array.is_deleted() for array in arrays):
+            return
+    for array in arrays:
+        refuse(array)
+
+
+def wait_for(arrays: Any) -> Any:
+    """The arrays, once they are there."""
+    jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
+    return arrays
 
 
 def shared(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array:
@@ -69,13 +79,6 @@ def shared(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Arra
     if found.unsafe_buffer_pointer() != address:
         raise BufferError(f"JAX made a copy of the {array.dtype} array")
     return found
-
-
-def from_dlpack(exchange: Exchange, *, copy: bool | None) -> jax.Array:
-    """An array from another framework's GPU memory."""
-    found: jax.Array = jax.dlpack.from_dlpack(exchange.data)
-    may_share = copy is False or exchange.private or (copy is None and exchange.frozen)
-    return found if may_share else copied(found)
 
 
 def copied(array: jax.Array) -> jax.Array:

@@ -20,6 +20,8 @@ class NumpyAdapter(Adapter):
 
     name: ClassVar[str] = "numpy"
     host_only: ClassVar[bool] = True
+    keeps_memory: ClassVar[bool] = True
+    read_only: ClassVar[bool] = True
 
     def is_array_type(self, cls: type) -> bool:
         """Arrays of any dtype; scalars of numbers, but not of strings and dates."""
@@ -54,30 +56,49 @@ class NumpyAdapter(Adapter):
         for array in arrays:
             yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
 
-    def export(self, arrays: Sequence[Any], target: Device) -> Iterator[Exchange]:
-        """Views; what is not in native byte order is copied."""
-        for array in arrays:
-            _refuse(array)
-            data = np.asarray(array)
-            private = isinstance(array, np.generic)
-            if not data.dtype.isnative:
-                data, private = data.astype(data.dtype.newbyteorder("=")), True
-            yield Exchange(data, private=private)
+    def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The dtypes: byte order and all."""
+        return [array.dtype for array in arrays]
 
-    def take(
-        self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None
-    ) -> Iterator[Any]:
-        """Copies in memory order, unless the exchange allows to share."""
-        for exchange in exchanges:
-            data = exchange.data
-            if copy is False or exchange.private:
-                yield data
-            elif copy is None and exchange.frozen:
-                shared = data.view()
-                shared.flags.writeable = False
-                yield shared
-            else:
-                yield np.array(data, order="K", copy=True, subok=False)
+    def check(self, array: Any) -> None:
+        """Refuses what is no plain array of numbers.
+
+        Raises:
+            TypeError: Says what it is.
+        """
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(
+                "a masked array would lose its mask; move array.filled(...) or its data and mask"
+            )
+        kind = array.dtype.kind
+        if kind in "OSUMm" or array.dtype.names is not None:
+            raise TypeError(f"an array of dtype {array.dtype} has no counterpart in other backends")
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Views; what is not in native byte order is copied."""
+        data: list[Any] = []
+        private: list[int] = []
+        for dtype in {array.dtype for array in arrays}:
+            if dtype.kind not in "biufc" or not dtype.isnative:
+                break
+        else:
+            if all(type(array) is np.ndarray for array in arrays):
+                return Exchange(arrays)
+        for at, array in enumerate(arrays):
+            self.check(array)
+            plain = np.asarray(array)
+            if not plain.dtype.isnative:
+                plain = plain.astype(plain.dtype.newbyteorder("="))
+            if plain is not array and plain.base is not array:
+                private.append(at)
+            data.append(plain)
+        return Exchange(data, private=frozenset(private))
+
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
+        """The very arrays; read-only ones where others can see that memory."""
+        if share or not exchange.frozen:
+            return exchange.data
+        return map(_read_only, exchange.data)
 
     def storable(self, dtype: str) -> str | None:
         """NumPy's own dtypes, and those of ml_dtypes where it is installed."""
@@ -95,6 +116,10 @@ class NumpyAdapter(Adapter):
             to_real = array.dtype.kind == "c" and target.kind != "c"
             new = (array.real if to_real else array).astype(target, **options)
             return new, survived(np.asarray(array), np.asarray(new))
+
+    def may_share_memory(self, arrays: Sequence[Any]) -> bool:
+        """Not if each array owns its memory."""
+        return any(getattr(array, "base", None) is not None for array in arrays)
 
     def memory(self, array: Any) -> Memory | None:
         """Of arrays with elements at whole strides."""
@@ -159,11 +184,8 @@ def survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
     return not lost.any() or not bool((lost & np.isfinite(old)).any())
 
 
-def _refuse(array: Any) -> None:
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(
-            "a masked array would lose its mask; move array.filled(...) or its data and mask"
-        )
-    kind = array.dtype.kind
-    if kind in "OSUMm" or array.dtype.names is not None:
-        raise TypeError(f"an array of dtype {array.dtype} has no counterpart in other backends")
+def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,7 @@ class TorchAdapter(Adapter):
     """Arrays are tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"
+    keeps_memory: ClassVar[bool] = True
     aliases: ClassVar[dict[str, str]] = {"gpu": "cuda"}
 
     def is_array_type(self, cls: type) -> bool:
@@ -79,37 +81,55 @@ class TorchAdapter(Adapter):
         for array in arrays:
             yield _host.moved(array, lambda t: t.to(target, copy=True))
 
-    def export(self, arrays: Sequence[Any], target: Device) -> Iterator[Exchange]:
-        """Views for NumPy, or DLPack where the target is a GPU too."""
-        for array in arrays:
-            plain, private = _host.plain(array)
-            if plain.device.type == "cuda" and target.kind in ("gpu", "cuda"):
-                yield Exchange(plain.contiguous(), private=private, device=_device(plain.device))
-            elif plain.device.type != "cpu":
-                yield Exchange(_host.to_numpy(plain.cpu()), private=True)
-            else:
-                yield Exchange(_host.to_numpy(plain), private=private)
+    def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The dtype, and the device unless it is the CPU."""
+        return [array.dtype if array.is_cpu else (array.dtype, array.device) for array in arrays]
 
-    def take(
-        self, exchanges: Iterable[Exchange], device: Device, *, copy: bool | None
-    ) -> Iterator[Any]:
-        """Wraps the memory of the exchange, then clones it unless it is private."""
+    def check(self, array: Any) -> None:
+        """Refuses tensors without values in strided memory.
+
+        Raises:
+            TypeError: Says what it is.
+        """
+        _host.check(array)
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Views for NumPy, or DLPack where the target is a GPU too."""
+        quick = _host.quick_views(arrays)
+        if quick is not None:
+            return Exchange(quick)
+        plain: list[torch.Tensor] = []
+        private: set[int] = set()
+        for at, array in enumerate(arrays):
+            values, is_copy = _host.plain(array)
+            plain.append(values)
+            if is_copy:
+                private.add(at)
+        device = next((values.device for values in plain), torch.device("cpu"))
+        if device.type == "cuda" and target.kind in ("gpu", "cuda"):
+            dense = [values.contiguous() for values in plain]
+            private |= {at for at, values in enumerate(plain) if dense[at] is not values}
+            return Exchange(dense, private=private, device=_device(device))
+        if device.type != "cpu":
+            return Exchange(
+                [_host.to_numpy(values.cpu()) for values in plain], private=range(len(plain))
+            )
+        return Exchange([_host.to_numpy(values) for values in plain], private=private)
+
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterator[Any]:
+        """Wraps the memory of the exchange, or brings it to another device."""
         target = _torch_device(device)
-        for exchange in exchanges:
-            if exchange.device is not None:
-                found = torch.utils.dlpack.from_dlpack(exchange.data)
-                shared = not exchange.private
-            elif copy is False and exchange.owner is not None:
-                found, shared = torch.utils.dlpack.from_dlpack(exchange.owner), True
-            else:
-                found, shared = _host.from_numpy(exchange.data, must_share=copy is False)
-                shared = shared and not exchange.private
-            if found.device != target:
-                if copy is False:
-                    raise BufferError(f"memory on {found.device} cannot be shared with {target}")
-                yield found.to(target)
-            else:
-                yield found.clone() if shared and copy is not False else found
+        if exchange.device is not None:
+            found: Iterable[Any] = map(torch.utils.dlpack.from_dlpack, exchange.data)
+        elif share and exchange.owners is not None:
+            found = map(torch.utils.dlpack.from_dlpack, exchange.owners)
+        elif target.type == "cpu":
+            return map(partial(_host.from_numpy, must_share=share), exchange.data)
+        else:
+            found = map(_host.from_numpy, exchange.data)
+        if share:
+            return (_host.same_device(tensor, target) for tensor in found)
+        return (tensor if tensor.device == target else tensor.to(target) for tensor in found)
 
     def storable(self, dtype: str) -> str | None:
         """The dtypes of torch."""
@@ -129,6 +149,10 @@ class TorchAdapter(Adapter):
         if wrapped or not isinstance(old, torch.nn.Parameter):
             return new
         return new if isinstance(new, torch.nn.Parameter) else _host.as_parameter(new, old)
+
+    def may_share_memory(self, arrays: Sequence[Any]) -> bool:
+        """Not if each is dense and ends before the next one begins."""
+        return _host.may_share_memory(arrays)
 
     def memory(self, array: Any) -> Memory | None:
         """Of strided tensors with data."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,8 @@ if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
 
 # NumPy knows these only through ml_dtypes: they cross as integers of the same width.
 _BITS = {1: (torch.uint8, "uint8"), 2: (torch.int16, "int16")}
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_nbytes = attrgetter("nbytes")
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -29,19 +32,59 @@ def has_memory(tensor: torch.Tensor) -> bool:
     )
 
 
+def check(tensor: torch.Tensor) -> None:
+    """Refuses a tensor that has no values, or not as strided memory.
+
+    Raises:
+        TypeError: Says what it is.
+    """
+    if not has_memory(tensor):
+        raise TypeError(_why_not(tensor))
+
+
 def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
     """The values as a plain strided tensor, and whether that is a private copy.
 
     Raises:
         TypeError: The tensor has no values, or not as strided memory.
     """
-    if not has_memory(tensor):
-        raise TypeError(_why_not(tensor))
+    check(tensor)
     bare = tensor.detach()
     if type(bare) is not torch.Tensor:
         bare = bare.as_subclass(torch.Tensor)
     copied = bare.is_conj() or bare.is_neg()
     return (bare.resolve_conj().resolve_neg() if copied else bare), copied
+
+
+def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
+    """NumPy views of plain CPU tensors; None if one of them needs a closer look."""
+    try:
+        if _PLAIN.issuperset(map(type, tensors)):
+            return [
+                tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
+                for tensor in tensors
+            ]
+    except (TypeError, RuntimeError):  # not on the CPU, a lazy conjugate, sparse, bfloat16 ...
+        pass
+    return None
+
+
+def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether two tensors may have memory in common; True if in doubt."""
+    if not _PLAIN.issuperset(map(type, tensors)):
+        return True
+    try:
+        if not all(map(torch.Tensor.is_contiguous, tensors)):
+            return True
+        starts = list(map(torch.Tensor.data_ptr, tensors))
+    except RuntimeError:  # no strided memory
+        return True
+    reach = 0
+    for start, size in sorted(zip(starts, map(_nbytes, tensors), strict=True)):
+        if size and start < reach:
+            return True
+        reach = start + size
+    return False
 
 
 def _why_not(tensor: torch.Tensor) -> str:
@@ -70,19 +113,24 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return tensor.view(_BITS[tensor.element_size()][0]).numpy().view(dtype)
 
 
-def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool) -> tuple[torch.Tensor, bool]:
-    """A tensor with the values of a NumPy array, and whether it shares its memory.
+def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torch.Tensor:
+    """A tensor on the memory of a NumPy array, or on a copy where torch cannot stride like it.
 
     Raises:
         BufferError: It must share the memory and cannot.
         TypeError: torch has no such dtype.
     """
-    name = array.dtype.name
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"torch has no dtype {name}")
+    if not must_share:
+        try:
+            return torch.from_numpy(array if array.flags.writeable else _writable(array))
+        except (TypeError, ValueError):  # dtype, strides
+            pass
+    dtype = array.dtype
+    known = getattr(torch, dtype.name, None)
+    if not isinstance(known, torch.dtype):
+        raise TypeError(f"torch has no dtype {dtype.name}")
     reason = None
-    if not array.flags.writeable:
+    if must_share and not array.flags.writeable:
         reason = "the NumPy array is read-only and torch could write to it"
     elif any(stride < 0 or stride % array.itemsize for stride in array.strides):
         reason = f"torch cannot stride like {array.strides} bytes"
@@ -90,11 +138,29 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool) -> tuple[torch.
         if must_share:
             raise BufferError(reason)
         array = array.copy(order="K")
-    foreign = array.dtype.kind == "V" or name.startswith(("bfloat16", "float8"))
-    if foreign:
-        bits = torch.from_numpy(array.view(_BITS[array.itemsize][1]))
-        return bits.view(dtype), reason is None
-    return torch.from_numpy(array), reason is None
+    if dtype.kind == "V" or dtype.name.startswith(("bfloat16", "float8")):
+        return torch.from_numpy(array.view(_BITS[array.itemsize][1])).view(known)
+    return torch.from_numpy(array)
+
+
+def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same memory without the mark that torch would warn of: the tensor is only read from."""
+    import numpy as np
+
+    layout = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+    holder = type("Holder", (), {"__array_interface__": layout, "array": array})()
+    return np.asarray(holder)
+
+
+def same_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor.
+
+    Raises:
+        BufferError: It is on another device.
+    """
+    if tensor.device != device:
+        raise BufferError(f"memory on {tensor.device} cannot be shared with {device}")
+    return tensor
 
 
 def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,0 +1,140 @@
+"""Copying arrays on the host: one pass over memory, on several threads where one is too slow."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
+_SMALL = 32 << 10  # below this an array gets memory of its own from the allocator
+_SLAB = 32 << 20  # larger ones share blocks of this size, which the system backs with huge pages
+_PIECE = 8 << 20  # what one thread copies at a time
+_PARALLEL = 4 << 20  # below this a thread costs more than it gains
+_MAX_THREADS = 8  # more do not make memory faster
+
+
+def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> list[Array]:
+    """Copies NumPy arrays into memory that nobody else holds.
+
+    Large arrays begin at multiples of 64 bytes, and several may lie side by side in one block of
+    32 MiB, which lives as long as one of them: memory that is handed out in small portions is
+    slower to touch for the first time than to copy.
+
+    Args:
+        arrays: NumPy arrays in native byte order, of any layout.
+        order: `K` keeps the order of the axes in memory, `C` makes it row by row.
+    """
+    results: list[Any] = [None if a.nbytes >= _SMALL else a.copy(order) for a in arrays]
+    large = [k for k, new in enumerate(results) if new is None]
+    if large:
+        chosen = [arrays[k] for k in large]
+        placed = [_laid_out(a, order, *place) for a, place in _placed(chosen)]
+        _copy_all(list(zip(placed, chosen, strict=True)))
+        for k, new in zip(large, placed, strict=True):
+            results[k] = new
+    return results
+
+
+def _placed(arrays: Sequence[Array]) -> Iterator[tuple[Array, tuple[Array, int]]]:
+    """Each array with the block and the offset where its copy will be."""
+    left = sum(_padded(a) for a in arrays)
+    block, at = None, 0
+    for a in arrays:
+        size = _padded(a)
+        if block is None or at + size > block.nbytes:
+            block, at = _aligned_block(max(size, min(left, _SLAB))), 0
+        yield a, (block, at)
+        at += size
+        left -= size
+
+
+def _padded(a: Array) -> int:
+    return -(-int(a.nbytes) // ALIGNMENT) * ALIGNMENT
+
+
+def _aligned_block(size: int) -> Array:
+    import numpy as np
+
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def _laid_out(a: Array, order: str, block: Array, at: int) -> Array:
+    """An array like `a`, without its values, in a block of memory."""
+    import numpy as np
+
+    if order == "C" or a.flags.c_contiguous:
+        return np.ndarray(a.shape, a.dtype, block, at)
+    if a.flags.f_contiguous:
+        return np.ndarray(a.shape, a.dtype, block, at, order="F")
+    axes = sorted(range(a.ndim), key=lambda axis: -abs(a.strides[axis]))
+    dense: Array = np.ndarray([a.shape[axis] for axis in axes], a.dtype, block, at)
+    return dense.transpose(sorted(range(a.ndim), key=axes.__getitem__))
+
+
+def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
+    """Copies (to, from) pairs."""
+    size = sum(to.nbytes for to, _ in pairs)
+    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), math.ceil(size / _PIECE))
+    if size < _PARALLEL or threads == 1:
+        _copy(pairs)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(_copy, _bundles(pairs)))
+
+
+def _copy(pairs: Sequence[tuple[Array, Array]]) -> None:
+    import numpy as np
+
+    for to, source in pairs:
+        np.copyto(to, source)
+
+
+def _bundles(pairs: Sequence[tuple[Array, Array]]) -> Iterator[list[tuple[Array, Array]]]:
+    """The same work in portions of about one piece."""
+    bundle: list[tuple[Array, Array]] = []
+    size = 0
+    for pair in pairs:
+        for to, source in _pieces(*_as_numbers(*pair)):
+            bundle.append((to, source))
+            size += to.nbytes
+            if size >= _PIECE:
+                yield bundle
+                bundle, size = [], 0
+    if bundle:
+        yield bundle
+
+
+def _as_numbers(to: Array, source: Array) -> tuple[Array, Array]:
+    """The same bytes as integers: NumPy holds the lock while it copies types it does not know."""
+    if source.dtype.isbuiltin == 1 or to.dtype != source.dtype:
+        return to, source
+    word = f"u{to.dtype.itemsize}"
+    return to.view(word), source.view(word)
+
+
+def _pieces(to: Array, source: Array) -> Iterator[tuple[Array, Array]]:
+    """Splits a copy along the axis with the longest steps."""
+    n = math.ceil(to.nbytes / _PIECE)
+    if n == 1:
+        yield to, source
+        return
+    if to.flags.c_contiguous and source.flags.c_contiguous:
+        to, source = to.reshape(-1), source.reshape(-1)
+    elif to.flags.f_contiguous and source.flags.f_contiguous:
+        to, source = to.reshape(-1, order="F"), source.reshape(-1, order="F")
+    axis = max((axis for axis in range(to.ndim) if to.shape[axis] > 1), key=to.strides.__getitem__)
+    step = math.ceil(to.shape[axis] / n)
+    before = (slice(None),) * axis
+    for start in range(0, to.shape[axis], step):
+        at = (*before, slice(start, start + step))
+        yield to[at], source[at]
