@@ -41,6 +41,7 @@ from fmapper._fmap import (
     structural_walk,
 )
 from fmapper._functor import functor, leaf
+from fmapper._gpu import use_backend
 from fmapper._holders import holds_arrays
 from fmapper._keypath import KeyPath
 from fmapper._move import (
@@ -51,11 +52,11 @@ from fmapper._move import (
     to_jax,
     to_numpy,
     to_torch,
-    use_backend,
 )
 from fmapper._namespace import array_namespace
 from fmapper._nodes import NodeType
 from fmapper._paths import get_path, has_path, set_path
+from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
 from fmapper._state import destructure, load_state, state
 
@@ -84,6 +85,8 @@ __all__ = [
     "NodeType",
     "NotAFunctorError",
     "PathError",
+    "Plan",
+    "PlannedLeaf",
     "PrecisionWarning",
     "RebuildError",
     "Static",
@@ -112,6 +115,7 @@ __all__ = [
     "is_leaf",
     "leaf",
     "load_state",
+    "plan",
     "put_together",
     "rebuild",
     "register_adapter",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
@@ -39,6 +41,19 @@ def dtype_name(dtype: Any) -> str:
 def is_inexact(dtype: str) -> bool:
     """Whether a dtype is floating or complex."""
     return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element; 0 for what is no number, such as a PRNG key.
+
+    Examples:
+        >>> itemsize("bfloat16"), itemsize("float8_e4m3fn"), itemsize("bool"), itemsize("key<fry>")
+        (2, 1, 1, 0)
+    """
+    if dtype == "bool":
+        return 1
+    bits = re.match(r"[a-z]+(\d+)", dtype)
+    return math.ceil(int(bits[1]) / 8) if bits else 0
 
 
 def wanted_dtype(own: str, asked: str | None) -> str:

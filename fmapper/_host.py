@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -88,6 +87,8 @@ def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
     if size < _PARALLEL or threads == 1:
         _copy(pairs)
     else:
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
+
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(_copy, _bundles(pairs)))
 

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from fmapper import _nodes
 from fmapper._adapter import Adapter, Device
 from fmapper._device import DeviceSpec, parse_device
-from fmapper._discovery import adapter_of, get_adapter, installed_backends
+from fmapper._discovery import adapter_of, get_adapter
 from fmapper._dtypes import dtype_name, wanted_dtype
 from fmapper._errors import (
-    BackendUnavailableError,
     DeviceError,
     DeviceUnavailableError,
     NoGPUWarning,
     UnsupportedLeafError,
 )
 from fmapper._fmap import fmap
+from fmapper._gpu import Target, gpu_for_host_arrays
 from fmapper._holders import check_carried, check_leaf
 from fmapper._keypath import format_link
 from fmapper._nodes import node_type_of
-from fmapper._transfer import Route, Where, carry_out
+from fmapper._plan import Plan, planned
+from fmapper._transfer import UNTOUCHED, Route, Where, carry_out
 from fmapper._warn import warn
 
 
@@ -48,6 +48,7 @@ class Mover:
         dtype: The dtype that floating and complex leaves get; None to keep each leaf's own.
         copy: True always copies, False never, None shares only what nobody can write to.
         strict: What an undeclared holder of arrays and, for `to_gpu`, a missing GPU do.
+        report: Called after a move with the `Plan` of what was done, such as `print`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Mover:
     dtype: str | None = None
     copy: bool | None = None
     strict: bool | None = None
+    report: Callable[[Plan], object] | None = None
 
     def __call__(self, tree: Any = _NO, **options: Any) -> Any:
         """The tree, moved; or, without a tree, a mover with these options."""
@@ -71,7 +73,7 @@ class Mover:
         return f"{self.name}({', '.join(shown)})"
 
     def _with(self, **options: Any) -> Mover:
-        allowed = {"dtype", "copy", "strict"} | ({"device"} if self.backend else set())
+        allowed = {"dtype", "copy", "strict", "report"} | ({"device"} if self.backend else set())
         unknown = sorted(options.keys() - allowed)
         if unknown:
             raise TypeError(
@@ -84,6 +86,10 @@ class Mover:
         if "device" in changes:
             device = changes.pop("device")
             changes["spec"] = None if device is None else self._own_spec(device)
+        if not (changes.get("report") is None or callable(changes["report"])):
+            raise TypeError(
+                f"report is called with a Plan; {changes['report']!r} cannot be called."
+            )
         for option in ("copy", "strict"):
             value = changes.get(option)
             if value is not None:
@@ -106,11 +112,17 @@ class Mover:
     def move_leaves(self, leaves: Sequence[Any], where: Where) -> list[Any]:
         """The moved leaves, in order. Either all are moved, or an error says why none is."""
         routes, others = self.routes(leaves, where)
+        report = None if self.report is None else planned(self, leaves, where)
         results = carry_out(routes, leaves, where, copy=self.copy)
+        missing = next((route.note for route in routes if route.note), "")
+        if missing:
+            _warn_no_gpu(missing, self.strict)
         for place in others:
             leaf = leaves[place]
             if node_type_of(leaf) is not None:  # made a leaf by is_leaf=
                 results[place] = fmap(self, leaf)
+        if self.report is not None and report is not None:
+            self.report(Plan(repr(self), tuple(report)))
         return results
 
     def check_node(self, node: Any, node_type: _nodes.NodeType, where: Where) -> None:
@@ -142,9 +154,7 @@ class Mover:
                 continue
             arrays = leaves if len(places) == len(leaves) else [leaves[at] for at in places]
             for chosen in _alike(adapter.signatures(arrays), places):
-                route = self._route(chosen, leaves, adapter, where)
-                if route is not None:
-                    routes.append(route)
+                routes.append(self._route(chosen, leaves, adapter, where))
         for place in sorted(others) if self.strict is not False else ():
             if node_type_of(leaves[place]) is None:
                 check_leaf(leaves[place], where, place)
@@ -152,19 +162,16 @@ class Mover:
 
     def _route(
         self, places: Sequence[int], leaves: Sequence[Any], adapter: Adapter, where: Where
-    ) -> Route | None:
+    ) -> Route:
         first = leaves[places[0]]
         try:
             origin = adapter.device(first)
-            found = self._target(adapter, origin)
+            target, device, note = self._target(adapter, origin)
         except (DeviceError, DeviceUnavailableError) as error:
             error.args = (f"{format_link(where(places[0]))}: {error.args[0]}",)
             raise
         except RuntimeError as error:
             raise UnsupportedLeafError(f"{format_link(where(places[0]))}: {error}.") from error
-        if found is None:
-            return None
-        target, device = found
         dtype = adapter.dtype(first)
         wanted = wanted_dtype(dtype, self.dtype)
         held = wanted if wanted == dtype and target is adapter else target.storable(wanted)
@@ -172,16 +179,16 @@ class Mover:
             raise UnsupportedLeafError(
                 f"{format_link(where(places[0]))}: "
                 f"{_why_unsupported(adapter, first, target, wanted)}. "
-                "Nothing was moved, and the tree is as it was."
+                f"{UNTOUCHED}"
             )
         arrays = leaves if len(places) == len(leaves) else [leaves[place] for place in places]
-        return Route(adapter, target, origin, device, dtype, wanted, held, places, arrays)
+        return Route(adapter, target, origin, device, dtype, wanted, held, places, arrays, note)
 
-    def _target(self, adapter: Adapter, origin: Device) -> tuple[Adapter, Device] | None:
-        """Whose array a leaf of this backend on this device becomes, and where; None: it stays."""
+    def _target(self, adapter: Adapter, origin: Device) -> Target:
+        """Whose array a leaf of this backend on this device becomes, and where."""
         if self.backend is not None:
             target = adapter if adapter.name == self.backend else get_adapter(self.backend)
-            return target, self._device_of(target, adapter, origin)
+            return Target(target, self._device_of(target, adapter, origin))
         spec = self.spec
         assert spec is not None
         if spec.backend not in (None, adapter.name):
@@ -189,57 +196,42 @@ class Mover:
                 f"this is an array of {adapter.name}, which cannot be on {spec}. {self.name} keeps "
                 f"the backend; to change it, write to_{spec.backend}(device={str(spec)!r})."
             )
-        if spec.kind not in ("cpu", "meta") and adapter.host_only:
-            return self._gpu_for_host_arrays(spec) or self._stay(adapter, origin)
-        return self._on(adapter, spec, origin)
+        try:
+            if spec.kind not in ("cpu", "meta") and adapter.host_only:
+                return gpu_for_host_arrays(spec)
+            return Target(adapter, self._on(adapter, spec, origin))
+        except DeviceUnavailableError as error:
+            if self.name != "to_gpu" or self.strict is True:
+                raise
+            return Target(adapter, origin, str(error))
 
     def _device_of(self, target: Adapter, adapter: Adapter, origin: Device) -> Device:
         if self.spec is not None:
-            found = self._on(target, self.spec, origin)
-            assert found is not None
-            return found[1]
+            return self._on(target, self.spec, origin)
         if target is adapter:
             return origin
         kind = "cpu" if origin.kind in ("cpu", "meta") or target.host_only else origin.kind
         index = origin.index if kind != "cpu" and isinstance(origin.index, int) else None
         return target.find_device("gpu" if kind == "cuda" else kind, index)
 
-    def _on(
-        self, adapter: Adapter, spec: DeviceSpec, origin: Device
-    ) -> tuple[Adapter, Device] | None:
+    def _on(self, adapter: Adapter, spec: DeviceSpec, origin: Device) -> Device:
         kind = adapter.aliases.get(spec.kind, spec.kind)
         is_kind = origin.kind == kind or (spec.kind == "gpu" and origin.kind not in ("cpu", "meta"))
         if (origin.backend == adapter.name and is_kind) and (
             spec.index == origin.index
             or (spec.index is None and not isinstance(origin.index, tuple))
         ):
-            return adapter, origin
-        try:
-            return adapter, adapter.find_device(spec.kind, spec.index)
-        except DeviceUnavailableError as error:
-            if self.name != "to_gpu" or self.strict is True:
-                raise
-            _warn_no_gpu(str(error), self.strict)
-            return self._stay(adapter, origin)
-
-    def _stay(self, adapter: Adapter, origin: Device) -> tuple[Adapter, Device] | None:
-        """Where a leaf goes that cannot go anywhere: nowhere, but it may be cast or copied."""
-        return None if self.dtype is None and self.copy is None else (adapter, origin)
-
-    def _gpu_for_host_arrays(self, spec: DeviceSpec) -> tuple[Adapter, Device] | None:
-        name = _gpu_backend()
-        if name is None:
-            message = f"no installed backend sees a GPU ({_what_was_seen()})"
-            if self.name != "to_gpu" or self.strict is True:
-                raise DeviceUnavailableError(f"{spec} is not available: {message}.")
-            _warn_no_gpu(message, self.strict)
-            return None
-        target = get_adapter(name)
-        return target, target.find_device(spec.kind, spec.index)
+            return origin
+        return adapter.find_device(spec.kind, spec.index)
 
 
 def to_device(
-    device: Any, *, dtype: Any = None, copy: bool | None = None, strict: bool | None = None
+    device: Any,
+    *,
+    dtype: Any = None,
+    copy: bool | None = None,
+    strict: bool | None = None,
+    report: Callable[[Plan], object] | None = None,
 ) -> Mover:
     """A mover to a device, which keeps each leaf's backend; NumPy arrays go to the GPU's backend.
 
@@ -249,6 +241,7 @@ def to_device(
         dtype: The dtype that floating and complex leaves are to have.
         copy: True always copies; False never does, and raises where it would have to.
         strict: False leaves objects alone that hold arrays but are not declared.
+        report: Called after a move with the `Plan` of what was done, such as `print`.
 
     Raises:
         DeviceError: `device` is not a device; the message lists those that are.
@@ -259,11 +252,12 @@ def to_device(
         >>> model = fmapper.fmap(fmapper.to_device("cpu"), {"w": np.ones(2)})
     """
     made = Mover("to_device", spec=parse_device(device))
-    return made._with(dtype=dtype, copy=copy, strict=strict)
+    return made._with(dtype=dtype, copy=copy, strict=strict, report=report)
 
 
 to_cpu = Mover("to_cpu", spec=DeviceSpec(None, "cpu"))
-"""Moves a leaf or a tree to the CPU; each leaf keeps its backend. Options: dtype, copy, strict.
+"""Moves a leaf or a tree to the CPU; each leaf keeps its backend. Options: dtype, copy, strict,
+report.
 
 Examples:
     >>> import fmapper, numpy as np
@@ -272,14 +266,16 @@ Examples:
 
 to_gpu = Mover("to_gpu", spec=DeviceSpec(None, "gpu"))
 """Moves a leaf or a tree to the GPU; each leaf keeps its backend, NumPy arrays go to the backend
-that sees a GPU (see `use_backend`). Options: dtype, copy, strict.
+that sees a GPU (see `use_backend`). Options: dtype, copy, strict,
+report.
 
 Where there is no GPU it warns once and leaves everything where it is; with `strict=True` it raises
 `DeviceUnavailableError`, with `strict=False` it is silent.
 """
 
 to_numpy = Mover("to_numpy", backend="numpy")
-"""Makes the arrays of a leaf or a tree NumPy arrays. Options: dtype, copy, strict.
+"""Makes the arrays of a leaf or a tree NumPy arrays. Options: dtype, copy, strict,
+report.
 
 Examples:
     >>> import fmapper, jax.numpy as jnp
@@ -288,7 +284,8 @@ Examples:
 """
 
 to_torch = Mover("to_torch", backend="torch")
-"""Makes the arrays of a leaf or a tree torch tensors. Options: device, dtype, copy, strict.
+"""Makes the arrays of a leaf or a tree torch tensors. Options: device, dtype, copy,
+strict, report.
 
 Examples:
     >>> import fmapper, numpy as np
@@ -298,7 +295,8 @@ Examples:
 """
 
 to_jax = Mover("to_jax", backend="jax")
-"""Makes the arrays of a leaf or a tree JAX arrays. Options: device, dtype, copy, strict.
+"""Makes the arrays of a leaf or a tree JAX arrays. Options: device, dtype, copy,
+strict, report.
 
 Without `jax_enable_x64` JAX holds no 64-bit numbers: integers that fit are narrowed, others raise
 `LossyCastError`; floats are narrowed with a `PrecisionWarning`.
@@ -308,72 +306,6 @@ Examples:
     >>> fmapper.to_jax({"w": np.ones(2, np.float32)}, dtype="bfloat16")
     {'w': Array([1, 1], dtype=bfloat16)}
 """
-
-
-# --- where NumPy arrays go -----------------------------------------------------------------------
-
-_preferred: list[str] = []
-
-
-def use_backend(name: str | None) -> Any:
-    """Says which backend `to_gpu` sends NumPy arrays to; None takes that back.
-
-    It holds from now on, or, as `with use_backend("jax"):`, until the end of the block.
-
-    Raises:
-        BackendUnavailableError: There is no such backend here.
-    """
-    before = list(_preferred)
-    _preferred[:] = [] if name is None else [get_adapter(name).name]
-
-    @contextmanager
-    def scope() -> Iterator[None]:
-        try:
-            yield
-        finally:
-            _preferred[:] = before
-
-    return scope()
-
-
-def _gpu_backend() -> str | None:
-    seeing = [
-        adapter.name
-        for adapter in _working_adapters()
-        if any(device.kind != "cpu" for device in adapter.devices())
-    ]
-    if _preferred:
-        if _preferred[0] not in seeing:
-            raise DeviceUnavailableError(
-                f"{_preferred[0]} was chosen with use_backend, but sees no GPU "
-                f"({_what_was_seen()})."
-            )
-        return _preferred[0]
-    if len(seeing) < 2:
-        return next(iter(seeing), None)
-    raise DeviceError(
-        f"NumPy has no GPU, and several backends see one: {', '.join(seeing)}. Choose one with "
-        f"fmapper.use_backend({seeing[0]!r}), or name it: to_{seeing[0]}(device='gpu')."
-    )
-
-
-def _what_was_seen() -> str:
-    reasons = [
-        f"{adapter.name}: {adapter.why_not(adapter.aliases.get('gpu', 'gpu'), None)}"
-        for adapter in _working_adapters()
-        if not adapter.host_only
-    ]
-    return "; ".join(reasons) or "neither torch nor jax is installed"
-
-
-def _working_adapters() -> list[Adapter]:
-    found = []
-    for name in installed_backends():
-        try:
-            found.append(get_adapter(name))
-        except BackendUnavailableError:  # installed, but broken
-            continue
-    return found
 
 
 def _why_unsupported(adapter: Adapter, leaf: Any, target: Adapter, dtype: str) -> str:

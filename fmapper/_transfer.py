@@ -28,6 +28,8 @@ from fmapper._warn import warn
 
 Where = Callable[[int], Link]
 
+UNTOUCHED = "Nothing was moved, and the tree is as it was."
+
 
 @dataclass(slots=True, eq=False)
 class Route:
@@ -43,6 +45,7 @@ class Route:
         held: The dtype in which the target holds `wanted`.
         places: Where each of them is in the list of leaves.
         arrays: The arrays.
+        note: Why they stay although they were to go.
     """
 
     source: Adapter
@@ -54,6 +57,7 @@ class Route:
     held: str
     places: Sequence[int]
     arrays: Sequence[Any]
+    note: str = ""
 
     @property
     def is_there(self) -> bool:
@@ -118,8 +122,8 @@ class _Batch:
         way_out = " Leave copy=False out to allow copies." if kind is CopyNeededError else ""
         return kind(
             f"{self.path(at)}: cannot take {self.route(at).dtype} from {self.origin} to "
-            f"{self.device}: {str(error).rstrip('.') or type(error).__name__}. Nothing was moved, "
-            f"and the tree is as it was.{way_out}"
+            f"{self.device}: {str(error).rstrip('.') or type(error).__name__}. "
+            f"{UNTOUCHED}{way_out}"
         )
 
     def done(self, results: Iterable[Any]) -> list[Any]:
@@ -167,7 +171,11 @@ def carry_out(
         groups.setdefault(key, []).append(route)
     for group in groups.values():
         batch = _Batch(group, where)
-        for place, new in zip(batch.places, _with_ties(batch, copy), strict=True):
+        moved = _with_ties(batch, copy)
+        if len(group) == 1 and len(moved) == len(results):  # these are all, in order
+            results = moved
+            continue
+        for place, new in zip(batch.places, moved, strict=True):
             results[place] = new
     _warn_of_precision(todo, where)
     return results

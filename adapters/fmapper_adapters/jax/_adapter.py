@@ -112,11 +112,16 @@ class JaxAdapter(Adapter):
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
         """Read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
-        _host.refuse_any(arrays)
         origin = self.device(arrays[0]) if arrays else Device("jax", "cpu", 0)
         if origin.kind == "gpu" and target.kind == "cuda" and isinstance(origin.index, int):
             return Exchange(arrays, frozen=True, device=origin)
-        return Exchange([np.asarray(array) for array in arrays], frozen=True, owners=arrays)
+        try:
+            data = [np.asarray(array) for array in arrays]
+        except (TypeError, RuntimeError):
+            for array in arrays:
+                _host.refuse(array)
+            raise
+        return Exchange(data, frozen=True, owners=arrays)
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Puts host memory on the device; aligned memory of the CPU is taken over as it is."""

@@ -6,7 +6,6 @@ so memory that somebody could still write to never reaches it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -35,22 +34,6 @@ def refuse(array: Any) -> None:
         )
     if not array.is_fully_addressable:
         raise TypeError("other processes hold parts of this array: gather it first")
-
-
-def refuse_any(arrays: Sequence[Any]) -> None:
-    """`refuse` for many arrays, quicker: what matters is the same for most."""
-    try:
-        looks = {(array.dtype, array.sharding) for array in arrays if not array.is_deleted()}
-    except AttributeError:  # tracers
-        looks = set()
-    for dtype, sharding in looks:
-        if jnp.issubdtype(dtype, jax.dtypes.prng_key) or not sharding.is_fully_addressable:
-            break
-    else:
-        if looks and not any(array.is_deleted() for array in arrays):
-            return
-    for array in arrays:
-        refuse(array)
 
 
 def wait_for(arrays: Any) -> Any:

@@ -12,6 +12,7 @@ from fmapper import Adapter, Device, Exchange, Memory
 
 CPU = Device("numpy", "cpu")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
+_PART = 1 << 20  # elements that a cast makes and checks at a time
 _NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
 
 
@@ -109,17 +110,26 @@ class NumpyAdapter(Adapter):
         return dtype
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
-        """`astype` in memory order."""
+        """`astype` in memory order, a part at a time so that the check needs little memory."""
+        target = np_dtype(dtype)
+        source = array.real if array.dtype.kind == "c" and target.kind != "c" else array
         with np.errstate(all="ignore"):
-            options = {} if isinstance(array, np.generic) else {"order": "K"}
-            target = np_dtype(dtype)
-            to_real = array.dtype.kind == "c" and target.kind != "c"
-            new = (array.real if to_real else array).astype(target, **options)
-            return new, survived(np.asarray(array), np.asarray(new))
+            if array.size <= _PART or not (array.flags.c_contiguous or array.flags.f_contiguous):
+                options = {} if isinstance(array, np.generic) else {"order": "K"}
+                new = source.astype(target, **options)
+                return new, survived(np.asarray(array), np.asarray(new))
+            new = np.empty_like(source, dtype=target)
+            parts = zip(_parts(source), _parts(array), _parts(new), strict=True)
+            for values, old, part in parts:
+                np.copyto(part, values, casting="unsafe")
+                if not survived(old, part):
+                    return new, False
+            return new, True
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
         """Not if each array owns its memory."""
-        return any(getattr(array, "base", None) is not None for array in arrays)
+        bases = [array.base for array in arrays]  # quicker than a generator
+        return any(base is not None for base in bases)
 
     def memory(self, array: Any) -> Memory | None:
         """Of arrays with elements at whole strides."""
@@ -170,6 +180,12 @@ def np_dtype(name: str) -> np.dtype[Any]:
         made: np.dtype[Any] = np.dtype(found)
         return made
     return np.dtype(name)
+
+
+def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Views of all elements of a dense array, in memory order, some at a time."""
+    flat = np.asarray(array).reshape(-1, order="A")
+    return (flat[start : start + _PART] for start in range(0, flat.size, _PART))
 
 
 def survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -116,7 +115,7 @@ class TorchAdapter(Adapter):
             )
         return Exchange([_host.to_numpy(values) for values in plain], private=private)
 
-    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterator[Any]:
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Wraps the memory of the exchange, or brings it to another device."""
         target = _torch_device(device)
         if exchange.device is not None:
@@ -124,7 +123,7 @@ class TorchAdapter(Adapter):
         elif share and exchange.owners is not None:
             found = map(torch.utils.dlpack.from_dlpack, exchange.owners)
         elif target.type == "cpu":
-            return map(partial(_host.from_numpy, must_share=share), exchange.data)
+            return _host.all_from_numpy(exchange.data, must_share=share)
         else:
             found = map(_host.from_numpy, exchange.data)
         if share:

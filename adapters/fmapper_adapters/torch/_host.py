@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
 
 # NumPy knows these only through ml_dtypes: they cross as integers of the same width.
 _BITS = {1: (torch.uint8, "uint8"), 2: (torch.int16, "int16")}
+_PART = 1 << 20  # elements whose cast is checked at a time: the check needs memory, too
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _nbytes = attrgetter("nbytes")
 
@@ -143,6 +144,18 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torc
     return torch.from_numpy(array)
 
 
+def all_from_numpy(
+    arrays: Sequence[np.ndarray[Any, Any]], *, must_share: bool
+) -> Iterable[torch.Tensor]:
+    """`from_numpy` for many arrays; those that are not to be shared can be written to."""
+    if not must_share:
+        try:
+            return list(map(torch.from_numpy, arrays))
+        except (TypeError, ValueError):  # one of them has a dtype or strides of its own
+            pass
+    return (from_numpy(array, must_share=must_share) for array in arrays)
+
+
 def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The same memory without the mark that torch would warn of: the tensor is only read from."""
     import numpy as np
@@ -252,6 +265,9 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         return survived(old.values(), new.values())
     if not has_memory(old) or not has_memory(new):
         return True
+    if old.numel() > _PART and old.is_contiguous() and new.is_contiguous():
+        parts = zip(old.view(-1).split(_PART), new.view(-1).split(_PART), strict=True)
+        return all(survived(*part) for part in parts)
     if not (new.is_floating_point() or new.is_complex()):
         return bool((new.to(old.dtype) == old).all())
     if old.is_complex() and not new.is_complex():
