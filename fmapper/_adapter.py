@@ -227,6 +227,19 @@ class Adapter(ABC):
         """`new` as what `old` is beside its values: a parameter, for example."""
         return new
 
+    # random generators
+
+    def generator_device(self, x: Any) -> Device | None:
+        """Where an object draws its random numbers; None if it is no generator of this backend."""
+        return None
+
+    def generator_to(self, generator: Any, device: Device) -> Any:
+        """A new generator on a device, which may be that of the old one.
+
+        It goes on as the old one would where the device draws the same numbers from the same state.
+        """
+        raise TypeError(f"{self.name} has no random generators")
+
     # ties by view
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:

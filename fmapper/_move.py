@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fmapper import _nodes
 from fmapper._adapter import Adapter, Device
 from fmapper._device import DeviceSpec, parse_device
-from fmapper._discovery import adapter_of, get_adapter
+from fmapper._discovery import adapter_of, adapters, get_adapter
 from fmapper._dtypes import dtype_name, wanted_dtype
 from fmapper._errors import (
     DeviceError,
@@ -33,6 +33,15 @@ class _Given(enum.Enum):
 
 
 _NO = _Given.NO
+
+
+class Generator(NamedTuple):
+    """A random generator among the leaves: whose it is, where it is, and where it is to be."""
+
+    adapter: Adapter
+    origin: Device
+    device: Device
+    stays: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
@@ -119,8 +128,11 @@ class Mover:
             _warn_no_gpu(missing, self.strict)
         for place in others:
             leaf = leaves[place]
+            generator = self.generator(leaf, where, place)
             if node_type_of(leaf) is not None:  # made a leaf by is_leaf=
                 results[place] = fmap(self, leaf)
+            elif generator is not None and not generator.stays:
+                results[place] = generator.adapter.generator_to(leaf, generator.device)
         if self.report is not None and report is not None:
             self.report(Plan(repr(self), tuple(report)))
         return results
@@ -160,18 +172,38 @@ class Mover:
                 check_leaf(leaves[place], where, place)
         return routes, others
 
+    def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
+        """What is to become of a random generator; None if the leaf is none.
+
+        It goes to another device of its backend. It has no counterpart in another backend, draws
+        its numbers where it is, and stays there.
+        """
+        for adapter in adapters():
+            origin = adapter.generator_device(leaf)
+            if origin is None:
+                continue
+            device = origin
+            if self.backend in (None, adapter.name) and not adapter.host_only:
+                _, device, _ = self._placed_target(adapter, origin, where, place)
+            return Generator(adapter, origin, device, self.copy is not True and origin == device)
+        return None
+
+    def _placed_target(self, adapter: Adapter, origin: Device, where: Where, place: int) -> Target:
+        try:
+            return self._target(adapter, origin)
+        except (DeviceError, DeviceUnavailableError) as error:
+            error.args = (f"{format_link(where(place))}: {error.args[0]}",)
+            raise
+
     def _route(
         self, places: Sequence[int], leaves: Sequence[Any], adapter: Adapter, where: Where
     ) -> Route:
         first = leaves[places[0]]
         try:
             origin = adapter.device(first)
-            target, device, note = self._target(adapter, origin)
-        except (DeviceError, DeviceUnavailableError) as error:
-            error.args = (f"{format_link(where(places[0]))}: {error.args[0]}",)
-            raise
         except RuntimeError as error:
             raise UnsupportedLeafError(f"{format_link(where(places[0]))}: {error}.") from error
+        target, device, note = self._placed_target(adapter, origin, where, places[0])
         dtype = adapter.dtype(first)
         wanted = wanted_dtype(dtype, self.dtype)
         held = wanted if wanted == dtype and target is adapter else target.storable(wanted)

@@ -154,6 +154,10 @@ class Router(Protocol):
         """What is to become of the arrays among leaves, and which leaves are none."""
         ...
 
+    def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
+        """What is to become of a random generator; None if the leaf is none."""
+        ...
+
 
 def plan(mover: Router, tree: Any) -> Plan:
     """What a mover would do to each leaf of a tree. Nothing is moved and nothing is allocated.
@@ -222,8 +226,19 @@ def planned(mover: Router, leaves: Sequence[Any], where: Where) -> list[PlannedL
         if routes:
             found.append(_planned(path, routes[0], mover.copy))
         else:
-            found.append(PlannedLeaf(path, "skipped", f"no array to move: {type(leaf).__name__}"))
+            found.append(_planned_other(path, leaf, mover.generator(leaf, lambda _: None, place)))
     return found
+
+
+def _planned_other(path: KeyPath, leaf: Any, generator: Generator | None) -> PlannedLeaf:
+    if generator is None:
+        return PlannedLeaf(path, "skipped", f"no array to move: {type(leaf).__name__}")
+    ends = generator.origin, generator.device
+    if generator.stays:
+        return PlannedLeaf(path, "skipped", "a random generator stays where it is", *ends)
+    same = generator.origin.kind == generator.device.kind
+    what = "with its state" if same else "seeded from its state"
+    return PlannedLeaf(path, "moved", f"a random generator, {what}", *ends)
 
 
 def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:

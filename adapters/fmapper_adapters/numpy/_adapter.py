@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from fmapper import Adapter, Device, Exchange, Memory
 
 CPU = Device("numpy", "cpu")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
+_GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PART = 1 << 20  # elements that a cast makes and checks at a time
 _NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
 
@@ -125,6 +127,14 @@ class NumpyAdapter(Adapter):
                 if not survived(old, part):
                     return new, False
             return new, True
+
+    def generator_device(self, x: Any) -> Device | None:
+        """The host, of `np.random.Generator`, `RandomState` and bit generators."""
+        return CPU if isinstance(x, _GENERATORS) else None
+
+    def generator_to(self, generator: Any, device: Device) -> Any:
+        """A copy with the same state."""
+        return copy.deepcopy(generator)
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
         """Not if each array owns its memory."""

@@ -149,6 +149,14 @@ class TorchAdapter(Adapter):
             return new
         return new if isinstance(new, torch.nn.Parameter) else _host.as_parameter(new, old)
 
+    def generator_device(self, x: Any) -> Device | None:
+        """`generator.device`."""
+        return _device(x.device) if isinstance(x, torch.Generator) else None
+
+    def generator_to(self, generator: Any, device: Device) -> Any:
+        """The state goes along to devices of the same kind; another kind is seeded from it."""
+        return _host.generator_on(generator, _torch_device(device))
+
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
         """Not if each is dense and ends before the next one begins."""
         return _host.may_share_memory(arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -68,6 +69,21 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     except (TypeError, RuntimeError):  # not on the CPU, a lazy conjugate, sparse, bfloat16 ...
         pass
     return None
+
+
+def generator_on(old: torch.Generator, device: torch.device) -> torch.Generator:
+    """A generator with the state of another one, or with a seed made from that state.
+
+    Each kind of device has an algorithm of its own, so a state means nothing on another kind.
+    """
+    new = torch.Generator(device)
+    state = old.get_state()
+    if old.device.type == device.type:
+        new.set_state(state)
+    else:
+        digest = hashlib.blake2b(bytes(state.tolist()), digest_size=7).digest()
+        new.manual_seed(int.from_bytes(digest, "little"))
+    return new
 
 
 def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
@@ -266,8 +282,11 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
     if not has_memory(old) or not has_memory(new):
         return True
     if old.numel() > _PART and old.is_contiguous() and new.is_contiguous():
-        parts = zip(old.view(-1).split(_PART), new.view(-1).split(_PART), strict=True)
-        return all(survived(*part) for part in parts)
+        olds, news = old.view(-1), new.view(-1)
+        return all(
+            survived(olds[start : start + _PART], news[start : start + _PART])
+            for start in range(0, old.numel(), _PART)
+        )
     if not (new.is_floating_point() or new.is_complex()):
         return bool((new.to(old.dtype) == old).all())
     if old.is_complex() and not new.is_complex():
