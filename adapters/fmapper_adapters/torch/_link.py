@@ -219,10 +219,13 @@ class _Pack:
     strides: tuple[int, ...]  # of the results
     is_dense: bool  # whether the sources lie in memory as the results will
 
-    def over(self, chunk: torch.Tensor) -> torch.Tensor:
-        """All of them as one tensor on the bytes of a chunk, the first dimension being which."""
+    def over(self, chunk: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """All of them as one tensor on the bytes of a chunk, the first dimension being which.
+
+        A dtype of the same size instead of their own shows their bits.
+        """
         count = len(self.indices)
-        place = chunk[self.offset : self.offset + count * self.step].view(self.dtype)
+        place = chunk[self.offset : self.offset + count * self.step].view(dtype or self.dtype)
         step = self.step // self.dtype.itemsize
         return place.as_strided((count, *self.shape), (step, *self.strides))
 
@@ -343,13 +346,16 @@ def _is_bare(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
+def _bits(dtype: torch.dtype) -> torch.dtype:
+    """A dtype of the same size that is copied bit by bit."""
+    return dtype if dtype in _EXACT else _BITS[dtype.itemsize]
+
+
 def _as_bits(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Tensors of one dtype in one that is copied bit by bit."""
     dtype = tensors[0].dtype
-    if dtype in _EXACT:
-        return tensors
-    bits = _BITS[dtype.itemsize]
-    return [tensor.view(bits) for tensor in tensors]
+    bits = _bits(dtype)
+    return tensors if bits is dtype else [tensor.view(bits) for tensor in tensors]
 
 
 # --- the two ways --------------------------------------------------------------------------------
@@ -416,14 +422,19 @@ class _Upload(_Trip):
 
     def _run(self) -> None:
         others = self._others()
-        direct = [index for index in others if self._is_ready(self.tensors[index])]
+        sizes = [self.tensors[index].nbytes for index in others]
+        direct = [
+            index
+            for index, nbytes in zip(others, sizes, strict=True)
+            if nbytes > SMALL and self._is_ready(self.tensors[index])
+        ]
         for index in direct:
             result = self._result(index)
             self.link.begin()
             self.link.copy([(result, self.tensors[index])])
             self.link.end()
         mark = self.link.mark() if direct else None
-        rest = [index for index in others if self.results[index] is None]
+        rest = [index for index in others if self.results[index] is None] if direct else others
         for chunk in _chunks(self.tensors, rest):
             self.at(chunk.packs[0].indices if chunk.packs else (chunk.pieces[0].index,))
             buffer = self.link.pool.take()
@@ -436,8 +447,7 @@ class _Upload(_Trip):
 
     def _is_ready(self, tensor: torch.Tensor) -> bool:
         return (
-            tensor.nbytes > SMALL
-            and self.link.is_pinned(tensor)
+            self.link.is_pinned(tensor)
             and _is_dense(tensor.shape, tensor.stride())
             and not tensor.is_conj()
             and not tensor.is_neg()
@@ -460,7 +470,7 @@ class _Upload(_Trip):
         finally:
             buffer.mark = self.link.mark()
         for dtype, some in outs.items():
-            self.link.copy_all(_as_bits(some), _as_bits(views[dtype]))
+            self.link.copy_all(some, views[dtype])
         self.link.end()  # before `staged` is freed, and given to somebody on the current stream
 
     def _start_filling(self, chunk: _Chunk, buffer: Buffer) -> None:
@@ -513,13 +523,18 @@ class _Upload(_Trip):
         staged = torch.empty(chunk.packed, dtype=torch.uint8, device=self.target)
         for pack in chunk.packs:
             made = self.at(pack.indices)
-            parts = pack.over(staged).unbind(0)
-            if SPLIT == "dlpack" and pack.dtype in _EXACT:
+            bits = _bits(pack.dtype)
+            parts = pack.over(staged, bits).unbind(0)
+            if bits is not pack.dtype:
+                made.extend(torch.empty_like(part, dtype=pack.dtype) for part in parts)
+            elif SPLIT == "dlpack":
                 made.extend(from_dlpack(torch._C._to_dlpack(part)) for part in parts)
+                parts = ()
             else:
                 made.extend(map(torch.empty_like, parts))
-                outs.setdefault(pack.dtype, []).extend(made)
-                views.setdefault(pack.dtype, []).extend(parts)
+            if parts:
+                outs.setdefault(bits, []).extend(_as_bits(made))
+                views.setdefault(bits, []).extend(parts)
             for index, result in zip(pack.indices, made, strict=True):
                 self.results[index] = result
         return staged, outs, views
@@ -562,9 +577,10 @@ class _Download(_Trip):
             self.at(chunk.packs[0].indices)
             staged = torch.empty(chunk.packed, dtype=torch.uint8, device=link.device)
             for pack in chunk.packs:
-                to.setdefault(pack.dtype, []).extend(pack.over(staged).unbind(0))
-                some = [self.tensors[index] for index in pack.indices]
-                sources.setdefault(pack.dtype, []).extend(map(_resolved, some))
+                bits = _bits(pack.dtype)
+                to.setdefault(bits, []).extend(pack.over(staged, bits).unbind(0))
+                some = [_resolved(self.tensors[index]) for index in pack.indices]
+                sources.setdefault(bits, []).extend(_as_bits(some))
             pairs.append((buffer.memory[: chunk.packed], staged))
         for piece in chunk.pieces:
             block = piece.block
@@ -575,8 +591,8 @@ class _Download(_Trip):
             pairs.append((piece.over(buffer.memory), block))
         link.begin()
         try:
-            for dtype, some in to.items():
-                link.copy_all(_as_bits(some), _as_bits(sources[dtype]))
+            for dtype, places in to.items():
+                link.copy_all(places, sources[dtype])
             link.copy(pairs)
         finally:
             buffer.mark = link.mark()
