@@ -48,6 +48,7 @@ class LateLink(_link.Link):
         self.is_open = False
         self.copies = 0
         self.pinned = ()
+        self.lock = threading.Lock()  # whoever takes a buffer over waits for this link
 
     def make(self, nbytes):
         self.made.append(torch.full((nbytes,), 0xA5, dtype=torch.uint8))
@@ -79,10 +80,11 @@ class LateLink(_link.Link):
         return any(tensor is one for one in self.pinned)
 
     def do(self, upto=None):
-        while self.done < (len(self.queue) if upto is None else upto):
-            self.queue[self.done]()
-            self.queue[self.done] = None
-            self.done += 1
+        with self.lock:
+            while self.done < (len(self.queue) if upto is None else upto):
+                self.queue[self.done]()
+                self.queue[self.done] = None
+                self.done += 1
 
 
 @pytest.fixture
