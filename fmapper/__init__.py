@@ -41,7 +41,6 @@ from fmapper._fmap import (
     structural_walk,
 )
 from fmapper._functor import functor, leaf
-from fmapper._gpu import use_backend
 from fmapper._holders import holds_arrays
 from fmapper._keypath import KeyPath
 from fmapper._move import (
@@ -59,6 +58,7 @@ from fmapper._paths import get_path, has_path, set_path
 from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
 from fmapper._state import destructure, load_state, state
+from fmapper._target import use_backend
 
 __version__ = "0.1.0"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fmapper import _nodes
 from fmapper._adapter import Adapter, Device
@@ -19,11 +19,11 @@ from fmapper._errors import (
     UnsupportedLeafError,
 )
 from fmapper._fmap import fmap
-from fmapper._gpu import Target, gpu_for_host_arrays
 from fmapper._holders import check_carried, check_leaf
 from fmapper._keypath import format_link
 from fmapper._nodes import node_type_of
 from fmapper._plan import Plan, planned
+from fmapper._target import Generator, Target, gpu_for_host_arrays
 from fmapper._transfer import UNTOUCHED, Route, Where, carry_out
 from fmapper._warn import warn
 
@@ -33,15 +33,6 @@ class _Given(enum.Enum):
 
 
 _NO = _Given.NO
-
-
-class Generator(NamedTuple):
-    """A random generator among the leaves: whose it is, where it is, and where it is to be."""
-
-    adapter: Adapter
-    origin: Device
-    device: Device
-    stays: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)

@@ -13,6 +13,7 @@ from fmapper._dtypes import itemsize
 from fmapper._errors import FmapperError
 from fmapper._keypath import KeyPath, format_keys
 from fmapper._nodes import NodeType, sync
+from fmapper._target import Generator
 from fmapper._transfer import UNTOUCHED, Route, carry_out
 
 if TYPE_CHECKING:

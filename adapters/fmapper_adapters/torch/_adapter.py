@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.utils.dlpack
 
 from fmapper import Adapter, Device, Exchange, Memory, NodeType
-from fmapper_adapters.torch import _host, _nodes
+from fmapper_adapters.torch import _batch, _host, _nodes
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
@@ -74,11 +74,9 @@ class TorchAdapter(Adapter):
 
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
-    ) -> Iterator[Any]:
-        """`Tensor.to`, with everything that hangs on a parameter."""
-        target = _torch_device(device)
-        for array in arrays:
-            yield _host.moved(array, lambda t: t.to(target, copy=True))
+    ) -> Iterable[Any]:
+        """In batches over the link of a GPU, with everything that hangs on a parameter."""
+        return _batch.to_device(arrays, _torch_device(device))
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtype, and the device unless it is the CPU."""
@@ -110,9 +108,8 @@ class TorchAdapter(Adapter):
             private |= {at for at, values in enumerate(plain) if dense[at] is not values}
             return Exchange(dense, private=private, device=_device(device))
         if device.type != "cpu":
-            return Exchange(
-                [_host.to_numpy(values.cpu()) for values in plain], private=range(len(plain))
-            )
+            local = _batch.carried(plain, torch.device("cpu"))
+            return Exchange([_host.to_numpy(v) for v in local], private=range(len(plain)))
         return Exchange([_host.to_numpy(values) for values in plain], private=private)
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
@@ -124,6 +121,8 @@ class TorchAdapter(Adapter):
             found = map(torch.utils.dlpack.from_dlpack, exchange.owners)
         elif target.type == "cpu":
             return _host.all_from_numpy(exchange.data, must_share=share)
+        elif not share:
+            return _batch.carried([_host.from_numpy(a) for a in exchange.data], target)
         else:
             found = map(_host.from_numpy, exchange.data)
         if share:
@@ -137,9 +136,7 @@ class TorchAdapter(Adapter):
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """`Tensor.to`, with everything that hangs on a parameter."""
-        target = getattr(torch, dtype)
-        to_real = array.is_complex() and not target.is_complex
-        new = _host.moved(array, lambda t: (t.real if to_real else t).to(target))
+        new = _host.cast(array, getattr(torch, dtype))
         return new, _host.survived(array.detach(), new.detach())
 
     def like(self, new: Any, old: Any) -> Any:
@@ -183,7 +180,9 @@ class TorchAdapter(Adapter):
             return base.as_strided(shape, strides, start)
         if not like.is_leaf:
             return base.as_strided(shape, strides, start)
-        return _host.replaced(like, base.detach().as_strided(shape, strides, start))
+        values = base.detach().as_strided(shape, strides, start)
+        grad = None if like.grad is None else like.grad.to(values, copy=True)
+        return _host.replaced(like, values, grad)
 
     def node_type(self, cls: type) -> NodeType | None:
         """Modules."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -215,62 +215,62 @@ def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
 
 
-def moved(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The tensor after `change`, still a leaf of autograd and a parameter if it was one."""
+def check_initialized(tensor: torch.Tensor) -> None:
+    """Refuses a parameter or buffer of a lazy module that has not run.
+
+    Raises:
+        TypeError: It has no values.
+    """
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise TypeError(_why_not(tensor))
-    if not tensor.is_leaf:
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for others inside grad or vmap."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in another dtype, still a leaf of autograd and a parameter if it was one."""
+    check_initialized(tensor)
+
+    def change(values: torch.Tensor) -> torch.Tensor:
+        return (values.real if values.is_complex() and not dtype.is_complex else values).to(dtype)
+
+    if not tensor.is_leaf or is_transformed(tensor):
         return change(tensor)
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return change(tensor)
-    values = change(tensor.detach() if tensor.requires_grad else tensor)
-    return replaced(tensor, values, change)
+    grad = None if tensor.grad is None else change(tensor.grad)
+    return replaced(tensor, change(tensor.detach() if tensor.requires_grad else tensor), grad)
 
 
 def replaced(
-    old: torch.Tensor,
-    values: torch.Tensor,
-    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    old: torch.Tensor, values: torch.Tensor, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What takes the place of a leaf of autograd: new values, and all that hung on the old ones.
-
-    The gradient goes through `change`, or else to the device and dtype of the values.
-    """
-    if change is None:
-
-        def change(grad: torch.Tensor) -> torch.Tensor:
-            return grad.to(values, copy=True)
-
+    """What takes the place of a leaf of autograd: new values, and all that hung on the old ones."""
     if isinstance(old, torch.nn.Parameter):
-        return as_parameter(values, old, change)
+        return as_parameter(values, old, grad)
     if old.requires_grad:
         values.requires_grad_()
-    _carry(old, values, change)
+    _carry(old, values, grad)
     return values
 
 
 def as_parameter(
-    values: torch.Tensor,
-    old: torch.nn.Parameter,
-    change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A parameter with new values and all else of the old one; `change` makes its gradient."""
+    """A parameter with new values and all else of the old one, but for its gradient."""
     differentiable = values.is_floating_point() or values.is_complex()
     new = torch.nn.Parameter(values.detach(), requires_grad=old.requires_grad and differentiable)
     new.__class__ = type(old)
-    _carry(old, new, change)
+    _carry(old, new, grad)
     return new
 
 
-def _carry(
-    old: torch.Tensor,
-    new: torch.Tensor,
-    change: Callable[[torch.Tensor], torch.Tensor] | None,
-) -> None:
+def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> None:
     if old.__dict__:
         new.__dict__.update(old.__dict__)
-    if change is not None and old.is_leaf and old.grad is not None:
-        new.grad = change(old.grad)
+    if grad is not None:
+        new.grad = grad
 
 
 def survived(old: torch.Tensor, new: torch.Tensor) -> bool:

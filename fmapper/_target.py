@@ -1,4 +1,4 @@
-"""Which backend takes NumPy arrays to a GPU."""
+"""Whose a leaf becomes and where; for NumPy arrays on their way to a GPU that takes a choice."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ class Target(NamedTuple):
     adapter: Adapter
     device: Device
     note: str = ""
+
+
+class Generator(NamedTuple):
+    """A random generator among the leaves: whose it is, where it is, and where it is to be."""
+
+    adapter: Adapter
+    origin: Device
+    device: Device
+    stays: bool
 
 
 def gpu_for_host_arrays(spec: DeviceSpec) -> Target:

@@ -1,0 +1,79 @@
+"""Many tensors to another device at once, with what hangs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from fmapper import BatchError
+from fmapper_adapters.torch import _host, _link
+
+
+def to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[torch.Tensor]:
+    """New tensors on a device: parameters with their gradients, leaves of autograd as leaves.
+
+    A tensor with a history keeps it, as `tensor.to(device)` does.
+
+    Raises:
+        BatchError: One of them could not be moved.
+    """
+    sources: list[torch.Tensor] = []
+    owners: list[int] = []  # whose a source is
+    for at, tensor in enumerate(tensors):
+        try:
+            _host.check_initialized(tensor)
+        except TypeError as error:
+            raise BatchError(at) from error
+        is_plain = tensor.is_leaf and not _host.is_transformed(tensor)
+        sources.append(tensor.detach() if is_plain and tensor.requires_grad else tensor)
+        owners.append(at)
+        if is_plain and tensor.grad is not None:
+            sources.append(tensor.grad)
+            owners.append(at)
+    try:
+        moved = iter(carried(sources, device))
+    except BatchError as error:
+        raise BatchError(owners[error.index]) from error.__cause__
+    for tensor in tensors:
+        if not tensor.is_leaf or _host.is_transformed(tensor):
+            yield next(moved)
+            continue
+        values = next(moved)
+        grad = None if tensor.grad is None else next(moved)
+        yield _host.replaced(tensor, values, grad)
+
+
+def carried(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The bare tensors, copied to a device.
+
+    Raises:
+        BatchError: One of them could not be.
+    """
+    results: dict[int, torch.Tensor] = {}
+    for way in ("cpu", "cuda"):
+        batch = [at for at, t in enumerate(tensors) if t.device.type == way and _is_bare(t)]
+        chosen = [tensors[at] for at in batch]
+        try:
+            if not batch or way == device.type:
+                continue
+            if way == "cpu" and device.type == "cuda":
+                results.update(zip(batch, _link.upload(chosen, device), strict=True))
+            elif way == "cuda" and device.type == "cpu":
+                results.update(zip(batch, _link.download(chosen), strict=True))
+        except _link.LinkError as error:
+            cause = error.__cause__
+            raise BatchError(batch[error.index]) from cause or error
+    for at, tensor in enumerate(tensors):
+        if at not in results:
+            try:
+                results[at] = tensor.to(device, copy=True)
+            except Exception as error:
+                raise BatchError(at) from error
+    return [results[at] for at in range(len(tensors))]
+
+
+def _is_bare(tensor: Any) -> bool:
+    """Whether a tensor is nothing but strided memory."""
+    return _host.has_memory(tensor) and not tensor.requires_grad
