@@ -30,6 +30,7 @@ def interleave(
     *,
     sample: float = 0.004,
     once: bool = False,
+    budget: float = math.inf,
     keep_gc: bool = False,
     seed: int = 0,
 ) -> Timings:
@@ -43,11 +44,12 @@ def interleave(
         sample: the shortest sample, in seconds.
         once: a sample is one call, and its result is freed after the clock has stopped: for calls
             that take long and make a lot. They are not warmed up either.
+        budget: begin no further round after so many seconds, though never fewer than two.
         keep_gc: leave the cyclic garbage collector on while timing.
         seed: of the shuffle.
 
     Returns:
-        Seconds per call: one value per name and round, in the order of the rounds.
+        Seconds per call: one value per name and round done, in the order of the rounds.
     """
     repeats = {name: 1 if once else _repeats(call, sample) for name, call in calls.items()}
     order = list(calls)
@@ -56,8 +58,11 @@ def interleave(
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()  # so that the collection between two rounds sees only what the calls left behind
+    begun = perf_counter()
     try:
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done >= 2 and perf_counter() - begun > budget:
+                break
             shuffle(order)
             gc.collect()
             if not keep_gc:

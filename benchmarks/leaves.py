@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -74,6 +75,10 @@ PER_LEAF: Final = 1.5  # times the bare call
 OF_MEMCPY: Final = 0.9
 ABOVE_RESULT: Final = 1.05
 GROWTH: Final = 2.0  # of the time of a shared leaf 64 times larger, where a copy takes 64 times
+
+# A table of small leaves, or of a large model, begins no further round after so many seconds.
+LEAF_SECONDS: Final = 1.5
+MODEL_SECONDS: Final = 20.0
 
 Direction = tuple[str, str]
 
@@ -275,7 +280,7 @@ def run_per_leaf(options: Options) -> Report:
             see_same(direction, tree, MOVERS[target](tree), routes[0].of(dtype)(tree))
             calls = {OURS: fresh(source, tree, MOVERS[target])}
             calls |= {route.text: fresh(source, tree, route.of(dtype)) for route in routes}
-            timings = interleave(calls, options.rounds)
+            timings = interleave(calls, options.rounds, budget=LEAF_SECONDS)
             ns = {name: median(s) * 1e9 / options.leaves for name, s in timings.items()}
             bar = min((r.text for r in routes if r.is_bar), key=ns.__getitem__)
             for name, seconds in timings.items():
@@ -446,7 +451,7 @@ def run_model(options: Options, model: str, shapes: Sequence[Shape], report: Rep
             call(small)  # loads and compiles what it needs
             bare[f"{conversion}, {name}"] = partial(call, tree)
     calls = {name: settled(call, total) for name, call in bare.items()}
-    timings = interleave(calls, max(2, (options.rounds + 2) // 3), once=True)
+    timings = interleave(calls, options.rounds, once=True, budget=MODEL_SECONDS)
     for name, seconds in timings.items():
         report.add(
             f"{model}, {size:.2f} GiB",
@@ -625,22 +630,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gib", type=float, default=1.0, help="size of a large model (1)")
     parser.add_argument("--mib", type=float, default=512.0,
                         help="size of the model whose peak is measured (512)")  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=7,
-                        help="samples of each call; a third for large models (7)")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=9,
+                        help="samples of each call, as far as the time allows (9)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     args = parser.parse_args(argv)
     options = Options(args.leaves, args.gib, args.mib, args.rounds, args.direction)
 
     versions = machine(PACKAGES)
+    if hasattr(os, "getloadavg"):  # who shares the machine shares the rate of its memory
+        versions["load"] = f"{os.getloadavg()[0]:.1f}"
     print("  ".join(f"{name} {version}" for name, version in versions.items()))
     reports: dict[str, Report] = {}
     for section in names:
         if section in args.case:
             reports[section] = SECTIONS[section](options)
             print_report(section, reports[section])
+            sys.stdout.flush()  # the next section may take a minute
 
-    print(f"\nthe bars: {PER_LEAF}x the bare call, the same objects, {OF_MEMCPY} of memcpy, {ABOVE_RESULT}x "
-          f"the result; {args.rounds} rounds; the quartiles of a ratio in brackets")  # fmt: skip
+    print(f"\nthe bars: {PER_LEAF}x the bare call, the same objects, {OF_MEMCPY} of memcpy, "
+          f"{ABOVE_RESULT}x the result; in brackets the quartiles of a ratio")  # fmt: skip
     verdicts = [verdict for report in reports.values() for verdict in report.verdicts]
     for verdict in verdicts:
         print(f"  {verdict.bar:58} {verdict}")
