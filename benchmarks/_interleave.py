@@ -6,17 +6,31 @@ import gc
 import math
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from statistics import median, quantiles
 from time import perf_counter
 
 Timings = dict[str, list[float]]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A call that needs an argument of its own every time, made while the clock stands still."""
+
+    prepare: Callable[[], object]
+    call: Callable[[object], object]
+
+
+Call = Callable[[], object] | Prepared
+
+
 def interleave(
-    calls: Mapping[str, Callable[[], object]],
+    calls: Mapping[str, Call],
     rounds: int,
     *,
     sample: float = 0.004,
+    once: bool = False,
+    budget: float = math.inf,
     keep_gc: bool = False,
     seed: int = 0,
 ) -> Timings:
@@ -28,27 +42,35 @@ def interleave(
         calls: what to time, by name.
         rounds: how many samples to take of each.
         sample: the shortest sample, in seconds.
+        once: a sample is one call, and its result is freed after the clock has stopped: for calls
+            that take long and make a lot. They are not warmed up either.
+        budget: begin no further round after so many seconds, though never fewer than two.
         keep_gc: leave the cyclic garbage collector on while timing.
         seed: of the shuffle.
 
     Returns:
-        Seconds per call: one value per name and round, in the order of the rounds.
+        Seconds per call: one value per name and round done, in the order of the rounds.
     """
-    repeats = {name: _repeats(call, sample) for name, call in calls.items()}
+    repeats = {name: 1 if once else _repeats(call, sample) for name, call in calls.items()}
     order = list(calls)
     timings: Timings = {name: [] for name in calls}
     shuffle = random.Random(seed).shuffle
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()  # so that the collection between two rounds sees only what the calls left behind
+    begun = perf_counter()
     try:
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done >= 2 and perf_counter() - begun > budget:
+                break
             shuffle(order)
             gc.collect()
             if not keep_gc:
                 gc.disable()
             for name in order:
-                timings[name].append(_time(calls[name], repeats[name]))
+                call = calls[name]
+                seconds = _time_once(call) if once else _time(call, repeats[name])
+                timings[name].append(seconds)
             gc.enable()
     finally:
         gc.unfreeze()
@@ -69,15 +91,32 @@ def paired(ours: list[float], theirs: list[float]) -> tuple[float, float, float]
     return middle, low, high
 
 
-def _repeats(call: Callable[[], object], sample: float) -> int:
+def _repeats(call: Call, sample: float) -> int:
     """Say how often to repeat a call in one sample; warms the call up on the way."""
     once = median(_time(call, 1) for _ in range(3))
     return max(1, math.ceil(sample / once))
 
 
-def _time(call: Callable[[], object], repeats: int) -> float:
+def _time(call: Call, repeats: int) -> float:
     """Return the seconds that one of so many calls takes."""
+    if isinstance(call, Prepared):
+        arguments, do = [call.prepare() for _ in range(repeats)], call.call
+        start = perf_counter()
+        for argument in arguments:
+            do(argument)
+        return (perf_counter() - start) / repeats
     start = perf_counter()
     for _ in range(repeats):
         call()
     return (perf_counter() - start) / repeats
+
+
+def _time_once(call: Call) -> float:
+    """Return the seconds that one call takes, without the time to free what it returns."""
+    arguments = (call.prepare(),) if isinstance(call, Prepared) else ()
+    do = call.call if isinstance(call, Prepared) else call
+    start = perf_counter()
+    result = do(*arguments)
+    seconds = perf_counter() - start
+    del result
+    return seconds

@@ -15,14 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module, metadata
-from importlib.util import find_spec
+from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
 from statistics import median
@@ -45,6 +42,7 @@ from _models import (
     tied_gpt,
     tied_module,
 )
+from _report import machine, plain
 
 Map = Callable[..., Tree]  # map(f, *trees)
 
@@ -441,19 +439,6 @@ def _grow(
 # --- printing ------------------------------------------------------------------------------------
 
 
-def machine() -> dict[str, str]:
-    """Name what the numbers depend on."""
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    available = getattr(os, "sched_getaffinity", None)
-    found["cpus"] = str(len(available(0)) if available else os.cpu_count())
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "from a checkout" if find_spec(package) else "not installed"
-    return found
-
-
 def print_rows(case: Case, rows: Sequence[Row]) -> None:
     """Print the table of one case."""
     print(f"\n{case.name}: {case.title}")
@@ -474,17 +459,6 @@ def print_growth(growths: Sequence[Growth]) -> None:
         print(f"  {growth.walker:20} per {growth.title:26} {steps}  ({growth.verdict})")
 
 
-def plain(report: Any) -> Any:
-    """Turn a report into what strict JSON can hold."""
-    if is_dataclass(report) and not isinstance(report, type):
-        return plain(asdict(report))
-    if isinstance(report, dict):
-        return {str(key): plain(value) for key, value in report.items()}
-    if isinstance(report, list):
-        return [plain(value) for value in report]
-    return None if isinstance(report, float) and math.isnan(report) else report
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark from the command line."""
     names = [case.name for case in CASES] + ["growth"]
@@ -496,7 +470,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     args = parser.parse_args(argv)
 
-    versions = machine()
+    versions = machine(PACKAGES)
     print("  ".join(f"{name} {version}" for name, version in versions.items()))
     tables: dict[str, list[Row]] = {}
     verdicts: dict[str, str] = {}
