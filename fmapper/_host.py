@@ -83,7 +83,7 @@ def _laid_out(a: Array, order: str, block: Array, at: int) -> Array:
 def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
     """Copies (to, from) pairs."""
     size = sum(to.nbytes for to, _ in pairs)
-    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), math.ceil(size / _PIECE))
+    threads = min(_MAX_THREADS, _threads(), math.ceil(size / _PIECE))
     if size < _PARALLEL or threads == 1:
         _copy(pairs)
     else:
@@ -91,6 +91,13 @@ def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(_copy, _bundles(pairs)))
+
+
+def _threads() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on a Mac or on Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _copy(pairs: Sequence[tuple[Array, Array]]) -> None:

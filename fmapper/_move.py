@@ -87,9 +87,7 @@ class Mover:
             device = changes.pop("device")
             changes["spec"] = None if device is None else self._own_spec(device)
         if not (changes.get("report") is None or callable(changes["report"])):
-            raise TypeError(
-                f"report is called with a Plan; {changes['report']!r} cannot be called."
-            )
+            raise TypeError(f"report= takes a function of a Plan, not {changes['report']!r}.")
         for option in ("copy", "strict"):
             value = changes.get(option)
             if value is not None:

@@ -100,7 +100,7 @@ class Plan:
         console = Console(width=120, color_system=None, highlight=False)
         with console.capture() as capture:
             console.print(self)
-        return capture.get().rstrip()
+        return "\n".join(line.rstrip() for line in capture.get().splitlines()).rstrip()
 
     def __rich__(self) -> RenderableType:
         """The table: those that are refused first, then as many of the others as fit."""
@@ -255,7 +255,7 @@ def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
             action = "shared"
         elif route.shares(copy):
             action = "shared"
-        elif route.source is not route.target:
+        elif route.source is not route.target or route.origin.kind == "meta":
             route.source.check(array)
     except (FmapperError, TypeError) as error:
         action, reason = "refused", _reason(error)
