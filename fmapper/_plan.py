@@ -255,7 +255,7 @@ def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
             action = "shared"
         elif route.shares(copy):
             action = "shared"
-        elif route.source is not route.target or route.origin.kind == "meta":
+        elif route.source is not route.target or route.origin.kind == "meta" != route.device.kind:
             route.source.check(array)
     except (FmapperError, TypeError) as error:
         action, reason = "refused", _reason(error)

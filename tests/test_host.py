@@ -1,4 +1,4 @@
-"""Copies on the host: exact, in memory of their own, laid out as asked, on as many threads as pay."""
+"""Copies on the host: exact, apart, laid out as asked, on as many threads as pay."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import threading
 from typing import Any
 
 import pytest
-
-np = pytest.importorskip("numpy")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fmapper import _host
+
+np = pytest.importorskip("numpy")
 
 DTYPES = ("bool", "int8", "uint16", "float16", "float32", "complex128", "bfloat16", "float8_e5m2")
 VIEWS = {
