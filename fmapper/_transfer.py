@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmapper._adapter import Adapter, Device, Exchange
+from fmapper._copies import host_copies
 from fmapper._dtypes import is_inexact
 from fmapper._errors import (
     BatchError,
@@ -21,7 +22,6 @@ from fmapper._errors import (
     TieWarning,
     UnsupportedLeafError,
 )
-from fmapper._host import host_copies
 from fmapper._keypath import Link, format_link
 from fmapper._views import ViewTie, find_view_ties, transplant
 from fmapper._warn import warn
