@@ -143,6 +143,11 @@ def get_adapter(name: str) -> Adapter:
         ) from error
 
 
+def known_backends() -> list[str]:
+    """The backends that there is an adapter for, installed or not."""
+    return list({**_sources(), **_loaded})
+
+
 def installed_backends() -> list[str]:
     """The backends that could be asked for here, imported or not."""
     return [name for name in {**_sources(), **_loaded} if name in _loaded or _importable(name)]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Adapter, Device, Exchange, NodeType
-from fmapper_adapters.jax import _host, _nodes
+from fmapper import Adapter, Device, DeviceInfo, Exchange, NodeType
+from fmapper_adapters.jax import _devices, _host, _nodes
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
 _NARROWED = {
@@ -33,7 +34,7 @@ class JaxAdapter(Adapter):
         return issubclass(cls, jax.Array | jax.core.Tracer)
 
     def device(self, array: Any) -> Device:
-        """The device of an array; of a sharded one all of them, in order of their ids."""
+        """Where an array is; if on several, all of them by id; the default one for a tracer."""
         if isinstance(array, jax.core.Tracer):
             return _device(_default())
         if array.is_deleted():
@@ -52,11 +53,8 @@ class JaxAdapter(Adapter):
         return tuple(array.shape)
 
     def devices(self) -> Sequence[Device]:
-        """The CPU devices, then those of the default platform."""
-        found = [_device(device) for device in jax.local_devices(backend="cpu")]
-        return found + [
-            _device(device) for device in jax.local_devices() if device.platform != "cpu"
-        ]
+        """Those of this process: the CPU devices first, then those of the other platforms."""
+        return [_device(device) for device in _devices.local()]
 
     def as_device(self, device: Any) -> Device | None:
         """A `jax.Device`."""
@@ -69,11 +67,24 @@ class JaxAdapter(Adapter):
             return default
         return super().find_device(kind, index)
 
+    def device_info(self, device: Device) -> DeviceInfo:
+        """Name and memory as XLA has them: what JAX may take of a GPU, and what it has not used."""
+        if device.kind == "cpu" or not isinstance(device.index, int):
+            return super().device_info(device)
+        return DeviceInfo(device, *_devices.about(_jax_device(device)))
+
     def why_not(self, kind: str, index: int | None) -> str:
-        """Whether the build, the driver or the index is to blame."""
-        if kind in ("gpu", "tpu") and jax.default_backend() == "cpu":
-            return f"this jax runs on the CPU only: no {kind} plugin is installed, or no driver"
-        return super().why_not(kind, index)
+        """Whether the plugin, the driver, a setting or the index is to blame."""
+        here = any(device.kind == kind for device in self.devices())
+        return (None if here else _devices.why_not(kind)) or super().why_not(kind, index)
+
+    def is_traced(self, array: Any) -> bool:
+        """Tracers: what a transformation calls a function with."""
+        return isinstance(array, jax.core.Tracer)
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
+        """jax_enable_x64, jax_default_device and the transfer guards, which are a thread's own."""
+        return _devices.thread_settings()
 
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
