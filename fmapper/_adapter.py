@@ -166,7 +166,7 @@ class Adapter(ABC):
         for device in self.devices():
             if device.kind == own and index in (None, 0 if device.index is None else device.index):
                 return device
-        here = ", ".join(map(str, self.devices()))
+        here = ", ".join(map(str, self.devices())) or "nothing"
         wanted = Device(self.name, own, index)
         raise DeviceUnavailableError(
             f"{wanted} is not available: {self.why_not(own, index)}. Here: {here}."

@@ -62,9 +62,11 @@ class JaxAdapter(Adapter):
 
     def find_device(self, kind: str, index: int | None) -> Device:
         """As for every backend; without an index, the default device if it is of that kind."""
-        default = _device(_default())
-        if index is None and default.kind == self.aliases.get(kind, kind):
-            return default
+        chosen = _devices.default()
+        if index is None and chosen is not None:
+            default = _device(chosen)
+            if default.kind == self.aliases.get(kind, kind):
+                return default
         return super().find_device(kind, index)
 
     def device_info(self, device: Device) -> DeviceInfo:
@@ -152,10 +154,7 @@ class JaxAdapter(Adapter):
 
 
 def _default() -> Any:
-    chosen = getattr(jax.config, "jax_default_device", None)
-    if isinstance(chosen, str):
-        return jax.local_devices(backend=chosen)[0]
-    return chosen or jax.local_devices()[0]
+    return _devices.default() or jax.local_devices()[0]
 
 
 def _device(device: Any) -> Device:

@@ -28,6 +28,18 @@ def local() -> list[Any]:
     return list(found)
 
 
+def default() -> Any | None:
+    """The device for new arrays, in this thread and context; None where JAX cannot start."""
+    config: Any = jax.config
+    chosen = config.jax_default_device
+    try:
+        if isinstance(chosen, str):
+            return jax.local_devices(backend=chosen)[0]
+        return chosen or jax.local_devices()[0]
+    except _FAILURES:
+        return None
+
+
 def about(device: Any) -> tuple[str | None, int | None, int | None]:
     """Name, total and free bytes of an accelerator; None for what its plugin does not say."""
     stats = device.memory_stats() or {}
@@ -38,13 +50,14 @@ def about(device: Any) -> tuple[str | None, int | None, int | None]:
 
 def why_not(kind: str) -> str | None:
     """Whether the plugin, the driver or a setting is to blame that a platform is not here."""
+    config: Any = jax.config
+    chosen: str = config.jax_platforms or ""
     try:
         if jax.default_backend() != "cpu" or kind not in ("gpu", "tpu"):
             return None
     except _FAILURES as error:
-        return f"jax cannot start: {str(error) or 'none of its platforms does'}"
-    config: Any = jax.config
-    chosen: str = config.jax_platforms or ""
+        reason = str(error) or "none of them can be used"
+        return f"jax cannot start with jax_platforms (or JAX_PLATFORMS) {chosen!r}: {reason}"
     if chosen and kind not in chosen.replace("cuda", "gpu").replace("rocm", "gpu").split(","):
         return f"this jax runs on the CPU only: jax_platforms (or JAX_PLATFORMS) is {chosen!r}"
     if kind == "tpu":
