@@ -42,11 +42,14 @@ class DeviceLoader:
     An error in the source or in the mover is raised where its batch would have been, with a note
     saying which it was, and ends the iteration. Warnings of fmapper come with their batch too. A
     loop that is left early, an iterator that is dropped and the end of the program stop the thread;
-    what a source that can be read only once has given by then is lost.
+    what a source that can be read only once has given by then is lost. The next iteration waits
+    until the thread of the last one has let go of the source.
 
-    A source that draws from a global random generator does so in the other thread, at a moment that
-    is not fixed. Give it a generator of its own (`DataLoader(..., generator=...)`) if runs are to
-    repeat. The iterator belongs to one process: start it after a fork, not before.
+    The source is read at moments that are not fixed, so it must not look at what the loop does with
+    earlier batches, and should draw from a random generator of its own if runs are to repeat
+    (`DataLoader(..., generator=...)`). CUDA tensors that a mover of your own hides in an object
+    without children are not handed over. An iteration belongs to one process: start it after a
+    fork, not before.
 
     Attributes:
         batches: An iterable of trees of arrays: a list, a generator, a torch `DataLoader`. Every

@@ -209,11 +209,10 @@ def test_batches_that_are_alive_at_once(prefetch: int) -> None:
         most = max(most, len(alive))
         return batch
 
-    number = 0
+    left = iter(range(30, 0, -1))  # enumerate() would keep a batch of its own
     for batch in DeviceLoader(range(30), move, prefetch):
-        if prefetch:
-            assert until(lambda number=number: len(alive) >= min(prefetch + 1, 30 - number))
-        number += 1
+        at_least = min(prefetch + 1, next(left))
+        assert until(lambda: len(alive) >= at_least)  # noqa: B023  (called at once)
         del batch  # else the loop holds one while it is handed the next
     assert most <= prefetch + 1
     assert not alive, "nothing is kept at the end"
@@ -674,6 +673,65 @@ def test_arrays_are_handed_over_to_the_thread_that_uses_them(
 
 def test_tensors_on_the_cpu_wait_for_nothing(torch: Any) -> None:
     assert fmapper.get_adapter("torch").hand_over([torch.ones(1)]) is None
+
+
+def test_the_order_of_streams(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch is told on a machine with two GPUs, of which the second is the current one."""
+    log: list[str] = []
+    current = threading.local()
+
+    class Stream:
+        def __init__(self, name: str = "side") -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            log.append(f"{self.name} waits for {other.name}")
+
+        def record_event(self) -> str:
+            log.append(f"event on {self.name}")
+            return self.name
+
+        def wait_event(self, event: str) -> None:
+            log.append(f"{self.name} waits for event on {event}")
+
+    class Tensor:
+        def __init__(self, kind: str, index: int) -> None:
+            self.device = torch.device(kind, index)
+
+        def record_stream(self, stream: Stream) -> None:
+            log.append(f"{self.device} used on {stream.name}")
+
+    @contextlib.contextmanager
+    def stream(it: Stream) -> Iterator[None]:
+        current.stream = it
+        yield
+        del current.stream
+
+    def current_stream(device: Any = None) -> Stream:
+        if device is None or device.index == 1:
+            return getattr(current, "stream", None) or Stream("main 1")
+        return Stream("main 0")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    adapter = fmapper.get_adapter("torch")
+
+    settings = adapter.thread_settings()
+    assert log == ["side waits for main 1"], "at once, in the thread of the consumer"
+    log.clear()
+    with settings():
+        receive = adapter.hand_over([Tensor("cpu", 0), Tensor("cuda", 1), Tensor("cuda", 0)])
+    assert sorted(log) == ["event on main 0", "event on side"]
+    log.clear()
+    assert receive is not None
+    receive()
+    assert sorted(log[:2]) == [
+        "main 0 waits for event on main 0",
+        "main 1 waits for event on side",
+    ]
+    assert log[2:] == ["cuda:1 used on main 1", "cuda:0 used on main 0"]
 
 
 @pytest.mark.gpu("torch")
