@@ -136,7 +136,6 @@ def _moved_here(source: Iterator[Any], mover: Callable[[Any], Any]) -> Iterator[
     while (batch := _read(source, number)) is not _END:
         batch = _move(mover, batch, number)
         yield batch
-        del batch  # else it would stay on the device while the next one arrives
         number += 1
 
 
@@ -179,7 +178,7 @@ class _Batches:
             try:
                 raise parcel.error
             finally:
-                del parcel  # the error holds its traceback, and that this frame
+                del parcel  # this frame is one of those that the error holds
         for receive in parcel.receive:
             receive()
         return parcel.batch
@@ -265,24 +264,40 @@ class _Worker:
         reading: threading.Lock,
         number: int,
     ) -> bool:
-        """Sends one batch when there is a permit; returns whether to go on.
+        """Sends one parcel when there is a permit; returns whether to go on.
 
         It is a call of its own so that no batch is held while the thread waits.
         """
         self._permits.get()
         with keeping_warnings() as warned:
-            try:
-                with reading:
-                    batch = _END if self.stopped else _read(source, number)
-                if batch is not _END:
-                    batch = _move(mover, batch, number)
-                    parcel = _Parcel(batch, None, warned, _handed_over(batch))
-                else:
-                    parcel = _Parcel(warned=warned)
-            except BaseException as error:
-                parcel = _Parcel(error=error, warned=warned)
+            parcel = self._packed(source, mover, reading, number, warned)
+        more = parcel.batch is not _END
         self._ready.put(parcel)
-        return parcel.batch is not _END
+        del parcel
+        return more
+
+    def _packed(
+        self,
+        source: Iterator[Any],
+        mover: Callable[[Any], Any],
+        reading: threading.Lock,
+        number: int,
+        warned: Sequence[Warned],
+    ) -> _Parcel:
+        """The next batch or what came in its place.
+
+        An error holds the frames that it came through and those that called them. None of them may
+        hold the error in turn: that cycle would keep batches until the garbage collector comes by.
+        """
+        try:
+            with reading:
+                batch = _END if self.stopped else _read(source, number)
+            if batch is _END:
+                return _Parcel(warned=warned)
+            batch = _move(mover, batch, number)
+            return _Parcel(batch, None, warned, _handed_over(batch))
+        except BaseException as error:
+            return _Parcel(error=error, warned=warned)
 
 
 def _handed_over(batch: Any) -> list[Callable[[], object]]:

@@ -305,25 +305,38 @@ def test_an_error_of_iter_comes_at_once(prefetch: int) -> None:
         iter(DeviceLoader(3, to_cpu, prefetch))  # type: ignore[arg-type]
 
 
-def test_an_error_leaves_nothing_behind() -> None:
-    """Its traceback holds the frame that holds the iterator: no cycle may keep the batches."""
+@pytest.mark.parametrize("prefetch", MODES)
+def test_an_error_leaves_nothing_behind(prefetch: int) -> None:
+    """It holds the frames that it came through; none may hold it, nor the batches, in a cycle."""
 
     class Batch:
         pass
 
-    made: list[weakref.ref[Batch]] = []
+    class Failure(Exception):
+        pass
+
+    made: list[weakref.ref[Any]] = []
 
     def move(number: int) -> Batch:
         if number == 2:
-            raise OSError
+            made.append(weakref.ref(failure := Failure()))
+            try:
+                raise failure
+            finally:
+                del failure
         made.append(weakref.ref(batch := Batch()))
         return batch
 
-    with contextlib.suppress(OSError):
-        for _ in DeviceLoader(range(5), move):
-            pass
-    del _
-    assert until(lambda: all(ref() is None for ref in made))
+    gc.disable()
+    try:
+        with contextlib.suppress(Failure):
+            for _ in DeviceLoader(range(5), move, prefetch):
+                pass
+        del _
+        assert len(made) == 3
+        assert until(lambda: all(ref() is None for ref in made))
+    finally:
+        gc.enable()
 
 
 # --- the end -------------------------------------------------------------------------------------
@@ -430,7 +443,29 @@ def test_what_is_ready_is_let_go_when_the_loop_is_left() -> None:
             break
     del _
     assert until(lambda: all(ref() is None for ref in made))
-    assert loader
+
+
+def test_what_is_being_moved_when_the_loop_is_left_is_let_go() -> None:
+    class Batch:
+        pass
+
+    begun, gate = threading.Event(), threading.Event()
+    made: list[weakref.ref[Batch]] = []
+
+    def move(_: int) -> Batch:
+        begun.set()
+        gate.wait(PATIENCE)
+        made.append(weakref.ref(batch := Batch()))
+        return batch
+
+    loader = DeviceLoader(range(5), move)
+    iterator = iter(loader)
+    assert begun.wait(PATIENCE)
+    del iterator
+    gate.set()
+    assert until(lambda: not threads())
+    assert [ref() for ref in made] == [None]
+    assert len(loader) == 5, "it remembers its last thread"
 
 
 def run(code: str) -> float:
