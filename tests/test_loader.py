@@ -495,11 +495,14 @@ def run(code: str) -> float:
 )
 def test_the_program_ends(torch: Any, tail: str) -> None:
     run(f"""
-    import numpy as np, torch, fmapper
+    import atexit, threading, numpy as np, torch, fmapper
+    def at_the_end():  # entered first, so called last: the thread is gone while Python is still up
+        assert threading.enumerate() == [threading.main_thread()]
+        print("end")
+    atexit.register(at_the_end)
     big = np.ones(1_000_000, np.float32)
     loader = fmapper.DeviceLoader((big for _ in range(10**9)), fmapper.to_torch(copy=True), 3)
     {tail}
-    print("end", flush=True)
     """)
 
 
