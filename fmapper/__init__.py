@@ -1,8 +1,8 @@
 """Any model on any device and in any framework: say once which fields are children."""
 
 from fmapper import _pytrees as _pytrees
-from fmapper._adapter import Adapter, Device, Exchange, Memory
-from fmapper._device import devices, get_device
+from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory
+from fmapper._device import device_info, devices, get_device
 from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
 from fmapper._errors import (
     BackendUnavailableError,
@@ -43,6 +43,7 @@ from fmapper._fmap import (
 from fmapper._functor import functor, leaf
 from fmapper._holders import holds_arrays
 from fmapper._keypath import KeyPath
+from fmapper._loader import DeviceLoader
 from fmapper._move import (
     Mover,
     to_cpu,
@@ -71,6 +72,8 @@ __all__ = [
     "DeclarationError",
     "Device",
     "DeviceError",
+    "DeviceInfo",
+    "DeviceLoader",
     "DeviceUnavailableError",
     "Exchange",
     "FmapperError",
@@ -98,6 +101,7 @@ __all__ = [
     "collecting_walk",
     "default_walk",
     "destructure",
+    "device_info",
     "devices",
     "fcollect",
     "fleaves",

@@ -1,24 +1,60 @@
 """`python -m fmapper`: what this machine has, from the command line."""
 
+from __future__ import annotations
+
 import argparse
 import sys
 from collections.abc import Sequence
 
-from fmapper._device import devices
+from fmapper._adapter import Device, DeviceInfo
+from fmapper._device import device_info, devices, missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m fmapper", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("devices", help="every device of every installed backend")
+    commands.add_parser("devices", help="every device, its memory, and what is missing")
     parser.parse_args(arguments)
-    found = devices()
-    if not found:
-        print("No backend is installed. Install one: pip install 'fmapper[torch]'")
-    for device in found:
-        print(device)
+    print_devices()
     return 0
+
+
+def print_devices() -> None:
+    """Prints every device of every installed backend, and why there are not more."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    found = devices()
+    if found:
+        table = Table("device", "name")
+        for heading in ("total", "free"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.columns[0].no_wrap = True
+        for device in found:
+            info = _ask(device)
+            row = (str(device), info.name or "", _size(info.total), _size(info.free))
+            table.add_row(*map(Text, row))
+        console.print(table)
+    else:
+        console.print("No backend is installed.")
+    for backend, reason in missing().items():
+        # One line each, however narrow: the commands in it are there to be copied.
+        console.print(Text(f"{backend}: {reason}"), soft_wrap=True)
+
+
+def _ask(device: Device) -> DeviceInfo:
+    """What a device says of itself, or what kept it from answering."""
+    try:
+        return device_info(device)
+    except RuntimeError as error:  # in use by somebody else alone, out of memory, gone
+        return DeviceInfo(device, f"does not answer: {str(error).splitlines()[0]}")
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else f"{count / 2**30:.1f} GiB"
 
 
 if __name__ == "__main__":

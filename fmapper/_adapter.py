@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fmapper._errors import DeviceUnavailableError
+from fmapper._host import host_memory, processor_name
 from fmapper._nodes import NodeType
 
 
@@ -34,6 +36,23 @@ class Device:
             return f"{self.backend}:{self.kind}"
         index = self.index if isinstance(self.index, tuple) else (self.index,)
         return f"{self.backend}:{self.kind}:{','.join(map(str, index))}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What is known of a device at one moment; None for what is not known.
+
+    Attributes:
+        device: The device.
+        name: What its maker calls it, as "NVIDIA H200".
+        total: Bytes of memory that its backend could use there if nothing else did.
+        free: Bytes of memory that are not in use now.
+    """
+
+    device: Device
+    name: str | None = None
+    total: int | None = None
+    free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +168,12 @@ class Adapter(ABC):
         """The device that an object of the framework's own stands for; None if it is no such."""
         return None
 
+    def device_info(self, device: Device) -> DeviceInfo:
+        """What one of its devices is called, and its memory; the host is known to every adapter."""
+        if device.kind != "cpu":
+            return DeviceInfo(device)
+        return DeviceInfo(device, processor_name(), *host_memory())
+
     def why_not(self, kind: str, index: int | None) -> str:
         """Why a device is not here: no driver, a CPU-only build, an index too high."""
         have = [device for device in self.devices() if device.kind == kind]
@@ -166,7 +191,7 @@ class Adapter(ABC):
         for device in self.devices():
             if device.kind == own and index in (None, 0 if device.index is None else device.index):
                 return device
-        here = ", ".join(map(str, self.devices()))
+        here = ", ".join(map(str, self.devices())) or "nothing"
         wanted = Device(self.name, own, index)
         raise DeviceUnavailableError(
             f"{wanted} is not available: {self.why_not(own, index)}. Here: {here}."
@@ -182,6 +207,31 @@ class Adapter(ABC):
         `BatchError`. An array that is there already is only given for `copy=True`, and must be
         copied then.
         """
+
+    def is_traced(self, array: Any) -> bool:
+        """Whether an array only stands for one in a program that is being recorded.
+
+        It is nowhere yet, and will be where the arrays are that the program is run with.
+        """
+        return False
+
+    # threads
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
+        """Takes the settings of this thread along to another one.
+
+        Called where arrays are wanted; what it returns is called once in the thread that makes
+        them, which does so inside that context.
+        """
+        return nullcontext
+
+    def hand_over(self, arrays: Sequence[Any]) -> Callable[[], object] | None:
+        """Gives arrays of this backend to another thread.
+
+        Called in the thread that made them; what it returns is called in the thread that is going
+        to use them, before it does. None if there is nothing to wait for.
+        """
+        return None
 
     # exchange
 

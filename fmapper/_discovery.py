@@ -132,7 +132,7 @@ def get_adapter(name: str) -> Adapter:
         load_new()
         found = _by_framework.get(name)
         return found if found is not None and found.name in _loaded else _load(name)
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a shared library that it needs is not there
         if _importable(name):
             raise BackendUnavailableError(
                 f"{name} is installed but does not work: {error}"
@@ -141,6 +141,11 @@ def get_adapter(name: str) -> Adapter:
         raise BackendUnavailableError(
             f"{name} is not installed ({error}). Install it: pip install {extra}"
         ) from error
+
+
+def known_backends() -> list[str]:
+    """The backends that there is an adapter for, installed or not."""
+    return list({**_sources(), **_loaded})
 
 
 def installed_backends() -> list[str]:

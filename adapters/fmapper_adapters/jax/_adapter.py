@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -10,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Adapter, Device, Exchange, NodeType
-from fmapper_adapters.jax import _host, _nodes
+from fmapper import Adapter, Device, DeviceInfo, Exchange, NodeType
+from fmapper_adapters.jax import _devices, _host, _nodes
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
 _NARROWED = {
@@ -38,7 +39,7 @@ class JaxAdapter(Adapter):
         return issubclass(cls, jax.Array | jax.core.Tracer)
 
     def device(self, array: Any) -> Device:
-        """The device of an array; of a sharded one all of them, in order of their ids."""
+        """Where an array is; if on several, all of them by id; the default one for a tracer."""
         if isinstance(array, jax.core.Tracer):
             return _device(_default())
         if array.is_deleted():
@@ -57,11 +58,8 @@ class JaxAdapter(Adapter):
         return tuple(array.shape)
 
     def devices(self) -> Sequence[Device]:
-        """The CPU devices, then those of the default platform."""
-        found = [_device(device) for device in jax.local_devices(backend="cpu")]
-        return found + [
-            _device(device) for device in jax.local_devices() if device.platform != "cpu"
-        ]
+        """Those of this process: the CPU devices first, then those of the other platforms."""
+        return [_device(device) for device in _devices.local()]
 
     def as_device(self, device: Any) -> Device | None:
         """A `jax.Device`."""
@@ -69,16 +67,31 @@ class JaxAdapter(Adapter):
 
     def find_device(self, kind: str, index: int | None) -> Device:
         """As for every backend; without an index, the default device if it is of that kind."""
-        default = _device(_default())
-        if index is None and default.kind == self.aliases.get(kind, kind):
-            return default
+        chosen = _devices.default()
+        if index is None and chosen is not None:
+            default = _device(chosen)
+            if default.kind == self.aliases.get(kind, kind):
+                return default
         return super().find_device(kind, index)
 
+    def device_info(self, device: Device) -> DeviceInfo:
+        """Name and memory as XLA has them: what JAX may take of a GPU, and what it has not used."""
+        if device.kind == "cpu" or not isinstance(device.index, int):
+            return super().device_info(device)
+        return DeviceInfo(device, *_devices.about(_jax_device(device)))
+
     def why_not(self, kind: str, index: int | None) -> str:
-        """Whether the build, the driver or the index is to blame."""
-        if kind in ("gpu", "tpu") and jax.default_backend() == "cpu":
-            return f"this jax runs on the CPU only: no {kind} plugin is installed, or no driver"
-        return super().why_not(kind, index)
+        """Whether the plugin, the driver, a setting or the index is to blame."""
+        here = any(device.kind == kind for device in self.devices())
+        return (None if here else _devices.why_not(kind)) or super().why_not(kind, index)
+
+    def is_traced(self, array: Any) -> bool:
+        """Tracers: what a transformation calls a function with."""
+        return isinstance(array, jax.core.Tracer)
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
+        """jax_enable_x64, jax_default_device and the transfer guards, which are a thread's own."""
+        return _devices.thread_settings()
 
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
@@ -171,10 +184,7 @@ class JaxAdapter(Adapter):
 
 
 def _default() -> Any:
-    chosen = getattr(jax.config, "jax_default_device", None)
-    if isinstance(chosen, str):
-        return jax.local_devices(backend=chosen)[0]
-    return chosen or jax.local_devices()[0]
+    return _devices.default() or jax.local_devices()[0]
 
 
 def _device(device: Any) -> Device:

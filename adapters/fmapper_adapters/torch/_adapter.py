@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 import torch.utils.dlpack
 
-from fmapper import Adapter, Device, Exchange, Memory, NodeType
-from fmapper_adapters.torch import _batch, _host, _nodes
+from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType
+from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _threads
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
@@ -63,14 +64,23 @@ class TorchAdapter(Adapter):
             index = torch.cuda.current_device()
         return super().find_device(kind, index)
 
+    def device_info(self, device: Device) -> DeviceInfo:
+        """Name and memory as the driver has them; what torch keeps for reuse is not free."""
+        if device.kind in ("cpu", "meta") or not isinstance(device.index, int):
+            return super().device_info(device)
+        return DeviceInfo(device, *_devices.about(device.kind, device.index))
+
     def why_not(self, kind: str, index: int | None) -> str:
         """Whether the build, the driver or the index is to blame."""
-        if kind == "cuda":
-            if torch.version.cuda is None and torch.version.hip is None:
-                return "this torch is a CPU-only build"
-            if not torch.cuda.is_available():
-                return "torch was built for CUDA, but finds no driver or no GPU"
-        return super().why_not(kind, index)
+        return _devices.why_not(kind) or super().why_not(kind, index)
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
+        """Grad and inference mode, default device, current CUDA device; a stream of its own."""
+        return _threads.settings()
+
+    def hand_over(self, arrays: Sequence[Any]) -> Callable[[], object] | None:
+        """Orders the streams of two threads, for tensors on CUDA."""
+        return _threads.handed_over(arrays)
 
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
