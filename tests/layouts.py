@@ -305,7 +305,9 @@ def torch_layouts(dtype: str) -> Made:
             lambda a: flip_sign(a.reshape(10, 12), imaginary=True).T[::2],
         )
         add("conj_0d", lambda t: t.conj()[3], lambda a: flip_sign(a, imaginary=True)[3])
-        add("conj_grad", lambda t: t.requires_grad_().conj(), lambda a: flip_sign(a, imaginary=True))
+        add(
+            "conj_grad", lambda t: t.requires_grad_().conj(), lambda a: flip_sign(a, imaginary=True)
+        )
     if dtype in ("float32", "float64"):
         imag: Callable[[Any], Any] = lambda t: torch.view_as_complex(t.reshape(60, 2)).conj().imag  # noqa: E731
         add("neg", imag, lambda a: flip_sign(a[1::2]))

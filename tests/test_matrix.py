@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper import to_cpu, to_device, to_jax, to_numpy, to_torch
+from fmapper import to_cpu, to_device, to_jax, to_numpy
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -324,9 +324,7 @@ def _wide_layouts(source: str, values: Any, directory: Path) -> dict[str, tuple[
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 @pytest.mark.parametrize("source", ["numpy", "torch"])
-def test_integers_that_fit_are_narrowed_in_silence(
-    source: str, dtype: str, tmp_path: Path
-) -> None:
+def test_integers_that_fit_are_narrowed_in_silence(source: str, dtype: str, tmp_path: Path) -> None:
     low = np.iinfo(NARROW[dtype])
     values = np.resize(np.array([low.max, low.min, 0, 1, low.max - 1], dtype), 120)
     given = _wide_layouts(source, values, tmp_path)
@@ -341,8 +339,10 @@ def test_integers_that_fit_are_narrowed_in_silence(
 
 @pytest.mark.parametrize(
     ("dtype", "number"),
-    [("int64", 2**31), ("int64", -(2**31) - 1), ("int64", 2**40), ("int64", -(2**63))]
-    + [("uint64", 2**32), ("uint64", 2**63), ("uint64", 2**64 - 1)],
+    [
+        *(("int64", number) for number in (2**31, -(2**31) - 1, 2**40, -(2**63))),
+        *(("uint64", number) for number in (2**32, 2**63, 2**64 - 1)),
+    ],
 )
 @pytest.mark.parametrize("source", ["numpy", "torch"])
 def test_integers_that_do_not_fit_are_refused(
@@ -371,7 +371,18 @@ def test_integers_that_do_not_fit_are_refused(
 @pytest.mark.parametrize("source", ["numpy", "torch"])
 def test_floats_are_narrowed_with_one_warning(source: str, dtype: str, tmp_path: Path) -> None:
     """To the nearest, subnormals, zeros of both signs, infinities and NaNs included."""
-    edge = [1 / 3, -0.0, 0.0, np.inf, -np.inf, np.nan, 1e-40, -1.4e-45, 1e-300, 3.4028235677973362e38]
+    edge = [
+        1 / 3,
+        -0.0,
+        0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-40,
+        -1.4e-45,
+        1e-300,
+        3.4028235677973362e38,
+    ]
     values = np.resize(np.array(edge), 120).astype(dtype)
     given = _wide_layouts(source, values, tmp_path)
     tree: dict[str, Any] = {name: array for name, (array, _) in given.items()}
@@ -429,7 +440,7 @@ INFINITE = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "asked"), INFINITE, ids=lambda x: str(x))
+@pytest.mark.parametrize(("dtype", "asked"), INFINITE, ids=str)
 @pytest.mark.parametrize(("source", "target"), CELLS)
 def test_what_would_become_infinite_is_refused(
     source: str, target: str, dtype: str, asked: str | None
@@ -461,9 +472,9 @@ def test_dtype_touches_floating_and_complex_leaves_only(
         }
         pairs = {d: make(source, np.array([1 + 2j, 4], d)) for d in ("complex64", "complex128")}
         moved = MOVERS[target]({**kept, **floats, **pairs}, dtype=asked)
-        for dtype in kept:
+        for dtype, array in kept.items():
             assert_exact(moved[dtype], sample(dtype), target)
-            assert (moved[dtype] is kept[dtype]) is (source == target)
+            assert (moved[dtype] is array) is (source == target)
         for dtype in floats:
             assert_exact(moved[dtype], np.array([1, 2, 4], made.host_dtype(asked)), target)
         held = "complex128" if asked == "float64" else "complex64"
@@ -587,9 +598,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(("source", "target"), CELLS)
-def test_settings_of_the_frameworks_change_nothing(
-    source: str, target: str, setting: str
-) -> None:
+def test_settings_of_the_frameworks_change_nothing(source: str, target: str, setting: str) -> None:
     special = np.array([1.5, -0.0, np.nan, np.inf], np.float32)
     hosts = [special, np.arange(3, dtype=np.int32), _filled(3 << 20, offset=1)]
     given = [_tensor_or(source, host.copy()) for host in hosts]
@@ -856,9 +865,7 @@ REFUSED: dict[str, tuple[str, Callable[[Attempt], None]]] = {
     "jagged": (
         "torch",
         _of(
-            lambda: torch.nested.nested_tensor(
-                [torch.ones(1), torch.ones(2)], layout=torch.jagged
-            )
+            lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
         ),
     ),
     "meta": ("torch", _of(lambda: torch.zeros(1000, device="meta"))),
