@@ -463,6 +463,8 @@ def test_what_would_become_infinite_is_refused(
 def test_dtype_touches_floating_and_complex_leaves_only(
     source: str, target: str, asked: str
 ) -> None:
+    if source == "jax" and asked != "float16":
+        pytest.skip("JAX compiles a cast for every pair of dtypes: one is enough")
     with x64():
         kept = {d: make(source, sample(d)) for d in DTYPES if d not in FLOATS}
         floats = {
@@ -486,7 +488,7 @@ def test_dtype_touches_floating_and_complex_leaves_only(
 def test_casts_between_the_float8_types(source: str) -> None:
     """ml_dtypes knows no way from some to others; by float32 there is one."""
     small = [d for d in ML_DTYPES if d.startswith("float8")]
-    for old, new in itertools.permutations(small, 2):
+    for old, new in itertools.permutations(small if source != "jax" else small[::2], 2):
         with noting(f"{old} to {new}"):
             array = make(source, np.array([1, 2, 4], made.host_dtype(old)))
             want = np.array([1, 2, 4], made.host_dtype(new))
@@ -504,8 +506,14 @@ CASTS = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new"), CASTS)
-@pytest.mark.parametrize("source", MOVERS)
+@pytest.mark.parametrize(
+    ("source", "old", "new"),
+    [
+        (source, old, new)
+        for source, (old, new) in itertools.product(MOVERS, CASTS)
+        if source != "jax" or old in ("float64", "float32")  # JAX compiles each
+    ],
+)
 def test_casts_are_those_of_ml_dtypes(source: str, old: str, new: str) -> None:
     """The nearest number whoever casts; what becomes infinite or NaN, and was not, is refused.
 
@@ -542,6 +550,8 @@ def test_every_layout_can_be_cast(source: str, target: str, tmp_path: Path) -> N
         assert_exact(MOVERS[target](array, dtype="float16"), want.astype(np.float16), target)
     numbers = np.arange(120, dtype=np.float32)
     layouts = made.NUMPY_LAYOUTS if source == "numpy" else made.COMMON_LAYOUTS
+    if source == "jax":  # it compiles a cast for every shape
+        layouts = {name: layouts[name] for name in ("transposed", "zero_d", "empty")}
     for copy in (None, True):
         given = {}
         for name, layout in layouts.items():
