@@ -541,7 +541,7 @@ def test_sharing_allocates_nothing(source: str, target: str) -> None:
 
 # --- all or nothing ------------------------------------------------------------------------------
 
-NBYTES = 2 * MIB
+NBYTES = MIB
 ABSURD = 1 << 50  # bytes
 
 
