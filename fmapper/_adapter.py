@@ -62,7 +62,8 @@ class Exchange:
     Attributes:
         data: NumPy arrays on the host (bfloat16 and float8 as ml_dtypes has them), or, where
             `device` is set, objects with `__dlpack__` on that device.
-        private: Which of them, by index, are in memory that nobody else holds.
+        private: Which of them, by index, are not in the memory of the array that was given. Nobody
+            else holds that memory, unless it is read-only.
         frozen: Nobody can ever write to the memory of the others.
         device: The device of DLPack exporters; None for host arrays.
         owners: The arrays themselves, for takers that can share more through DLPack than `data`

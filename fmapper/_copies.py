@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from fmapper._errors import BatchError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -30,27 +32,32 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
     Args:
         arrays: NumPy arrays in native byte order, of any layout.
         order: `K` keeps the order of the axes in memory, `C` makes it row by row.
+
+    Raises:
+        BatchError: There is no memory for one of them.
     """
     results: list[Any] = [None if a.nbytes >= _SMALL else a.copy(order) for a in arrays]
     large = [k for k, new in enumerate(results) if new is None]
     if large:
-        chosen = [arrays[k] for k in large]
-        placed = [_laid_out(a, order, *place) for a, place in _placed(chosen)]
-        _copy_all(list(zip(placed, chosen, strict=True)))
-        for k, new in zip(large, placed, strict=True):
-            results[k] = new
+        places = _places([arrays[k] for k in large])
+        for k in large:
+            try:
+                results[k] = _laid_out(arrays[k], order, *next(places))
+            except MemoryError as error:
+                raise BatchError(k) from error
+        _copy_all([(results[k], arrays[k]) for k in large])
     return results
 
 
-def _placed(arrays: Sequence[Array]) -> Iterator[tuple[Array, tuple[Array, int]]]:
-    """Each array with the block and the offset where its copy will be."""
+def _places(arrays: Sequence[Array]) -> Iterator[tuple[Array, int]]:
+    """The block and the offset where the copy of each array will be."""
     left = sum(_padded(a) for a in arrays)
     block, at = None, 0
     for a in arrays:
         size = _padded(a)
         if block is None or at + size > block.nbytes:
             block, at = _aligned_block(max(size, min(left, _SLAB))), 0
-        yield a, (block, at)
+        yield block, at
         at += size
         left -= size
 
@@ -89,8 +96,11 @@ def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
     else:
         from concurrent.futures import ThreadPoolExecutor  # slow to import
 
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(_copy, _bundles(pairs)))
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(_copy, _bundles(pairs)))
+        except RuntimeError:  # the interpreter is going down and starts no more threads
+            _copy(pairs)
 
 
 def _threads() -> int:

@@ -126,11 +126,11 @@ class _Batch:
             f"{UNTOUCHED}{way_out}"
         )
 
-    def done(self, results: Iterable[Any]) -> list[Any]:
+    def done(self, results: Callable[[], Iterable[Any]]) -> list[Any]:
         """The results; an error among them names the first array that has none."""
         found: list[Any] = []
         try:
-            found.extend(results)
+            found.extend(results())
         except BatchError as error:
             cause = error.__cause__
             reason = cause if isinstance(cause, Exception) else error
@@ -201,10 +201,10 @@ def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
 
 def _moved(batch: _Batch, copy: bool | None) -> list[Any]:
     if batch.source is batch.target:
-        return batch.done(_within(batch, copy))
+        return batch.done(lambda: _within(batch, copy))
     exchange = _exchange(batch, copy)
     target = batch.target
-    new = batch.done(target.take(exchange, batch.device, share=copy is False))
+    new = batch.done(lambda: target.take(exchange, batch.device, share=copy is False))
     if not any(route.is_cast for route in batch.routes):
         return new
     return [
@@ -260,9 +260,8 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
         return exchange
     if exchange.device is not None:  # memory of a GPU is copied by its owner
         others = [at for at in range(len(arrays)) if at not in exchange.private]
-        copies = batch.done(
-            source.to_device([arrays[at] for at in others], batch.origin, copy=True)
-        )
+        chosen = [arrays[at] for at in others]
+        copies = batch.done(lambda: source.to_device(chosen, batch.origin, copy=True))
         data = list(exchange.data)
         copied = source.export(copies, batch.device).data
         for at, own in zip(others, copied, strict=True):
@@ -270,13 +269,14 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
         return dataclasses.replace(exchange, data=data, private=range(len(data)))
     if not to_host or not target.keeps_memory:
         return exchange
-    # A cast array is nobody else's; read-only memory of it is still not to be written to.
-    own = {*exchange.private, *(at for at in fresh if exchange.data[at].flags.writeable)}
+    # What is cast or private is nobody else's, unless the source keeps it and says read-only.
+    own = {at for at in (*exchange.private, *fresh) if exchange.data[at].flags.writeable}
     others = [at for at in range(len(arrays)) if at not in own]
     try:
         copies = host_copies([exchange.data[at] for at in others], order=target.order)
-    except MemoryError as error:
-        raise batch.failure(0, error) from error
+    except BatchError as error:
+        cause = MemoryError(str(error.__cause__))
+        raise batch.failure(others[error.index], cause) from error.__cause__
     if own:
         data = list(exchange.data)
         for at, new in zip(others, copies, strict=True):
@@ -293,7 +293,12 @@ def _no_copy(batch: _Batch, at: int) -> Exception:
 
 def _checked_cast(adapter: Adapter, array: Any, batch: _Batch, at: int) -> Any:
     step = batch.route(at)
-    new, survived = adapter.cast(array, step.held)
+    try:
+        new, survived = adapter.cast(array, step.held)
+    except FmapperError:
+        raise
+    except Exception as error:
+        raise batch.failure(at, error) from error
     if not survived:
         kind = "values do not fit"
         if not is_inexact(step.dtype):

@@ -97,17 +97,15 @@ class JaxAdapter(Adapter):
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterator[Any]:
         """One `device_put` for all; a copy on the same device where that is asked for."""
+        if copy and all(self.device(array) == device for array in arrays):
+            yield from map(_host.copied, arrays)
+            return
         target = _jax_device(device)
-        arrays = list(arrays)
         try:
-            moved: Iterable[Any] = jax.device_put(arrays, target)
-        except (RuntimeError, ValueError):  # one by one, so that the first that fails is known
-            moved = (jax.device_put(array, target) for array in arrays)
-        for old, new in zip(arrays, moved, strict=True):
-            if isinstance(old, jax.core.Tracer):
-                yield jnp.copy(new) if copy else new
-            else:
-                yield _host.copied(new) if copy and new.devices() == old.devices() else new
+            yield from jax.device_put(list(arrays), target)
+        except (RuntimeError, ValueError, TypeError):  # one by one: which is it?
+            for array in arrays:
+                yield jax.device_put(array, target)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtype and the sharding; what is deleted or being traced has a look of its own."""
@@ -134,7 +132,8 @@ class JaxAdapter(Adapter):
             for array in arrays:
                 _host.refuse(array)
             raise
-        return Exchange(data, frozen=True, owners=arrays)
+        copied = [at for at, array in enumerate(data) if array.flags.owndata]  # not in C order
+        return Exchange(data, frozen=True, private=copied, owners=arrays)
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Puts host memory on the device; aligned memory of the CPU is taken over as it is."""
@@ -164,14 +163,16 @@ class JaxAdapter(Adapter):
         """Itself, or its half where jax_enable_x64 is off; None where JAX has no such dtype."""
         if dtype in _NARROWED:
             return dtype if jax.dtypes.canonicalize_dtype(dtype) == dtype else _NARROWED[dtype]
-        return dtype if hasattr(jnp, dtype) or dtype == "bool" else None
+        known = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA holds none of those
+        return dtype if known or dtype == "bool" else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """`astype`; inside a transformation nothing can be checked."""
         to_real = jnp.iscomplexobj(array) and not dtype.startswith("complex")
-        new = (array.real if to_real else array).astype(dtype)
+        values = array.real if to_real else array
         if isinstance(array, jax.core.Tracer):
-            return new, True
+            return values.astype(dtype), True
+        new = _host.cast(values, dtype)
         return new, _host.survived(array, new)
 
     def registered_type(self, cls: type) -> NodeType | None:

@@ -67,7 +67,23 @@ def shared(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Arra
 def copied(array: jax.Array) -> jax.Array:
     """A copy on the same device; the source has been read when this returns."""
     new: jax.Array = jnp.array(array, copy=True)
-    return new.block_until_ready()
+    return new if isinstance(new, jax.core.Tracer) else new.block_until_ready()
+
+
+def cast(array: jax.Array, dtype: str) -> jax.Array:
+    """The array in another dtype; on a CPU by NumPy, since XLA makes zeros of subnormals there."""
+    target = jnp.dtype(dtype)
+    floats = jnp.issubdtype(array.dtype, jnp.inexact) and jnp.issubdtype(target, jnp.inexact)
+    devices = array.devices()
+    if not floats or len(devices) > 1 or next(iter(devices)).platform != "cpu":
+        return array.astype(target)
+    with np.errstate(all="ignore"):
+        host = np.asarray(array)
+        if host.dtype.itemsize == target.itemsize == 1:  # ml_dtypes does not go straight
+            host = host.astype(np.float32)
+        made = host.astype(target)
+    new: jax.Array = jax.device_put(made, array.sharding if array.committed else None)
+    return new
 
 
 def survived(old: jax.Array, new: jax.Array) -> bool:

@@ -92,7 +92,8 @@ class NumpyAdapter(Adapter):
             plain = np.asarray(array)
             if not plain.dtype.isnative:
                 plain = plain.astype(plain.dtype.newbyteorder("="))
-            if plain is not array and plain.base is not array:
+                private.append(at)
+            elif isinstance(array, np.generic):
                 private.append(at)
             data.append(plain)
         return Exchange(data, private=frozenset(private))
@@ -115,6 +116,8 @@ class NumpyAdapter(Adapter):
         """`astype` in memory order, a part at a time so that the check needs little memory."""
         target = np_dtype(dtype)
         source = array.real if array.dtype.kind == "c" and target.kind != "c" else array
+        if {dtype, source.dtype.name} & {"float8_e8m0fnu"} and source.dtype.itemsize == 1:
+            source = source.astype(np.float32)  # ml_dtypes does not go straight
         with np.errstate(all="ignore"):
             if array.size <= _PART or not (array.flags.c_contiguous or array.flags.f_contiguous):
                 options = {} if isinstance(array, np.generic) else {"order": "K"}
@@ -143,7 +146,7 @@ class NumpyAdapter(Adapter):
 
     def memory(self, array: Any) -> Memory | None:
         """Of arrays with elements at whole strides."""
-        if not isinstance(array, np.ndarray) or array.dtype.hasobject or not array.size:
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject or not array.nbytes:
             return None
         size = array.dtype.itemsize
         if any(stride % size for stride in array.strides):

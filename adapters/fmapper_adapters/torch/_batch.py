@@ -23,7 +23,7 @@ def to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
     owners: list[int] = []  # whose a source is
     for at, tensor in enumerate(tensors):
         try:
-            _host.check_initialized(tensor)
+            _host.check_filled(tensor)
         except TypeError as error:
             raise BatchError(at) from error
         is_plain = tensor.is_leaf and not _host.is_transformed(tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import math
+import operator
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,35 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from fmapper import BatchError
+
 if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
     import numpy as np
 
 # NumPy knows these only through ml_dtypes: they cross as integers of the same width.
 _BITS = {1: (torch.uint8, "uint8"), 2: (torch.int16, "int16")}
 _PART = 1 << 20  # elements whose cast is checked at a time: the check needs memory, too
+# The least magnitudes that round to more than the largest number, or to what comes behind it.
+_LIMITS = {
+    torch.float8_e4m3fn: 464.0 * (1 + 2.0**-23),  # 464 itself is a tie and goes to even
+    torch.float8_e5m2: 61440.0,
+    torch.float8_e4m3fnuz: 248.0,
+    torch.float8_e5m2fnuz: 61440.0,
+    torch.float8_e8m0fnu: 1.5 * 2.0**127,
+}
+_FREED = "the storage of the tensor was freed: nothing is left of its values"
+_mirrors = torch._is_functional_tensor
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _nbytes = attrgetter("nbytes")
+
+
+def _is_backed(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor is still there: a storage can be shrunk under its views."""
+    if not tensor.numel():
+        return True
+    last = tensor.storage_offset() + 1
+    last += sum(map(operator.mul, tensor.stride(), (n - 1 for n in tensor.shape)))
+    return bool(tensor.untyped_storage().nbytes() >= last * tensor.element_size())
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -31,7 +52,14 @@ def has_memory(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.is_nested
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_mirror(tensor)
+        and _is_backed(tensor)
     )
+
+
+def is_mirror(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for another one in a program that is being made functional."""
+    return _mirrors(tensor)
 
 
 def check(tensor: torch.Tensor) -> None:
@@ -61,7 +89,8 @@ def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
 def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     """NumPy views of plain CPU tensors; None if one of them needs a closer look."""
     try:
-        if _PLAIN.issuperset(map(type, tensors)):
+        gone = 0 in map(torch.Tensor.data_ptr, tensors)  # freed, or empty
+        if _PLAIN.issuperset(map(type, tensors)) and not gone and not any(map(_mirrors, tensors)):
             return [
                 tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
                 for tensor in tensors
@@ -115,6 +144,8 @@ def _why_not(tensor: torch.Tensor) -> str:
         return "a nested tensor has no counterpart elsewhere: move tensor.unbind()"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} is not strided: move tensor.to_dense()"
+    if not is_transformed(tensor) and not is_mirror(tensor):
+        return _FREED
     return "a tensor inside a torch.func transform has no values outside: move it before or after"
 
 
@@ -165,10 +196,15 @@ def all_from_numpy(
 ) -> Iterable[torch.Tensor]:
     """`from_numpy` for many arrays; those that are not to be shared can be written to."""
     if not must_share:
+        made: list[torch.Tensor] = []
         try:
-            return list(map(torch.from_numpy, arrays))
+            made.extend(map(torch.from_numpy, arrays))
         except (TypeError, ValueError):  # one of them has a dtype or strides of its own
             pass
+        except Exception as error:
+            raise BatchError(len(made)) from error
+        else:
+            return made
     return (from_numpy(array, must_share=must_share) for array in arrays)
 
 
@@ -215,14 +251,18 @@ def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
         return True
 
 
-def check_initialized(tensor: torch.Tensor) -> None:
-    """Refuses a parameter or buffer of a lazy module that has not run.
+def check_filled(tensor: torch.Tensor) -> None:
+    """Refuses a parameter of a lazy module that has not run, and memory that was freed.
 
     Raises:
         TypeError: It has no values.
     """
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         raise TypeError(_why_not(tensor))
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and tensor.device.type != "meta":
+        plain_memory = not (tensor.is_quantized or tensor.is_nested or is_transformed(tensor))
+        if plain_memory and not is_mirror(tensor) and not _is_backed(tensor):
+            raise TypeError(_FREED)
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
@@ -232,10 +272,16 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor in another dtype, still a leaf of autograd and a parameter if it was one."""
-    check_initialized(tensor)
+    check_filled(tensor)
 
     def change(values: torch.Tensor) -> torch.Tensor:
-        return (values.real if values.is_complex() and not dtype.is_complex else values).to(dtype)
+        real = values.real if values.is_complex() and not dtype.is_complex else values
+        new = real.to(dtype)
+        if dtype is torch.float8_e4m3fn and has_memory(values):
+            # It has no infinity; torch takes the largest number, but what was none stays none.
+            wide = real.detach().float()
+            new.detach().view(torch.uint8).masked_fill_(wide.isinf(), 0x7F)
+        return new
 
     if not tensor.is_leaf or is_transformed(tensor):
         return change(tensor)
@@ -295,15 +341,12 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         was = old if old.is_complex() else torch.complex(old, torch.zeros_like(old))
         return survived(was.real, new.real) and survived(was.imag, new.imag)
     if new.element_size() == 1:  # torch saturates to float8 instead of making infinities
-        wide = old.float() if old.element_size() == 1 else old
-        if torch.finfo(new.dtype).min > 0 and bool((wide < 0).any()):
+        wide = old.float() if old.element_size() <= 2 else old
+        if torch.finfo(new.dtype).min > 0 and bool((wide <= 0).any()):
             return False
-        return not bool((torch.isfinite(wide) & (wide.abs() >= _limit(new.dtype))).any())
+        limit = _LIMITS.get(new.dtype)
+        if limit is None:
+            return True
+        return not bool((torch.isfinite(wide) & (wide.abs() >= limit)).any())
     lost = ~torch.isfinite(new)
     return not bool(lost.any()) or not bool((lost & torch.isfinite(old)).any())
-
-
-def _limit(dtype: torch.dtype) -> float:
-    """The least magnitude that rounds to more than the largest value of a dtype."""
-    info = torch.finfo(dtype)
-    return info.max + 2.0 ** math.floor(math.log2(info.max)) * info.eps / 2
