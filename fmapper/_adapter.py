@@ -64,7 +64,7 @@ class Exchange:
             `device` is set, objects with `__dlpack__` on that device.
         private: Which of them, by index, are not in the memory of the array that was given. Nobody
             else holds that memory, unless it is read-only.
-        frozen: Nobody can ever write to the memory of the others.
+        frozen: Nobody can ever write to the memory of the others; host arrays on it are read-only.
         device: The device of DLPack exporters; None for host arrays.
         owners: The arrays themselves, for takers that can share more through DLPack than `data`
             allows.
@@ -151,6 +151,10 @@ class Adapter(ABC):
         A quicker way to sort many arrays than to ask for both; the arrays are of one class.
         """
         return [(self.device(array), self.dtype(array)) for array in arrays]
+
+    def unusable(self, arrays: Sequence[Any]) -> int | None:
+        """Which of the arrays has no values any more, so that it is not even left as it is."""
+        return None
 
     def check(self, array: Any) -> None:  # noqa: B027  (most arrays can leave)
         """Refuses an array that can neither leave its backend nor be copied there.

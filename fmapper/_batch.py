@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from fmapper._errors import FmapperError
 from fmapper._keypath import Link
-from fmapper._nodes import ATOM, INTERNED, LEAF, NodeType, kind_of
+from fmapper._nodes import ATOM, INTERNED, LEAF, NodeType, kind_of, kinds
 from fmapper._visit import visit
 
 Where = Callable[[Any], Link]
@@ -31,76 +32,78 @@ class LeafBatch(Protocol):
         ...
 
 
-def moved_leaves(
-    f: LeafBatch,
-    tree: Any,
-    is_leaf: Callable[[Any], bool] | None,
-    once: bool,
-    known: Mapping[Any, Any] | None,
-) -> Callable[[Any], Any]:
-    """Has all leaves of a tree moved at once; returns the map from each to what it has become.
+class MovedLeaves:
+    """Has all leaves of a tree moved at once; then it is the map from each to what it has become.
 
     Args:
-        f: Moves them.
+        batch: Moves them.
         tree: Anything.
         is_leaf: Nodes for which it is true are leaves too.
         once: Whether a leaf that occurs at several places is moved once, or once for each.
         known: With `once`: a memo with what needs no moving.
+
+    Attributes:
+        memo: With `once`: id of a leaf -> what it has become.
     """
 
-    def visited() -> list[tuple[Link, Any]]:
-        return [
-            (link, value)
-            for link, value, kind in visit(tree, is_leaf=is_leaf, once=once, known=known)
-            if kind is None and kind_of(type(value)) is not ATOM
-        ]
-
-    def where_node(node: Any) -> Link:
-        walk = visit(tree, is_leaf=is_leaf, once=once, known=known)
-        return next((link for link, value, _ in walk if value is node), None)
-
-    def check(node: Any, node_type: NodeType) -> None:
-        f.check_node(node, node_type, where_node)
-
-    paths: list[tuple[Link, Any]] = []
-
-    def where(index: int) -> Link:
-        if not paths:
-            paths.extend(visited())
-        return paths[index][0]
-
-    if once:
-        leaves = _collected(tree, is_leaf, known, check)
-        new = dict(zip(map(id, leaves), f.move_leaves(leaves, where), strict=True))
-
-        def moved(leaf: Any) -> Any:
-            try:
-                return new[id(leaf)]
-            except KeyError:
-                return alone(leaf)
-
-    else:
-        for _, value, kind in visit(tree, is_leaf=is_leaf):
+    def __init__(
+        self,
+        batch: LeafBatch,
+        tree: Any,
+        *,
+        is_leaf: Callable[[Any], bool] | None = None,
+        once: bool = True,
+        known: Mapping[Any, Any] | None = None,
+    ) -> None:
+        self._batch = batch
+        self._visit = partial(visit, tree, is_leaf=is_leaf, once=once, known=known)
+        self._once = once
+        self._links: list[Link] = []
+        self._pending: dict[int, deque[Any]] = {}
+        self.memo: dict[Any, Any] = {}
+        if once:
+            self._leaves = _collected(tree, is_leaf, known, self._check)  # valid ids need them
+            new = batch.move_leaves([*self._leaves.values()], self._where)
+            self.memo = dict(zip(self._leaves, new, strict=True))
+            return
+        for _, value, kind in self._visit():
             if isinstance(kind, NodeType):
-                check(value, kind)
-        leaves = [leaf for _, leaf in visited()]
-        pending: dict[int, deque[Any]] = {}
-        for leaf, result in zip(leaves, f.move_leaves(leaves, where), strict=True):
-            pending.setdefault(id(leaf), deque()).append(result)
+                self._check(value, kind)
+        leaves = [leaf for _, leaf in self._visited()]
+        for leaf, result in zip(leaves, batch.move_leaves(leaves, self._where), strict=True):
+            self._pending.setdefault(id(leaf), deque()).append(result)
 
-        def moved(leaf: Any) -> Any:
-            found = pending.get(id(leaf))
-            if found is None:
-                return alone(leaf)
+    def __call__(self, leaf: Any) -> Any:
+        """What a leaf has become."""
+        if kind_of(type(leaf)) is ATOM:
+            return leaf
+        i = id(leaf)
+        if i in self.memo:
+            return self.memo[i]
+        if i in self._pending:
+            found = self._pending[i]
             return found.popleft() if len(found) > 1 else found[0]
+        # It was not there before: its node has made it on the fly.
+        return self._batch.move_leaves([leaf], lambda _: None)[0]
 
-    def alone(leaf: Any) -> Any:
-        """Moves what was not there before: a leaf that its node has made on the fly."""
-        return leaf if kind_of(type(leaf)) is ATOM else f.move_leaves([leaf], lambda _: None)[0]
+    def _check(self, node: Any, node_type: NodeType) -> None:
+        self._batch.check_node(node, node_type, self._where_node)
 
-    # The ids are valid as long as the leaves live: until the map that uses them is gone.
-    moved.__dict__["leaves"] = leaves
-    return moved
+    def _visited(self) -> Iterator[tuple[Link, Any]]:
+        met = set()
+        for link, value, kind in self._visit():
+            if kind is None and kind_of(type(value)) is not ATOM and id(value) not in met:
+                if self._once:
+                    met.add(id(value))
+                yield link, value
+
+    def _where(self, index: int) -> Link:
+        if not self._links:
+            self._links = [link for link, _ in self._visited()]
+        return self._links[index]
+
+    def _where_node(self, node: Any) -> Link:
+        return next((link for link, value, _ in self._visit() if value is node), None)
 
 
 def _collected(
@@ -108,29 +111,27 @@ def _collected(
     is_leaf: Callable[[Any], bool] | None,
     known: Mapping[Any, Any] | None,
     check: Callable[[Any, NodeType], None],
-) -> list[Any]:
-    """Each leaf of a tree once, without its path, which costs more than all the rest."""
+) -> dict[int, Any]:
+    """Each leaf of a tree by its id, without its path, which costs more than all the rest."""
     seen: dict[Any, Any] = dict(known or ())
-    leaves: list[Any] = []
-    found = leaves.append
+    leaves: dict[int, Any] = {}
     stack: list[Any] = []
     items: Any = iter(((None, tree),))
     while True:
         for _, child in items:
             i = id(child)
-            if i in seen:
+            if i in leaves or i in seen:
                 continue
-            kind = kind_of(type(child))
-            if kind is LEAF:
-                seen[i] = child
-                found(child)
+            try:
+                kind = kinds[type(child)]
+            except KeyError:
+                kind = kind_of(type(child))
+            if kind is LEAF or kind is INTERNED:
+                leaves[i] = child
             elif kind is ATOM:
                 continue
-            elif kind is INTERNED:
-                found(child)
             elif is_leaf is not None and is_leaf(child):
-                seen[i] = child
-                found(child)
+                leaves[i] = child
             elif isinstance(kind, NodeType):
                 seen[i] = child
                 check(child, kind)

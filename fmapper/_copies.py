@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from fmapper._errors import BatchError
@@ -19,6 +20,7 @@ _SMALL = 32 << 10  # below this an array gets memory of its own from the allocat
 _SLAB = 32 << 20  # larger ones share blocks of this size, which the system backs with huge pages
 _PIECE = 8 << 20  # what one thread copies at a time
 _PARALLEL = 4 << 20  # below this a thread costs more than it gains
+_nbytes = attrgetter("nbytes")
 _MAX_THREADS = 8  # more do not make memory faster
 
 
@@ -36,16 +38,20 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
     Raises:
         BatchError: There is no memory for one of them.
     """
-    results: list[Any] = [None if a.nbytes >= _SMALL else a.copy(order) for a in arrays]
+    sizes = list(map(_nbytes, arrays))
+    if max(sizes, default=0) < _SMALL:
+        return [a.copy(order) for a in arrays]
+    results: list[Any] = [
+        None if size >= _SMALL else a.copy(order) for size, a in zip(sizes, arrays, strict=True)
+    ]
     large = [k for k, new in enumerate(results) if new is None]
-    if large:
-        places = _places([arrays[k] for k in large])
-        for k in large:
-            try:
-                results[k] = _laid_out(arrays[k], order, *next(places))
-            except MemoryError as error:
-                raise BatchError(k) from error
-        _copy_all([(results[k], arrays[k]) for k in large])
+    places = _places([arrays[k] for k in large])
+    for k in large:
+        try:
+            results[k] = _laid_out(arrays[k], order, *next(places))
+        except MemoryError as error:
+            raise BatchError(k) from error
+    _copy_all([(results[k], arrays[k]) for k in large])
     return results
 
 

@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any, cast
 
 from fmapper import _nodes
-from fmapper._batch import LeafBatch, moved_leaves
+from fmapper._batch import LeafBatch, MovedLeaves
 from fmapper._errors import CycleError, FmapperError, StructureMismatchError
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._nodes import (
@@ -95,7 +95,12 @@ def fmap(
         if rest:
             raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
         known = cache if isinstance(cache, dict) else None
-        options.f = moved_leaves(cast(LeafBatch, f), tree, is_leaf, cache is not None, known)
+        moved = MovedLeaves(
+            cast(LeafBatch, f), tree, is_leaf=is_leaf, once=cache is not None, known=known
+        )
+        options.f = moved
+        if prune is UNSET and cache is UNSET:
+            options.memo = moved.memo
     return options(tree, rest)
 
 
@@ -446,7 +451,7 @@ class _Map:
     prune: Any
     walk: Walk | None
     with_path: bool = False
-    memo: dict[Any, Any] = dataclasses.field(init=False)
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict)  # may know results beforehand
     kept: list[Any] = dataclasses.field(init=False)
     tree: Any = None
 
@@ -455,7 +460,6 @@ class _Map:
         if self.prune is not UNSET and self.cache is None:
             raise ValueError("prune= needs the memo: leave cache=None out.")
         self.tree = tree
-        self.memo = {}
         self.kept = []
         if isinstance(self.cache, dict):
             return self._with_users_cache(self.cache, rest)

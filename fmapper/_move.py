@@ -139,13 +139,13 @@ class Mover:
             UnsupportedLeafError: The target cannot hold an array.
             DeviceError: An array cannot be on the device that is asked for.
         """
+        classes = list(map(type, leaves))
         by_class: dict[type, list[int]] = {}
-        for place, leaf in enumerate(leaves):
-            cls = type(leaf)
-            if cls in by_class:
-                by_class[cls].append(place)
-            else:
-                by_class[cls] = [place]
+        if len(set(classes)) == 1:
+            by_class[classes[0]] = list(range(len(leaves)))
+        else:
+            for place, cls in enumerate(classes):
+                by_class.setdefault(cls, []).append(place)
         routes: list[Route] = []
         others: list[int] = []
         for places in by_class.values():

@@ -577,7 +577,7 @@ _registry_finders: list[Finder] = []
 _leaf_finders: list[Callable[[type], Kind | None]] = []
 _on_functor: list[Callable[[type], None]] = []
 
-_kinds: dict[type, NodeType | Kind] = {}
+kinds: dict[type, NodeType | Kind] = {}
 openers: dict[type, Opener | Kind] = {}
 plain_openers: dict[type, Opener | Kind] = {}
 _unknown: list[type] = []
@@ -607,7 +607,7 @@ def on_functor(listener: Callable[[type], None]) -> None:
 def forget() -> None:
     """Empties the caches of node types: after a declaration, or when an adapter was added."""
     _generation[0] = object()
-    for cache in (_kinds, openers, plain_openers):
+    for cache in (kinds, openers, plain_openers):
         cache.clear()
     _unknown.clear()
 
@@ -619,7 +619,7 @@ def recheck_unknown() -> None:
             cls = _unknown.pop()
         except IndexError:  # empty, or emptied by another thread
             return
-        for cache in (_kinds, openers, plain_openers):
+        for cache in (kinds, openers, plain_openers):
             cache.pop(cls, None)
 
 
@@ -641,8 +641,8 @@ def sync() -> None:
 
 def kind_of(cls: type) -> NodeType | Kind:
     """How instances of a class are taken apart, or that they are leaves. Found once per class."""
-    found = _kinds.get(cls)
-    return _found_once(_kinds, cls, _look_up) if found is None else found
+    found = kinds.get(cls)
+    return _found_once(kinds, cls, _look_up) if found is None else found
 
 
 def _found_once(cache: dict[type, Any], cls: type, look_up: Callable[[type], Any]) -> Any:

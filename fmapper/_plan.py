@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fmapper._adapter import Device
-from fmapper._batch import Where, moved_leaves
+from fmapper._batch import MovedLeaves, Where
 from fmapper._dtypes import itemsize
 from fmapper._errors import FmapperError
 from fmapper._keypath import KeyPath, format_keys
@@ -189,7 +189,7 @@ def plan(mover: Router, tree: Any) -> Plan:
         )
     sync()
     planner = _Planner(mover)
-    moved_leaves(planner, tree, None, True, None)
+    MovedLeaves(planner, tree)
     return Plan(repr(mover), (*planner.nodes, *planner.leaves))
 
 

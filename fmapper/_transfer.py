@@ -165,8 +165,15 @@ def carry_out(
     """
     results = list(leaves)
     groups: dict[Any, list[Route]] = {}
-    todo = [route for route in routes if copy is True or not route.is_there]
-    for route in todo:
+    todo = []
+    for route in routes:
+        if route.is_there and copy is not True:
+            at = route.source.unusable(route.arrays)
+            if at is not None:
+                reason = TypeError("it has no values any more: it was deleted, or donated")
+                raise _Batch([route], where).failure(at, reason)
+            continue
+        todo.append(route)
         key = route.source.name, route.target.name, route.origin, route.device
         groups.setdefault(key, []).append(route)
     for group in groups.values():
@@ -259,21 +266,22 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
     if copy is None and exchange.frozen and target.read_only and (to_host or exchange.device):
         return exchange
     if exchange.device is not None:  # memory of a GPU is copied by its owner
-        others = [at for at in range(len(arrays)) if at not in exchange.private]
-        chosen = [arrays[at] for at in others]
+        theirs = [at for at in range(len(arrays)) if at not in exchange.private]
+        chosen = [arrays[at] for at in theirs]
         copies = batch.done(lambda: source.to_device(chosen, batch.origin, copy=True))
         data = list(exchange.data)
         copied = source.export(copies, batch.device).data
-        for at, own in zip(others, copied, strict=True):
-            data[at] = own
+        for at, new in zip(theirs, copied, strict=True):
+            data[at] = new
         return dataclasses.replace(exchange, data=data, private=range(len(data)))
     if not to_host or not target.keeps_memory:
         return exchange
     # What is cast or private is nobody else's, unless the source keeps it and says read-only.
     own = {at for at in (*exchange.private, *fresh) if exchange.data[at].flags.writeable}
-    others = [at for at in range(len(arrays)) if at not in own]
+    others = [at for at in range(len(arrays)) if at not in own] if own else range(len(arrays))
+    given = [exchange.data[at] for at in others] if own else exchange.data
     try:
-        copies = host_copies([exchange.data[at] for at in others], order=target.order)
+        copies = host_copies(given, order=target.order)
     except BatchError as error:
         cause = MemoryError(str(error.__cause__))
         raise batch.failure(others[error.index], cause) from error.__cause__

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -21,6 +22,7 @@ _NARROWED = {
     "uint64": "uint32",
     "complex128": "complex64",
 }
+_look = attrgetter("dtype", "sharding")
 _KINDS = {"cuda": "gpu", "rocm": "gpu"}
 
 
@@ -108,10 +110,16 @@ class JaxAdapter(Adapter):
                 yield jax.device_put(array, target)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The dtype and the sharding; what is deleted or being traced has a look of its own."""
-        if issubclass(type(arrays[0]), jax.core.Tracer):
+        """The dtype and the sharding."""
+        cls = type(arrays[0])
+        if issubclass(cls, jax.core.Tracer):
             return super().signatures(arrays)
-        return [None if array.is_deleted() else (array.dtype, array.sharding) for array in arrays]
+        return list(map(_look, arrays))
+
+    def unusable(self, arrays: Sequence[Any]) -> int | None:
+        """The first that is deleted."""
+        deleted = (at for at, array in enumerate(arrays) if not _is_usable(array))
+        return next(deleted, None)
 
     def check(self, array: Any) -> None:
         """Refuses arrays whose values cannot leave JAX.
@@ -182,6 +190,10 @@ class JaxAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `jax.tree_util`."""
         _nodes.register_functor(cls)
+
+
+def _is_usable(array: Any) -> bool:
+    return isinstance(array, jax.core.Tracer) or not array.is_deleted()
 
 
 def _default() -> Any:

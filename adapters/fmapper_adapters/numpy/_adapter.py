@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from fmapper import Adapter, Device, Exchange, Memory
 
 CPU = Device("numpy", "cpu")
+_dtype = attrgetter("dtype")
+_base = attrgetter("base")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _PART = 1 << 20  # elements that a cast makes and checks at a time
@@ -61,7 +64,7 @@ class NumpyAdapter(Adapter):
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtypes: byte order and all."""
-        return [array.dtype for array in arrays]
+        return list(map(_dtype, arrays))
 
     def check(self, array: Any) -> None:
         """Refuses what is no plain array of numbers.
@@ -81,11 +84,11 @@ class NumpyAdapter(Adapter):
         """Views; what is not in native byte order is copied."""
         data: list[Any] = []
         private: list[int] = []
-        for dtype in {array.dtype for array in arrays}:
+        for dtype in set(map(_dtype, arrays)):
             if dtype.kind not in "biufc" or not dtype.isnative:
                 break
         else:
-            if all(type(array) is np.ndarray for array in arrays):
+            if {*map(type, arrays)} <= {np.ndarray}:
                 return Exchange(arrays)
         for at, array in enumerate(arrays):
             self.check(array)
@@ -99,10 +102,8 @@ class NumpyAdapter(Adapter):
         return Exchange(data, private=frozenset(private))
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """The very arrays; read-only ones where others can see that memory."""
-        if share or not exchange.frozen:
-            return exchange.data
-        return map(_read_only, exchange.data)
+        """The very arrays; what is frozen is read-only already."""
+        return exchange.data
 
     def storable(self, dtype: str) -> str | None:
         """NumPy's own dtypes, and those of ml_dtypes where it is installed."""
@@ -141,8 +142,7 @@ class NumpyAdapter(Adapter):
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
         """Not if each array owns its memory."""
-        bases = [array.base for array in arrays]  # quicker than a generator
-        return any(base is not None for base in bases)
+        return set(map(type, map(_base, arrays))) != {type(None)}
 
     def memory(self, array: Any) -> Memory | None:
         """Of arrays with elements at whole strides."""
@@ -211,10 +211,3 @@ def survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
         return survived(old.real, new.real) and survived(old.imag, new.imag)
     lost = ~np.isfinite(new)
     return not lost.any() or not bool((lost & np.isfinite(old)).any())
-
-
-def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if array.flags.writeable:
-        array = array.view()
-        array.flags.writeable = False
-    return array

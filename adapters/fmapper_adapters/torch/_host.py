@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import operator
 from collections.abc import Iterable, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,16 @@ _LIMITS = {
 _FREED = "the storage of the tensor was freed: nothing is left of its values"
 _mirrors = torch._is_functional_tensor
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_FOREIGN = {
+    dtype: (_BITS[dtype.itemsize][0], name)
+    for name in ("bfloat16", *(name for name in dir(torch) if name.startswith("float8_")))
+    if isinstance(dtype := getattr(torch, name), torch.dtype)
+}
+_FOREIGN_NAMES = {
+    name: (str(bits).removeprefix("torch."), dtype) for dtype, (bits, name) in _FOREIGN.items()
+}
 _nbytes = attrgetter("nbytes")
+_dtype = attrgetter("dtype")
 
 
 def _is_backed(tensor: torch.Tensor) -> bool:
@@ -88,14 +98,21 @@ def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     """NumPy views of plain CPU tensors; None if one of them needs a closer look."""
+    if not _PLAIN.issuperset(map(type, tensors)):
+        return None
     try:
         gone = 0 in map(torch.Tensor.data_ptr, tensors)  # freed, or empty
-        if _PLAIN.issuperset(map(type, tensors)) and not gone and not any(map(_mirrors, tensors)):
-            return [
-                tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
-                for tensor in tensors
-            ]
-    except (TypeError, RuntimeError):  # not on the CPU, a lazy conjugate, sparse, bfloat16 ...
+        if gone or any(map(_mirrors, tensors)):
+            return None
+        bare = [t.detach() if t.requires_grad else t for t in tensors]
+        (dtype,) = set(map(_dtype, bare))
+        if dtype not in _FOREIGN:
+            return list(map(torch.Tensor.numpy, bare))
+        bits, name = _FOREIGN[dtype]
+        numbers = [t.view(bits).numpy() for t in bare]
+        found = ml_dtype(name)
+        return [a.view(found) for a in numbers]
+    except (TypeError, ValueError, RuntimeError):  # several dtypes, a lazy conjugate, sparse ...
         pass
     return None
 
@@ -151,14 +168,26 @@ def _why_not(tensor: torch.Tensor) -> str:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """A NumPy view of a plain CPU tensor."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    if not name.startswith(("bfloat16", "float8")):
+    if tensor.dtype not in _FOREIGN:
         return tensor.numpy()
+    bits, name = _FOREIGN[tensor.dtype]
+    return tensor.view(bits).numpy().view(ml_dtype(name))
+
+
+@cache
+def ml_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype that ml_dtypes has under a name.
+
+    Raises:
+        TypeError: It has none, or is not installed.
+    """
+    import numpy as np
+
     try:
-        dtype = getattr(importlib.import_module("ml_dtypes"), name)
+        found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except (ImportError, AttributeError):
         raise TypeError(f"NumPy holds {name} through ml_dtypes: pip install ml_dtypes") from None
-    return tensor.view(_BITS[tensor.element_size()][0]).numpy().view(dtype)
+    return found
 
 
 def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torch.Tensor:
@@ -200,7 +229,10 @@ def all_from_numpy(
         try:
             made.extend(map(torch.from_numpy, arrays))
         except (TypeError, ValueError):  # one of them has a dtype or strides of its own
-            pass
+            known = {dtype.name: dtype for dtype in {array.dtype for array in arrays}}
+            if len(known) == 1 and (name := next(iter(known))) in _FOREIGN_NAMES:
+                bits, dtype = _FOREIGN_NAMES[name]
+                return (torch.from_numpy(array.view(bits)).view(dtype) for array in arrays)
         except Exception as error:
             raise BatchError(len(made)) from error
         else:
