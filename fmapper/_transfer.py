@@ -11,6 +11,7 @@ from typing import Any
 
 from fmapper._adapter import Adapter, Device, Exchange
 from fmapper._copies import host_copies
+from fmapper._discovery import get_adapter
 from fmapper._dtypes import is_inexact
 from fmapper._errors import (
     BatchError,
@@ -89,6 +90,7 @@ class _Batch:
         else:
             self.arrays = [array for route in routes for array in route.arrays]
             self.places = [place for route in routes for place in route.places]
+        self.is_cast = any(route.is_cast for route in routes)
         self.ends = list(itertools.accumulate(len(route.arrays) for route in routes))
 
     def route(self, at: int) -> Route:
@@ -212,7 +214,7 @@ def _moved(batch: _Batch, copy: bool | None) -> list[Any]:
     exchange = _exchange(batch, copy)
     target = batch.target
     new = batch.done(lambda: target.take(exchange, batch.device, share=copy is False))
-    if not any(route.is_cast for route in batch.routes):
+    if not batch.is_cast:
         return new
     return [
         _checked_cast(target, array, batch, at)
@@ -227,7 +229,7 @@ def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
     source, device = batch.source, batch.device
     if copy is False:
         raise _no_copy(batch, 0)
-    if not any(route.is_cast for route in batch.routes):
+    if not batch.is_cast:
         return source.to_device(batch.arrays, device, copy=copy)
     casts = [
         _checked_cast(source, array, batch, at) if batch.route(at).is_cast else array
@@ -246,17 +248,16 @@ def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
 def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
     """The arrays on their way to another backend, as it may have them."""
     source, target, arrays = batch.source, batch.target, batch.arrays
-    fresh = []
-    if any(route.is_cast for route in batch.routes):
-        arrays = list(arrays)
-        for at, array in enumerate(batch.arrays):
-            route = batch.route(at)
-            if route.is_cast and copy is False:
-                raise _no_copy(batch, at)
-            if route.is_cast and source.storable(route.held) == route.held:
-                arrays[at] = _checked_cast(source, array, batch, at)
-                fresh.append(at)
-    exchange = batch.exported(arrays)
+    casts = [at for at in range(len(arrays)) if batch.route(at).is_cast] if batch.is_cast else []
+    if casts and copy is False:
+        raise _no_copy(batch, casts[0])
+    fresh = [at for at in casts if source.storable(batch.route(at).held) == batch.route(at).held]
+    if source.frozen:  # what it casts it would not let go without another copy
+        exchange = _cast_on_host(batch, batch.exported(arrays), fresh)
+    else:
+        cast = {at: _checked_cast(source, arrays[at], batch, at) for at in fresh}
+        arrays = [cast.get(at, array) for at, array in enumerate(arrays)] if cast else arrays
+        exchange = batch.exported(arrays)
     if copy is False:
         if exchange.private:
             reason = BufferError(f"an array of this layout leaves {source.name} as a copy only")
@@ -291,6 +292,17 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
             data[at] = new
         copies = data
     return Exchange(copies, private=range(len(copies)))
+
+
+def _cast_on_host(batch: _Batch, exchange: Exchange, casts: Sequence[int]) -> Exchange:
+    """The exchange with some of its arrays cast into memory of their own."""
+    if not casts or exchange.device is not None:
+        return exchange
+    data = list(exchange.data)
+    for at in casts:
+        data[at] = _checked_cast(get_adapter("numpy"), data[at], batch, at)
+    own = {*exchange.private, *casts}
+    return dataclasses.replace(exchange, data=data, private=own, owners=None)
 
 
 def _no_copy(batch: _Batch, at: int) -> Exception:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
+_ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
 
 
 def refuse(array: Any) -> None:
@@ -53,7 +53,7 @@ def shared(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Arra
     if not array.size:
         return jnp.asarray(array, device=committed)
     address = array.ctypes.data
-    if address % ALIGNMENT:
+    if address % _ALIGNMENT:
         raise BufferError(f"the memory starts at a multiple of {address & -address} bytes, not 64")
     if not array.flags.c_contiguous:
         raise BufferError("JAX can share only memory in C order")
@@ -77,11 +77,13 @@ def cast(array: jax.Array, dtype: str) -> jax.Array:
     devices = array.devices()
     if not floats or len(devices) > 1 or next(iter(devices)).platform != "cpu":
         return array.astype(target)
+    host = np.asarray(array)
+    if host.dtype.itemsize == target.itemsize == 1:  # ml_dtypes does not go straight
+        host = host.astype(np.float32)
+    raw = np.empty(host.size * target.itemsize + _ALIGNMENT, np.uint8)
+    made = np.ndarray(host.shape, target, raw, -raw.ctypes.data % _ALIGNMENT)
     with np.errstate(all="ignore"):
-        host = np.asarray(array)
-        if host.dtype.itemsize == target.itemsize == 1:  # ml_dtypes does not go straight
-            host = host.astype(np.float32)
-        made = host.astype(target)
+        np.copyto(made, host, casting="unsafe")
     new: jax.Array = jax.device_put(made, array.sharding if array.committed else None)
     return new
 

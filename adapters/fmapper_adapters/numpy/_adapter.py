@@ -17,7 +17,8 @@ _dtype = attrgetter("dtype")
 _base = attrgetter("base")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-_PART = 1 << 20  # elements that a cast makes and checks at a time
+_ALIGNMENT = 64  # bytes
+_PART = 1 << 18  # elements that a cast makes and checks at a time
 _NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
 
 
@@ -124,7 +125,7 @@ class NumpyAdapter(Adapter):
                 options = {} if isinstance(array, np.generic) else {"order": "K"}
                 new = source.astype(target, **options)
                 return new, survived(np.asarray(array), np.asarray(new))
-            new = np.empty_like(source, dtype=target)
+            new = _aligned_like(source, target)
             parts = zip(_parts(source), _parts(array), _parts(new), strict=True)
             for values, old, part in parts:
                 np.copyto(part, values, casting="unsafe")
@@ -193,6 +194,15 @@ def np_dtype(name: str) -> np.dtype[Any]:
         made: np.dtype[Any] = np.dtype(found)
         return made
     return np.dtype(name)
+
+
+def _aligned_like(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array of the shape and order of a dense one, where XLA can use it without a copy."""
+    raw = np.empty(array.size * dtype.itemsize + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    order: Any = "C" if array.flags.c_contiguous else "F"
+    new: np.ndarray[Any, Any] = np.ndarray(array.shape, dtype, raw, start, order=order)
+    return new.view(type(array)) if type(array) is not np.memmap else new
 
 
 def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:

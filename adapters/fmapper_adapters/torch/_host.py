@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
 
 # NumPy knows these only through ml_dtypes: they cross as integers of the same width.
 _BITS = {1: (torch.uint8, "uint8"), 2: (torch.int16, "int16")}
-_PART = 1 << 20  # elements whose cast is checked at a time: the check needs memory, too
+_PART = 1 << 18  # elements whose cast is checked at a time: the check needs memory, too
 # The least magnitudes that round to more than the largest number, or to what comes behind it.
 _LIMITS = {
     torch.float8_e4m3fn: 464.0 * (1 + 2.0**-23),  # 464 itself is a tie and goes to even

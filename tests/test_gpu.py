@@ -1,0 +1,176 @@
+"""To a GPU and back through movers: exact, apart, tied, all or nothing. Skipped without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fmapper
+from fmapper import functor, to_cpu, to_device, to_gpu, to_jax, to_numpy, to_torch
+
+np = pytest.importorskip("numpy")
+
+on_torch = pytest.mark.gpu("torch")
+on_jax = pytest.mark.gpu("jax")
+on_both = pytest.mark.gpu("torch", "jax")
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "float64"),
+    *("complex64", "complex128"),
+)
+LAYOUTS = {
+    "whole": lambda a: a,
+    "transposed": lambda a: a.T,
+    "strided": lambda a: a[::2, 1::3],
+    "row": lambda a: a[3],
+    "none": lambda a: a[:0],
+}
+
+
+def matrix(dtype: str) -> Any:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    real = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    raw = np.random.default_rng(0).integers(0, 256, 40 * 36 * real.itemsize, np.uint8)
+    return (raw & 1 if dtype == "bool" else raw).view(real).reshape(40, 36)
+
+
+@functor
+class Layer:
+    def __init__(self, weight: Any, bias: Any) -> None:
+        self.weight, self.bias = weight, bias
+
+
+@on_torch
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_there_and_back_bit_by_bit(dtype: str) -> None:
+    tree = {name: view(matrix(dtype)) for name, view in LAYOUTS.items()}
+    here = to_torch(tree)
+    there = to_gpu(here, strict=True)
+    assert str(fmapper.get_device(there)) == "torch:cuda:0"
+    for name, old in here.items():
+        assert there[name].dtype == old.dtype, name
+        assert there[name].stride() == old.to("cuda").stride(), name
+    for back in (to_numpy(there), to_numpy(to_cpu(there))):
+        assert all(back[name].tobytes() == tree[name].tobytes() for name in tree)
+
+
+@on_jax
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if "64" not in d and d != "complex128"])
+def test_jax_there_and_back_bit_by_bit(dtype: str) -> None:
+    tree = {name: view(matrix(dtype)) for name, view in LAYOUTS.items()}
+    there = to_jax(tree, device="gpu:0")
+    assert str(fmapper.get_device(there)) == "jax:gpu:0"
+    back = to_numpy(there)
+    assert all(back[name].tobytes() == tree[name].tobytes() for name in tree)
+
+
+@on_both
+@pytest.mark.parametrize("copy", [None, True, False])
+def test_between_torch_and_jax_on_the_gpu(copy: bool | None) -> None:
+    import torch
+
+    for size in (7, 1 << 20):
+        old = torch.arange(size, dtype=torch.float32, device="cuda")
+        new = to_jax({"w": old}, copy=copy)["w"]
+        assert str(fmapper.get_device(new)) == "jax:gpu:0"
+        shares = new.unsafe_buffer_pointer() == old.data_ptr()
+        assert shares == (copy is False)
+        if copy is not False:
+            old.fill_(-1)
+            torch.cuda.synchronize()
+        assert np.asarray(new)[-1] == size - 1
+        back = to_torch(new, copy=copy)
+        assert back.device.type == "cuda"
+        assert back[-1].item() == size - 1
+        assert (back.data_ptr() == new.unsafe_buffer_pointer()) == (copy is False)
+
+
+@on_torch
+def test_a_model_goes_with_its_ties_parameters_and_gradients() -> None:
+    import torch
+
+    w = torch.nn.Parameter(torch.randn(64, 64))
+    w.grad = torch.randn(64, 64)
+    frozen = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+    model = {"a": Layer(w, frozen), "b": Layer(w, w.detach()[:, 0]), "big": torch.randn(3 << 20)}
+    there = to_gpu(model, strict=True)
+    new = there["a"].weight
+    assert type(new) is torch.nn.Parameter
+    assert new.is_leaf
+    assert new.requires_grad
+    assert torch.equal(new.grad.cpu(), w.grad)
+    assert new.grad.device.type == "cuda"
+    assert not there["a"].bias.requires_grad
+    assert there["b"].weight is new
+    with torch.no_grad():
+        new[5, 0] = 42.0
+    assert there["b"].bias[5].item() == 42.0, "a view of the new weight"
+    assert torch.equal(there["big"].cpu(), model["big"])
+    assert w.device.type == "cpu"
+    assert to_gpu(there)["a"].weight is new, "it is there already"
+
+
+@on_torch
+def test_numpy_goes_to_the_backend_that_is_chosen() -> None:
+    with fmapper.use_backend("torch"):
+        new = to_gpu({"w": np.ones(3, np.float32), "frozen": np.frombuffer(b"abcd", np.uint8)})
+    assert new["w"].device.type == "cuda"
+    assert new["frozen"].tolist() == [97, 98, 99, 100]
+
+
+@on_torch
+def test_the_source_may_change_as_soon_as_the_move_returns() -> None:
+    import torch
+
+    for size in (100, 20 << 20):
+        old = torch.ones(size)
+        host = np.ones(size, np.float32)
+        for _ in range(3):
+            new = to_gpu([old], strict=True)[0], to_torch([host], device="cuda")[0]
+            old.fill_(2)
+            host.fill(2)
+            assert all((array == 1).all().item() for array in new)
+            old.fill_(1)
+            host.fill(1)
+
+
+@on_torch
+def test_results_are_ready_on_the_current_stream() -> None:
+    import torch
+
+    tree = [torch.full((1 << 22,), float(i)) for i in range(8)] + [torch.ones(9) for _ in range(50)]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        there = to_gpu(tree, strict=True)
+        sums = [array.sum().item() for array in there]
+    assert sums == [array.sum().item() for array in tree]
+
+
+@on_torch
+def test_out_of_memory_leaves_nothing_behind() -> None:
+    import torch
+
+    _, total = torch.cuda.mem_get_info()
+    small = [torch.ones(1 << 20) for _ in range(8)]
+    huge = torch.ones(1).expand(total)  # as many floats as the GPU has bytes
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(fmapper.MoveError, match=r"model\.last.*out of memory"):
+        to_gpu({"first": small, "last": huge}, strict=True)
+    assert torch.cuda.memory_allocated() == before
+    assert all(array.device.type == "cpu" for array in small)
+
+
+@on_torch
+def test_casts_on_the_way() -> None:
+    import torch
+
+    tree = {"w": torch.randn(5), "n": torch.arange(3)}
+    there = to_gpu(tree, strict=True, dtype="bfloat16")
+    assert there["w"].dtype == torch.bfloat16
+    assert there["n"].dtype == torch.int64
+    assert torch.equal(there["w"].cpu(), tree["w"].bfloat16())
+    with pytest.raises(fmapper.LossyCastError):
+        to_device("cuda:0", dtype="float16")({"w": torch.tensor([1e6], device="cuda")})
