@@ -72,9 +72,11 @@ class Route:
 
     def shares(self, copy: bool | None) -> bool:
         """Whether the results are to lie in the memory of the arrays."""
-        on_host = self.origin.kind == self.device.kind == "cpu"
-        both_frozen = self.source.frozen and self.target.read_only and on_host
-        return copy is False or (copy is None and both_frozen and not self.is_cast)
+        if copy is not None or self.source is self.target:
+            return copy is False
+        in_one_place = not isinstance(self.origin.index, tuple)
+        on_host = self.origin.kind == self.device.kind == "cpu" and in_one_place
+        return on_host and self.source.frozen and self.target.read_only and not self.is_cast
 
 
 class _Batch:

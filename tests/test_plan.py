@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tracemalloc
 import warnings
 from typing import Any
@@ -143,6 +146,30 @@ def test_nothing_is_allocated(torch: Any) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_between_devices_of_jax(jnp: Any) -> None:
+    """Eight make-believe CPUs: what goes from one to another, or is spread over all, is copied."""
+    script = """
+import jax, numpy as np, fmapper
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+mesh = Mesh(np.array(jax.devices()), ("x",))
+spread = jax.device_put(np.arange(16.0, dtype="float32"), NamedSharding(mesh, PartitionSpec("x")))
+one = jax.device_put(np.ones(3, "float32"), jax.devices()[1])
+for mover in (fmapper.to_device("cpu:3"), fmapper.to_numpy):
+    print(*(leaf.action for leaf in fmapper.plan(mover, [spread, one])))
+new = fmapper.to_jax(spread, copy=True)
+print(new is spread, new.sharding == spread.sharding)
+"""
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | flags,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["moved moved", "moved shared", "False True"], done.stderr
 
 
 def test_undeclared_holders_are_refused_by_path() -> None:
