@@ -248,6 +248,13 @@ class Adapter(ABC):
             TypeError: The values of one of them cannot leave; see `check`.
         """
 
+    def is_view(self, data: Any, array: Any) -> bool:
+        """Whether what `export` gave for an array, and did not call private, is in its memory.
+
+        Asked for `copy=False` only: frameworks that copy on their own tell nobody.
+        """
+        return True
+
     @abstractmethod
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Makes arrays of this backend from the exchange, one per array, in order.

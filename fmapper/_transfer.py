@@ -261,9 +261,10 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
         arrays = [cast.get(at, array) for at, array in enumerate(arrays)] if cast else arrays
         exchange = batch.exported(arrays)
     if copy is False:
-        if exchange.private:
-            reason = BufferError(f"an array of this layout leaves {source.name} as a copy only")
-            raise batch.failure(min(exchange.private), reason)
+        for at, (array, data) in enumerate(zip(arrays, exchange.data, strict=True)):
+            if at in exchange.private or not source.is_view(data, array):
+                reason = BufferError(f"an array of this layout leaves {source.name} as a copy only")
+                raise batch.failure(at, reason)
         return exchange
     to_host = batch.device.kind == "cpu"
     if copy is None and exchange.frozen and target.read_only and (to_host or exchange.device):
