@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fmapper._errors import DeviceUnavailableError
-from fmapper._host import host_memory, processor_name
 from fmapper._nodes import NodeType
 
 
@@ -177,6 +176,8 @@ class Adapter(ABC):
         """What one of its devices is called, and its memory; the host is known to every adapter."""
         if device.kind != "cpu":
             return DeviceInfo(device)
+        from fmapper._host import host_memory, processor_name  # brings pathlib, slow to import
+
         return DeviceInfo(device, processor_name(), *host_memory())
 
     def why_not(self, kind: str, index: int | None) -> str:
