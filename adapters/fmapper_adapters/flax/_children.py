@@ -30,6 +30,7 @@ _SETTINGS = (
     types.ModuleType,
     functools.partial,
 )
+_PLAIN = frozenset({int, float, bool, str, type(None), type})
 _WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -80,14 +81,15 @@ class ChildTest:
         return False
 
 
-def carried(names: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def carried(attributes: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Those of the attributes beside the children that could hold an array all the same."""
-    return [(name, value) for name, value in names if not _is_plain(value)]
+    return [pair for pair in attributes if type(pair[1]) not in _PLAIN and not _is_plain(pair[1])]
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
-        return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return not value.__closure__ and not vars(value) and all(map(_is_plain, defaults))
     return isinstance(value, _SETTINGS) and not isinstance(value, _WITH_PARTS)
 
 

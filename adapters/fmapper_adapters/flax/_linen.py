@@ -47,7 +47,8 @@ def _module_type() -> NodeType:
         return has_children if issubclass(cls, Module) else None
 
     def has_children(module: Any) -> bool:
-        return module.scope is not None or any(test(value) for _, value in fields(module))
+        bound = module.scope is not None and not isinstance(module.parent, Module)
+        return bound or any(test(value) for _, value in fields(module))
 
     def children(module: Any) -> dict[Any, Any]:
         found: dict[Any, Any] = {}

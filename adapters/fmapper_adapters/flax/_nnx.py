@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from flax.nnx.tracers import TraceState
+from flax.nnx import tracers
 
 from fmapper import BoxKey, NodeType
 from fmapper_adapters.flax._children import ChildTest, boxed, carried
@@ -21,14 +21,15 @@ from fmapper_adapters.flax._children import ChildTest, boxed, carried
 Variable: Any = nnx.Variable
 Node: Any = getattr(nnx, "Pytree", None) or nnx.Object
 State: Any = nnx.State
-_Box: Any = getattr(nnx, "VariableState", None)  # what a State holds before Flax 0.12
+TraceState: Any = tracers.TraceState
+_Box: Any = vars(nnx).get("VariableState")  # what a State holds before Flax 0.12
 
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
 
 _BOOKKEEPING: dict[str, Any] = vars(nnx.Module())
 _STATE = next(name for name, value in _BOOKKEEPING.items() if hasattr(value, "trace_state"))
-_FLAGS = next((name for name, value in _BOOKKEEPING.items() if isinstance(value, Mapping)), None)
+_FLAGS = next((name for name, value in _BOOKKEEPING.items() if isinstance(value, Mapping)), "")
 _STATE_TYPE: Any = type(_BOOKKEEPING[_STATE])
 _STATE_SLOTS = [name for name in _STATE_TYPE.__slots__ if name != "_trace_state"]
 
@@ -146,7 +147,7 @@ def _module_type(cls: Any) -> NodeType:
     new module belongs to the trace in which it is made, so that it can be assigned to there.
     """
     numbered = bool(getattr(cls, "_pytree__has_int_keys", False))
-    flagged = _FLAGS is not None and getattr(cls, "_pytree__is_pytree", True)
+    flagged = bool(_FLAGS) and getattr(cls, "_pytree__is_pytree", True)
     test = ChildTest(_own)
     known_types = test.known
 
