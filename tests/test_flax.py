@@ -324,7 +324,23 @@ def test_a_variable_that_is_a_reference_gets_one_of_its_own():
     new[...] = new[...] * 10
     assert new[...].tolist() == [20, 20]
     assert variable[...].tolist() == [1, 1]
-    assert to_numpy(state({"w": variable}))["w"].tolist() == [1, 1]
+    there = to_numpy(variable)
+    assert type(there.get_raw_value()) is np.ndarray
+    back = to_jax(there)
+    assert type(back.get_raw_value()) is type(variable.get_raw_value())
+    assert back[...].tolist() == [1, 1]
+
+
+@pytest.mark.skipif(not hasattr(nnx.variablelib, "HijaxVariable"), reason="an older Flax")
+def test_hijax_variables_are_boxes_too():
+    variable = nnx.Param(jnp.ones(2), hijax=True, mine=3)
+    new = fmap(lambda x: x + 1, {"a": variable, "b": variable})
+    assert new["a"] is new["b"]
+    assert type(new["a"]) is type(variable)
+    assert new["a"].get_metadata() == variable.get_metadata()
+    assert new["a"][...].tolist() == [2, 2]
+    assert variable[...].tolist() == [1, 1]
+    assert list(state({"w": variable})) == ["w"]
 
 
 def test_paths_are_those_of_python_and_names_those_of_flax():
@@ -452,6 +468,13 @@ def test_arrays_that_no_walk_can_reach_are_refused():
         to_cpu(Forgot(lambda x: x + w))
     same = to_cpu(strict=False)(Forgot(Holder()))
     assert same.holder.w.tolist() == [1, 1]
+
+
+def test_arrays_that_a_transformation_of_optax_closes_over_are_constants():
+    schedule = optax.linear_onecycle_schedule(10, 1e-2)  # it keeps NumPy arrays
+    model = nnx.Linear(6, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(schedule), wrt=nnx.Param)
+    assert to_cpu((model, optimizer))[1].tx is optimizer.tx
 
 
 def test_a_class_that_becomes_a_functor_later_is_a_child_from_then_on():

@@ -90,6 +90,8 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         return not value.__closure__ and not vars(value) and all(map(_is_plain, defaults))
+    if type(value).__module__.startswith("optax."):
+        return True  # arrays that a transformation or schedule closes over are constants of it
     return isinstance(value, _SETTINGS) and not isinstance(value, _WITH_PARTS)
 
 

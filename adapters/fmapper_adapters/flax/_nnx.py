@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from flax.nnx import tracers
+from flax.nnx import tracers, variablelib
 
 from fmapper import BoxKey, NodeType
 from fmapper_adapters.flax._children import ChildTest, boxed, carried
@@ -22,6 +22,7 @@ Variable: Any = nnx.Variable
 Node: Any = getattr(nnx, "Pytree", None) or nnx.Object
 State: Any = nnx.State
 TraceState: Any = tracers.TraceState
+_Hijax: Any = vars(variablelib).get("HijaxVariable")
 _Box: Any = vars(nnx).get("VariableState")  # what a State holds before Flax 0.12
 
 _new: Callable[[type], Any] = object.__new__
@@ -47,7 +48,12 @@ def node_type(cls: type) -> NodeType | None:
         return _module_type(cls)
     if State in mro:
         return _state_type(cls)
-    if _Box is not None and _Box in mro:
+    if cls is _Hijax:
+        return NodeType(
+            lambda variable: {VALUE: variable.get_raw_value()},
+            lambda variable, new: variable.copy(new[VALUE]),
+        )
+    if cls is _Box:
         return boxed(cls, "value", VALUE)
     return None
 
@@ -55,7 +61,12 @@ def node_type(cls: type) -> NodeType | None:
 def _own(cls: type) -> bool | None:
     if cls is _STATE_TYPE:
         return False
-    return True if Variable in cls.__mro__ or Node in cls.__mro__ else None
+    return True if Variable in cls.__mro__ or Node in cls.__mro__ or cls is _Hijax else None
+
+
+def _is_ref(value: Any) -> bool:
+    """Whether a value is a place in memory, not an array: what a `ref=True` variable has."""
+    return bool(variablelib.is_array_ref(value))
 
 
 # --- variables ------------------------------------------------------------------------------------
@@ -85,7 +96,7 @@ def _variable_type(cls: type) -> NodeType:
 
     def items(variable: Any) -> tuple[tuple[Any, Any], ...]:
         value = get_value(variable)
-        if get_metadata(variable).get("ref"):
+        if get_metadata(variable).get("ref") and _is_ref(value):
             value = value[...]
         return ((VALUE, value),)
 
@@ -99,7 +110,7 @@ def _variable_type(cls: type) -> NodeType:
             _carry(variable, new, others)
         fill = set_value
         if metadata.get("ref"):  # the place in memory is the variable's own; its content is not
-            value = value[...]
+            value = value[...] if _is_ref(value) else value
             fill = _set_ref
         keep(value)
         return new, iter(((VALUE, value),)), {}, partial(_filled, new, fill)
