@@ -18,12 +18,12 @@ class FlaxAdapter(NodeAdapter):
         `import flax` alone loads no NNX, and NNX is slow to load: it is left alone until a class of
         it turns up.
         """
-        origins = {base.__module__.partition("flax.")[2] for base in cls.__mro__}
-        if any(origin.startswith("nnx") for origin in origins):
+        origins = [str(base.__module__) for base in cls.__mro__]
+        if any(origin.startswith("flax.nnx") for origin in origins):
             from fmapper_adapters.flax import _nnx
 
             return _nnx.node_type(cls)
-        if any(origin.startswith(("linen", "core")) for origin in origins):
+        if any(origin.startswith(("flax.linen", "flax.core")) for origin in origins):
             from fmapper_adapters.flax import _linen
 
             return _linen.node_type(cls)
