@@ -1,7 +1,7 @@
 """Any model on any device and in any framework: say once which fields are children."""
 
 from fmapper import _pytrees as _pytrees
-from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory
+from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter
 from fmapper._device import device_info, devices, get_device
 from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
 from fmapper._errors import (
@@ -42,7 +42,7 @@ from fmapper._fmap import (
 )
 from fmapper._functor import functor, leaf
 from fmapper._holders import holds_arrays
-from fmapper._keypath import KeyPath
+from fmapper._keypath import BoxKey, KeyPath
 from fmapper._loader import DeviceLoader
 from fmapper._move import (
     Mover,
@@ -67,6 +67,7 @@ __all__ = [
     "Adapter",
     "BackendUnavailableError",
     "BatchError",
+    "BoxKey",
     "CopyNeededError",
     "CycleError",
     "DeclarationError",
@@ -85,6 +86,7 @@ __all__ = [
     "MoveError",
     "Mover",
     "NoGPUWarning",
+    "NodeAdapter",
     "NodeType",
     "NotAFunctorError",
     "PathError",

@@ -341,3 +341,49 @@ class Adapter(ABC):
 
     def register_functor(self, cls: type) -> None:  # noqa: B027  (nothing to do without a registry)
         """Tells this framework's pytree registry about a functor class; called once per class."""
+
+
+class NodeAdapter(Adapter):
+    """All that fmapper knows of a framework whose arrays are those of another one.
+
+    Such a framework has classes to take apart, and no device, dtype or exchange: Flax is one, its
+    arrays are JAX's. A subclass gives `name` and `node_type` or `registered_type`. One that is
+    found by its entry point is asked for devices as a backend is, and has none.
+    """
+
+    def is_array_type(self, cls: type) -> bool:
+        """No class is."""
+        return False
+
+    def devices(self) -> Sequence[Device]:
+        """None: the arrays are on those of their backend."""
+        return ()
+
+    def device(self, array: Any) -> Device:
+        """Refuses."""
+        raise self._no_arrays()
+
+    def dtype(self, array: Any) -> str:
+        """Refuses."""
+        raise self._no_arrays()
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """Refuses."""
+        raise self._no_arrays()
+
+    def to_device(
+        self, arrays: Sequence[Any], device: Device, *, copy: bool | None
+    ) -> Iterable[Any]:
+        """Refuses."""
+        raise self._no_arrays()
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Refuses."""
+        raise self._no_arrays()
+
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
+        """Refuses."""
+        raise self._no_arrays()
+
+    def _no_arrays(self) -> TypeError:
+        return TypeError(f"{self.name} has no arrays of its own")

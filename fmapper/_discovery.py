@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fmapper import _nodes
-from fmapper._adapter import Adapter
+from fmapper._adapter import Adapter, NodeAdapter
 from fmapper._errors import BackendUnavailableError, FmapperWarning
 from fmapper._nodes import Kind, NodeType
 from fmapper._warn import warn
@@ -145,12 +145,20 @@ def get_adapter(name: str) -> Adapter:
 
 def known_backends() -> list[str]:
     """The backends that there is an adapter for, installed or not."""
-    return list({**_sources(), **_loaded})
+    return [name for name in {**_sources(), **_loaded} if _has_arrays(name)]
 
 
 def installed_backends() -> list[str]:
     """The backends that could be asked for here, imported or not."""
-    return [name for name in {**_sources(), **_loaded} if name in _loaded or _importable(name)]
+    return [name for name in known_backends() if name in _loaded or _importable(name)]
+
+
+def _has_arrays(name: str) -> bool:
+    """Whether an adapter is of a backend; to load it, only to ask, would import its framework."""
+    adapter = _loaded.get(name) or _by_framework.get(name)
+    if adapter is not None:
+        return not isinstance(adapter, NodeAdapter)
+    return name not in _builtin() or name not in importlib.import_module(_PACKAGE).WITHOUT_ARRAYS
 
 
 def _importable(name: str) -> bool:

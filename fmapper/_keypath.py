@@ -16,6 +16,20 @@ _TOKEN = re.compile(
 )
 
 
+class BoxKey(str):
+    """The key of what a box holds, where the box is no level of its own to its users.
+
+    A `flax.nnx.Param` is a box: its array is at `layers[0].kernel.value`, and is looked up and
+    printed so; `state` leaves the key out and calls the array `layers.0.kernel`.
+
+    Examples:
+        >>> BoxKey("value") == "value"
+        True
+    """
+
+    __slots__ = ()
+
+
 class KeyPath:
     """A path from the root of a tree to one of its nodes or leaves.
 

@@ -14,7 +14,7 @@ from fmapper._dtypes import is_inexact
 from fmapper._errors import StructureMismatchError
 from fmapper._fmap import fmap
 from fmapper._holders import check_leaf
-from fmapper._keypath import KeyPath, Link, format_link
+from fmapper._keypath import BoxKey, KeyPath, Link, format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
 from fmapper._transfer import Route, carry_out
@@ -23,6 +23,8 @@ from fmapper._visit import visit
 
 def state(tree: Any) -> dict[str, Any]:
     """The arrays of a tree by path, keys joined with dots; a tied array is under each of its paths.
+
+    The key of a box, such as the `value` of a `flax.nnx.Param`, is left out.
 
     Returns:
         A dict in the order of the walk. The arrays are those of the tree, not copies.
@@ -185,7 +187,7 @@ def _at(link: Link) -> Callable[[Any], Link]:
 
 
 def _name(link: Link) -> str:
-    return ".".join(map(str, KeyPath.from_link(link)))
+    return ".".join(str(key) for key in KeyPath.from_link(link) if type(key) is not BoxKey)
 
 
 def _identity(name: str, array: Any) -> Any:

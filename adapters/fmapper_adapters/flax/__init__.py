@@ -1,0 +1,7 @@
+"""Flax: NNX modules and their variables, Linen modules bound to variables, frozen dicts."""
+
+from fmapper_adapters.flax._adapter import FlaxAdapter
+
+__all__ = ["FlaxAdapter", "adapter"]
+
+adapter = FlaxAdapter()

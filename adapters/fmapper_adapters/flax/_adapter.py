@@ -1,0 +1,30 @@
+"""The adapter for Flax."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fmapper import NodeAdapter, NodeType
+
+
+class FlaxAdapter(NodeAdapter):
+    """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
+
+    name: ClassVar[str] = "flax"
+
+    def node_type(self, cls: type) -> NodeType | None:
+        """How a class of Flax, or one that derives from it, is taken apart.
+
+        `import flax` alone loads no NNX, and NNX is slow to load: it is left alone until a class of
+        it turns up.
+        """
+        origins = [str(base.__module__) for base in cls.__mro__]
+        if any(origin.startswith("flax.nnx") for origin in origins):
+            from fmapper_adapters.flax import _nnx
+
+            return _nnx.node_type(cls)
+        if any(origin.startswith(("flax.linen", "flax.core")) for origin in origins):
+            from fmapper_adapters.flax import _linen
+
+            return _linen.node_type(cls)
+        return None
