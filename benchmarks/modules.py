@@ -68,8 +68,51 @@ def nnx_calls() -> Calls:
 
 
 # --- torch: Module.to ----------------------------------------------------------------------------
-#
-# A case like the one above, in CASES below, with the bar 1.0 against `Module.to`.
+
+TO: Final = 'Module.to("cpu"), in place'
+DOUBLE: Final = "Module.to(float64), in place"
+
+
+def torch_model() -> Any:
+    """Build 150 Linear in 15 blocks: 300 parameters."""
+    from torch import nn
+
+    return nn.Sequential(*(nn.Sequential(*(nn.Linear(2, 2) for _ in range(10))) for _ in range(15)))
+
+
+def torch_calls() -> Calls:
+    """Map the identity over 300 parameters, and move them to where they are."""
+    import fmapper
+
+    model = torch_model()
+    return {
+        OURS: lambda: fmapper.fmap(identity, model),
+        TO: lambda: model.to("cpu"),
+        "fmapper.to_cpu, all there": lambda: fmapper.to_cpu(model),
+    }
+
+
+def torch_moves() -> Calls:
+    """Make new values for 300 parameters: a copy, or float64 and back."""
+    import copy
+
+    import torch
+
+    import fmapper
+
+    model, other = torch_model(), torch_model()
+
+    def there_and_back() -> Any:
+        other.to(torch.float64)
+        return other.to(torch.float32)
+
+    to_double, to_single = fmapper.to_cpu(dtype="float64"), fmapper.to_cpu(dtype="float32")
+    return {
+        OURS: lambda: to_single(to_double(model)),
+        DOUBLE: there_and_back,
+        "fmapper.to_cpu(copy=True)": lambda: fmapper.to_cpu(model, copy=True),
+        "copy.deepcopy": lambda: copy.deepcopy(model),
+    }
 
 
 # --- the cases -----------------------------------------------------------------------------------
@@ -88,6 +131,8 @@ class Case:
 
 CASES: Final = (
     Case("nnx", "a Flax NNX model: 150 Linear in 15 blocks, 300 parameters", nnx_calls, SPLIT, 3.0),
+    Case("torch", "a torch module: 150 Linear in 15 blocks, 300 parameters", torch_calls, TO, 1.0),
+    Case("cast", "the same to float64 and back", torch_moves, DOUBLE, 1.0),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -353,6 +354,8 @@ def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> N
 
 def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
     """Whether a cast has kept every integer and made no finite value infinite."""
+    if _holds_all_of(new.dtype, old.dtype):
+        return True
     if old.layout is torch.sparse_coo:
         return survived(old._values(), new._values())
     if old.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
@@ -380,5 +383,15 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         if limit is None:
             return True
         return not bool((torch.isfinite(wide) & (wide.abs() >= limit)).any())
-    lost = ~torch.isfinite(new)
-    return not bool(lost.any()) or not bool((lost & torch.isfinite(old)).any())
+    if math.isfinite(new.sum(dtype=torch.float64).item()):  # then each of them is
+        return True
+    return not bool((~torch.isfinite(new) & torch.isfinite(old)).any())
+
+
+@cache
+def _holds_all_of(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every value of a floating or complex dtype is one of another, for certain."""
+    inexact = narrow.is_floating_point or narrow.is_complex
+    if not inexact or narrow.itemsize == 1 or wide.itemsize < narrow.itemsize:
+        return False
+    return torch.promote_types(wide, narrow) == wide
