@@ -48,11 +48,14 @@ _dtype = attrgetter("dtype")
 
 def _is_backed(tensor: torch.Tensor) -> bool:
     """Whether the memory of a tensor is still there: a storage can be shrunk under its views."""
+    size = tensor.untyped_storage().nbytes()
+    if not tensor.storage_offset() and tensor.is_contiguous():
+        return bool(size >= tensor.nbytes)
     if not tensor.numel():
         return True
     last = tensor.storage_offset() + 1
     last += sum(map(operator.mul, tensor.stride(), (n - 1 for n in tensor.shape)))
-    return bool(tensor.untyped_storage().nbytes() >= last * tensor.element_size())
+    return bool(size >= last * tensor.element_size())
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -360,7 +363,7 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         return survived(old._values(), new._values())
     if old.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         return survived(old.values(), new.values())
-    if not has_memory(old) or not has_memory(new):
+    if not has_memory(old):
         return True
     if old.numel() > _PART and old.is_contiguous() and new.is_contiguous():
         olds, news = old.view(-1), new.view(-1)
