@@ -54,7 +54,7 @@ from fmapper._move import (
     to_torch,
 )
 from fmapper._namespace import array_namespace
-from fmapper._nodes import NodeType
+from fmapper._nodes import Aside, Fitting, NodeType, at_end, refitted
 from fmapper._paths import get_path, has_path, set_path
 from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
@@ -65,6 +65,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adapter",
+    "Aside",
     "BackendUnavailableError",
     "BatchError",
     "CopyNeededError",
@@ -76,6 +77,7 @@ __all__ = [
     "DeviceLoader",
     "DeviceUnavailableError",
     "Exchange",
+    "Fitting",
     "FmapperError",
     "FmapperWarning",
     "KeyPath",
@@ -97,6 +99,7 @@ __all__ = [
     "TieWarning",
     "UnsupportedLeafError",
     "array_namespace",
+    "at_end",
     "children",
     "collecting_walk",
     "default_walk",
@@ -122,6 +125,7 @@ __all__ = [
     "plan",
     "put_together",
     "rebuild",
+    "refitted",
     "register_adapter",
     "set_path",
     "state",

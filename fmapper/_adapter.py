@@ -133,6 +133,13 @@ class Adapter(ABC):
         """Whether equal arrays of a class are one object, as `np.True_`: no sign of a tie."""
         return False
 
+    def is_fitted_type(self, cls: type) -> bool:
+        """Whether nodes of this framework wrap what takes the place of arrays of a class.
+
+        The slots of such nodes are `Fitting`: what they make of it is there at all its places.
+        """
+        return False
+
     @abstractmethod
     def device(self, array: Any) -> Device:
         """Where an array lives."""

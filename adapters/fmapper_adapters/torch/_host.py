@@ -347,6 +347,10 @@ def as_parameter(
 def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> None:
     if old.__dict__:
         new.__dict__.update(old.__dict__)
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        found = getattr(old, hooks)
+        if found and new.requires_grad:
+            setattr(new, hooks, found.copy())
     if grad is not None:
         new.grad = grad
 
