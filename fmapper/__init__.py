@@ -42,6 +42,7 @@ from fmapper._fmap import (
 )
 from fmapper._functor import functor, leaf
 from fmapper._holders import holds_arrays
+from fmapper._inplace import move_
 from fmapper._keypath import KeyPath
 from fmapper._loader import DeviceLoader
 from fmapper._move import (
@@ -122,6 +123,7 @@ __all__ = [
     "is_leaf",
     "leaf",
     "load_state",
+    "move_",
     "plan",
     "put_together",
     "rebuild",

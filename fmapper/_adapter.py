@@ -289,6 +289,14 @@ class Adapter(ABC):
         """`new` as what `old` is beside its values: a parameter, for example."""
         return new
 
+    def swap(self, old: Any, new: Any) -> Callable[[], object] | None:
+        """Gives an array that others hold references to the contents of another one, in place.
+
+        Returns:
+            What takes that back; None where arrays of this kind are replaced by new ones instead.
+        """
+        return None
+
     # random generators
 
     def generator_device(self, x: Any) -> Device | None:

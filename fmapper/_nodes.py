@@ -118,9 +118,10 @@ class NodeType:
         borrowed: Keys of children with arrays that belong to others, as the parameters of an
             optimizer do to its model; movers see to it that the others are in the tree, too.
         aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
+        put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
     """
 
-    __slots__ = ("_items", "aside", "borrowed", "carried", "open", "plain")
+    __slots__ = ("_items", "aside", "borrowed", "carried", "open", "plain", "put")
 
     def __init__(
         self,
@@ -133,6 +134,7 @@ class NodeType:
         carried: Callable[[Any], Iterable[Item]] | None = None,
         borrowed: Sequence[Any] = (),
         aside: Callable[[Any], Iterable[tuple[Any, Aside]]] | None = None,
+        put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
     ) -> None:
         def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
             assert rebuild is not None
@@ -161,6 +163,7 @@ class NodeType:
         self.carried = carried
         self.borrowed = tuple(borrowed)
         self.aside = aside
+        self.put = put
 
     @classmethod
     def opening(
@@ -169,6 +172,7 @@ class NodeType:
         items: Callable[[Any], Iterable[Item]],
         plain: type = dict,
         carried: Callable[[Any], Iterable[Item]] | None = None,
+        put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
     ) -> NodeType:
         """A node type from an opener of its own: the fast way, for types that are walked often."""
         made: NodeType = _new(cls)
@@ -178,6 +182,7 @@ class NodeType:
         made.carried = carried
         made.borrowed = ()
         made.aside = None
+        made.put = put
         return made
 
     def items(self, node: Any) -> Iterable[Item]:

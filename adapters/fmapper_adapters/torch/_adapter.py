@@ -160,6 +160,10 @@ class TorchAdapter(Adapter):
             return new
         return new if isinstance(new, torch.nn.Parameter) else _host.as_parameter(new, old)
 
+    def swap(self, old: Any, new: Any) -> Callable[[], object] | None:
+        """As `Module.to` does: leaves of autograd stay the same objects."""
+        return _host.swap(old, new)
+
     def generator_device(self, x: Any) -> Device | None:
         """`generator.device`."""
         return _device(x.device) if isinstance(x, torch.Generator) else None

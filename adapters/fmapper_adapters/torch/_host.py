@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import operator
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -331,6 +331,36 @@ def replaced(
         values.requires_grad_()
     _carry(old, values, grad)
     return values
+
+
+def swap(old: torch.Tensor, new: Any) -> Callable[[], object] | None:
+    """Gives a parameter the values and the gradient of another one, by the rules of `Module.to`.
+
+    Returns:
+        What takes it back; None where `Module.to` would replace the parameter, too.
+    """
+    is_tied = isinstance(old, torch.nn.Parameter) or (old.is_leaf and old.requires_grad)
+    if not (is_tied and isinstance(new, torch.Tensor)):
+        return None
+    if torch.__future__.get_swap_module_params_on_conversion():
+        torch.utils.swap_tensors(old, new)
+        return partial(torch.utils.swap_tensors, old, new)
+    if torch.__future__.get_overwrite_module_params_on_conversion():
+        return None
+    pairs = [(old, new)]
+    if old.grad is not None and new.grad is not None:
+        pairs.append((old.grad, new.grad))
+    if not all(torch._has_compatible_shallow_copy_type(a, b) for a, b in pairs):
+        return None
+    before = [(a, a.data) for a, _ in pairs]
+    for a, b in pairs:
+        a.data = b.data
+
+    def undo() -> None:
+        for tensor, values in before:
+            tensor.data = values
+
+    return undo
 
 
 def as_parameter(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -55,6 +56,7 @@ def node_type(cls: type) -> NodeType | None:
     if issubclass(cls, torch.jit.ScriptModule):
         return NodeType.opening(_refuse_script, _refuse_script)
     numbered = issubclass(cls, _SEQUENCES)
+    wrapper = _is_compiled(cls)
     lazy = issubclass(cls, torch.nn.modules.lazy.LazyModuleMixin)
     extra = _extra_of_class()
 
@@ -82,7 +84,7 @@ def node_type(cls: type) -> NodeType | None:
         if hooked or len(known) > _OWN_STATE:
             _refer_anew(module, new, state, keep)
         parameters, modules = known["_parameters"], known["_modules"]
-        if known["_buffers"] or (len(known) > _OWN_STATE and extra(known)):
+        if known["_buffers"] or wrapper or (len(known) > _OWN_STATE and extra(known)):
             pass
         elif parameters and not modules and not numbered:  # commonest: a layer
             source = parameters.copy()
@@ -100,7 +102,16 @@ def node_type(cls: type) -> NodeType | None:
         finish = partial(_fill, module, new, state, numbered, keep)
         return new, iter(found), _Parameters(), finish
 
-    return NodeType.opening(open, items, carried=_carried)
+    return NodeType.opening(open, items, carried=_carried, put=partial(_put, numbered))
+
+
+def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
+    """Gives a module other children in place."""
+    state = module.__dict__
+    tables = [state[registry] for registry in _REGISTRIES]
+    for key, child in children.items():
+        name = str(key) if numbered else key
+        next((table for table in tables if name in table), state)[name] = child
 
 
 def _carried(module: Any) -> list[tuple[str, Any]]:
@@ -231,14 +242,18 @@ def _fill(
     state["_parameters"] = new_parameters
     state["_buffers"] = new_buffers
     state["_modules"] = new_modules
-    if isinstance(module, _OptimizedModule):
+    if _is_compiled(type(module)):
         for name in ("forward", "_forward"):
             state.pop(name, None)
         module._initialize()
     return module
 
 
-_OptimizedModule = torch._dynamo.OptimizedModule
+@cache
+def _is_compiled(cls: type) -> bool:
+    """Whether a class is that of what `torch.compile(module)` gives; dynamo is slow to import."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and issubclass(cls, dynamo.OptimizedModule)
 
 
 def _fill_parameters(

@@ -33,14 +33,24 @@ def node_type(cls: type) -> NodeType | None:
             carried=_carried,
             borrowed=("params",),
             aside=_steps,
+            put=_put,
         )
     if issubclass(cls, Optimizer):  # its tables are those of an optimizer that it wraps
-        return NodeType(_attributes, shell=_shell, fill=_fill_attributes, carried=_rest)
+        return NodeType(
+            _attributes, shell=_shell, fill=_fill_attributes, carried=_rest, put=_put_attributes
+        )
     if issubclass(cls, LRScheduler):
-        return NodeType(_attributes, shell=_shell, fill=_fill_attributes, carried=_rest)
+        return NodeType(
+            _attributes, shell=_shell, fill=_fill_attributes, carried=_rest, put=_put_attributes
+        )
     if issubclass(cls, torch.amp.GradScaler):
         return NodeType(
-            _attributes, shell=_shell, fill=_fill_scaler, carried=_rest, aside=_scales
+            _attributes,
+            shell=_shell,
+            fill=_fill_scaler,
+            carried=_rest,
+            aside=_scales,
+            put=_put_attributes,
         )
     return None
 
@@ -145,6 +155,20 @@ def _steps(optimizer: Any) -> Iterable[tuple[Any, Aside]]:
         step = entries.get(_HOSTED) if isinstance(entries, dict) else None
         if isinstance(step, torch.Tensor):
             yield step, rule.get(id(key), Aside.STAYS)
+
+
+def _put(optimizer: Any, children: Mapping[str, Any]) -> None:
+    """Gives an optimizer other children in place: its hooks and its `step` stay what they are."""
+    new = _shell(optimizer)
+    _fill(new, optimizer, children)
+    made = vars(new)
+    for name, value in vars(optimizer).items():
+        if name in _OWN or name in children or isinstance(value, list | tuple):
+            vars(optimizer)[name] = made[name]
+
+
+def _put_attributes(node: Any, children: Mapping[str, Any]) -> None:
+    vars(node).update(children)
 
 
 def _fill(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
