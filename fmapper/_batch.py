@@ -114,9 +114,7 @@ class MovedLeaves:
             chosen = [at for at, own in enumerate(rules) if own is rule]
             if chosen:
                 part = [leaves[at] for at in chosen]
-                for at, new in zip(
-                    chosen, batch.move_leaves(part, self._where(part)), strict=True
-                ):
+                for at, new in zip(chosen, batch.move_leaves(part, self._where(part)), strict=True):
                     results[at] = new
         return results
 
@@ -212,8 +210,8 @@ def _collected(
                 items = iter(own)
             elif debts:
                 node, child = debts.pop(0)
-                for _, leaf, inner in visit(child, is_leaf=is_leaf, once=True):
-                    if inner is None and id(leaf) not in leaves and id(leaf) not in seen:
+                for _, leaf, leaf_kind in visit(child, is_leaf=is_leaf, once=True):
+                    if leaf_kind is None and id(leaf) not in leaves and id(leaf) not in seen:
                         check_borrowed(node, leaf)
                 items = iter(((None, child),))
             else:

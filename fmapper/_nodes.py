@@ -37,6 +37,7 @@ LEAF, ATOM, INTERNED, CHILDLESS, PENDING, FITTED = Kind
 LEAVES = frozenset({LEAF, ATOM, INTERNED})
 WITHOUT_IDENTITY = frozenset({ATOM, INTERNED})
 
+
 class Aside(enum.Enum):
     """What a mover is to do with a leaf that does not go with the others."""
 

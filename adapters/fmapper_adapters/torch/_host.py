@@ -343,7 +343,7 @@ def swap(old: torch.Tensor, new: Any) -> Callable[[], object] | None:
     if not (is_tied and isinstance(new, torch.Tensor)):
         return None
     if torch.__future__.get_swap_module_params_on_conversion():
-        torch.utils.swap_tensors(old, new)
+        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
         return partial(torch.utils.swap_tensors, old, new)
     if torch.__future__.get_overwrite_module_params_on_conversion():
         return None

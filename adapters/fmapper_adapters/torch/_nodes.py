@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -89,7 +89,7 @@ def node_type(cls: type) -> NodeType | None:
         elif parameters and not modules and not numbered:  # commonest: a layer
             source = parameters.copy()
             keep(source)
-            finish = partial(_fill_parameters, module, source, new, state, keep)
+            finish = partial(_fill_parameters, module, source, new, keep)
             return new, iter(source.items()), _Parameters(source), finish
         elif modules and not parameters:  # ... and a block of layers
             source = modules.copy()
@@ -99,7 +99,7 @@ def node_type(cls: type) -> NodeType | None:
             return new, zip(keys, source.values(), strict=True), {}, finish
         found = items(module)
         keep(found)
-        finish = partial(_fill, module, new, state, numbered, keep)
+        finish = partial(_fill, module, new, state, keep)
         return new, iter(found), _Parameters(), finish
 
     return NodeType.opening(open, items, carried=_carried, put=partial(_put, numbered))
@@ -223,14 +223,12 @@ class _Parameters(Fitting):
 Keep = Callable[[Any], None]
 
 
-def _fill(
-    old: Any, module: Any, state: dict[str, Any], numbered: bool, keep: Keep, filled: dict[Any, Any]
-) -> Any:
+def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict[Any, Any]) -> Any:
     """Distributes the new children over a module that was opened."""
     known = old.__dict__
     slots = dict(filled)
     parameters, buffers, modules = (known[registry] for registry in _REGISTRIES)
-    if numbered:
+    if isinstance(old, _SEQUENCES):
         slots = {str(key): child for key, child in slots.items()}
     new_parameters = {name: slots.pop(name) for name in parameters}
     new_buffers = {name: slots.pop(name) for name in buffers}
@@ -249,7 +247,6 @@ def _fill(
     return module
 
 
-@cache
 def _is_compiled(cls: type) -> bool:
     """Whether a class is that of what `torch.compile(module)` gives; dynamo is slow to import."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
@@ -257,15 +254,10 @@ def _is_compiled(cls: type) -> bool:
 
 
 def _fill_parameters(
-    old: Any,
-    known: dict[str, Any],
-    module: Any,
-    state: dict[str, Any],
-    keep: Keep,
-    slots: dict[str, Any],
+    old: Any, known: dict[str, Any], module: Any, keep: Keep, slots: dict[str, Any]
 ) -> Any:
     """Gives a module that holds parameters only its new ones."""
-    new = state["_parameters"] = dict(slots)
+    new = module.__dict__["_parameters"] = dict(slots)
     _check_tensors(old, known, new, keep)
     return module
 

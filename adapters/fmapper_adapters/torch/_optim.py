@@ -85,7 +85,7 @@ def _children(optimizer: Any) -> dict[str, Any]:
         found["state"] = state
     if strangers:  # they have a state, but are in no group any more
         found["strangers"] = strangers
-    return found | {name: value for name, value in _extra(optimizer)}
+    return found | dict(_extra(optimizer))
 
 
 def _numbers(optimizer: Any) -> dict[int, int]:
@@ -228,8 +228,10 @@ def _entries(old: dict[Any, Any], held: Any, *, moved: bool) -> dict[Any, Any]:
     step = new.get(_HOSTED)
     if moved and step is old.get(_HOSTED) and isinstance(step, torch.Tensor):
         new[_HOSTED] = step.clone()
-    return {key: value.copy() if value is old[key] and type(value) in _PLAIN else value
-            for key, value in new.items()}
+    return {
+        key: value.copy() if value is old[key] and type(value) in _PLAIN else value
+        for key, value in new.items()
+    }
 
 
 def _own_step(step: Any, old: Any, new: Any) -> Any:
