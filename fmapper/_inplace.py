@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from fmapper._discovery import adapter_of
@@ -52,13 +52,9 @@ def move_(tree: T, mover: Mover) -> T:
     if not isinstance(mover, Mover):
         raise TypeError(f"move_ takes a mover second, such as fmapper.to_gpu, not {mover!r}.")
     new = fmap(mover, tree)
-    change = _Change()
-    try:
-        result: T = change.adopt(tree, new)
-    except BaseException:
-        for undo in reversed(change.undo):
-            undo()
-        raise
+    with ExitStack() as undo:
+        result: T = _Change(undo).adopt(tree, new)
+        undo.pop_all()
     return result
 
 
@@ -66,11 +62,11 @@ class _Change:
     """Puts the contents of a moved tree into the old one.
 
     Attributes:
-        undo: Takes back what was done, to be called in reverse.
+        undo: Takes back what was done.
     """
 
-    def __init__(self) -> None:
-        self.undo: list[Callable[[], object]] = []
+    def __init__(self, undo: ExitStack) -> None:
+        self.undo = undo
         self.done: dict[int, tuple[Any, Any]] = {}
 
     def adopt(self, old: Any, new: Any) -> Any:
@@ -89,7 +85,7 @@ class _Change:
             self.done[id(old)] = old, old
         before, after = node_type.children(old), node_type.children(new)
         if put is not None:  # undone after the children, some of which may be made on the fly
-            self.undo.append(partial(put, old, before))
+            self.undo.callback(put, old, before)
         adopted = {key: self.adopt(child, after[key]) for key, child in before.items()}
         result = old
         if put is not None:
@@ -104,7 +100,7 @@ class _Change:
         undo = None if adapter is None else adapter.swap(old, new)
         if undo is None:
             return new
-        self.undo.append(undo)
+        self.undo.callback(undo)
         return old
 
 

@@ -13,13 +13,20 @@ from torch.nn.modules.module import _WrappedHook
 
 NewOf = Callable[[Any], Any]
 _TIED = (torch.nn.Module, torch.Tensor)
+_REFERRING = (
+    types.FunctionType,
+    types.MethodType,
+    functools.partial,
+    weakref.ReferenceType,
+    _WrappedHook,
+)
 
 
 def refers(value: Any) -> bool:
     """Whether a value may be one that `rebound` changes."""
     if isinstance(value, types.FunctionType):
         return value.__closure__ is not None
-    return isinstance(value, types.MethodType | functools.partial | weakref.ref | _WrappedHook)
+    return isinstance(value, _REFERRING)
 
 
 def rebound(value: Any, new_of: NewOf) -> Any:
@@ -32,62 +39,85 @@ def rebound(value: Any, new_of: NewOf) -> Any:
     Returns:
         The value itself if nothing that it refers to has become another object.
     """
+    if not _is_concerned(value, new_of, {}):
+        return value
+    return _renewed(value, new_of, {})
+
+
+def _is_concerned(value: Any, new_of: NewOf, seen: dict[int, Any]) -> bool:
+    if isinstance(value, _TIED):
+        return new_of(value) is not value
+    if not isinstance(value, _REFERRING) or id(value) in seen:
+        return False
+    seen[id(value)] = value
+    return any(_is_concerned(part, new_of, seen) for part in _parts(value))
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a value refers to."""
     if isinstance(value, types.MethodType):
-        owner = new_of(value.__self__)
-        return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+        return [value.__self__]
     if isinstance(value, functools.partial):
-        func = rebound(value.func, new_of)
-        args = [_argument(x, new_of) for x in value.args]
-        keywords = {name: _argument(x, new_of) for name, x in value.keywords.items()}
-        parts = [(func, value.func), *zip(args, value.args, strict=True)]
-        parts += [(keywords[name], x) for name, x in value.keywords.items()]
-        if all(new is old for new, old in parts):
-            return value
-        return type(value)(func, *args, **keywords)
+        return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, _WrappedHook):
-        return _wrapped_hook(value, new_of)
+        return [value.hook, value.module() if value.with_module else None]
     if isinstance(value, weakref.ReferenceType):
-        target = value()
-        new = new_of(target)
-        # The reference holds a new module as little as it held the old one.
-        return value if new is target or target is None else weakref.ref(new)
-    if isinstance(value, types.FunctionType) and value.__closure__:
-        return _function(value, new_of)
-    return value
-
-
-def _argument(x: Any, new_of: NewOf) -> Any:
-    return new_of(x) if isinstance(x, _TIED) else rebound(x, new_of)
-
-
-def _function(old: types.FunctionType, new_of: NewOf) -> Any:
-    """A function with a closure over the new modules; its other cells are shared with the old."""
-    cells = []
-    for cell in old.__closure__ or ():
+        return [value()]
+    parts = list(vars(value).values())
+    for cell in value.__closure__ or ():
         try:
-            content = cell.cell_contents
+            parts.append(cell.cell_contents)
         except ValueError:  # not assigned yet
-            cells.append(cell)
             continue
-        new = new_of(content) if isinstance(content, _TIED) else content
-        cells.append(cell if new is content else types.CellType(new))
-    if all(new is cell for new, cell in zip(cells, old.__closure__ or (), strict=True)):
-        return old
-    made = types.FunctionType(
+    return parts
+
+
+def _renewed(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
+    """The same for a part of a value that refers to old modules somewhere."""
+    if isinstance(value, _TIED):
+        return new_of(value)
+    if id(value) in made:
+        return made[id(value)]
+    if not _is_concerned(value, new_of, {}):
+        return value
+    if isinstance(value, types.MethodType):
+        return types.MethodType(value.__func__, new_of(value.__self__))
+    if isinstance(value, functools.partial):
+        args = [_renewed(x, new_of, made) for x in value.args]
+        keywords = {name: _renewed(x, new_of, made) for name, x in value.keywords.items()}
+        return type(value)(_renewed(value.func, new_of, made), *args, **keywords)
+    if isinstance(value, _WrappedHook):
+        owner = new_of(value.module()) if value.with_module else None
+        return _WrappedHook(_renewed(value.hook, new_of, made), owner)
+    if isinstance(value, weakref.ReferenceType):
+        return weakref.ref(new_of(value()))
+    return _function(value, new_of, made)
+
+
+def _function(old: types.FunctionType, new_of: NewOf, made: dict[int, Any]) -> Any:
+    """A function with a closure over the new modules; its other cells are shared with the old."""
+    cells = [
+        cell if not _holds_old(cell, new_of) else types.CellType() for cell in old.__closure__ or ()
+    ]
+    new = types.FunctionType(
         old.__code__, old.__globals__, old.__name__, old.__defaults__, tuple(cells)
     )
-    made.__kwdefaults__ = old.__kwdefaults__
-    return functools.update_wrapper(made, old)
+    made[id(old)] = new
+    for at, cell in enumerate(old.__closure__ or ()):
+        if cells[at] is not cell:
+            cells[at].cell_contents = _renewed(cell.cell_contents, new_of, made)
+    new.__kwdefaults__ = old.__kwdefaults__
+    functools.update_wrapper(new, old)
+    del new.__dict__["__wrapped__"]  # unless the old one has it
+    new.__dict__.update((name, _renewed(x, new_of, made)) for name, x in vars(old).items())
+    return new
 
 
-def _wrapped_hook(old: Any, new_of: NewOf) -> Any:
-    """A hook of `load_state_dict`, which torch ties to its module by a weak reference."""
-    hook = rebound(old.hook, new_of)
-    module = old.module() if old.with_module else None
-    owner = new_of(module)
-    if hook is old.hook and owner is module:
-        return old
-    return _WrappedHook(hook, owner)
+def _holds_old(cell: Any, new_of: NewOf) -> bool:
+    try:
+        return _is_concerned(cell.cell_contents, new_of, {})
+    except ValueError:  # not assigned yet
+        return False
 
 
 def compiled(call: Any, module: Any) -> Any:

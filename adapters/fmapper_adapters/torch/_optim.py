@@ -267,8 +267,8 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _rest(node: Any) -> list[tuple[str, Any]]:
-    held = _attributes(node)
-    return [(name, v) for name, v in vars(node).items() if name not in held and name != "step"]
+    held = {*_attributes(node), _PER_OPTIMIZER, "step"}
+    return [(name, value) for name, value in vars(node).items() if name not in held]
 
 
 def _fill_attributes(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
