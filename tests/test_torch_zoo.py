@@ -171,6 +171,9 @@ WAYS = {
 }
 
 
+@pytest.mark.filterwarnings(
+    "ignore:LSTM with projections", "ignore:enable_nested_tensor", "ignore:Initializing zero-elem"
+)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_of_torch(name, way):

@@ -199,8 +199,11 @@ def _is_child(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     parts = value.values() if isinstance(value, dict) else value
-    if isinstance(value, dict | list | tuple) and any(isinstance(p, Module) for p in parts):
-        return True
+    if isinstance(value, dict | list | tuple):
+        if any(isinstance(part, Module) for part in parts):
+            return True
+        if all(type(part) in _SETTINGS or _bound.refers(part) for part in parts):
+            return False
     if isinstance(value, tuple | list) and all(type(item) in _SETTINGS for item in value):
         return False
     return is_dynamic(value) and holds_arrays(value)
@@ -326,6 +329,9 @@ def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
     ]
     if state.get(_COMPILED) is not None:
         state[_COMPILED] = _bound.compiled(state[_COMPILED], new)
+    if isinstance(new, torch.fx.GraphModule) and "_graph" in state:
+        state["_graph"] = copy.deepcopy(state["_graph"])  # it knows the module that it is of
+        state["_graph"].owning_module = new
     if not names and not tables:
         return
 
