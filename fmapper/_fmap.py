@@ -396,7 +396,7 @@ def _run(
                 elif type(open) is Kind:
                     slots[key] = new = f(child)
                     if open is FITTED:
-                        if isinstance(slots, Fitting):
+                        if new is not child and isinstance(slots, Fitting):
                             slots[key] = new = slots.fit(new, child)
                         if caching:
                             memo[i] = new

@@ -129,8 +129,10 @@ class Mover:
 
     def check_node(self, node: Any, node_type: _nodes.NodeType, where: Where) -> None:
         """Sees to it that a node holds no arrays that are not among its children."""
-        if self.strict is not False:
-            check_carried(node, node_type, where)
+        carried = node_type.carried
+        if self.strict is False or (carried is not None and not carried(node)):
+            return
+        check_carried(node, node_type, where)
 
     def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
         """Sees to it that an optimizer does not leave its model behind.

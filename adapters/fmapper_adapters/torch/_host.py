@@ -367,9 +367,12 @@ def as_parameter(
     values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A parameter with new values and all else of the old one, but for its gradient."""
-    differentiable = values.is_floating_point() or values.is_complex()
-    new = torch.nn.Parameter(values.detach(), requires_grad=old.requires_grad and differentiable)
-    new.__class__ = type(old)
+    grows = old.requires_grad and (values.is_floating_point() or values.is_complex())
+    if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
+        new = torch.Tensor._make_subclass(type(old), values, grows)
+    else:
+        new = torch.nn.Parameter(values.detach(), requires_grad=grows)
+        new.__class__ = type(old)
     _carry(old, new, grad)
     return new
 

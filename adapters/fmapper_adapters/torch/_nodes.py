@@ -58,7 +58,7 @@ def node_type(cls: type) -> NodeType | None:
     numbered = issubclass(cls, _SEQUENCES)
     wrapper = _is_compiled(cls)
     lazy = issubclass(cls, torch.nn.modules.lazy.LazyModuleMixin)
-    extra = _extra_of_class()
+    settings_only = _settings_only_of_class()
 
     def items(module: Any) -> list[tuple[Any, Any]]:
         state = module.__dict__
@@ -69,9 +69,12 @@ def node_type(cls: type) -> NodeType | None:
             found += state["_modules"].items()
         if numbered:
             found = [(_number(name), child) for name, child in found]
-        if len(state) > _OWN_STATE:
-            found += extra(state)
+        if not settings_only(state):
+            found += _extra(state)
         return found
+
+    def carried(module: Any) -> list[tuple[str, Any]]:
+        return [] if settings_only(module.__dict__) else _carried(module)
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
         known = module.__dict__
@@ -81,10 +84,11 @@ def node_type(cls: type) -> NodeType | None:
         hooked = _own_hooks(state)
         new: Any = _new(cls)
         _set(new, "__dict__", state)
-        if hooked or len(known) > _OWN_STATE:
+        plain = settings_only(known)
+        if hooked or not plain:
             _refer_anew(module, new, state, keep)
         parameters, modules = known["_parameters"], known["_modules"]
-        if known["_buffers"] or wrapper or (len(known) > _OWN_STATE and extra(known)):
+        if known["_buffers"] or wrapper or not (plain or not _extra(known)):
             pass
         elif parameters and not modules and not numbered:  # commonest: a layer
             source = parameters.copy()
@@ -102,7 +106,7 @@ def node_type(cls: type) -> NodeType | None:
         finish = partial(_fill, module, new, state, keep)
         return new, iter(found), _Parameters(), finish
 
-    return NodeType.opening(open, items, carried=_carried, put=partial(_put, numbered))
+    return NodeType.opening(open, items, carried=carried, put=partial(_put, numbered))
 
 
 def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
@@ -163,26 +167,35 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
-def _extra_of_class() -> Callable[[dict[str, Any]], list[tuple[str, Any]]]:
-    """`_extra` for one class, quick where all attributes are plain settings, as the last time."""
-    last: tuple[int, Callable[[dict[str, Any]], tuple[Any, ...]]] = (-1, tuple)
-    only_settings = _SETTINGS.issuperset
+def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
+    """For one class: whether all attributes of an instance are plain settings; made to be quick.
 
-    def extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
+    It is often asked and nearly always true, of the same names as the last time.
+    """
+    last: tuple[int, Callable[[dict[str, Any]], tuple[Any, ...]]] = (-1, tuple)
+    are_settings = _SETTINGS.issuperset
+
+    def settings_only(state: dict[str, Any]) -> bool:
         nonlocal last
         count, values = last
-        if len(state) == count:
-            try:
-                if only_settings(map(type, values(state))):
-                    return []
-            except KeyError:  # as many attributes, but others
-                pass
-        names = [name for name in state if name not in _INTERNAL]
-        # One name more, so that itemgetter gives a tuple in any case.
-        last = len(state), itemgetter("training", *names)
-        return _extra(state)
+        if len(state) <= _OWN_STATE:
+            return True
+        try:
+            if len(state) != count:
+                raise KeyError
+            found = values(state)
+        except KeyError:  # other attributes than the last time
+            names = [name for name in state if name not in _INTERNAL]
+            # One name more, so that itemgetter gives a tuple in any case.
+            last = len(state), itemgetter("training", *names)
+            found = last[1](state)
+        if are_settings(map(type, found)):
+            return True
+        return all(
+            are_settings(map(type, x)) if type(x) is tuple else type(x) in _SETTINGS for x in found
+        )
 
-    return extra
+    return settings_only
 
 
 def _number(name: str) -> int | str:
