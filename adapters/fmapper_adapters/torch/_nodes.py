@@ -186,8 +186,10 @@ def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
             found = values(state)
         except KeyError:  # other attributes than the last time
             names = [name for name in state if name not in _INTERNAL]
+            if not names:
+                return True
             # One name more, so that itemgetter gives a tuple in any case.
-            last = len(state), itemgetter("training", *names)
+            last = len(state), itemgetter(names[0], *names)
             found = last[1](state)
         if are_settings(map(type, found)):
             return True
