@@ -68,7 +68,8 @@ def node_type(cls: type) -> NodeType | None:
         if state["_modules"]:
             found += state["_modules"].items()
         if numbered:
-            found = [(_number(name), child) for name, child in found]
+            names = _numbers(tuple([name for name, _ in found]))
+            found = [(name, child) for name, (_, child) in zip(names, found, strict=True)]
         if not settings_only(state):
             found += _extra(state)
         return found
@@ -231,7 +232,9 @@ class _Parameters(Fitting):
 
     def fit(self, new: Any, old: Any) -> Any:
         """A parameter, unless the module will not have it."""
-        if new is old or not isinstance(new, torch.Tensor) or isinstance(new, torch.nn.Parameter):
+        if type(new) is not torch.Tensor and (
+            not isinstance(new, torch.Tensor) or isinstance(new, torch.nn.Parameter)
+        ):
             return new
         if torch._C._functorch.is_functorch_wrapped_tensor(new):
             return new  # inside torch.func a parameter would cut the gradient off
@@ -283,8 +286,9 @@ def _fill_parameters(
 def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep: Keep) -> None:
     """Makes parameters of what takes the place of parameters."""
     for name, new in slots.items():
-        if new is not known[name]:
-            slots[name] = _tensor(old, name, known[name], new, keep)
+        old_tensor = known[name]
+        if new is not old_tensor and type(new) is not type(old_tensor):
+            slots[name] = _tensor(old, name, old_tensor, new, keep)
 
 
 def _fill_modules(
