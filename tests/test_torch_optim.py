@@ -41,7 +41,7 @@ def make_model():
 def train(model, optimizer, steps=3, start=0):
     for step in range(start, start + steps):
         x = torch.randn(5, 3, generator=torch.Generator().manual_seed(step))
-        x = x.to(next(model.parameters()).dtype)
+        x = x.to(next(model.parameters()))
 
         def closure(x=x):
             optimizer.zero_grad()
@@ -141,6 +141,29 @@ def test_an_optimizer_alone_would_leave_its_model(pair):
     assert alone.param_groups[0]["params"][0] is not model[0].weight
     by_hand = to_cpu(copy=True)((optimizer, list(model.parameters())))
     assert by_hand[0].param_groups[0]["params"][0] is by_hand[1][0]
+
+
+@pytest.mark.gpu("torch")
+@pytest.mark.parametrize("name", ["momentum", "AdamW", "Adam fused"])
+def test_on_a_gpu_it_goes_on_as_with_load_state_dict(name):
+    model = make_model()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    train(model, optimizer)
+    twin = copy.deepcopy(model).to("cuda")
+    twin_optimizer = OPTIMIZERS[name](twin.parameters())
+    twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    new_optimizer, new_model = fmapper.to_device("cuda")((optimizer, model))
+    devices = [
+        {key: entry.device for key, entry in one.state[parameters].items() if entry is not None}
+        for one, parameters in (
+            (new_optimizer, new_model[0].weight),
+            (twin_optimizer, twin[0].weight),
+        )
+    ]
+    assert devices[0] == devices[1]
+    train(new_model, new_optimizer, start=3)
+    train(twin, twin_optimizer, start=3)
+    assert_equal_but_apart(new_model, twin)
 
 
 def test_a_cache_carries_the_model_over_to_a_second_call(pair):
