@@ -42,6 +42,7 @@ from fmapper._fmap import (
 )
 from fmapper._functor import functor, leaf
 from fmapper._holders import holds_arrays
+from fmapper._inplace import move_
 from fmapper._keypath import BoxKey, KeyPath
 from fmapper._loader import DeviceLoader
 from fmapper._move import (
@@ -54,7 +55,7 @@ from fmapper._move import (
     to_torch,
 )
 from fmapper._namespace import array_namespace
-from fmapper._nodes import NodeType
+from fmapper._nodes import Aside, Fitting, NodeType, at_end, refitted
 from fmapper._paths import get_path, has_path, set_path
 from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
@@ -65,6 +66,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Adapter",
+    "Aside",
     "BackendUnavailableError",
     "BatchError",
     "BoxKey",
@@ -77,6 +79,7 @@ __all__ = [
     "DeviceLoader",
     "DeviceUnavailableError",
     "Exchange",
+    "Fitting",
     "FmapperError",
     "FmapperWarning",
     "KeyPath",
@@ -99,6 +102,7 @@ __all__ = [
     "TieWarning",
     "UnsupportedLeafError",
     "array_namespace",
+    "at_end",
     "children",
     "collecting_walk",
     "default_walk",
@@ -121,9 +125,11 @@ __all__ = [
     "is_leaf",
     "leaf",
     "load_state",
+    "move_",
     "plan",
     "put_together",
     "rebuild",
+    "refitted",
     "register_adapter",
     "set_path",
     "state",

@@ -132,6 +132,13 @@ class Adapter(ABC):
         """Whether equal arrays of a class are one object, as `np.True_`: no sign of a tie."""
         return False
 
+    def is_fitted_type(self, cls: type) -> bool:
+        """Whether nodes of this framework wrap what takes the place of arrays of a class.
+
+        The slots of such nodes are `Fitting`: what they make of it is there at all its places.
+        """
+        return False
+
     @abstractmethod
     def device(self, array: Any) -> Device:
         """Where an array lives."""
@@ -289,6 +296,14 @@ class Adapter(ABC):
     def like(self, new: Any, old: Any) -> Any:
         """`new` as what `old` is beside its values: a parameter, for example."""
         return new
+
+    def swap(self, old: Any, new: Any) -> Callable[[], object] | None:
+        """Gives an array that others hold references to the contents of another one, in place.
+
+        Returns:
+            What takes that back; None where arrays of this kind are replaced by new ones instead.
+        """
+        return None
 
     # random generators
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fmapper._errors import FmapperError
 from fmapper._keypath import Link
-from fmapper._nodes import ATOM, INTERNED, LEAF, NodeType, kind_of, kinds
+from fmapper._nodes import ATOM, INTERNED, LEAF, Aside, NodeType, kind_of, kinds
 from fmapper._visit import visit
 
 Where = Callable[[Any], Link]
@@ -29,6 +29,21 @@ class LeafBatch(Protocol):
 
     def check_node(self, node: Any, node_type: NodeType, where: Where) -> None:
         """Called with every node before the leaves are moved; `where(node)` is its path."""
+        ...
+
+    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
+        """Called where a node borrows a leaf that nothing else in the tree has.
+
+        Args:
+            node: The node.
+            missing: The leaf.
+            where: Gives the path of either.
+        """
+        ...
+
+    @property
+    def uncast(self) -> LeafBatch:
+        """The same for leaves that are to keep their dtype."""
         ...
 
 
@@ -58,19 +73,22 @@ class MovedLeaves:
         self._batch = batch
         self._visit = partial(visit, tree, is_leaf=is_leaf, once=once, known=known)
         self._once = once
-        self._links: list[Link] = []
+        self._links: dict[int, Link] = {}
+        self._aside: dict[int, tuple[Any, Aside]] = {}
         self._pending: dict[int, deque[Any]] = {}
         self.memo: dict[Any, Any] = {}
         if once:
-            self._leaves = _collected(tree, is_leaf, known, self._check)  # valid ids need them
-            new = batch.move_leaves([*self._leaves.values()], self._where)
+            # The ids are valid as long as the leaves are kept.
+            self._leaves = _collected(tree, is_leaf, known, self._check, self._check_borrowed)
+            new = self._moved([*self._leaves.values()])
             self.memo = dict(zip(self._leaves, new, strict=True))
             return
+        # Ties are cut, so this time nobody asks whose the parameters of an optimizer are.
         for _, value, kind in self._visit():
             if isinstance(kind, NodeType):
                 self._check(value, kind)
         leaves = [leaf for _, leaf in self._visited()]
-        for leaf, result in zip(leaves, batch.move_leaves(leaves, self._where), strict=True):
+        for leaf, result in zip(leaves, self._moved(leaves), strict=True):
             self._pending.setdefault(id(leaf), deque()).append(result)
 
     def __call__(self, leaf: Any) -> Any:
@@ -86,8 +104,27 @@ class MovedLeaves:
         # It was not there before: its node has made it on the fly.
         return self._batch.move_leaves([leaf], lambda _: None)[0]
 
+    def _moved(self, leaves: list[Any]) -> Sequence[Any]:
+        """What all leaves have become, those that do not go with the others included."""
+        if not self._aside:
+            return self._batch.move_leaves(leaves, self._where(leaves))
+        results = list(leaves)
+        rules = [self._aside.get(id(leaf), (leaf, None))[1] for leaf in leaves]
+        for rule, batch in ((None, self._batch), (Aside.UNCAST, self._batch.uncast)):
+            chosen = [at for at, own in enumerate(rules) if own is rule]
+            if chosen:
+                part = [leaves[at] for at in chosen]
+                for at, new in zip(chosen, batch.move_leaves(part, self._where(part)), strict=True):
+                    results[at] = new
+        return results
+
     def _check(self, node: Any, node_type: NodeType) -> None:
-        self._batch.check_node(node, node_type, self._where_node)
+        if node_type.aside is not None:
+            self._aside.update((id(leaf), (leaf, rule)) for leaf, rule in node_type.aside(node))
+        self._batch.check_node(node, node_type, self._where_any)
+
+    def _check_borrowed(self, node: Any, missing: Any) -> None:
+        self._batch.check_borrowed(node, missing, self._where_any)
 
     def _visited(self) -> Iterator[tuple[Link, Any]]:
         met = set()
@@ -97,13 +134,19 @@ class MovedLeaves:
                     met.add(id(value))
                 yield link, value
 
-    def _where(self, index: int) -> Link:
-        if not self._links:
-            self._links = [link for link, _ in self._visited()]
-        return self._links[index]
+    def _where(self, leaves: Sequence[Any]) -> Where:
+        """The paths of some leaves, by their index."""
 
-    def _where_node(self, node: Any) -> Link:
-        return next((link for link, value, _ in self._visit() if value is node), None)
+        def where(index: int) -> Link:
+            if not self._links:
+                for link, leaf in self._visited():
+                    self._links.setdefault(id(leaf), link)
+            return self._links[id(leaves[index])]
+
+        return where
+
+    def _where_any(self, wanted: Any) -> Link:
+        return next((link for link, value, _ in self._visit() if value is wanted), None)
 
 
 def _collected(
@@ -111,11 +154,17 @@ def _collected(
     is_leaf: Callable[[Any], bool] | None,
     known: Mapping[Any, Any] | None,
     check: Callable[[Any, NodeType], None],
+    check_borrowed: Callable[[Any, Any], None],
 ) -> dict[int, Any]:
-    """Each leaf of a tree by its id, without its path, which costs more than all the rest."""
+    """Each leaf of a tree by its id, without its path, which costs more than all the rest.
+
+    Nodes that borrow leaves come last, and what they borrow comes after all else.
+    """
     seen: dict[Any, Any] = dict(known or ())
     leaves: dict[int, Any] = {}
     stack: list[Any] = []
+    borrowers: list[tuple[Any, NodeType]] = []
+    debts: list[tuple[Any, Any]] = []
     items: Any = iter(((None, tree),))
     while True:
         for _, child in items:
@@ -135,6 +184,9 @@ def _collected(
             elif isinstance(kind, NodeType):
                 seen[i] = child
                 check(child, kind)
+                if kind.borrowed:
+                    borrowers.append((child, kind))
+                    continue
                 try:
                     inner = iter(kind.items(child))
                 except FmapperError:  # this walk raises it too, and knows the path
@@ -145,6 +197,22 @@ def _collected(
                 items = inner
                 break
         else:
-            if not stack:
+            if stack:
+                items = stack.pop()
+            elif borrowers:
+                node, kind = borrowers.pop(0)
+                own = []
+                for key, child in kind.items(node):
+                    if key in kind.borrowed:
+                        debts.append((node, child))
+                    else:
+                        own.append((key, child))
+                items = iter(own)
+            elif debts:
+                node, child = debts.pop(0)
+                for _, leaf, leaf_kind in visit(child, is_leaf=is_leaf, once=True):
+                    if leaf_kind is None and id(leaf) not in leaves and id(leaf) not in seen:
+                        check_borrowed(node, leaf)
+                items = iter(((None, child),))
+            else:
                 return leaves
-            items = stack.pop()

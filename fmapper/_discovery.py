@@ -195,5 +195,11 @@ def _array_kind(cls: type) -> Kind | None:
     return Kind.INTERNED if interned else Kind.LEAF
 
 
+def _is_fitted(cls: type) -> bool:
+    return any(adapter.is_fitted_type(cls) for adapter in adapters())
+
+
 _nodes.before_walk(load_new)
-_nodes.add_finders(framework=_framework_type, registry=_registered_type, leaf=_array_kind)
+_nodes.add_finders(
+    framework=_framework_type, registry=_registered_type, leaf=_array_kind, fitted=_is_fitted
+)

@@ -14,11 +14,14 @@ from fmapper._errors import CycleError, FmapperError, StructureMismatchError
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._nodes import (
     CHILDLESS,
+    FITTED,
     LEAF,
     LEAVES,
     PENDING,
     WITHOUT_IDENTITY,
+    Fitting,
     Item,
+    Kept,
     Kind,
     NodeType,
     node_type_of,
@@ -391,7 +394,12 @@ def _run(
                 if open is remembered:
                     memo[i] = slots[key] = f(child)
                 elif type(open) is Kind:
-                    slots[key] = f(child)
+                    slots[key] = new = f(child)
+                    if open is FITTED:
+                        if new is not child and isinstance(slots, Fitting):
+                            slots[key] = new = slots.fit(new, child)
+                        if caching:
+                            memo[i] = new
                 elif is_leaf is not None and is_leaf(child):
                     slots[key] = new = f(child)
                     if caching and child is not None and child is not _EMPTY:
@@ -452,7 +460,7 @@ class _Map:
     walk: Walk | None
     with_path: bool = False
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)  # may know results beforehand
-    kept: list[Any] = dataclasses.field(init=False)
+    kept: Kept = dataclasses.field(init=False)
     tree: Any = None
 
     def __call__(self, tree: Any, rest: tuple[Any, ...] = ()) -> Any:
@@ -460,7 +468,7 @@ class _Map:
         if self.prune is not UNSET and self.cache is None:
             raise ValueError("prune= needs the memo: leave cache=None out.")
         self.tree = tree
-        self.kept = []
+        self.kept = Kept()
         if isinstance(self.cache, dict):
             return self._with_users_cache(self.cache, rest)
         return self._run(rest)
@@ -469,23 +477,23 @@ class _Map:
         """Maps with a memo that outlives the call; if the map fails, it is left as it was."""
         entries = len(cache)
         kept = cache.setdefault(id(cache), [])
-        objects = len(kept)
-        self.memo, self.kept = cache, kept
-        kept.append((self.tree, rest))
+        self.memo = cache
+        self.kept.append((self.tree, rest))
         try:
-            return self._run(rest)
+            result = self._run(rest)
         except BaseException:
-            del kept[objects:]
             for added in list(cache)[entries:]:
                 del cache[added]
             raise
+        kept.extend(self.kept)
+        return result
 
     def _run(self, rest: tuple[Any, ...]) -> Any:
         if self.walk not in (None, default_walk, structural_walk):
             return self._recurse(*([KeyPath()] * self.with_path), self.tree, *rest)
         cursor = _Cursor(rest, self.kept.append) if rest or self.with_path else None
         plain = self.walk is structural_walk
-        return _run(
+        result = _run(
             self.f if cursor is None else self._leaf_call(cursor),
             self.tree,
             openers=_nodes.plain_openers if plain else _nodes.openers,
@@ -497,6 +505,25 @@ class _Map:
             prune=self.prune,
             cursor=cursor,
         )
+        if self.kept.at_end or self.kept.refitted:
+            return self._completed(result, several=bool(rest))
+        return result
+
+    def _completed(self, result: Any, *, several: bool) -> Any:
+        """Does what could only be done when all nodes were there."""
+        if self.kept.at_end:
+            memo = self.memo
+            if several:
+                memo = {i[0]: new for i, new in memo.items() if isinstance(i, tuple)}
+            for todo in self.kept.at_end:
+                todo(lambda old: memo.get(id(old), old))
+        if self.kept.refitted:
+            fitted = {id(before): after for before, after in self.kept.refitted}
+            again = _Map(lambda leaf: leaf, None, UNSET, UNSET, None, memo=fitted)
+            result = again(result)
+            for i, new in self.memo.items():
+                self.memo[i] = again.memo.get(id(new), new)
+        return result
 
     def _leaf_call(self, cursor: _Cursor) -> Callable[[Any], Any]:
         f = self.f

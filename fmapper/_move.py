@@ -15,6 +15,7 @@ from fmapper._dtypes import dtype_name, wanted_dtype
 from fmapper._errors import (
     DeviceError,
     DeviceUnavailableError,
+    MoveError,
     NoGPUWarning,
     UnsupportedLeafError,
 )
@@ -128,8 +129,31 @@ class Mover:
 
     def check_node(self, node: Any, node_type: _nodes.NodeType, where: Where) -> None:
         """Sees to it that a node holds no arrays that are not among its children."""
+        carried = node_type.carried
+        if self.strict is False or (carried is not None and not carried(node)):
+            return
+        check_carried(node, node_type, where)
+
+    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
+        """Sees to it that an optimizer does not leave its model behind.
+
+        Raises:
+            MoveError: It would.
+        """
         if self.strict is not False:
-            check_carried(node, node_type, where)
+            name = type(node).__name__
+            raise MoveError(
+                f"{format_link(where(node))}: {name} works on arrays that nothing else in this "
+                f"tree holds ({format_link(where(missing))} is the first): moved alone, it would "
+                f"no longer work on those of its model. Move both at once, as in "
+                f"model, optimizer = fmapper.fmap({self!r}, (model, optimizer)); "
+                f"or pass strict=False to move it alone. {UNTOUCHED}"
+            )
+
+    @property
+    def uncast(self) -> Mover:
+        """The same without a change of dtype; the report says of the others what there is."""
+        return dataclasses.replace(self, dtype=None, report=None)
 
     def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
         """What is to become of the arrays among leaves, and which leaves are none.

@@ -8,7 +8,7 @@ import numbers
 import types
 import typing
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fmapper._errors import DeclarationError, FmapperError, RebuildError
@@ -30,11 +30,59 @@ class Kind(enum.Enum):
     INTERNED = "an atom that counts as an array when it is moved: np.True_ and np.False_"
     CHILDLESS = "a node without children that is its own copy: None and ()"
     PENDING = "a node that exists only once its children do"
+    FITTED = "a leaf of which some nodes make something of their own: torch modules, parameters"
 
 
-LEAF, ATOM, INTERNED, CHILDLESS, PENDING = Kind
+LEAF, ATOM, INTERNED, CHILDLESS, PENDING, FITTED = Kind
 LEAVES = frozenset({LEAF, ATOM, INTERNED})
 WITHOUT_IDENTITY = frozenset({ATOM, INTERNED})
+
+
+class Aside(enum.Enum):
+    """What a mover is to do with a leaf that does not go with the others."""
+
+    STAYS = "it stays where it is and what it is"
+    UNCAST = "it moves, but keeps its dtype"
+
+
+class Fitting(dict[Any, Any]):
+    """Slots whose node makes something of its own of a leaf, which is then so at every place."""
+
+    __slots__ = ()
+
+    def fit(self, new: Any, old: Any) -> Any:
+        """What `new` is to be where `old` was."""
+        raise NotImplementedError
+
+
+class Kept(list[Any]):
+    """What must outlive a walk, and what is left to do at its end.
+
+    Attributes:
+        at_end: Called with a function that gives what an object of the tree has become, and the
+            object itself if it was not in the tree.
+        refitted: What was fitted only after it had been put elsewhere, and what it has become.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_end: list[Callable[[Callable[[Any], Any]], None]] = []
+        self.refitted: list[tuple[Any, Any]] = []
+
+
+def at_end(keep: Callable[[Any], None], todo: Callable[[Callable[[Any], Any]], None]) -> None:
+    """For openers: has `todo(new_of)` called when all nodes of the tree are rebuilt."""
+    kept = getattr(keep, "__self__", None)
+    if isinstance(kept, Kept):
+        kept.at_end.append(todo)
+
+
+def refitted(keep: Callable[[Any], None], before: Any, after: Any) -> None:
+    """For openers: says that a leaf was fitted too late, so that other places get it too."""
+    kept = getattr(keep, "__self__", None)
+    if isinstance(kept, Kept):
+        kept.refitted.append((before, after))
+
 
 Item: TypeAlias = "tuple[Any, Any]"
 Finish: TypeAlias = "Callable[[Any], Any] | None"
@@ -68,9 +116,13 @@ class NodeType:
         plain: What `fmapstructure` puts in its place: dict, list or tuple.
         carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
             it that there are no arrays in it.
+        borrowed: Keys of children with arrays that belong to others, as the parameters of an
+            optimizer do to its model; movers see to it that the others are in the tree, too.
+        aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
+        put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
     """
 
-    __slots__ = ("_items", "carried", "open", "plain")
+    __slots__ = ("_items", "aside", "borrowed", "carried", "open", "plain", "put")
 
     def __init__(
         self,
@@ -81,6 +133,9 @@ class NodeType:
         fill: Callable[[Any, Any, Mapping[Any, Any]], None] | None = None,
         plain: type = dict,
         carried: Callable[[Any], Iterable[Item]] | None = None,
+        borrowed: Sequence[Any] = (),
+        aside: Callable[[Any], Iterable[tuple[Any, Aside]]] | None = None,
+        put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
     ) -> None:
         def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
             assert rebuild is not None
@@ -107,6 +162,9 @@ class NodeType:
         self.open: Opener = open_built_last if shell is None else open_shell_first
         self.plain = plain
         self.carried = carried
+        self.borrowed = tuple(borrowed)
+        self.aside = aside
+        self.put = put
 
     @classmethod
     def opening(
@@ -115,6 +173,7 @@ class NodeType:
         items: Callable[[Any], Iterable[Item]],
         plain: type = dict,
         carried: Callable[[Any], Iterable[Item]] | None = None,
+        put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
     ) -> NodeType:
         """A node type from an opener of its own: the fast way, for types that are walked often."""
         made: NodeType = _new(cls)
@@ -122,6 +181,9 @@ class NodeType:
         made._items = items
         made.plain = plain
         made.carried = carried
+        made.borrowed = ()
+        made.aside = None
+        made.put = put
         return made
 
     def items(self, node: Any) -> Iterable[Item]:
@@ -575,6 +637,7 @@ Finder = Callable[[type], "NodeType | None"]
 _framework_finders: list[Finder] = []
 _registry_finders: list[Finder] = []
 _leaf_finders: list[Callable[[type], Kind | None]] = []
+_fit_finders: list[Callable[[type], bool]] = []
 _on_functor: list[Callable[[type], None]] = []
 
 kinds: dict[type, NodeType | Kind] = {}
@@ -585,7 +648,11 @@ _generation = [object()]  # another object after every declaration; one assignme
 
 
 def add_finders(
-    *, framework: Finder, registry: Finder, leaf: Callable[[type], Kind | None]
+    *,
+    framework: Finder,
+    registry: Finder,
+    leaf: Callable[[type], Kind | None],
+    fitted: Callable[[type], bool] = lambda _: False,
 ) -> None:
     """Has the look-up ask others too.
 
@@ -593,10 +660,12 @@ def add_finders(
         framework: The node type that a framework's adapter has for a class of its framework.
         registry: The node type for a class in somebody's pytree registry, by exact type.
         leaf: LEAF for a class of arrays, INTERNED for one of such constants, None for any other.
+        fitted: Whether there are nodes with slots that are `Fitting` for such leaves.
     """
     _framework_finders.append(framework)
     _registry_finders.append(registry)
     _leaf_finders.append(leaf)
+    _fit_finders.append(fitted)
 
 
 def on_functor(listener: Callable[[type], None]) -> None:
@@ -667,8 +736,15 @@ def node_type_of(node: Any) -> NodeType | None:
 
 def opener_of(cls: type) -> Opener | Kind:
     """What `openers[cls]` is to be; entered there."""
-    found: Opener | Kind = _found_once(openers, cls, lambda cls: _opener(kind_of(cls), "open"))
+    found: Opener | Kind = _found_once(openers, cls, _opener_of_class)
     return found
+
+
+def _opener_of_class(cls: type) -> Opener | Kind:
+    kind = kind_of(cls)
+    if kind is LEAF and any(fits(cls) for fits in _fit_finders):
+        return FITTED
+    return _opener(kind, "open")
 
 
 def plain_opener_of(cls: type) -> Opener | Kind:

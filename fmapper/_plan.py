@@ -151,6 +151,15 @@ class Router(Protocol):
         """Raises for a node that holds arrays beside its children."""
         ...
 
+    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
+        """Raises for a node that borrows an array that nothing else in the tree has."""
+        ...
+
+    @property
+    def uncast(self) -> Router:
+        """The same without a change of dtype."""
+        ...
+
     def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
         """What is to become of the arrays among leaves, and which leaves are none."""
         ...
@@ -209,8 +218,22 @@ class _Planner:
                 PlannedLeaf(KeyPath.from_link(where(node)), "refused", _reason(error))
             )
 
+    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
+        try:
+            self.mover.check_borrowed(node, missing, where)
+        except FmapperError as error:
+            path = KeyPath.from_link(where(node))
+            if path not in [known.path for known in self.nodes]:
+                self.nodes.append(PlannedLeaf(path, "refused", _reason(error)))
+
+    @property
+    def uncast(self) -> _Planner:
+        other = _Planner(self.mover.uncast)
+        other.nodes, other.leaves = self.nodes, self.leaves
+        return other
+
     def move_leaves(self, leaves: Sequence[Any], where: Where) -> Sequence[Any]:
-        self.leaves = planned(self.mover, leaves, where)
+        self.leaves += planned(self.mover, leaves, where)
         return leaves
 
 

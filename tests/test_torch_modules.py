@@ -1,10 +1,14 @@
 """`torch.nn.Module` as a node: a new module comes back, with everything that the old one had."""
 
+import functools
+import threading
+import weakref
+
 import numpy as np
 import pytest
 
 import fmapper
-from fmapper import fmap, to_torch
+from fmapper import fmap, to_cpu, to_torch
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -214,3 +218,248 @@ def test_modules_of_torch_come_back_equal(module):
     assert list(old_state) == list(new_state)
     assert all(torch.equal(old_state[name], new_state[name]) for name in old_state)
     assert [type(p) for p in new.parameters()] == [type(p) for p in module.parameters()]
+
+
+# --- what refers to the module -------------------------------------------------------------------
+
+
+def zero(x):
+    return torch.zeros_like(x)
+
+
+def wrapped(compute):
+    return lambda x: compute(x) + 0
+
+
+class SelfReferring(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.call = {
+            "bound method": self.compute,
+            "closure": lambda x: self.inner(x) + 0,
+            "closure over a method": wrapped(self.compute),
+            "partial": functools.partial(self.compute),
+            "partial of a module": functools.partial(lambda m, x: m(x), self.inner),
+            "method of a child": self.inner.forward,
+            "weak reference": weakref.ref(self.inner),
+            "list": [self.compute],
+        }[way]
+
+    def compute(self, x):
+        return self.inner(x)
+
+    def forward(self, x):
+        call = self.call[0] if isinstance(self.call, list) else self.call
+        return call()(x) if isinstance(call, weakref.ref) else call(x)
+
+
+REFERENCES = [
+    "bound method",
+    "closure",
+    "closure over a method",
+    "partial",
+    "partial of a module",
+    "method of a child",
+    "weak reference",
+    "list",
+]
+
+
+@pytest.mark.parametrize("way", REFERENCES)
+def test_what_refers_to_the_old_module_refers_to_the_new_one(way):
+    module = SelfReferring(way)
+    x = torch.ones(1, 2)
+    expected = module(x)
+    new = fmap(zero, module)
+    assert not new(x).any()
+    assert torch.equal(module(x), expected)
+    moved = to_torch(dtype="float64")(to_torch(dtype="float16")(module))
+    assert moved(x.double()).dtype == torch.float64
+    assert list(fmapper.state(module)) == ["inner.weight", "inner.bias"]
+
+
+def test_a_method_of_a_parent_held_by_a_child_and_one_of_a_stranger():
+    parent, stranger = SelfReferring("bound method"), nn.Linear(2, 2)
+    parent.inner.above = parent.compute
+    new = fmap(zero, [parent])[0]
+    assert new.inner.above.__self__ is new
+    parent.inner.above = stranger.forward
+    assert fmap(zero, parent).inner.above.__self__ is stranger
+    with pytest.raises(fmapper.NotAFunctorError, match=r"inner: Linear holds arrays in \.above"):
+        to_torch(dtype="float64")(parent)
+
+
+def test_a_recursive_closure_keeps_what_it_shares():
+    module = nn.Linear(2, 2)
+    count = 0
+
+    def call(x, depth=1):
+        nonlocal count
+        count += 1
+        return call(x, depth - 1) if depth else module(x)
+
+    module.call = call
+    new = fmap(zero, module)
+    assert not new.call(torch.ones(1, 2)).any()
+    assert module.call(torch.ones(1, 2)).any()
+    assert count == 4
+
+
+def test_hooks_that_are_methods_and_their_handles():
+    class Features(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(2, 2)
+            self.seen = []
+            self.handle = self.register_forward_hook(self.remember)
+            self.body.register_forward_hook(self.remember)
+            self.register_load_state_dict_pre_hook(self.before_load)
+
+        def remember(self, *_):
+            self.seen.append(len(self.seen))
+
+        @staticmethod
+        def before_load(module, *_):
+            module.seen.append("load")
+
+        def forward(self, x):
+            return self.body(x)
+
+    old = Features()
+    new = fmap(lambda x: x.clone(), old)
+    new.seen = []
+    new(torch.ones(1, 2))
+    assert (old.seen, new.seen) == ([], [0, 1])
+    new.load_state_dict(old.state_dict())
+    assert (old.seen, new.seen) == ([], [0, 1, "load"])
+    new.handle.remove()
+    assert len(old._forward_hooks) == 1
+    assert not new._forward_hooks
+
+
+def test_hooks_of_parameters_are_kept():
+    module, calls = nn.Linear(2, 2), []
+    module.weight.register_hook(lambda grad: calls.append("grad"))
+    module.weight.register_post_accumulate_grad_hook(lambda p: calls.append("accumulated"))
+    for new in (fmap(lambda x: x.clone(), module), to_torch(dtype="float64")(module)):
+        calls.clear()
+        new(torch.ones(1, 2, dtype=new.weight.dtype)).sum().backward()
+        assert calls == ["grad", "accumulated"]
+    assert module.weight.grad is None
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_module_computes_with_the_new_weights(in_place):
+    module = nn.Sequential(nn.Linear(2, 2))
+    if in_place:
+        module.compile(backend="eager", dynamic=False)
+    compiled = module if in_place else torch.compile(module, backend="eager")
+    x = torch.ones(1, 2)
+    expected = compiled(x)
+    new = fmap(zero, compiled)
+    assert type(new) is type(compiled)
+    assert not new(x).any()
+    assert torch.equal(compiled(x), expected)
+    assert list(new.state_dict()) == list(compiled.state_dict())
+    if in_place:
+        assert new._compiled_call_impl is not None
+    else:
+        assert new._orig_mod is not module
+    assert to_torch(dtype="float64")(compiled)(x.double()).dtype == torch.float64
+
+
+def test_an_exported_graph_knows_its_module():
+    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2)))
+    new = to_torch(dtype="float64")(to_torch(dtype="float16")(graph))
+    assert new.graph.owning_module is new
+    assert graph.graph.owning_module is graph
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("way", ["script", "trace"])
+def test_torchscript_is_refused_by_name(way):
+    inner = nn.Linear(2, 2)
+    module = (
+        torch.jit.script(inner) if way == "script" else torch.jit.trace(inner, torch.ones(1, 2))
+    )
+    for use in (to_cpu, fmapper.state, lambda tree: fmap(zero, tree)):
+        with pytest.raises(fmapper.UnsupportedLeafError, match=r"^model\[0\]: .*TorchScript"):
+            use([module])
+
+
+def test_lazy_modules_are_refused_until_they_have_run():
+    lazy = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(
+        fmapper.RebuildError, match=r"^model\[0\]: LazyLinear .*run the module once"
+    ):
+        fmap(lambda x: x, lazy)
+    with pytest.raises(fmapper.UnsupportedLeafError, match=r"\[0\]\.weight"):
+        to_cpu(copy=True)(lazy)
+    lazy(torch.ones(1, 3))
+    assert to_cpu(copy=True)(lazy)[0].weight.shape == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_quantized_modules_are_refused():
+    quantized = pytest.importorskip("torch.ao.nn.quantized")
+    if not torch.backends.quantized.supported_engines:
+        pytest.skip("this build of torch cannot quantize")
+    module = nn.Sequential(quantized.Linear(2, 2))
+    with pytest.raises(fmapper.UnsupportedLeafError, match="packed weights"):
+        to_cpu(module)
+
+
+@pytest.mark.parametrize("name", ["lock", "file"])
+def test_a_lock_or_a_file_is_carried_over(name, tmp_path):
+    module = nn.Linear(2, 2)
+    with (tmp_path / "log").open("w") as file:
+        module.other = threading.Lock() if name == "lock" else file
+        assert fmap(lambda x: x.clone(), module).other is module.other
+        assert to_cpu(copy=True)(module).other is module.other
+
+
+# --- ties with places outside -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        lambda m: (m, {"w": m.weight}),
+        lambda m: ({"w": m.weight}, m),
+        lambda m: [(m.weight,), m, [m]],
+        lambda m: {"m": m, "w": (m.weight, m.weight)},
+    ],
+)
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_parameter_outside_of_its_module_stays_tied(tree, cache):
+    module = nn.Linear(2, 2)
+    memo = {}
+    options = {"cache": memo} if cache else {}
+    new = fmap(lambda x: x.clone(), tree(module), **options)
+    found = fmapper.fcollect(new)
+    modules = [x for x in found if isinstance(x, nn.Module)]
+    parameters = [x for x in found if isinstance(x, torch.Tensor)]
+    assert len(modules) == 1
+    assert {id(p) for p in parameters} == {id(modules[0].weight), id(modules[0].bias)}
+    assert all(type(p) is nn.Parameter for p in parameters)
+    if cache:
+        assert fmap(lambda x: x.clone(), module, cache=memo) is modules[0]
+
+
+def test_a_parameter_that_no_module_holds_becomes_what_f_makes_of_it():
+    w = nn.Parameter(torch.ones(2))
+    assert fmap(lambda x: 2 * x, [w])[0].grad_fn is not None
+
+
+def test_a_step_on_a_module_and_its_gradients():
+    module = nn.Linear(2, 2)
+    grads = fmap(torch.ones_like, module)
+    tree = fmap(
+        lambda p, g: p - g, {"w": module.weight, "m": module}, {"w": grads.weight, "m": grads}
+    )
+    assert tree["w"] is tree["m"].weight
+    assert torch.equal(tree["w"], module.weight - 1)

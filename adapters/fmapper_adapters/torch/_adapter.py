@@ -11,7 +11,7 @@ import torch
 import torch.utils.dlpack
 
 from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType
-from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _threads
+from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _threads
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
@@ -27,6 +27,10 @@ class TorchAdapter(Adapter):
     def is_array_type(self, cls: type) -> bool:
         """Tensors and all subclasses."""
         return issubclass(cls, torch.Tensor)
+
+    def is_fitted_type(self, cls: type) -> bool:
+        """Parameters: modules make parameters of what takes their place."""
+        return issubclass(cls, torch.nn.Parameter)
 
     def device(self, array: Any) -> Device:
         """`array.device`."""
@@ -156,6 +160,10 @@ class TorchAdapter(Adapter):
             return new
         return new if isinstance(new, torch.nn.Parameter) else _host.as_parameter(new, old)
 
+    def swap(self, old: Any, new: Any) -> Callable[[], object] | None:
+        """As `Module.to` does: leaves of autograd stay the same objects."""
+        return _host.swap(old, new)
+
     def generator_device(self, x: Any) -> Device | None:
         """`generator.device`."""
         return _device(x.device) if isinstance(x, torch.Generator) else None
@@ -195,8 +203,8 @@ class TorchAdapter(Adapter):
         return _host.replaced(like, values, grad)
 
     def node_type(self, cls: type) -> NodeType | None:
-        """Modules."""
-        return _nodes.node_type(cls)
+        """Modules, optimizers, and what goes with them."""
+        return _nodes.node_type(cls) or _optim.node_type(cls)
 
     def registered_type(self, cls: type) -> NodeType | None:
         """What `torch.utils._pytree` has for exactly this class."""

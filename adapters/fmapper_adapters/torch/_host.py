@@ -6,8 +6,8 @@ import hashlib
 import importlib
 import math
 import operator
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -337,13 +337,46 @@ def replaced(
     return values
 
 
+def swap(old: torch.Tensor, new: Any) -> Callable[[], object] | None:
+    """Gives a parameter the values and the gradient of another one, by the rules of `Module.to`.
+
+    Returns:
+        What takes it back; None where `Module.to` would replace the parameter, too.
+    """
+    is_tied = isinstance(old, torch.nn.Parameter) or (old.is_leaf and old.requires_grad)
+    if not (is_tied and isinstance(new, torch.Tensor)):
+        return None
+    if torch.__future__.get_swap_module_params_on_conversion():
+        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
+        return partial(torch.utils.swap_tensors, old, new)
+    if torch.__future__.get_overwrite_module_params_on_conversion():
+        return None
+    pairs = [(old, new)]
+    if old.grad is not None and new.grad is not None:
+        pairs.append((old.grad, new.grad))
+    if not all(torch._has_compatible_shallow_copy_type(a, b) for a, b in pairs):
+        return None
+    before = [(a, a.data) for a, _ in pairs]
+    for a, b in pairs:
+        a.data = b.data
+
+    def undo() -> None:
+        for tensor, values in before:
+            tensor.data = values
+
+    return undo
+
+
 def as_parameter(
     values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A parameter with new values and all else of the old one, but for its gradient."""
-    differentiable = values.is_floating_point() or values.is_complex()
-    new = torch.nn.Parameter(values.detach(), requires_grad=old.requires_grad and differentiable)
-    new.__class__ = type(old)
+    grows = old.requires_grad and (values.is_floating_point() or values.is_complex())
+    if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
+        new = torch.Tensor._make_subclass(type(old), values, grows)
+    else:
+        new = torch.nn.Parameter(values.detach(), requires_grad=grows)
+        new.__class__ = type(old)
     _carry(old, new, grad)
     return new
 
@@ -351,6 +384,10 @@ def as_parameter(
 def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> None:
     if old.__dict__:
         new.__dict__.update(old.__dict__)
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        found = getattr(old, hooks)
+        if found and new.requires_grad:
+            setattr(new, hooks, found.copy())
     if grad is not None:
         new.grad = grad
 

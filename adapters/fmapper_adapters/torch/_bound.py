@@ -1,0 +1,133 @@
+"""What refers to a module without being its child: bound methods, closures, weak references."""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import _WrappedHook
+
+NewOf = Callable[[Any], Any]
+_TIED = (torch.nn.Module, torch.Tensor)
+_REFERRING = (
+    types.FunctionType,
+    types.MethodType,
+    functools.partial,
+    weakref.ReferenceType,
+    _WrappedHook,
+)
+
+
+def refers(value: Any) -> bool:
+    """Whether a value may be one that `rebound` changes."""
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is not None
+    return isinstance(value, _REFERRING)
+
+
+def rebound(value: Any, new_of: NewOf) -> Any:
+    """A value that refers to the new module where it referred to the old one.
+
+    Args:
+        value: Anything; it is not changed.
+        new_of: Gives what an object has become, and the object itself if it was not in the tree.
+
+    Returns:
+        The value itself if nothing that it refers to has become another object.
+    """
+    if not _is_concerned(value, new_of, {}):
+        return value
+    return _renewed(value, new_of, {})
+
+
+def _is_concerned(value: Any, new_of: NewOf, seen: dict[int, Any]) -> bool:
+    if isinstance(value, _TIED):
+        return new_of(value) is not value
+    if not isinstance(value, _REFERRING) or id(value) in seen:
+        return False
+    seen[id(value)] = value
+    return any(_is_concerned(part, new_of, seen) for part in _parts(value))
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a value refers to."""
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, _WrappedHook):
+        return [value.hook, value.module() if value.with_module else None]
+    if isinstance(value, weakref.ReferenceType):
+        return [value()]
+    parts = list(vars(value).values())
+    for cell in value.__closure__ or ():
+        try:
+            parts.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    return parts
+
+
+def _renewed(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
+    """The same for a part of a value that refers to old modules somewhere."""
+    if isinstance(value, _TIED):
+        return new_of(value)
+    if id(value) in made:
+        return made[id(value)]
+    if not _is_concerned(value, new_of, {}):
+        return value
+    if isinstance(value, types.MethodType):
+        return types.MethodType(value.__func__, new_of(value.__self__))
+    if isinstance(value, functools.partial):
+        args = [_renewed(x, new_of, made) for x in value.args]
+        keywords = {name: _renewed(x, new_of, made) for name, x in value.keywords.items()}
+        return type(value)(_renewed(value.func, new_of, made), *args, **keywords)
+    if isinstance(value, _WrappedHook):
+        owner = new_of(value.module()) if value.with_module else None
+        return _WrappedHook(_renewed(value.hook, new_of, made), owner)
+    if isinstance(value, weakref.ReferenceType):
+        return weakref.ref(new_of(value()))
+    return _function(value, new_of, made)
+
+
+def _function(old: types.FunctionType, new_of: NewOf, made: dict[int, Any]) -> Any:
+    """A function with a closure over the new modules; its other cells are shared with the old."""
+    cells = [
+        cell if not _holds_old(cell, new_of) else types.CellType() for cell in old.__closure__ or ()
+    ]
+    new = types.FunctionType(
+        old.__code__, old.__globals__, old.__name__, old.__defaults__, tuple(cells)
+    )
+    made[id(old)] = new
+    for at, cell in enumerate(old.__closure__ or ()):
+        if cells[at] is not cell:
+            cells[at].cell_contents = _renewed(cell.cell_contents, new_of, made)
+    new.__kwdefaults__ = old.__kwdefaults__
+    functools.update_wrapper(new, old)
+    del new.__dict__["__wrapped__"]  # unless the old one has it
+    new.__dict__.update((name, _renewed(x, new_of, made)) for name, x in vars(old).items())
+    return new
+
+
+def _holds_old(cell: Any, new_of: NewOf) -> bool:
+    try:
+        return _is_concerned(cell.cell_contents, new_of, {})
+    except ValueError:  # not assigned yet
+        return False
+
+
+def compiled(call: Any, module: Any) -> Any:
+    """What `module.compile()` has left in an old module, for a new one: compiled when it runs."""
+    context = next(
+        (
+            cell.cell_contents
+            for cell in getattr(call, "__closure__", None) or ()
+            if isinstance(cell.cell_contents, torch._dynamo.eval_frame._TorchDynamoContext)
+        ),
+        None,
+    )
+    return torch.compile(module._call_impl) if context is None else context(module._call_impl)
