@@ -20,6 +20,7 @@ from fmapper._errors import (
     NoGPUWarning,
     NotAFunctorError,
     PathError,
+    PlacementError,
     PrecisionWarning,
     RebuildError,
     StructureMismatchError,
@@ -56,6 +57,7 @@ from fmapper._move import (
 from fmapper._namespace import array_namespace
 from fmapper._nodes import NodeType
 from fmapper._paths import get_path, has_path, set_path
+from fmapper._place import Placement, cast, keep, place
 from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
 from fmapper._state import destructure, load_state, state
@@ -88,6 +90,8 @@ __all__ = [
     "NodeType",
     "NotAFunctorError",
     "PathError",
+    "Placement",
+    "PlacementError",
     "Plan",
     "PlannedLeaf",
     "PrecisionWarning",
@@ -97,6 +101,7 @@ __all__ = [
     "TieWarning",
     "UnsupportedLeafError",
     "array_namespace",
+    "cast",
     "children",
     "collecting_walk",
     "default_walk",
@@ -117,8 +122,10 @@ __all__ = [
     "holds_arrays",
     "is_dynamic",
     "is_leaf",
+    "keep",
     "leaf",
     "load_state",
+    "place",
     "plan",
     "put_together",
     "rebuild",

@@ -32,6 +32,15 @@ class LeafBatch(Protocol):
         ...
 
 
+def for_tree(batch: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """What a batch wants to be used in its place for one tree; nearly always the batch itself.
+
+    One whose answer depends on all the paths to a leaf has a method of this name.
+    """
+    own = getattr(batch, "for_tree", None)
+    return batch if own is None else own(tree, is_leaf)
+
+
 class MovedLeaves:
     """Has all leaves of a tree moved at once; then it is the map from each to what it has become.
 
@@ -55,7 +64,7 @@ class MovedLeaves:
         once: bool = True,
         known: Mapping[Any, Any] | None = None,
     ) -> None:
-        self._batch = batch
+        self._batch = batch = for_tree(batch, tree, is_leaf)
         self._visit = partial(visit, tree, is_leaf=is_leaf, once=once, known=known)
         self._once = once
         self._links: list[Link] = []

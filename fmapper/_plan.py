@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fmapper._adapter import Device
-from fmapper._batch import MovedLeaves, Where
+from fmapper._batch import MovedLeaves, Where, for_tree
 from fmapper._dtypes import itemsize
 from fmapper._errors import FmapperError
 from fmapper._keypath import KeyPath, format_keys
@@ -183,12 +183,12 @@ def plan(mover: Router, tree: Any) -> Plan:
         >>> [(str(leaf.path), leaf.action, leaf.nbytes) for leaf in made]
         [('w', 'moved', 16), ('n[0]', 'moved', 1)]
     """
-    if not hasattr(mover, "routes"):
+    if not hasattr(mover, "check_node"):
         raise TypeError(
             f"plan takes a mover first, such as fmapper.to_gpu, not {mover!r}; then the tree."
         )
     sync()
-    planner = _Planner(mover)
+    planner = _Planner(for_tree(mover, tree))
     MovedLeaves(planner, tree)
     return Plan(repr(mover), (*planner.nodes, *planner.leaves))
 
@@ -219,15 +219,17 @@ def planned(mover: Router, leaves: Sequence[Any], where: Where) -> list[PlannedL
     found = []
     for place, leaf in enumerate(leaves):
         path = KeyPath.from_link(where(place))
+        chosen = getattr(mover, "router_of", None)
         try:
-            routes, _ = mover.routes([leaf], lambda _: None)
+            own = mover if chosen is None else chosen(leaf)
+            routes, _ = own.routes([leaf], lambda _: None)
         except FmapperError as error:
             found.append(PlannedLeaf(path, "refused", _reason(error)))
             continue
         if routes:
-            found.append(_planned(path, routes[0], mover.copy))
+            found.append(_planned(path, routes[0], own.copy))
         else:
-            found.append(_planned_other(path, leaf, mover.generator(leaf, lambda _: None, place)))
+            found.append(_planned_other(path, leaf, own.generator(leaf, lambda _: None, place)))
     return found
 
 
