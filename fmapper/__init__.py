@@ -62,6 +62,7 @@ from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
 from fmapper._state import destructure, load_state, state
 from fmapper._target import use_backend
+from fmapper._trainable import trainables
 
 __version__ = "0.1.0"
 
@@ -140,6 +141,7 @@ __all__ = [
     "to_jax",
     "to_numpy",
     "to_torch",
+    "trainables",
     "unregister_adapter",
     "use_backend",
 ]

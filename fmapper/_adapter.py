@@ -321,6 +321,19 @@ class Adapter(ABC):
         """
         raise TypeError(f"{self.name} has no views")
 
+    # training
+
+    def is_trainable(self, array: Any) -> bool:
+        """Whether an array may be trained, as far as it says so itself: not a frozen parameter."""
+        return True
+
+    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+        """Which arrays below a node of a class of this framework are trained.
+
+        It holds until a class further down says otherwise; None for a class that does not say.
+        """
+        return None
+
     # trees
 
     def node_type(self, cls: type) -> NodeType | None:

@@ -183,10 +183,11 @@ def cast(
 
 
 def _target(target: Any, strict: bool | None) -> Mover | Keep:
-    if target is keep:
+    if isinstance(target, Keep):
         return keep
     if isinstance(target, Mover):
-        return target if strict is None else dataclasses.replace(target, strict=strict)
+        mover: Mover = target
+        return mover if strict is None else dataclasses.replace(mover, strict=strict)
     if isinstance(target, Placement):
         raise PlacementError("a rule leads to a device, a dtype, a mover or keep, not to rules.")
     try:

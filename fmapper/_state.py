@@ -10,13 +10,13 @@ from typing import Any, cast
 from fmapper._adapter import Adapter
 from fmapper._device import get_device
 from fmapper._discovery import adapter_of
-from fmapper._dtypes import is_inexact
 from fmapper._errors import StructureMismatchError
 from fmapper._fmap import fmap
 from fmapper._holders import check_leaf
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
+from fmapper._trainable import Trained
 from fmapper._transfer import Route, carry_out
 from fmapper._visit import visit
 
@@ -112,9 +112,10 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
 
 
 def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """All floating and complex arrays of a tree as one vector, and the way back.
+    """The trainable arrays of a tree as one vector, and the way back.
 
-    A tied array is in the vector once. The vector has the dtype to which those of the arrays
+    Those are the floating and complex arrays, less what is not trained; see `trainables`. A tied
+    array is in the vector once. The vector has the dtype to which those of the arrays
     promote; the way back gives every array its own dtype again (a real one takes the real part),
     ties what was tied, and carries all else over. It can be differentiated, jitted and vmapped.
 
@@ -134,9 +135,10 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
         (array([1., 1., 1., 1.]), [[2.0, 2.0], [2.0, 2.0]])
     """
     sync()
+    trained = Trained(tree)
     arrays = []
     for link, leaf, node_type in visit(tree, once=True):
-        if node_type is None and _is_inexact_array(leaf):
+        if node_type is None and leaf in trained:
             arrays.append(leaf)
         elif node_type is None and adapter_of(leaf) is None:
             check_leaf(leaf, _at(link))
@@ -164,7 +166,7 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
             _piece(vector[start : start + math.prod(shape)], array, shape)
             for start, array, shape in zip(starts, arrays, shapes, strict=False)
         )
-        return _refilled(tree, lambda _, leaf: next(pieces) if _is_inexact_array(leaf) else leaf)
+        return _refilled(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
 
     return vector, rebuild
 
@@ -246,11 +248,6 @@ def _adapter_of(array: Any) -> Adapter:
     found = adapter_of(array)
     assert found is not None
     return found
-
-
-def _is_inexact_array(leaf: Any) -> bool:
-    adapter = adapter_of(leaf)
-    return adapter is not None and is_inexact(adapter.dtype(leaf))
 
 
 def _equal(a: Any, b: Any) -> bool:

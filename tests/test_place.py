@@ -1,4 +1,4 @@
-"""Placing by rules: parts of a model, named by path or class, to devices and dtypes of their own."""
+"""Placing by rules: parts of a model, named by path or class, to devices of their own."""
 
 from __future__ import annotations
 

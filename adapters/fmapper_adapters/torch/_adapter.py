@@ -194,6 +194,14 @@ class TorchAdapter(Adapter):
         grad = None if like.grad is None else like.grad.to(values, copy=True)
         return _host.replaced(like, values, grad)
 
+    def is_trainable(self, array: Any) -> bool:
+        """All but frozen parameters; a plain tensor does not say."""
+        return not isinstance(array, torch.nn.Parameter) or array.requires_grad
+
+    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+        """In a module: the parameters that are not frozen, and no buffers."""
+        return _is_trained_parameter if issubclass(cls, torch.nn.Module) else None
+
     def node_type(self, cls: type) -> NodeType | None:
         """Modules."""
         return _nodes.node_type(cls)
@@ -205,6 +213,10 @@ class TorchAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
         _nodes.register_functor(cls)
+
+
+def _is_trained_parameter(array: Any) -> bool:
+    return isinstance(array, torch.nn.Parameter) and array.requires_grad
 
 
 def _device(device: torch.device) -> Device:
