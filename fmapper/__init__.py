@@ -45,6 +45,7 @@ from fmapper._functor import functor, leaf
 from fmapper._holders import holds_arrays
 from fmapper._keypath import KeyPath
 from fmapper._loader import DeviceLoader
+from fmapper._materialize import materialize
 from fmapper._move import (
     Mover,
     to_cpu,
@@ -126,6 +127,7 @@ __all__ = [
     "keep",
     "leaf",
     "load_state",
+    "materialize",
     "place",
     "plan",
     "put_together",

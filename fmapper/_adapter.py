@@ -220,6 +220,14 @@ class Adapter(ABC):
         """
         return False
 
+    def abstract(self, shape: Sequence[int], dtype: str) -> Any:
+        """An array on the device of kind `meta`: it has a shape and a dtype, but no values.
+
+        Raises:
+            TypeError: There are no such arrays here.
+        """
+        raise TypeError(f"{self.name} has no arrays without values")
+
     # threads
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:

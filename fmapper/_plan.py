@@ -257,14 +257,17 @@ def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
             action = "shared"
         elif route.shares(copy):
             action = "shared"
-        elif route.source is not route.target or route.origin.kind == "meta" != route.device.kind:
+        elif route.device.kind == "meta":
+            nbytes = 0
+        elif route.source is not route.target or route.origin.kind == "meta":
             route.source.check(array)
     except (FmapperError, TypeError) as error:
         action, reason = "refused", _reason(error)
     if action == "cast" and route.held != route.wanted and not reason:
         reason = f"{route.target.name} holds no {route.wanted}"
     elif action == "cast":
-        reason = "if its values fit" if itemsize(route.held) < itemsize(route.dtype) else ""
+        narrower = itemsize(route.held) < itemsize(route.dtype)
+        reason = "if its values fit" if narrower and route.device.kind != "meta" else ""
     return PlannedLeaf(
         path,
         action,

@@ -38,7 +38,7 @@ def state(tree: Any) -> dict[str, Any]:
         ['layers.0.w']
     """
     sync()
-    return {name: array for name, (_, array) in _named_arrays(tree).items()}
+    return {name: array for name, (_, array) in named_arrays(tree).items()}
 
 
 def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> Any:
@@ -63,7 +63,7 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         array([1., 2.])
     """
     sync()
-    named = _named_arrays(tree)
+    named = named_arrays(tree)
     problems: list[str] = []
     if strict:
         problems += [f"{name}: missing in the state" for name in named if name not in state]
@@ -87,10 +87,10 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
             problems.append(
                 f"{name}: shape {source.shape(new)} in the state, {adapter.shape(old)} in the tree"
             )
-        elif (identity := _identity(name, old)) not in steps:
+        elif (identity := identity_of(name, old)) not in steps:
             route = _loading(len(steps), adapter, old, source, new)
             steps[identity] = name, link, route
-        elif not _equal(state[steps[identity][0]], new):
+        elif not equal(state[steps[identity][0]], new):
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
     if problems:
         raise StructureMismatchError(
@@ -104,10 +104,10 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         identity: _adapter_of(named[name][1]).like(array, named[name][1])
         for (identity, (name, *_)), array in zip(steps.items(), arrays, strict=True)
     }
-    identities = {name: _identity(name, array) for name, (_, array) in named.items()}
-    return _refilled(
+    identities = {name: identity_of(name, array) for name, (_, array) in named.items()}
+    return refilled(
         tree,
-        lambda link, leaf: loaded.get(identities.get(_name(link)), leaf),
+        lambda link, leaf: loaded.get(identities.get(name_of(link)), leaf),
     )
 
 
@@ -166,12 +166,12 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
             _piece(vector[start : start + math.prod(shape)], array, shape)
             for start, array, shape in zip(starts, arrays, shapes, strict=False)
         )
-        return _refilled(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
+        return refilled(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
 
     return vector, rebuild
 
 
-def _refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
+def refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
     """A tree with other leaves: `replace(link, leaf)` is asked for each once, in order."""
     new = [
         replace(link, leaf)
@@ -186,11 +186,11 @@ def _at(link: Link) -> Callable[[Any], Link]:
     return lambda _: link
 
 
-def _name(link: Link) -> str:
+def name_of(link: Link) -> str:
     return ".".join(map(str, KeyPath.from_link(link)))
 
 
-def _identity(name: str, array: Any) -> Any:
+def identity_of(name: str, array: Any) -> Any:
     """What two places of a tied array have in common; constants such as `np.True_` are no ties."""
     return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
 
@@ -203,13 +203,13 @@ def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
     return _adapter_of(like).like(xp.astype(xp.reshape(part, shape), like.dtype), like)
 
 
-def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
+def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type in visit(tree):
         if node_type is None and adapter_of(leaf) is None:
             check_leaf(leaf, _at(link))
         elif node_type is None:
-            name = _name(link)
+            name = name_of(link)
             if name in named:
                 raise StructureMismatchError(
                     f"{format_link(link)} and {format_link(named[name][0])} are both called "
@@ -222,7 +222,7 @@ def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
 def _plain_values(tree: Any) -> dict[str, Any]:
     """The leaves of a tree that are no arrays, by name: only to say what is in the way."""
     return {
-        _name(link): leaf
+        name_of(link): leaf
         for link, leaf, node_type in visit(tree)
         if node_type is None and adapter_of(leaf) is None
     }
@@ -250,7 +250,7 @@ def _adapter_of(array: Any) -> Adapter:
     return found
 
 
-def _equal(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
     if a is b:
         return True
     from fmapper._move import to_numpy

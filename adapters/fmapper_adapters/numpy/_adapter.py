@@ -55,6 +55,15 @@ class NumpyAdapter(Adapter):
         """The host."""
         return [CPU]
 
+    def why_not(self, kind: str, index: int | None) -> str:
+        """For `meta`, who has it."""
+        if kind == "meta":
+            return (
+                "NumPy has no arrays without values, but others can stand for them: "
+                "to_torch(device='meta') or to_jax(device='meta')"
+            )
+        return super().why_not(kind, index)
+
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterator[Any]:

@@ -74,6 +74,10 @@ class TorchAdapter(Adapter):
         """Whether the build, the driver or the index is to blame."""
         return _devices.why_not(kind) or super().why_not(kind, index)
 
+    def abstract(self, shape: Sequence[int], dtype: str) -> Any:
+        """A tensor on the device `meta`."""
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
+
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
         """Grad and inference mode, default device, current CUDA device; a stream of its own."""
         return _threads.settings()

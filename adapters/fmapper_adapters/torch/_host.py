@@ -154,7 +154,7 @@ def _why_not(tensor: torch.Tensor) -> str:
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         return "a lazy parameter has no values yet: run the module once first"
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
-        return "a meta or fake tensor has a shape but no values: fill it first"
+        return "a meta or fake tensor has a shape but no values: fill it with fmapper.materialize"
     if tensor.is_quantized:
         return "a quantized tensor has no counterpart elsewhere: move tensor.dequantize()"
     if tensor.is_nested:
