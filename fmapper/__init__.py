@@ -43,6 +43,7 @@ from fmapper._fmap import (
 )
 from fmapper._functor import functor, leaf
 from fmapper._holders import holds_arrays
+from fmapper._inventory import SummaryRow
 from fmapper._keypath import KeyPath
 from fmapper._loader import DeviceLoader
 from fmapper._materialize import materialize
@@ -62,6 +63,7 @@ from fmapper._place import Placement, cast, keep, place
 from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
 from fmapper._state import destructure, load_state, state
+from fmapper._summary import Summary, summary
 from fmapper._target import use_backend
 from fmapper._trainable import trainables
 
@@ -100,6 +102,8 @@ __all__ = [
     "RebuildError",
     "Static",
     "StructureMismatchError",
+    "Summary",
+    "SummaryRow",
     "TieWarning",
     "UnsupportedLeafError",
     "array_namespace",
@@ -136,6 +140,7 @@ __all__ = [
     "set_path",
     "state",
     "structural_walk",
+    "summary",
     "take_apart",
     "to_cpu",
     "to_device",

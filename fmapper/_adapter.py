@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from fmapper._dtypes import itemsize
 from fmapper._errors import DeviceUnavailableError
 from fmapper._host import host_memory, processor_name
 from fmapper._nodes import NodeType
@@ -144,6 +146,10 @@ class Adapter(ABC):
     @abstractmethod
     def shape(self, array: Any) -> tuple[int, ...]:
         """Its shape."""
+
+    def nbytes(self, array: Any) -> int:
+        """How much memory its values take, or would take if it had any."""
+        return math.prod(self.shape(array)) * itemsize(self.dtype(array))
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Hashable]:
         """Something for each array that is equal for arrays of one dtype on one device.

@@ -69,12 +69,17 @@ def trainables(tree: Any) -> dict[str, Any]:
 class Trained:
     """The leaves of one tree that are trained: `leaf in Trained(tree)`.
 
+    Args:
+        tree: Anything.
+        strict: Whether an undeclared holder of arrays is an error.
+
     Attributes:
         leaves: All arrays of the tree by id, in the order of the walk.
         links: For those that are trained: id -> the first place where they are.
     """
 
-    def __init__(self, tree: Any) -> None:
+    def __init__(self, tree: Any, *, strict: bool = True) -> None:
+        self._strict = strict
         self.leaves: dict[int, Any] = {}
         self.links: dict[int, Link] = {}
         self._below: dict[type, Predicate | None] = {}
@@ -119,7 +124,8 @@ class Trained:
     def _meet(self, leaf: Any, link: Link, rule: Predicate) -> None:
         adapter = adapter_of(leaf)
         if adapter is None:
-            check_leaf(leaf, lambda _: link)
+            if self._strict:
+                check_leaf(leaf, lambda _: link)
             return
         i = id(leaf)
         self.leaves.setdefault(i, leaf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -130,6 +131,10 @@ class JaxAdapter(Adapter):
         except (RuntimeError, ValueError, TypeError):  # one by one: which is it?
             for array in arrays:
                 yield jax.device_put(array, target)
+
+    def nbytes(self, array: Any) -> int:
+        """As the dtype has it: a PRNG key takes several numbers."""
+        return int(math.prod(array.shape) * array.dtype.itemsize)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtype and the sharding."""

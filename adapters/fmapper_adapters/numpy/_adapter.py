@@ -71,6 +71,10 @@ class NumpyAdapter(Adapter):
         for array in arrays:
             yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
 
+    def nbytes(self, array: Any) -> int:
+        """`array.nbytes`; of objects only the pointers."""
+        return int(array.nbytes)
+
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtypes: byte order and all."""
         return list(map(_dtype, arrays))

@@ -92,6 +92,10 @@ class TorchAdapter(Adapter):
         """In batches over the link of a GPU, with everything that hangs on a parameter."""
         return _batch.to_device(arrays, _torch_device(device))
 
+    def nbytes(self, array: Any) -> int:
+        """Of what is stored: of a sparse tensor the values and where they are."""
+        return _host.nbytes(array)
+
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtype, and the device unless it is the CPU."""
         return [array.dtype if array.is_cpu else (array.dtype, array.device) for array in arrays]
