@@ -32,11 +32,21 @@ class LeafBatch(Protocol):
         ...
 
 
-def for_tree(batch: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
-    """What a batch wants to be used in its place for one tree; nearly always the batch itself.
+class PerTree(Protocol):
+    """What becomes a batch when it sees the tree, because its answer depends on all paths there."""
 
-    One whose answer depends on all the paths to a leaf has a method of this name.
-    """
+    def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+        """The batch for one tree."""
+        ...
+
+
+def is_batch(f: Any) -> bool:
+    """Whether a function for `fmap` wants all leaves at once."""
+    return hasattr(f, "check_node") or hasattr(f, "for_tree")
+
+
+def for_tree(batch: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """The batch that goes through a tree; nearly always the one that was given."""
     own = getattr(batch, "for_tree", None)
     return batch if own is None else own(tree, is_leaf)
 

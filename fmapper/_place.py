@@ -94,16 +94,6 @@ class Placement:
         """What the walk uses in its place: the placement, with the places of one tree looked up."""
         return _Placing(self, self._rules.found_in(tree, is_leaf))
 
-    # A placement knows nothing before it has seen a tree: these are for the walk to recognise it.
-
-    def move_leaves(self, leaves: Sequence[Any], where: Where) -> Sequence[Any]:
-        """As `for_tree` of a list of the leaves."""
-        return self.for_tree(leaves).move_leaves(leaves, where)
-
-    def check_node(self, node: Any, node_type: NodeType, where: Where) -> None:
-        """As `for_tree` of the node."""
-        self.for_tree(node).check_node(node, node_type, where)
-
 
 def place(
     tree: Any,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fmapper._adapter import Device
-from fmapper._batch import MovedLeaves, Where, for_tree
+from fmapper._batch import MovedLeaves, PerTree, Where, for_tree, is_batch
 from fmapper._dtypes import itemsize
 from fmapper._errors import FmapperError
 from fmapper._keypath import KeyPath, format_keys
@@ -160,7 +160,7 @@ class Router(Protocol):
         ...
 
 
-def plan(mover: Router, tree: Any) -> Plan:
+def plan(mover: Router | PerTree, tree: Any) -> Plan:
     """What a mover would do to each leaf of a tree. Nothing is moved and nothing is allocated.
 
     What depends on the values is not known: whether integers fit a narrower dtype, for example.
@@ -183,7 +183,7 @@ def plan(mover: Router, tree: Any) -> Plan:
         >>> [(str(leaf.path), leaf.action, leaf.nbytes) for leaf in made]
         [('w', 'moved', 16), ('n[0]', 'moved', 1)]
     """
-    if not hasattr(mover, "check_node"):
+    if not is_batch(mover):
         raise TypeError(
             f"plan takes a mover first, such as fmapper.to_gpu, not {mover!r}; then the tree."
         )
