@@ -261,8 +261,7 @@ class AdapterConformance:
             pytest.skip(f"{adapter.name} does not hold {dtype}")
         try:
             array = adapter.abstract((2, 3), dtype)
-        except TypeError as error:
-            assert adapter.name in str(error)
+        except TypeError:
             return
         meta = Device(adapter.name, "meta")
         assert adapter.find_device("meta", None) == adapter.device(array) == meta

@@ -108,8 +108,11 @@ def test_shapes_go_to_shapes() -> None:
     assert to_jax(device="meta")(torch.ones(2, device="meta")) == SHAPE
     assert to_jax(SHAPE) is SHAPE
     assert cast([SHAPE], "float16")[0].dtype == jnp.float16
-    copied = to_torch(torch.ones(2, device="meta"), copy=True)
+    empty = torch.ones(2, device="meta")
+    assert to_torch(empty) is empty
+    copied = to_torch(empty, copy=True)
     assert copied.is_meta
+    assert copied is not empty
 
 
 @pytest.mark.parametrize("leaf", [SHAPE, torch.ones(2, device="meta")], ids=["jax", "torch"])

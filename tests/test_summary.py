@@ -125,6 +125,9 @@ def test_ties_and_trained_parts_are_not_folded_away() -> None:
     text = "\n".join(lines([block, Block(), Block(), Block(), block]))
     assert "[0..3]" in text
     assert "Block, same as model[0]" in text
+    one, two = np.ones(1), np.ones(1)
+    text = "\n".join(lines([[one], [two], [one], [two], [one]]))
+    assert ".." not in text
 
 
 def test_depth_and_rows() -> None:

@@ -179,6 +179,7 @@ def test_torch_tensors_outside_of_modules(torch: Any) -> None:
     frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
     tree = [torch.ones(1), frozen, torch.nn.Parameter(torch.ones(1)), torch.arange(2)]
     assert list(trainables(tree)) == ["0", "2"]
+    assert list(trainables(Frozen(torch.nn.Linear(1, 1)))) == []
     module = torch.nn.BatchNorm1d(2)
     assert list(trainables(Free(stats=module.running_mean, net=module))) == [
         "stats",
