@@ -145,6 +145,11 @@ def format_keys(keys: Iterable[object], *, root: str = "model") -> str:
     return text if root else text.removeprefix(".")
 
 
+def name_of(link: Link) -> str:
+    """The name that a state has for what is at a place: keys joined with dots."""
+    return ".".join(map(str, KeyPath.from_link(link)))
+
+
 def format_link(link: Link) -> str:
     """Prints the path that a link stands for, from `model` on."""
     return format_keys(KeyPath.from_link(link))

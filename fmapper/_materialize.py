@@ -10,10 +10,10 @@ from fmapper._device import DeviceSpec, parse_device
 from fmapper._discovery import adapter_of
 from fmapper._dtypes import dtype_name, is_inexact
 from fmapper._errors import DeviceError, StructureMismatchError
-from fmapper._keypath import Link
+from fmapper._keypath import Link, name_of
 from fmapper._move import Mover
 from fmapper._nodes import sync
-from fmapper._state import equal, identity_of, name_of, named_arrays, refilled
+from fmapper._state import equal, identity_of, named_arrays, refilled
 from fmapper._transfer import carry_out
 from fmapper._views import find_view_ties
 

@@ -13,7 +13,7 @@ from fmapper._discovery import adapter_of
 from fmapper._errors import StructureMismatchError
 from fmapper._fmap import fmap
 from fmapper._holders import check_leaf
-from fmapper._keypath import KeyPath, Link, format_link
+from fmapper._keypath import Link, format_link, name_of
 from fmapper._namespace import array_namespace
 from fmapper._nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
 from fmapper._trainable import Trained
@@ -184,10 +184,6 @@ def refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
 
 def _at(link: Link) -> Callable[[Any], Link]:
     return lambda _: link
-
-
-def name_of(link: Link) -> str:
-    return ".".join(map(str, KeyPath.from_link(link)))
 
 
 def identity_of(name: str, array: Any) -> Any:

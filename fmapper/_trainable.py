@@ -10,7 +10,7 @@ from fmapper._dtypes import is_inexact
 from fmapper._errors import DeclarationError, FmapperError, StructureMismatchError
 from fmapper._functor import declaration_of
 from fmapper._holders import check_leaf
-from fmapper._keypath import KeyPath, Link, format_link
+from fmapper._keypath import KeyPath, Link, format_link, name_of
 from fmapper._nodes import LEAVES, Item, NodeType, kind_of, sync
 from fmapper._visit import say_where
 
@@ -56,7 +56,7 @@ def trainables(tree: Any) -> dict[str, Any]:
         if i not in trained.links:
             continue
         link = trained.links[i]
-        name = ".".join(map(str, KeyPath.from_link(link)))
+        name = name_of(link)
         if name in named:
             raise StructureMismatchError(
                 f"{format_link(link)} and {format_link(named[name][0])} are both called {name!r} "
