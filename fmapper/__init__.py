@@ -20,6 +20,7 @@ from fmapper._errors import (
     NoGPUWarning,
     NotAFunctorError,
     PathError,
+    PlacementError,
     PrecisionWarning,
     RebuildError,
     StructureMismatchError,
@@ -43,8 +44,10 @@ from fmapper._fmap import (
 from fmapper._functor import functor, leaf
 from fmapper._holders import holds_arrays
 from fmapper._inplace import move_
+from fmapper._inventory import SummaryRow
 from fmapper._keypath import BoxKey, KeyPath
 from fmapper._loader import DeviceLoader
+from fmapper._materialize import materialize
 from fmapper._move import (
     Mover,
     to_cpu,
@@ -57,10 +60,13 @@ from fmapper._move import (
 from fmapper._namespace import array_namespace
 from fmapper._nodes import Aside, Fitting, NodeType, at_end, refitted
 from fmapper._paths import get_path, has_path, set_path
+from fmapper._place import Placement, cast, keep, place
 from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
 from fmapper._state import destructure, load_state, state
+from fmapper._summary import Summary, summary
 from fmapper._target import use_backend
+from fmapper._trainable import trainables
 
 __version__ = "0.1.0"
 
@@ -93,16 +99,21 @@ __all__ = [
     "NodeType",
     "NotAFunctorError",
     "PathError",
+    "Placement",
+    "PlacementError",
     "Plan",
     "PlannedLeaf",
     "PrecisionWarning",
     "RebuildError",
     "Static",
     "StructureMismatchError",
+    "Summary",
+    "SummaryRow",
     "TieWarning",
     "UnsupportedLeafError",
     "array_namespace",
     "at_end",
+    "cast",
     "children",
     "collecting_walk",
     "default_walk",
@@ -123,9 +134,12 @@ __all__ = [
     "holds_arrays",
     "is_dynamic",
     "is_leaf",
+    "keep",
     "leaf",
     "load_state",
+    "materialize",
     "move_",
+    "place",
     "plan",
     "put_together",
     "rebuild",
@@ -134,6 +148,7 @@ __all__ = [
     "set_path",
     "state",
     "structural_walk",
+    "summary",
     "take_apart",
     "to_cpu",
     "to_device",
@@ -141,6 +156,7 @@ __all__ = [
     "to_jax",
     "to_numpy",
     "to_torch",
+    "trainables",
     "unregister_adapter",
     "use_backend",
 ]

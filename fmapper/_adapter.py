@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from fmapper._dtypes import itemsize
 from fmapper._errors import DeviceUnavailableError
 from fmapper._nodes import NodeType
 
@@ -151,6 +153,10 @@ class Adapter(ABC):
     def shape(self, array: Any) -> tuple[int, ...]:
         """Its shape."""
 
+    def nbytes(self, array: Any) -> int:
+        """How much memory its values take, or would take if it had any."""
+        return math.prod(self.shape(array)) * itemsize(self.dtype(array))
+
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Hashable]:
         """Something for each array that is equal for arrays of one dtype on one device.
 
@@ -227,6 +233,14 @@ class Adapter(ABC):
         It is nowhere yet, and will be where the arrays are that the program is run with.
         """
         return False
+
+    def abstract(self, shape: Sequence[int], dtype: str) -> Any:
+        """An array on the device of kind `meta`: it has a shape and a dtype, but no values.
+
+        Raises:
+            TypeError: There are no such arrays here.
+        """
+        raise TypeError(f"{self.name} has no arrays without values")
 
     # threads
 
@@ -343,6 +357,19 @@ class Adapter(ABC):
             TypeError: There are no such views here, with negative strides for example.
         """
         raise TypeError(f"{self.name} has no views")
+
+    # training
+
+    def is_trainable(self, array: Any) -> bool:
+        """Whether an array may be trained, as far as it says so itself: not a frozen parameter."""
+        return True
+
+    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+        """Which arrays below a node of a class of this framework are trained.
+
+        It holds until a class further down says otherwise; None for a class that does not say.
+        """
+        return None
 
     # trees
 

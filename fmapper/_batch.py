@@ -47,6 +47,26 @@ class LeafBatch(Protocol):
         ...
 
 
+class PerTree(Protocol):
+    """What becomes a batch when it sees the tree, because its answer depends on all paths there."""
+
+    def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+        """The batch for one tree."""
+        ...
+
+
+def is_batch(f: Any) -> bool:
+    """Whether a function for `fmap` wants all leaves at once."""
+    return hasattr(f, "check_node") or hasattr(f, "for_tree")
+
+
+def for_tree(batch: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> LeafBatch:
+    """The batch that goes through a tree; nearly always the one that was given."""
+    own = getattr(batch, "for_tree", None)
+    found: LeafBatch = batch if own is None else own(tree, is_leaf)
+    return found
+
+
 class MovedLeaves:
     """Has all leaves of a tree moved at once; then it is the map from each to what it has become.
 
@@ -70,7 +90,7 @@ class MovedLeaves:
         once: bool = True,
         known: Mapping[Any, Any] | None = None,
     ) -> None:
-        self._batch = batch
+        self._batch = batch = for_tree(batch, tree, is_leaf)
         self._visit = partial(visit, tree, is_leaf=is_leaf, once=once, known=known)
         self._once = once
         self._links: dict[int, Link] = {}

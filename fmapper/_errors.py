@@ -7,6 +7,7 @@ FmapperError
 ├── CycleError (ValueError)               a cycle through a node that is built last
 ├── StructureMismatchError (ValueError)   two trees differ in structure
 ├── PathError (KeyError)                  a key path leads nowhere
+├── PlacementError (ValueError)           rules that cannot be followed
 ├── DeviceError (ValueError)              a device string or backend that cannot be meant
 │   └── MixedDevicesError                 one device was asked for, several were found
 ├── DeviceUnavailableError (RuntimeError) a good device that is not here
@@ -61,6 +62,10 @@ class PathError(FmapperError, KeyError):
     def __str__(self) -> str:
         """The message as it is; `KeyError` would show its repr."""
         return str(self.args[0]) if self.args else ""
+
+
+class PlacementError(FmapperError, ValueError):
+    """A rule that matches nothing, or two that send a tied array to two places."""
 
 
 class DeviceError(FmapperError, ValueError):

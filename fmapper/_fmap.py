@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any, cast
 
 from fmapper import _nodes
-from fmapper._batch import LeafBatch, MovedLeaves
+from fmapper._batch import LeafBatch, MovedLeaves, PerTree, is_batch
 from fmapper._errors import CycleError, FmapperError, StructureMismatchError
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._nodes import (
@@ -44,7 +44,7 @@ UNSET = _Default.UNSET
 
 
 def fmap(
-    f: Callable[..., Any] | LeafBatch,
+    f: Callable[..., Any] | LeafBatch | PerTree,
     tree: Any,
     *rest: Any,
     is_leaf: Callable[[Any], bool] | None = None,
@@ -94,7 +94,7 @@ def fmap(
     """
     sync()
     options = _Map(cast(Callable[..., Any], f), is_leaf, cache, prune, walk)
-    if type(f) is not FunctionType and hasattr(f, "check_node"):  # a LeafBatch
+    if type(f) is not FunctionType and is_batch(f):
         if rest:
             raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
         known = cache if isinstance(cache, dict) else None

@@ -25,12 +25,14 @@ class Declaration:
         children: The names of the children, or None for all instance attributes.
         rebuild: `(node, new_children) -> new node`, or None for the default rebuild.
         leaf: True for `@leaf`: `f` gets the whole object.
+        trainable: The names of the children that training changes, or None for all.
     """
 
     cls: type
     children: tuple[str, ...] | None = None
     rebuild: Rebuild | None = None
     leaf: bool = False
+    trainable: tuple[str, ...] | None = None
 
 
 _declared: dict[type, Declaration] = {}
@@ -61,11 +63,19 @@ def declared_classes() -> Iterable[type]:
 def functor(cls: C, /) -> C: ...
 @overload
 def functor(
-    cls: C, /, *, children: Iterable[str] | None = ..., rebuild: Rebuild | None = ...
+    cls: C,
+    /,
+    *,
+    children: Iterable[str] | None = ...,
+    rebuild: Rebuild | None = ...,
+    trainable: Iterable[str] | None = ...,
 ) -> C: ...
 @overload
 def functor(
-    *, children: Iterable[str] | None = ..., rebuild: Rebuild | None = ...
+    *,
+    children: Iterable[str] | None = ...,
+    rebuild: Rebuild | None = ...,
+    trainable: Iterable[str] | None = ...,
 ) -> Callable[[C], C]: ...
 def functor(
     cls: Any = None,
@@ -73,6 +83,7 @@ def functor(
     *,
     children: Iterable[str] | None = None,
     rebuild: Rebuild | None = None,
+    trainable: Iterable[str] | None = None,
 ) -> Any:
     """Declares which attributes of a class are its children, so that trees of it can be mapped.
 
@@ -88,13 +99,15 @@ def functor(
             `__slots__` of all bases and `vars(obj)`. `()`: a node without children.
         rebuild: `(node, new_children) -> new node`, where `new_children` maps names to children. It
             must not change its arguments, and the new node must hold the children it was given.
+        trainable: Names of the children that training changes; see `trainables`. None: all of them.
+            It says nothing to walks and moves.
 
     Returns:
         The class itself.
 
     Raises:
         DeclarationError: The class has a declaration of its own already, or `children` names
-            something that the class cannot have.
+            something that the class cannot have, or `trainable` something that is no child.
 
     Examples:
         >>> import fmapper
@@ -107,12 +120,19 @@ def functor(
         (6, 8)
     """
     if cls is None:
-        return lambda cls: functor(cls, children=children, rebuild=rebuild)
+        return lambda cls: functor(cls, children=children, rebuild=rebuild, trainable=trainable)
     if not isinstance(cls, type):
         raise DeclarationError(
             f"functor: {cls!r} is not a class. Declare the class of the object, not the object."
         )
-    names = None if children is None else _names(cls, children)
+    names = None if children is None else _names(cls, children, "children")
+    trained = None if trainable is None else _names(cls, trainable, "trainable")
+    if names is not None and not set(trained or ()) <= set(names):
+        no_children = ", ".join(repr(name) for name in trained or () if name not in names)
+        raise DeclarationError(
+            f"functor: trainable of {cls.__name__} names {no_children}, but its children are "
+            f"{', '.join(map(repr, names)) or 'none'}. Only a child can be trained."
+        )
     if rebuild is not None and not callable(rebuild):
         raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
     _refuse_builtin(cls)
@@ -121,7 +141,7 @@ def functor(
             f"functor: {cls.__name__} derives from a builtin container, so it is a node "
             "already and its items are its children. Leave the declaration out, or give a rebuild."
         )
-    _declare(Declaration(cls, names, rebuild))
+    _declare(Declaration(cls, names, rebuild, trainable=trained))
     return cls
 
 
@@ -183,20 +203,20 @@ def _refuse_builtin(cls: type) -> None:
         )
 
 
-def _names(cls: type, children: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(children, str):
+def _names(cls: type, given: Iterable[str], option: str) -> tuple[str, ...]:
+    if isinstance(given, str):
         raise DeclarationError(
-            f"functor: children of {cls.__name__} is the string {children!r}. "
-            f"Write a tuple: children=({children!r},)."
+            f"functor: {option} of {cls.__name__} is the string {given!r}. "
+            f"Write a tuple: {option}=({given!r},)."
         )
-    names = tuple(children)
+    names = tuple(given)
     for name in names:
         if not isinstance(name, str):
             raise DeclarationError(
-                f"functor: children of {cls.__name__} must be attribute names, not {name!r}."
+                f"functor: {option} of {cls.__name__} must be attribute names, not {name!r}."
             )
     if len(set(names)) < len(names):
-        raise DeclarationError(f"functor: children of {cls.__name__} repeats a name: {names}.")
+        raise DeclarationError(f"functor: {option} of {cls.__name__} repeats a name: {names}.")
     known = _known_names(cls)
     missing = [name for name in names if known is not None and name not in known]
     if missing:

@@ -159,6 +159,11 @@ def format_keys(keys: Iterable[object], *, root: str = "model") -> str:
     return text if root else text.removeprefix(".")
 
 
+def name_of(link: Link) -> str:
+    """The name that a state has for what is at a place: keys joined with dots, without boxes."""
+    return ".".join(str(key) for key in KeyPath.from_link(link) if type(key) is not BoxKey)
+
+
 def format_link(link: Link) -> str:
     """Prints the path that a link stands for, from `model` on."""
     return format_keys(KeyPath.from_link(link))

@@ -235,7 +235,8 @@ class Mover:
             target = adapter if adapter.name == self.backend else get_adapter(self.backend)
             return Target(target, self._device_of(target, adapter, origin))
         spec = self.spec
-        assert spec is not None
+        if spec is None:  # only the dtype changes
+            return Target(adapter, origin)
         if spec.backend not in (None, adapter.name):
             raise DeviceError(
                 f"this is an array of {adapter.name}, which cannot be on {spec}. {self.name} keeps "

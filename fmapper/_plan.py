@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fmapper._adapter import Device
-from fmapper._batch import MovedLeaves, Where
+from fmapper._batch import MovedLeaves, PerTree, Where, for_tree, is_batch
 from fmapper._dtypes import itemsize
 from fmapper._errors import FmapperError
 from fmapper._keypath import KeyPath, format_keys
@@ -169,7 +169,7 @@ class Router(Protocol):
         ...
 
 
-def plan(mover: Router, tree: Any) -> Plan:
+def plan(mover: Router | PerTree, tree: Any) -> Plan:
     """What a mover would do to each leaf of a tree. Nothing is moved and nothing is allocated.
 
     What depends on the values is not known: whether integers fit a narrower dtype, for example.
@@ -192,12 +192,12 @@ def plan(mover: Router, tree: Any) -> Plan:
         >>> [(str(leaf.path), leaf.action, leaf.nbytes) for leaf in made]
         [('w', 'moved', 16), ('n[0]', 'moved', 1)]
     """
-    if not hasattr(mover, "routes"):
+    if not is_batch(mover):
         raise TypeError(
             f"plan takes a mover first, such as fmapper.to_gpu, not {mover!r}; then the tree."
         )
     sync()
-    planner = _Planner(mover)
+    planner = _Planner(for_tree(mover, tree))
     MovedLeaves(planner, tree)
     return Plan(repr(mover), (*planner.nodes, *planner.leaves))
 
@@ -242,15 +242,17 @@ def planned(mover: Router, leaves: Sequence[Any], where: Where) -> list[PlannedL
     found = []
     for place, leaf in enumerate(leaves):
         path = KeyPath.from_link(where(place))
+        chosen = getattr(mover, "router_of", None)
         try:
-            routes, _ = mover.routes([leaf], lambda _: None)
+            own = mover if chosen is None else chosen(leaf)
+            routes, _ = own.routes([leaf], lambda _: None)
         except FmapperError as error:
             found.append(PlannedLeaf(path, "refused", _reason(error)))
             continue
         if routes:
-            found.append(_planned(path, routes[0], mover.copy))
+            found.append(_planned(path, routes[0], own.copy))
         else:
-            found.append(_planned_other(path, leaf, mover.generator(leaf, lambda _: None, place)))
+            found.append(_planned_other(path, leaf, own.generator(leaf, lambda _: None, place)))
     return found
 
 
@@ -278,14 +280,17 @@ def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
             action = "shared"
         elif route.shares(copy):
             action = "shared"
-        elif route.source is not route.target or route.origin.kind == "meta" != route.device.kind:
+        elif route.device.kind == "meta":
+            nbytes = 0
+        elif route.source is not route.target or route.origin.kind == "meta":
             route.source.check(array)
     except (FmapperError, TypeError) as error:
         action, reason = "refused", _reason(error)
     if action == "cast" and route.held != route.wanted and not reason:
         reason = f"{route.target.name} holds no {route.wanted}"
     elif action == "cast":
-        reason = "if its values fit" if itemsize(route.held) < itemsize(route.dtype) else ""
+        narrower = itemsize(route.held) < itemsize(route.dtype)
+        reason = "if its values fit" if narrower and route.device.kind != "meta" else ""
     return PlannedLeaf(
         path,
         action,

@@ -10,13 +10,13 @@ from typing import Any, cast
 from fmapper._adapter import Adapter
 from fmapper._device import get_device
 from fmapper._discovery import adapter_of
-from fmapper._dtypes import is_inexact
 from fmapper._errors import StructureMismatchError
 from fmapper._fmap import fmap
 from fmapper._holders import check_leaf
-from fmapper._keypath import BoxKey, KeyPath, Link, format_link
+from fmapper._keypath import Link, format_link, name_of
 from fmapper._namespace import array_namespace
 from fmapper._nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
+from fmapper._trainable import Trained
 from fmapper._transfer import Route, carry_out
 from fmapper._visit import visit
 
@@ -40,7 +40,7 @@ def state(tree: Any) -> dict[str, Any]:
         ['layers.0.w']
     """
     sync()
-    return {name: array for name, (_, array) in _named_arrays(tree).items()}
+    return {name: array for name, (_, array) in named_arrays(tree).items()}
 
 
 def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> Any:
@@ -65,7 +65,7 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         array([1., 2.])
     """
     sync()
-    named = _named_arrays(tree)
+    named = named_arrays(tree)
     problems: list[str] = []
     if strict:
         problems += [f"{name}: missing in the state" for name in named if name not in state]
@@ -89,10 +89,10 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
             problems.append(
                 f"{name}: shape {source.shape(new)} in the state, {adapter.shape(old)} in the tree"
             )
-        elif (identity := _identity(name, old)) not in steps:
+        elif (identity := identity_of(name, old)) not in steps:
             route = _loading(len(steps), adapter, old, source, new)
             steps[identity] = name, link, route
-        elif not _equal(state[steps[identity][0]], new):
+        elif not equal(state[steps[identity][0]], new):
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
     if problems:
         raise StructureMismatchError(
@@ -106,17 +106,18 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         identity: _adapter_of(named[name][1]).like(array, named[name][1])
         for (identity, (name, *_)), array in zip(steps.items(), arrays, strict=True)
     }
-    identities = {name: _identity(name, array) for name, (_, array) in named.items()}
-    return _refilled(
+    identities = {name: identity_of(name, array) for name, (_, array) in named.items()}
+    return refilled(
         tree,
-        lambda link, leaf: loaded.get(identities.get(_name(link)), leaf),
+        lambda link, leaf: loaded.get(identities.get(name_of(link)), leaf),
     )
 
 
 def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """All floating and complex arrays of a tree as one vector, and the way back.
+    """The trainable arrays of a tree as one vector, and the way back.
 
-    A tied array is in the vector once. The vector has the dtype to which those of the arrays
+    Those are the floating and complex arrays, less what is not trained; see `trainables`. A tied
+    array is in the vector once. The vector has the dtype to which those of the arrays
     promote; the way back gives every array its own dtype again (a real one takes the real part),
     ties what was tied, and carries all else over. It can be differentiated, jitted and vmapped.
 
@@ -136,9 +137,10 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
         (array([1., 1., 1., 1.]), [[2.0, 2.0], [2.0, 2.0]])
     """
     sync()
+    trained = Trained(tree)
     arrays = []
     for link, leaf, node_type in visit(tree, once=True):
-        if node_type is None and _is_inexact_array(leaf):
+        if node_type is None and leaf in trained:
             arrays.append(leaf)
         elif node_type is None and adapter_of(leaf) is None:
             check_leaf(leaf, _at(link))
@@ -166,12 +168,12 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
             _piece(vector[start : start + math.prod(shape)], array, shape)
             for start, array, shape in zip(starts, arrays, shapes, strict=False)
         )
-        return _refilled(tree, lambda _, leaf: next(pieces) if _is_inexact_array(leaf) else leaf)
+        return refilled(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
 
     return vector, rebuild
 
 
-def _refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
+def refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
     """A tree with other leaves: `replace(link, leaf)` is asked for each once, in order."""
     new = [
         replace(link, leaf)
@@ -186,11 +188,7 @@ def _at(link: Link) -> Callable[[Any], Link]:
     return lambda _: link
 
 
-def _name(link: Link) -> str:
-    return ".".join(str(key) for key in KeyPath.from_link(link) if type(key) is not BoxKey)
-
-
-def _identity(name: str, array: Any) -> Any:
+def identity_of(name: str, array: Any) -> Any:
     """What two places of a tied array have in common; constants such as `np.True_` are no ties."""
     return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
 
@@ -203,13 +201,13 @@ def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
     return _adapter_of(like).like(xp.astype(xp.reshape(part, shape), like.dtype), like)
 
 
-def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
+def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type in visit(tree):
         if node_type is None and adapter_of(leaf) is None:
             check_leaf(leaf, _at(link))
         elif node_type is None:
-            name = _name(link)
+            name = name_of(link)
             if name in named:
                 raise StructureMismatchError(
                     f"{format_link(link)} and {format_link(named[name][0])} are both called "
@@ -222,7 +220,7 @@ def _named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
 def _plain_values(tree: Any) -> dict[str, Any]:
     """The leaves of a tree that are no arrays, by name: only to say what is in the way."""
     return {
-        _name(link): leaf
+        name_of(link): leaf
         for link, leaf, node_type in visit(tree)
         if node_type is None and adapter_of(leaf) is None
     }
@@ -250,12 +248,7 @@ def _adapter_of(array: Any) -> Adapter:
     return found
 
 
-def _is_inexact_array(leaf: Any) -> bool:
-    adapter = adapter_of(leaf)
-    return adapter is not None and is_inexact(adapter.dtype(leaf))
-
-
-def _equal(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
     if a is b:
         return True
     from fmapper._move import to_numpy

@@ -211,6 +211,8 @@ def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
 
 
 def _moved(batch: _Batch, copy: bool | None) -> list[Any]:
+    if batch.device.kind == "meta" and copy is not False:
+        return batch.done(lambda: _abstracted(batch, copy))
     if batch.source is batch.target:
         return batch.done(lambda: _within(batch, copy))
     exchange = _exchange(batch, copy)
@@ -224,6 +226,20 @@ def _moved(batch: _Batch, copy: bool | None) -> list[Any]:
         else array
         for at, array in enumerate(new)
     ]
+
+
+def _abstracted(batch: _Batch, copy: bool | None) -> Iterable[Any]:
+    """Shapes and dtypes alone; no value is looked at."""
+    source, target = batch.source, batch.target
+    if source is not target:
+        for at, array in enumerate(batch.arrays):
+            yield target.abstract(source.shape(array), batch.route(at).held)
+        return
+    arrays: Iterable[Any] = batch.arrays
+    if copy or batch.origin != batch.device:
+        arrays = source.to_device(batch.arrays, batch.device, copy=copy)
+    for at, array in enumerate(arrays):
+        yield _checked_cast(source, array, batch, at) if batch.route(at).is_cast else array
 
 
 def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:

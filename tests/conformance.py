@@ -251,6 +251,31 @@ class AdapterConformance:
         assert type(shape) is tuple
         assert adapter.shape(self.make(sample(dtype)[:1].reshape(()))) == ()
 
+    def test_nbytes(self, adapter: Adapter, dtype: str) -> None:
+        host = sample(dtype)[:24].reshape(4, 6)
+        assert adapter.nbytes(self.make(host)) == host.nbytes
+
+    def test_shapes_without_values(self, adapter: Adapter, dtype: str) -> None:
+        """They are on `meta`, or there are none; their values cannot leave, and get none."""
+        if adapter.storable(dtype) != dtype:
+            pytest.skip(f"{adapter.name} does not hold {dtype}")
+        try:
+            array = adapter.abstract((2, 3), dtype)
+        except TypeError:
+            return
+        meta = Device(adapter.name, "meta")
+        assert adapter.find_device("meta", None) == adapter.device(array) == meta
+        assert (adapter.shape(array), adapter.dtype(array)) == ((2, 3), dtype)
+        assert adapter.is_array_type(type(array))
+        assert adapter.unusable([array]) is None
+        assert adapter.nbytes(array) == 6 * sample(dtype).itemsize
+        (again,) = adapter.to_device([self.make(sample(dtype)[:6].reshape(2, 3))], meta, copy=None)
+        assert (adapter.shape(again), adapter.dtype(again)) == ((2, 3), dtype)
+        with pytest.raises(TypeError, match="no values"):
+            adapter.check(array)
+        with pytest.raises(TypeError, match="no values"):
+            adapter.export([array], Device("numpy", "cpu"))
+
     def test_immutable(self, adapter: Adapter, matrix: Any) -> None:
         array = self.make(matrix)
         if self.immutable:

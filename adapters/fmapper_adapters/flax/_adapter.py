@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from fmapper import NodeAdapter, NodeType
 
@@ -11,6 +12,16 @@ class FlaxAdapter(NodeAdapter):
     """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
 
     name: ClassVar[str] = "flax"
+
+    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+        """`nnx.Param` and what derives from it, and nothing else of NNX."""
+        if not any(str(base.__module__).startswith("flax.nnx") for base in cls.__mro__):
+            return None
+        from flax import nnx
+
+        if issubclass(cls, nnx.Param):
+            return _yes
+        return _no if issubclass(cls, nnx.Variable | nnx.Module) else None
 
     def node_type(self, cls: type) -> NodeType | None:
         """How a class of Flax, or one that derives from it, is taken apart.
@@ -28,3 +39,11 @@ class FlaxAdapter(NodeAdapter):
 
             return _linen.node_type(cls)
         return None
+
+
+def _yes(array: Any) -> bool:
+    return True
+
+
+def _no(array: Any) -> bool:
+    return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -23,11 +24,16 @@ _NARROWED = {
     "complex128": "complex64",
 }
 _look = attrgetter("dtype", "sharding")
+_META = Device("jax", "meta")
+_shape_only: Any = jax.ShapeDtypeStruct
 _KINDS = {"cuda": "gpu", "rocm": "gpu"}
 
 
 class JaxAdapter(Adapter):
-    """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX."""
+    """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX.
+
+    A `jax.ShapeDtypeStruct` is an array without values, on the device `meta`.
+    """
 
     name: ClassVar[str] = "jax"
     keeps_memory: ClassVar[bool] = True
@@ -37,13 +43,15 @@ class JaxAdapter(Adapter):
     aliases: ClassVar[dict[str, str]] = _KINDS
 
     def is_array_type(self, cls: type) -> bool:
-        """Arrays, PRNG keys, and the tracers that stand for them in a transformation."""
-        return issubclass(cls, jax.Array | jax.core.Tracer)
+        """Arrays, PRNG keys, and what stands for them: tracers and shapes."""
+        return issubclass(cls, jax.Array | jax.core.Tracer | jax.ShapeDtypeStruct)
 
     def device(self, array: Any) -> Device:
         """Where an array is; if on several, all of them by id; the default one for a tracer."""
         if isinstance(array, jax.core.Tracer):
             return _device(_default())
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return _META
         if array.is_deleted():
             raise RuntimeError("the array was deleted, probably because it was donated")
         found = sorted(array.devices(), key=lambda device: device.id)
@@ -68,7 +76,12 @@ class JaxAdapter(Adapter):
         return _device(device) if isinstance(device, jax.Device) else None
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """As for every backend; without an index, the default device if it is of that kind."""
+        """As for every backend; without an index, the default device if it is of that kind.
+
+        `meta` is everywhere.
+        """
+        if kind == "meta":
+            return _META
         chosen = _devices.default()
         if index is None and chosen is not None:
             default = _device(chosen)
@@ -91,6 +104,10 @@ class JaxAdapter(Adapter):
         """Tracers: what a transformation calls a function with."""
         return isinstance(array, jax.core.Tracer)
 
+    def abstract(self, shape: Sequence[int], dtype: str) -> Any:
+        """A `jax.ShapeDtypeStruct`."""
+        return _shape_only(tuple(shape), jnp.dtype(dtype))
+
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
         """jax_enable_x64, jax_default_device and the transfer guards, which are a thread's own."""
         return _devices.thread_settings()
@@ -99,6 +116,12 @@ class JaxAdapter(Adapter):
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterator[Any]:
         """One `device_put` for all; a copy on the same device where that is asked for."""
+        if device.kind == "meta":
+            yield from (_shape_only(array.shape, array.dtype) for array in arrays)
+            return
+        if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
+            for array in arrays:
+                _host.refuse(array)
         if copy and all(self.device(array) == device for array in arrays):
             yield from map(_host.copied, arrays)
             return
@@ -108,6 +131,10 @@ class JaxAdapter(Adapter):
         except (RuntimeError, ValueError, TypeError):  # one by one: which is it?
             for array in arrays:
                 yield jax.device_put(array, target)
+
+    def nbytes(self, array: Any) -> int:
+        """As the dtype has it: a PRNG key takes several numbers."""
+        return int(math.prod(array.shape) * array.dtype.itemsize)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtype and the sharding."""
@@ -131,6 +158,9 @@ class JaxAdapter(Adapter):
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
         """Read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
+        if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
+            for array in arrays:
+                _host.refuse(array)
         origin = self.device(arrays[0]) if arrays else Device("jax", "cpu", 0)
         if origin.kind == "gpu" and target.kind == "cuda" and isinstance(origin.index, int):
             return Exchange(arrays, frozen=True, device=origin)
@@ -182,6 +212,11 @@ class JaxAdapter(Adapter):
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """`astype`; inside a transformation nothing can be checked."""
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return (
+                _shape_only(array.shape, jnp.dtype(dtype), sharding=array.sharding),
+                True,
+            )
         to_real = jnp.iscomplexobj(array) and not dtype.startswith("complex")
         values = array.real if to_real else array
         if isinstance(array, jax.core.Tracer):
@@ -199,7 +234,7 @@ class JaxAdapter(Adapter):
 
 
 def _is_usable(array: Any) -> bool:
-    return isinstance(array, jax.core.Tracer) or not array.is_deleted()
+    return isinstance(array, jax.core.Tracer | jax.ShapeDtypeStruct) or not array.is_deleted()
 
 
 def _default() -> Any:

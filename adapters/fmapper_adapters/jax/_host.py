@@ -19,11 +19,16 @@ def refuse(array: Any) -> None:
     """Raises for arrays whose values cannot leave JAX.
 
     Raises:
-        TypeError: A tracer, a deleted array, a PRNG key, or one that other processes hold parts of.
+        TypeError: A tracer, a shape, a deleted array, a PRNG key, or an array that other processes
+            hold parts of.
     """
     if isinstance(array, jax.core.Tracer):
         raise TypeError(
             "a tracer has no values yet: move arrays before or after jit, grad or vmap, not inside"
+        )
+    if isinstance(array, jax.ShapeDtypeStruct):
+        raise TypeError(
+            "a jax.ShapeDtypeStruct has a shape but no values: fill it with fmapper.materialize"
         )
     if array.is_deleted():
         raise TypeError("the array was deleted, probably because it was donated")

@@ -56,12 +56,25 @@ class NumpyAdapter(Adapter):
         """The host."""
         return [CPU]
 
+    def why_not(self, kind: str, index: int | None) -> str:
+        """For `meta`, who has it."""
+        if kind == "meta":
+            return (
+                "NumPy has no arrays without values, but others can stand for them: "
+                "to_torch(device='meta') or to_jax(device='meta')"
+            )
+        return super().why_not(kind, index)
+
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterator[Any]:
         """Copies; memory order and subclass are kept."""
         for array in arrays:
             yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
+
+    def nbytes(self, array: Any) -> int:
+        """`array.nbytes`; of objects only the pointers."""
+        return int(array.nbytes)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtypes: byte order and all."""

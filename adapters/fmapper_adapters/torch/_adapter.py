@@ -78,6 +78,10 @@ class TorchAdapter(Adapter):
         """Whether the build, the driver or the index is to blame."""
         return _devices.why_not(kind) or super().why_not(kind, index)
 
+    def abstract(self, shape: Sequence[int], dtype: str) -> Any:
+        """A tensor on the device `meta`."""
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
+
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
         """Grad and inference mode, default device, current CUDA device; a stream of its own."""
         return _threads.settings()
@@ -91,6 +95,10 @@ class TorchAdapter(Adapter):
     ) -> Iterable[Any]:
         """In batches over the link of a GPU, with everything that hangs on a parameter."""
         return _batch.to_device(arrays, _torch_device(device))
+
+    def nbytes(self, array: Any) -> int:
+        """Of what is stored: of a sparse tensor the values and where they are."""
+        return _host.nbytes(array)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """The dtype, and the device unless it is the CPU."""
@@ -202,6 +210,14 @@ class TorchAdapter(Adapter):
         grad = None if like.grad is None else like.grad.to(values, copy=True)
         return _host.replaced(like, values, grad)
 
+    def is_trainable(self, array: Any) -> bool:
+        """All but frozen parameters; a plain tensor does not say."""
+        return not isinstance(array, torch.nn.Parameter) or array.requires_grad
+
+    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+        """In a module: the parameters that are not frozen, and no buffers."""
+        return _is_trained_parameter if issubclass(cls, torch.nn.Module) else None
+
     def node_type(self, cls: type) -> NodeType | None:
         """Modules, optimizers, and what goes with them."""
         return _nodes.node_type(cls) or _optim.node_type(cls)
@@ -213,6 +229,10 @@ class TorchAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
         _nodes.register_functor(cls)
+
+
+def _is_trained_parameter(array: Any) -> bool:
+    return isinstance(array, torch.nn.Parameter) and array.requires_grad
 
 
 def _device(device: torch.device) -> Device:

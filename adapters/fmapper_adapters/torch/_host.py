@@ -154,11 +154,24 @@ def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     return False
 
 
+def nbytes(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor of any layout."""
+    if tensor.layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    else:
+        parts = [tensor]
+    return sum(map(_nbytes, parts))
+
+
 def _why_not(tensor: torch.Tensor) -> str:
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         return "a lazy parameter has no values yet: run the module once first"
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
-        return "a meta or fake tensor has a shape but no values: fill it first"
+        return "a meta or fake tensor has a shape but no values: fill it with fmapper.materialize"
     if tensor.is_quantized:
         return "a quantized tensor has no counterpart elsewhere: move tensor.dequantize()"
     if tensor.is_nested:

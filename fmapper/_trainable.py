@@ -1,0 +1,164 @@
+"""Which arrays of a tree are trained: the others are carried along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fmapper._discovery import adapter_of, adapters
+from fmapper._dtypes import is_inexact
+from fmapper._errors import DeclarationError, FmapperError, StructureMismatchError
+from fmapper._functor import declaration_of
+from fmapper._holders import check_leaf
+from fmapper._keypath import KeyPath, Link, format_link, name_of
+from fmapper._nodes import LEAVES, Item, NodeType, kind_of, sync
+from fmapper._visit import say_where
+
+Predicate = Callable[[Any], bool]
+
+
+def trainables(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree that training changes, by name, each once: what an optimizer is given.
+
+    An array is trained if it is floating or complex and nothing says otherwise:
+
+    * a functor declared with `trainable=` trains what is below the children that it names,
+    * a torch module its parameters with `requires_grad`, neither its buffers nor other tensors,
+    * in Flax NNX what is in an `nnx.Param`,
+    * a `torch.nn.Parameter` without `requires_grad` is frozen anywhere.
+
+    A tied array is trained if it is at one of its places, because that is where a gradient reaches
+    it; the name is that of the first such place.
+
+    Returns:
+        A dict in the order of the walk, with names as in `state`. The arrays are those of the tree.
+
+    Raises:
+        DeclarationError: `trainable=` names what an instance has no child for.
+        NotAFunctorError: An object that nobody declared holds arrays.
+        StructureMismatchError: Two paths have the same name, because a key has a dot in it.
+
+    The idea is that of `Flux.trainables`, https://fluxml.ai/Flux.jl.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> @fmapper.functor(trainable=("w",))
+        ... class Scaled:
+        ...     def __init__(self, w, scale):
+        ...         self.w, self.scale = w, scale
+        >>> list(fmapper.trainables([Scaled(np.ones(2), np.ones(1)), np.zeros(3)]))
+        ['0.w', '1']
+    """
+    sync()
+    trained = Trained(tree)
+    named: dict[str, tuple[Link, Any]] = {}
+    for i, array in trained.leaves.items():
+        if i not in trained.links:
+            continue
+        link = trained.links[i]
+        name = name_of(link)
+        if name in named:
+            raise StructureMismatchError(
+                f"{format_link(link)} and {format_link(named[name][0])} are both called {name!r} "
+                "when keys are joined with dots. Rename one of the keys."
+            )
+        named[name] = link, array
+    return {name: array for name, (_, array) in named.items()}
+
+
+class Trained:
+    """The leaves of one tree that are trained: `leaf in Trained(tree)`.
+
+    Args:
+        tree: Anything.
+        strict: Whether an undeclared holder of arrays is an error.
+
+    Attributes:
+        leaves: All arrays of the tree by id, in the order of the walk.
+        links: For those that are trained: id -> the first place where they are.
+    """
+
+    def __init__(self, tree: Any, *, strict: bool = True) -> None:
+        self._strict = strict
+        self.leaves: dict[int, Any] = {}
+        self.links: dict[int, Link] = {}
+        self._below: dict[type, Predicate | None] = {}
+        self._look(tree)
+
+    def __contains__(self, leaf: Any) -> bool:
+        i = id(leaf)
+        if i in self.leaves:
+            return i in self.links
+        return _by_itself(leaf)  # made anew each time its parent is read
+
+    def _look(self, tree: Any) -> None:
+        """Goes to every node once for each rule under which it is reached: cycles and ties end."""
+        seen: dict[tuple[int, Predicate], Any] = {}
+        stack: list[tuple[Link, Iterator[Item], Predicate, frozenset[str] | None]] = []
+        stack.append((None, iter(((None, tree),)), _by_itself, None))
+        while stack:
+            parent, items, above, names = stack[-1]
+            for key, child in items:
+                link = (parent, key) if len(stack) > 1 else None
+                rule = above if names is None or key in names else _not
+                kind = kind_of(type(child))
+                if kind in LEAVES:
+                    self._meet(child, link, rule)
+                    continue
+                if not isinstance(kind, NodeType):
+                    continue
+                rule = rule if rule is _not else (self._rule_of(type(child)) or rule)
+                if (id(child), rule) in seen:
+                    continue
+                seen[id(child), rule] = child
+                try:
+                    below = dict(kind.items(child))
+                except FmapperError as error:
+                    say_where(error, KeyPath.from_link(link).keys)
+                    raise
+                stack.append((link, iter(below.items()), rule, _trained_names(child, below, link)))
+                break
+            else:
+                stack.pop()
+
+    def _meet(self, leaf: Any, link: Link, rule: Predicate) -> None:
+        adapter = adapter_of(leaf)
+        if adapter is None:
+            if self._strict:
+                check_leaf(leaf, lambda _: link)
+            return
+        i = id(leaf)
+        self.leaves.setdefault(i, leaf)
+        if i not in self.links and is_inexact(adapter.dtype(leaf)) and rule(leaf):
+            self.links[i] = link
+
+    def _rule_of(self, cls: type) -> Predicate | None:
+        if cls not in self._below:
+            said = (adapter.trained_below(cls) for adapter in adapters())
+            self._below[cls] = next(filter(None, said), None)
+        return self._below[cls]
+
+
+def _by_itself(leaf: Any) -> bool:
+    """Whether an array that nothing above it speaks of is trained."""
+    adapter = adapter_of(leaf)
+    return adapter is not None and is_inexact(adapter.dtype(leaf)) and adapter.is_trainable(leaf)
+
+
+def _not(leaf: Any) -> bool:
+    return False
+
+
+def _trained_names(node: Any, have: dict[Any, Any], link: Link) -> frozenset[str] | None:
+    """The children that a functor trains; None for all."""
+    declaration = declaration_of(type(node))
+    if declaration is None or declaration.trainable is None:
+        return None
+    missing = [name for name in declaration.trainable if name not in have]
+    if missing:
+        raise DeclarationError(
+            f"{format_link(link)}: {type(node).__name__} declares {', '.join(map(repr, missing))} "
+            f"trainable, but this instance has the children {', '.join(map(repr, have)) or 'none'}."
+            " Correct trainable= in its declaration."
+        )
+    return frozenset(declaration.trainable)
