@@ -1,5 +1,8 @@
 """Any model on any device and in any framework: say once which fields are children."""
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
 from fmapper import _pytrees as _pytrees
 from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter
 from fmapper._device import device_info, devices, get_device
@@ -43,11 +46,7 @@ from fmapper._fmap import (
 )
 from fmapper._functor import functor, leaf
 from fmapper._holders import holds_arrays
-from fmapper._inplace import move_
-from fmapper._inventory import SummaryRow
 from fmapper._keypath import BoxKey, KeyPath
-from fmapper._loader import DeviceLoader
-from fmapper._materialize import materialize
 from fmapper._move import (
     Mover,
     to_cpu,
@@ -60,13 +59,19 @@ from fmapper._move import (
 from fmapper._namespace import array_namespace
 from fmapper._nodes import Aside, Fitting, NodeType, at_end, refitted
 from fmapper._paths import get_path, has_path, set_path
-from fmapper._place import Placement, cast, keep, place
-from fmapper._plan import Plan, PlannedLeaf, plan
 from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
 from fmapper._state import destructure, load_state, state
-from fmapper._summary import Summary, summary
 from fmapper._target import use_backend
 from fmapper._trainable import trainables
+
+if TYPE_CHECKING:  # imported when first asked for, see below
+    from fmapper._inplace import move_
+    from fmapper._inventory import SummaryRow
+    from fmapper._loader import DeviceLoader
+    from fmapper._materialize import materialize
+    from fmapper._place import Placement, cast, keep, place
+    from fmapper._plan import Plan, PlannedLeaf, plan
+    from fmapper._summary import Summary, summary
 
 __version__ = "0.1.0"
 
@@ -161,7 +166,44 @@ __all__ = [
     "use_backend",
 ]
 
+# What many programs never use, by the module that has it: importing fmapper is to be quick.
+_LATE = {
+    "DeviceLoader": "_loader",
+    "Placement": "_place",
+    "Plan": "_plan",
+    "PlannedLeaf": "_plan",
+    "Summary": "_summary",
+    "SummaryRow": "_inventory",
+    "cast": "_place",
+    "keep": "_place",
+    "materialize": "_materialize",
+    "move_": "_inplace",
+    "place": "_place",
+    "plan": "_plan",
+    "summary": "_summary",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports what is asked for the first time."""
+    if name not in _LATE:
+        raise AttributeError(f"module 'fmapper' has no attribute {name!r}")
+    found = getattr(_import_module(f"fmapper.{_LATE[name]}"), name)
+    globals()[name] = _as_public(found)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _as_public(found: object) -> object:
+    if hasattr(found, "__qualname__"):  # classes and functions; movers are instances
+        found.__module__ = "fmapper"
+    return found
+
+
 for _name in __all__:
-    if hasattr(globals()[_name], "__qualname__"):  # classes and functions; movers are instances
-        globals()[_name].__module__ = "fmapper"
+    if _name not in _LATE:
+        _as_public(globals()[_name])
 del _name

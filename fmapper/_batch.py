@@ -60,11 +60,9 @@ def is_batch(f: Any) -> bool:
     return hasattr(f, "check_node") or hasattr(f, "for_tree")
 
 
-def for_tree(batch: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> LeafBatch:
+def for_tree(batch: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """The batch that goes through a tree; nearly always the one that was given."""
-    own = getattr(batch, "for_tree", None)
-    found: LeafBatch = batch if own is None else own(tree, is_leaf)
-    return found
+    return batch.for_tree(tree, is_leaf) if hasattr(batch, "for_tree") else batch
 
 
 class MovedLeaves:
@@ -90,7 +88,7 @@ class MovedLeaves:
         once: bool = True,
         known: Mapping[Any, Any] | None = None,
     ) -> None:
-        self._batch = batch = for_tree(batch, tree, is_leaf)
+        self._batch: LeafBatch = for_tree(batch, tree, is_leaf)
         self._visit = partial(visit, tree, is_leaf=is_leaf, once=once, known=known)
         self._once = once
         self._links: dict[int, Link] = {}

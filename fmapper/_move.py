@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmapper import _nodes
 from fmapper._adapter import Adapter, Device
@@ -23,10 +23,12 @@ from fmapper._fmap import fmap
 from fmapper._holders import check_carried, check_leaf
 from fmapper._keypath import format_link
 from fmapper._nodes import node_type_of
-from fmapper._plan import Plan, planned
 from fmapper._target import Generator, Target, gpu_for_host_arrays
 from fmapper._transfer import UNTOUCHED, Route, Where, carry_out
 from fmapper._warn import warn
+
+if TYPE_CHECKING:
+    from fmapper._plan import Plan
 
 
 class _Given(enum.Enum):
@@ -111,7 +113,7 @@ class Mover:
     def move_leaves(self, leaves: Sequence[Any], where: Where) -> list[Any]:
         """The moved leaves, in order. Either all are moved, or an error says why none is."""
         routes, others = self.routes(leaves, where)
-        report = None if self.report is None else planned(self, leaves, where)
+        report = None if self.report is None else self._planned(leaves, where)
         results = carry_out(routes, leaves, where, copy=self.copy)
         missing = next((route.note for route in routes if route.note), "")
         if missing:
@@ -124,8 +126,13 @@ class Mover:
             elif generator is not None and not generator.stays:
                 results[place] = generator.adapter.generator_to(leaf, generator.device)
         if self.report is not None and report is not None:
-            self.report(Plan(repr(self), tuple(report)))
+            self.report(report)
         return results
+
+    def _planned(self, leaves: Sequence[Any], where: Where) -> Plan:
+        from fmapper._plan import Plan, planned  # few moves report
+
+        return Plan(repr(self), tuple(planned(self, leaves, where)))
 
     def check_node(self, node: Any, node_type: _nodes.NodeType, where: Where) -> None:
         """Sees to it that a node holds no arrays that are not among its children."""

@@ -1,5 +1,7 @@
 """The public surface is exactly `__all__`, and says that it is fmapper's."""
 
+import subprocess
+import sys
 import types
 import warnings
 
@@ -7,16 +9,32 @@ import fmapper
 
 
 def public_names():
-    return {
-        name
-        for name, value in vars(fmapper).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    }
+    found = {name: getattr(fmapper, name) for name in dir(fmapper) if not name.startswith("_")}
+    ours = {name for name, value in found.items() if not isinstance(value, types.ModuleType)}
+    return ours - {"TYPE_CHECKING"}
 
 
 def test_all_is_the_public_surface_sorted():
     assert set(fmapper.__all__) == public_names()
     assert len(fmapper.__all__) == len(set(fmapper.__all__))
+
+
+def test_what_is_imported_late_is_there_like_the_rest():
+    """In an interpreter of its own: here another test may have asked for it."""
+    script = """
+import sys, fmapper
+assert "fmapper._plan" not in sys.modules and "fmapper._loader" not in sys.modules
+assert {"plan", "DeviceLoader"} <= set(dir(fmapper))
+from fmapper import DeviceLoader, plan
+assert plan is fmapper.plan and plan.__module__ == DeviceLoader.__module__ == "fmapper"
+try:
+    fmapper.nothing_of_this_name
+except AttributeError as error:
+    assert "nothing_of_this_name" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_public_names_report_the_public_module():
