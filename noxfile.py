@@ -51,6 +51,13 @@ def tests(session: nox.Session, frameworks: str) -> None:
 
 
 @nox.session
+def sweeps(session: nox.Session) -> None:
+    """Run what the other sessions take samples of: all architectures."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "-m", "pytest", "-m", "slow", *session.posargs)
+
+
+@nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest supported version of everything."""
     session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "examples"))
