@@ -164,6 +164,13 @@ class Adapter(ABC):
         """
         return [(self.device(array), self.dtype(array)) for array in arrays]
 
+    def stays(self, array: Any) -> str | None:
+        """Why an array has no meaning in another backend, as a PRNG key; None if it has.
+
+        Then a mover to another backend raises, and with `strict=False` leaves it as it is.
+        """
+        return None
+
     def unusable(self, arrays: Sequence[Any]) -> int | None:
         """Which of the arrays has no values any more, so that it is not even left as it is."""
         return None

@@ -224,6 +224,10 @@ class Mover:
         except RuntimeError as error:
             raise UnsupportedLeafError(f"{format_link(where(places[0]))}: {error}.") from error
         target, device, note = self._placed_target(adapter, origin, where, places[0])
+        if target is not adapter and self.strict is False:
+            why = adapter.stays(first)
+            if why is not None:
+                target, device, note = adapter, origin, why
         dtype = adapter.dtype(first)
         wanted = wanted_dtype(dtype, self.dtype)
         held = wanted if wanted == dtype and target is adapter else target.storable(wanted)

@@ -46,7 +46,8 @@ def state(tree: Any) -> dict[str, Any]:
 def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> Any:
     """A new tree with the arrays of a state, converted to the backend, device and dtype it has.
 
-    What is tied in `tree` is tied in the result.
+    What is tied in `tree` is tied in the result, and nothing else is. The result shares no memory
+    with the state that could be written to.
 
     Args:
         tree: The tree to fill; it is not changed.
@@ -101,7 +102,13 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
     links = [link for _, link, _ in steps.values()]
     routes = [route for *_, route in steps.values()]
     news = [route.arrays[0] for route in routes]
-    arrays = carry_out(routes, news, links.__getitem__, copy=None)
+    # What can be written to is copied, and apart from the rest, or the first step of a training
+    # would change the state, and places that are tied there but not here.
+    arrays = news
+    for frozen in (True, False):
+        own = [route for route in routes if route.source.frozen is frozen]
+        copy = None if frozen else True
+        arrays = carry_out(own, arrays, links.__getitem__, copy=copy, ties=False)
     loaded = {
         identity: _adapter_of(named[name][1]).like(array, named[name][1])
         for (identity, (name, *_)), array in zip(steps.items(), arrays, strict=True)

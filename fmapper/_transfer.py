@@ -159,9 +159,21 @@ class _Batch:
 
 
 def carry_out(
-    routes: Iterable[Route], leaves: Sequence[Any], where: Where, *, copy: bool | None
+    routes: Iterable[Route],
+    leaves: Sequence[Any],
+    where: Where,
+    *,
+    copy: bool | None,
+    ties: bool = True,
 ) -> list[Any]:
     """The leaves with the arrays of the routes moved; what is there is the very same object.
+
+    Args:
+        routes: What is to become of the arrays among the leaves.
+        leaves: All leaves.
+        where: Gives the path of a leaf by its index.
+        copy: As for a mover.
+        ties: Whether arrays that share memory do so afterwards; or each gets memory of its own.
 
     Raises:
         MoveError: An array could not be moved. Nothing that was given has changed.
@@ -182,7 +194,7 @@ def carry_out(
         groups.setdefault(key, []).append(route)
     for group in groups.values():
         batch = _Batch(group, where)
-        moved = _with_ties(batch, copy)
+        moved = _with_ties(batch, copy) if ties else _moved(batch, copy)
         if len(group) == 1 and len(moved) == len(results):  # these are all, in order
             results = moved
             continue

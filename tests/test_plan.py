@@ -259,6 +259,19 @@ def test_a_copied_generator_draws_the_same_on_its_own(torch: Any) -> None:
     assert drawn == (numpy_rng.random(4).tolist(), torch.rand(4, generator=torch_rng).tolist())
 
 
+def test_a_key_leaves_jax_as_data_or_not_at_all(jnp: Any) -> None:
+    jax = pytest.importorskip("jax")
+    tree = {"key": jax.random.key(0), "w": jnp.ones(2)}
+    with pytest.raises(fmapper.UnsupportedLeafError, match=r"model\.key: .*key_data.*strict=False"):
+        to_numpy(tree)
+    new = to_numpy(tree, strict=False)
+    assert new["key"] is tree["key"]
+    assert type(new["w"]) is np.ndarray
+    key, w = plan(to_numpy(strict=False), tree)
+    assert (key.action, w.action) == ("skipped", "shared")
+    assert "PRNG key" in key.reason
+
+
 @pytest.mark.gpu
 def test_a_generator_goes_to_the_gpu_with_its_model(torch: Any) -> None:
     old = torch.Generator().manual_seed(3)

@@ -143,6 +143,11 @@ class JaxAdapter(Adapter):
             return super().signatures(arrays)
         return list(map(_look, arrays))
 
+    def stays(self, array: Any) -> str | None:
+        """PRNG keys: other frameworks draw no numbers from them."""
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        return "a PRNG key has no meaning outside JAX" if is_key else None
+
     def unusable(self, arrays: Sequence[Any]) -> int | None:
         """The first that is deleted."""
         deleted = (at for at, array in enumerate(arrays) if not _is_usable(array))
