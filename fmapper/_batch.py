@@ -57,7 +57,8 @@ class PerTree(Protocol):
 
 def is_batch(f: Any) -> bool:
     """Whether a function for `fmap` wants all leaves at once."""
-    return hasattr(f, "check_node") or hasattr(f, "for_tree")
+    cls = type(f)  # an `nnx.Rngs` has every attribute that it is asked for
+    return hasattr(cls, "check_node") or hasattr(cls, "for_tree")
 
 
 def for_tree(batch: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:

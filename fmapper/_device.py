@@ -176,10 +176,10 @@ def missing() -> dict[str, str]:
 def get_device(tree: Any) -> Device | None:
     """The one device on which all arrays of a tree live; None if it holds no arrays.
 
-    An array that is spread over several devices is on all of them: the index is a tuple then, in
-    order, whatever lies where. In torch, `meta` counts as a device. A tracer of JAX is nowhere yet:
-    inside `jax.jit` it counts as being where the concrete arrays beside it are, and a tree of
-    tracers alone is on JAX's default device.
+    Arrays in objects that nobody declared are not looked for. An array that is spread over several
+    devices is on all of them: the index is a tuple then, in order, whatever lies where. In torch,
+    `meta` counts as a device. A tracer of JAX is nowhere yet: inside `jax.jit` it counts as being
+    where the concrete arrays beside it are, and a tree of tracers alone is on JAX's default device.
 
     Raises:
         MixedDevicesError: There are several; the message lists the paths on each.

@@ -31,9 +31,13 @@ def dtype_name(dtype: Any) -> str:
         inner = getattr(dtype, "dtype", dtype)
         name = getattr(inner, "name", None) or str(inner).removeprefix("torch.")
     if name not in (*_FLOATS, *_FLOAT8, *_FLOAT_OF):
+        known = (*_FLOATS, *_FLOAT8, *_FLOAT_OF)
+        hint = ""
+        if re.fullmatch(r"u?int\d+|bool", name):
+            hint = "Integers are cast by hand: fmap(lambda x: x.astype(...), tree). "
         raise ValueError(
             f"dtype={dtype!r} is not a floating or complex dtype, and a mover casts no others. "
-            f"Write one of: {', '.join((*_FLOATS, *_FLOAT8, *_FLOAT_OF))}."
+            f"{hint}Write one of: {', '.join(known)}."
         )
     return name
 

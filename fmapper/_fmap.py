@@ -93,6 +93,8 @@ def fmap(
         {'w': [2, 3]}
     """
     sync()
+    if is_batch(tree) and not is_batch(f):
+        raise TypeError(f"fmap takes the function first: fmap({tree!r}, tree).")
     options = _Map(cast(Callable[..., Any], f), is_leaf, cache, prune, walk)
     if type(f) is not FunctionType and is_batch(f):
         if rest:

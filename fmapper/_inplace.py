@@ -23,7 +23,9 @@ def move_(tree: T, mover: Mover) -> T:
     Torch parameters stay the same objects as well, as in `torch.nn.Module.to`, so whoever holds one
     sees it moved; buffers and all other arrays are replaced in what holds them. Tuples cannot
     change: one with other contents is replaced. Everything is moved before anything is changed, so
-    if one leaf cannot be moved the tree is as it was; old and new arrays need memory at once.
+    if one leaf cannot be moved the tree is as it was; old and new arrays need memory at once. An
+    optimizer keeps the parameters, but its own state only moves if it is given as well:
+    `move_((model, optimizer), to_gpu)`.
 
     Args:
         tree: A module, an optimizer, `(model, optimizer)`, a functor ...

@@ -119,10 +119,11 @@ class NodeType:
         borrowed: Keys of children with arrays that belong to others, as the parameters of an
             optimizer do to its model; movers see to it that the others are in the tree, too.
         aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
+        follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
         put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
     """
 
-    __slots__ = ("_items", "aside", "borrowed", "carried", "open", "plain", "put")
+    __slots__ = ("_items", "aside", "borrowed", "carried", "follows", "open", "plain", "put")
 
     def __init__(
         self,
@@ -135,6 +136,7 @@ class NodeType:
         carried: Callable[[Any], Iterable[Item]] | None = None,
         borrowed: Sequence[Any] = (),
         aside: Callable[[Any], Iterable[tuple[Any, Aside]]] | None = None,
+        follows: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
     ) -> None:
         def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
@@ -164,6 +166,7 @@ class NodeType:
         self.carried = carried
         self.borrowed = tuple(borrowed)
         self.aside = aside
+        self.follows = follows
         self.put = put
 
     @classmethod
@@ -183,6 +186,7 @@ class NodeType:
         made.carried = carried
         made.borrowed = ()
         made.aside = None
+        made.follows = None
         made.put = put
         return made
 

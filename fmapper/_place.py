@@ -146,6 +146,8 @@ def cast(
 ) -> Any:
     """A new tree whose floating and complex arrays have another dtype, where they are.
 
+    Values are rounded, very small ones to zero; what would become infinite is an error.
+
     Args:
         tree: Anything.
         dtype: A dtype for all, or rules as `place` takes them: `{"*": "bfloat16", "*norm*":

@@ -166,8 +166,11 @@ class Found:
         self._is_leaf = is_leaf
         self._matched: dict[int, Link] = {}
         self._won: set[int] = set()
+        self._lent: list[tuple[int, int | None, Link]] = []  # places that do not decide
+        self._leads: dict[int, Any] = {}
         self._paths = {at: _Path(self._own(text, tree)) for at, text in rules.paths.items()}
         self._look(tree)
+        self._follow()
         self._check()
 
     def _look(self, tree: Any) -> None:
@@ -178,9 +181,9 @@ class Found:
         first = self._inside(self._state(starts), tree)
         seen: set[tuple[int, int]] = set()
         above: set[int] = set()
-        stack: list[tuple[Link, Iterator[Item], _State, int]] = []
+        stack: list[tuple[Link, Iterator[Item], _State, int, Sequence[Any], bool]] = []
 
-        def enter(link: Link, child: Any, state: _State) -> None:
+        def enter(link: Link, child: Any, state: _State, lent: bool) -> None:
             i = id(child)
             kind = kind_of(type(child))
             won = state.winner
@@ -192,7 +195,10 @@ class Found:
             if kind is ATOM:
                 return
             self.objects[i] = child
-            self.rules.setdefault(i, {}).setdefault(won, link)
+            if lent or i in self._leads:
+                self._lent.append((i, won, link))
+            else:
+                self.rules.setdefault(i, {}).setdefault(won, link)
             a_leaf = kind in LEAVES or (self._is_leaf is not None and self._is_leaf(child))
             if not a_leaf and isinstance(kind, NodeType) and (i, id(state)) not in seen:
                 seen.add((i, id(state)))
@@ -202,22 +208,38 @@ class Found:
                 except FmapperError as error:
                     say_where(error, KeyPath.from_link(link).keys)
                     raise
-                stack.append((link, items, state, i))
+                for follower, lead in kind.follows(child) if kind.follows else ():
+                    self._leads[id(follower)] = lead
+                stack.append((link, items, state, i, kind.borrowed, lent))
 
-        enter(None, tree, first)
+        enter(None, tree, first, False)
         while stack:
-            link, items, state, i = stack[-1]
+            link, items, state, i, borrowed, lent = stack[-1]
             for key, child in items:
                 if id(child) in above:  # a way back up: what is there is not below this place
                     continue
                 depth = len(stack)
                 text = f"{key}" if depth == 1 else f"{_SEPARATOR}{key}"
-                enter((link, key), child, self._inside(self._after(state, text), child))
+                inner = self._inside(self._after(state, text), child)
+                enter((link, key), child, inner, lent or key in borrowed)
                 if len(stack) > depth:
                     break
             else:
                 stack.pop()
                 above.discard(i)
+
+    def _follow(self) -> None:
+        """What an optimizer works on goes by its place in the model, and its state goes with it."""
+        here = set(self.rules)
+        followers = []
+        for i, won, link in self._lent:
+            if i in self._leads:
+                followers.append((i, won, link))
+            elif i not in here:
+                self.rules.setdefault(i, {}).setdefault(won, link)
+        for i, won, link in followers:
+            lead = self.rules.get(id(self._leads[i]), {won: link})
+            self.rules[i] = dict.fromkeys(lead, link)
 
     def _state(self, rules: Sequence[_Positions]) -> _State:
         key = tuple(rules)

@@ -96,8 +96,14 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         elif not equal(state[steps[identity][0]], new):
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
     if problems:
+        names = any(
+            line.endswith((": missing in the state", "not in the tree")) for line in problems
+        )
+        hint = "\nstrict=False leaves what is missing as it is, and ignores what is left over."
         raise StructureMismatchError(
-            "the state does not fit the tree:\n" + "\n".join(f"  {line}" for line in problems)
+            "the state does not fit the tree:\n"
+            + "\n".join(f"  {line}" for line in problems)
+            + hint * names
         )
     links = [link for _, link, _ in steps.values()]
     routes = [route for *_, route in steps.values()]

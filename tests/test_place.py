@@ -486,3 +486,28 @@ def test_an_optimizer_goes_with_its_model() -> None:
     assert state["step"].dtype == torch.float32
     with pytest.raises(fmapper.MoveError, match="AdamW works on arrays that nothing else"):
         cast(optimizer, "float64")
+
+
+def test_the_state_of_an_optimizer_follows_its_parameter() -> None:
+    """Rules name places in the model; a norm in float32 takes its moments along."""
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    for rules in (
+        {"*": "bfloat16", torch.nn.LayerNorm: "float32"},
+        {"[0][0]": "bfloat16"},
+        {"[0]": "bfloat16", "[1]": "float64"},
+    ):
+        new_net, new = cast((net, optimizer), rules)
+        for parameter, entries in new.state.items():
+            assert any(parameter is own for own in new_net.parameters())
+            assert entries["exp_avg"].dtype == parameter.dtype
+            assert entries["step"].dtype == torch.float32
+        assert new_net[0].weight.dtype == torch.bfloat16
+        new_net[0](torch.ones(2, 3, dtype=torch.bfloat16)).sum().backward()
+        new.step()
+    there, state = place((net, optimizer), {"[0]": "meta"})
+    assert all(v["exp_avg"].device.type == "meta" for v in state.state.values())
+    assert there[0].weight.device.type == "meta"

@@ -231,3 +231,15 @@ def test_trainables_of_nnx() -> None:
     model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     assert set(fmapper.state(model)) == {"scale", "bias", "mean", "var"}
     assert set(fmapper.trainables(model)) == {"scale", "bias"}
+
+
+def test_the_state_of_an_optimizer_is_not_trained() -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(3)).sum().backward()
+    optimizer.step()
+    assert set(fmapper.trainables((net, optimizer))) >= {"0.weight", "0.bias"}
+    assert not any("exp_avg" in name for name in fmapper.trainables((net, optimizer)))
+    vector, _ = destructure((net, optimizer))
+    assert vector.shape == (8,)

@@ -953,3 +953,9 @@ def test_a_rebuild_with_other_children_says_which():
         rebuild([1, 2], [1])
     with pytest.raises(StructureMismatchError, match=r"dict has the children 'a'; given were 'b'"):
         rebuild({"a": 1}, {"b": 1})
+
+
+def test_the_function_comes_first() -> None:
+    """A model can be called too, so the other order would run it."""
+    with pytest.raises(TypeError, match=r"fmap takes the function first: fmap\(to_cpu\(\), tree\)"):
+        fmapper.fmap(lambda x: x, fmapper.to_cpu)

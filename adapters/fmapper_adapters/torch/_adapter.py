@@ -215,8 +215,10 @@ class TorchAdapter(Adapter):
         return not isinstance(array, torch.nn.Parameter) or array.requires_grad
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """In a module: the parameters that are not frozen, and no buffers."""
-        return _is_trained_parameter if issubclass(cls, torch.nn.Module) else None
+        """In a module the parameters that are not frozen; in an optimizer nothing."""
+        if issubclass(cls, torch.nn.Module):
+            return _is_trained_parameter
+        return _is_never_trained if _optim.node_type(cls) is not None else None
 
     def node_type(self, cls: type) -> NodeType | None:
         """Modules, optimizers, and what goes with them."""
@@ -229,6 +231,10 @@ class TorchAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
         _nodes.register_functor(cls)
+
+
+def _is_never_trained(array: Any) -> bool:
+    return False
 
 
 def _is_trained_parameter(array: Any) -> bool:

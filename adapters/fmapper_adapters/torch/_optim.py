@@ -33,6 +33,7 @@ def node_type(cls: type) -> NodeType | None:
             carried=_carried,
             borrowed=("params",),
             aside=_steps,
+            follows=_moments,
             put=_put,
         )
     if issubclass(cls, Optimizer):  # its tables are those of an optimizer that it wraps
@@ -155,6 +156,15 @@ def _steps(optimizer: Any) -> Iterable[tuple[Any, Aside]]:
         step = entries.get(_HOSTED) if isinstance(entries, dict) else None
         if isinstance(step, torch.Tensor):
             yield step, rule.get(id(key), Aside.STAYS)
+
+
+def _moments(optimizer: Any) -> Iterable[tuple[Any, Any]]:
+    """The state that torch keeps beside a parameter, with the parameter."""
+    for key, entries in optimizer.state.items():
+        if isinstance(key, torch.Tensor) and isinstance(entries, dict):
+            for name, value in entries.items():
+                if isinstance(value, torch.Tensor) and name != _HOSTED:
+                    yield value, key
 
 
 def _put(optimizer: Any, children: Mapping[str, Any]) -> None:
