@@ -231,3 +231,14 @@ def test_trainables_of_nnx() -> None:
     model = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     assert set(fmapper.state(model)) == {"scale", "bias", "mean", "var"}
     assert set(fmapper.trainables(model)) == {"scale", "bias"}
+
+
+def test_the_state_of_an_optimizer_is_not_trained(torch: Any) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert list(trainables((model, optimizer))) == ["0.weight", "0.bias"]
+    assert destructure((model, optimizer))[0].shape == (3,)
+    loose = torch.ones(2, requires_grad=True)
+    assert list(trainables(([loose], torch.optim.SGD([loose], lr=0.1)))) == ["0.0"]

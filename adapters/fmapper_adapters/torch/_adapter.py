@@ -215,8 +215,8 @@ class TorchAdapter(Adapter):
         return not isinstance(array, torch.nn.Parameter) or array.requires_grad
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """In a module: the parameters that are not frozen, and no buffers."""
-        return _is_trained_parameter if issubclass(cls, torch.nn.Module) else None
+        """In a module or an optimizer: parameters that are not frozen; no buffers, no moments."""
+        return _is_trained_parameter if issubclass(cls, _WITH_PARAMETERS) else None
 
     def node_type(self, cls: type) -> NodeType | None:
         """Modules, optimizers, and what goes with them."""
@@ -229,6 +229,9 @@ class TorchAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
         _nodes.register_functor(cls)
+
+
+_WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)
 
 
 def _is_trained_parameter(array: Any) -> bool:
