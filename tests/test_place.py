@@ -486,3 +486,10 @@ def test_an_optimizer_goes_with_its_model() -> None:
     assert state["step"].dtype == torch.float32
     with pytest.raises(fmapper.MoveError, match="AdamW works on arrays that nothing else"):
         cast(optimizer, "float64")
+
+
+def test_a_view_that_another_rule_takes_to_the_same_place_stays_a_view() -> None:
+    w = np.arange(4.0)
+    new = place({"a": w, "b": w[:2]}, {"a": fmapper.to_cpu(dtype="float32"), "b": "float32"})
+    assert np.shares_memory(new["a"], new["b"])
+    assert new["b"].dtype == np.float32
