@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -32,7 +32,8 @@ def move_(tree: T, mover: Mover) -> T:
         mover: `to_gpu`, `to_cpu(dtype="bfloat16")` ...
 
     Returns:
-        The tree itself, unless it is a leaf or a tuple with other contents.
+        The tree itself, unless that cannot change: a leaf, a tuple, a frozen node of Equinox or
+        flax.struct. So write `model = move_(model, mover)` where you do not know.
 
     Raises:
         TypeError: `mover` is no mover.
@@ -72,7 +73,22 @@ class _Change:
         self.done: dict[int, tuple[Any, Any]] = {}
 
     def adopt(self, old: Any, new: Any) -> Any:
-        """What is to be where `old` was: itself, if it can be changed."""
+        """What is to be where `old` was: itself, if it can be changed. No depth is too deep."""
+        stack = [self._adopting(old, new)]
+        result = None
+        while stack:
+            try:
+                pair = stack[-1].send(result)
+            except StopIteration as done:
+                stack.pop()
+                result = done.value
+            else:
+                stack.append(self._adopting(*pair))
+                result = None
+        return result
+
+    def _adopting(self, old: Any, new: Any) -> Generator[tuple[Any, Any], Any, Any]:
+        """Asks for each child, old and new, what is to be there; returns the same of the node."""
         if new is old:
             return old
         if id(old) in self.done:
@@ -88,7 +104,9 @@ class _Change:
         before, after = node_type.children(old), node_type.children(new)
         if put is not None:  # undone after the children, some of which may be made on the fly
             self.undo.callback(put, old, before)
-        adopted = {key: self.adopt(child, after[key]) for key, child in before.items()}
+        adopted = {}
+        for key, child in before.items():
+            adopted[key] = yield child, after[key]
         result = old
         if put is not None:
             put(old, adopted)

@@ -118,11 +118,17 @@ class Mover:
         missing = next((route.note for route in routes if route.note), "")
         if missing:
             _warn_no_gpu(missing, self.strict)
+        known: dict[Any, Any] = {}
         for place in others:
             leaf = leaves[place]
             generator = self.generator(leaf, where, place)
             if node_type_of(leaf) is not None:  # made a leaf by is_leaf=
-                results[place] = fmap(self, leaf)
+                if not known:  # what it is tied to, here and in other such leaves
+                    known = {id(old): new for old, new in zip(leaves, results, strict=True)}
+                    for at in others:
+                        del known[id(leaves[at])]
+                inner = dataclasses.replace(self, report=None)
+                results[place] = fmap(inner, leaf, cache=known)
             elif generator is not None and not generator.stays:
                 results[place] = generator.adapter.generator_to(leaf, generator.device)
         if self.report is not None and report is not None:
@@ -205,6 +211,8 @@ class Mover:
             device = origin
             if self.backend in (None, adapter.name) and not adapter.host_only:
                 _, device, _ = self._placed_target(adapter, origin, where, place)
+                if device.kind == "meta":  # no numbers are drawn there
+                    device = origin
             return Generator(adapter, origin, device, self.copy is not True and origin == device)
         return None
 

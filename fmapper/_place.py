@@ -235,6 +235,7 @@ class _Placing:
         self._movers = tuple(placement.rules.values())
         self._report = placement.report
         self._split: dict[int, str] | None = None
+        self._base_of: dict[int, Any] = {}  # a view -> its base, which another rule takes there too
 
     def __repr__(self) -> str:
         return repr(self.placement)
@@ -316,14 +317,15 @@ class _Placing:
         return iter(groups.values())
 
     def _mover_of(self, leaf: Any, where: Where, at: int) -> Mover | Keep | None:
+        if self._split is None:
+            self._split = self._split_views()
+        leaf = self._base_of.get(id(leaf), leaf)
         places = self.found.rules.get(id(leaf))
         if places is None:
             raise PlacementError(
                 f"{format_link(where(at))}: this {type(leaf).__name__} is made anew each time its "
                 f"parent is read, so that rules cannot find it. Keep it in the parent. {UNTOUCHED}"
             )
-        if self._split is None:
-            self._split = self._split_views()
         if id(leaf) in self._split:
             raise PlacementError(self._split[id(leaf)])
         rules = [rule for rule in places if rule is not None]
@@ -374,6 +376,9 @@ class _Placing:
                         ends.append(self._end(leaf, None if rule is None else self._movers[rule]))
                     except FmapperError:  # it cannot be moved at all; that is said where it is
                         break
+                one_rule = len(self.found.rules[id(found[tie.view])]) == 1
+                if one_rule and len(set(ends)) == 1:  # in one batch with its base it stays a view
+                    self._base_of[id(found[tie.view])] = found[tie.base]
                 if len(set(ends)) > 1:
                     (view, one), (base, other) = said
                     split[id(found[tie.view])] = (

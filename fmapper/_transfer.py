@@ -381,6 +381,10 @@ def _restore_view(
     there = target.memory(new_base)
     shape = source.shape(array)
     same_dtype = (view.dtype, view.held) == (base.dtype, base.held)
+    is_all_of_it = old is not None and old == old_base and shape == source.shape(base_array)
+    if target.frozen and same_dtype and is_all_of_it:  # as in a state dict of tied weights
+        moved[at] = new_base
+        return []
     if old is not None and old_base is not None and there is not None and same_dtype:
         place = transplant(old, shape, old_base, source.shape(base_array), there)
         if place is not None:

@@ -674,3 +674,28 @@ def test_linen_in_nnx():
     new = fmap(copied, model)
     assert bits(new(X)) == bits(model(X))
     assert list(state(new)) == list(state(model))
+
+
+def test_move_in_place_keeps_modules_and_variables():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.layers = nnx.List([nnx.Linear(6, 6, rngs=rngs) for _ in range(2)])
+            self.layers[1].kernel = self.layers[0].kernel
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.drop(self.layers[1](self.layers[0](x)))
+
+    model = Net(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    twin = fmap(to_cpu(copy=True), (model, optimizer))
+    kernel, array = model.layers[0].kernel, model.layers[0].kernel.get_value()
+    pair = fmapper.move_((model, optimizer), to_cpu(copy=True))
+    assert pair[0] is model
+    assert pair[1] is optimizer
+    assert model.layers[1].kernel is kernel
+    assert kernel.get_value() is not array
+    for net, updater in (pair, twin):
+        grads = nnx.grad(lambda m: m(X).sum())(net)
+        updater.update(net, grads)
+    assert content(pair) == content(twin)

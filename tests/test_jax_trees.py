@@ -350,3 +350,12 @@ def test_model_outputs_with_nested_ones_and_none():
     assert output.logits is logits
     assert list(state(output)) == ["logits", "inner.hidden.0", "inner.hidden.1"]
     assert back.to_tuple()[0] is back.logits
+
+
+def test_tied_weights_in_a_state_dict_of_torch_are_one_array():
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    moved = fmapper.to_jax(model.state_dict())  # each entry is a tensor of its own on one memory
+    assert moved["0.weight"] is moved["1.weight"]
+    assert moved["0.bias"] is not moved["1.bias"]

@@ -511,3 +511,10 @@ def test_the_state_of_an_optimizer_follows_its_parameter() -> None:
     there, state = place((net, optimizer), {"[0]": "meta"})
     assert all(v["exp_avg"].device.type == "meta" for v in state.state.values())
     assert there[0].weight.device.type == "meta"
+
+
+def test_a_view_that_another_rule_takes_to_the_same_place_stays_a_view() -> None:
+    w = np.arange(4.0)
+    new = place({"a": w, "b": w[:2]}, {"a": fmapper.to_cpu(dtype="float32"), "b": "float32"})
+    assert np.shares_memory(new["a"], new["b"])
+    assert new["b"].dtype == np.float32

@@ -287,3 +287,11 @@ def test_a_generator_goes_to_the_gpu_with_its_model(torch: Any) -> None:
     assert torch.rand(4, device="cuda", generator=other).tolist() != drawn[0]
     again = to_cpu(new["g"])
     assert again.device.type == "cpu"
+
+
+def test_a_generator_has_no_place_on_meta(torch: Any) -> None:
+    tree = {"w": torch.ones(2), "g": torch.Generator().manual_seed(1)}
+    assert [leaf.action for leaf in plan(to_device("meta"), tree)] == ["moved", "skipped"]
+    moved = to_device("meta")(tree)
+    assert moved["g"] is tree["g"]
+    assert moved["w"].device.type == "meta"

@@ -463,3 +463,14 @@ def test_a_step_on_a_module_and_its_gradients():
     )
     assert tree["w"] is tree["m"].weight
     assert torch.equal(tree["w"], module.weight - 1)
+
+
+def test_modules_that_are_leaves_stay_tied_to_each_other_and_to_arrays():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    second.weight = first.weight
+    reports = []
+    mover = to_cpu(copy=True, report=reports.append)
+    new = fmap(mover, [first, second, first.weight], is_leaf=lambda x: isinstance(x, nn.Linear))
+    assert new[0].weight is new[1].weight is new[2]
+    assert new[2] is not first.weight
+    assert len(reports) == 1

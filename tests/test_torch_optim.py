@@ -411,3 +411,12 @@ def test_in_place_with_the_swap_of_torch():
         torch.__future__.set_swap_module_params_on_conversion(False)
     assert model.weight is weight
     assert weight.dtype == torch.float64
+
+
+def test_move_in_place_is_as_deep_as_the_tree():
+    weight = torch.nn.Parameter(torch.ones(2))
+    tree = [weight]
+    for _ in range(5000):
+        tree = [tree]
+    assert move_(tree, to_cpu(dtype="float64")) is tree
+    assert weight.dtype == torch.float64

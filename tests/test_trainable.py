@@ -233,13 +233,12 @@ def test_trainables_of_nnx() -> None:
     assert set(fmapper.trainables(model)) == {"scale", "bias"}
 
 
-def test_the_state_of_an_optimizer_is_not_trained() -> None:
-    torch = pytest.importorskip("torch")
-    net = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(net.parameters())
-    net(torch.ones(3)).sum().backward()
+def test_the_state_of_an_optimizer_is_not_trained(torch: Any) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    assert set(fmapper.trainables((net, optimizer))) >= {"0.weight", "0.bias"}
-    assert not any("exp_avg" in name for name in fmapper.trainables((net, optimizer)))
-    vector, _ = destructure((net, optimizer))
-    assert vector.shape == (8,)
+    assert list(trainables((model, optimizer))) == ["0.weight", "0.bias"]
+    assert destructure((model, optimizer))[0].shape == (3,)
+    loose = torch.ones(2, requires_grad=True)
+    assert list(trainables(([loose], torch.optim.SGD([loose], lr=0.1)))) == ["0.0"]

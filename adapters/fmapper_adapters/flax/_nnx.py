@@ -118,7 +118,12 @@ def _variable_type(cls: type) -> NodeType:
     def _set_ref(new: Any, value: Any) -> None:
         set_value(new, jax.new_ref(value) if isinstance(value, jax.Array) else value)
 
-    return NodeType.opening(open, items)
+    def put(variable: Any, new: Mapping[Any, Any]) -> None:
+        value = new[VALUE]
+        if value is not items(variable)[0][1]:
+            (_set_ref if get_metadata(variable).get("ref") else set_value)(variable, value)
+
+    return NodeType.opening(open, items, put=put)
 
 
 def _slot(cls: Any, name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
@@ -206,7 +211,13 @@ def _module_type(cls: Any) -> NodeType:
         rest = (pair for pair in state.items() if pair[0] not in children)
         return carried(pair for pair in rest if pair[0] not in _BOOKKEEPING)
 
-    return NodeType.opening(open, items, carried=beside)
+    def put(module: Any, new: Mapping[Any, Any]) -> None:
+        state = module.__dict__
+        state.update((str(name), child) for name, child in new.items())
+        _, unmarked = find(state)
+        _mark(module, state, unmarked, None)
+
+    return NodeType.opening(open, items, carried=beside, put=put)
 
 
 def _fresh(state: Any) -> Any:
@@ -262,4 +273,7 @@ def _state_type(cls: type) -> NodeType:
         _set(new, "__dict__", own)
         return new, iter(source.items()), slots, None
 
-    return NodeType.opening(open, items)
+    def put(state: Any, new: Mapping[Any, Any]) -> None:
+        state.__dict__["_mapping"].update(new)
+
+    return NodeType.opening(open, items, put=put)

@@ -215,8 +215,8 @@ class TorchAdapter(Adapter):
         return not isinstance(array, torch.nn.Parameter) or array.requires_grad
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """In a module the parameters that are not frozen; in an optimizer nothing."""
-        if issubclass(cls, torch.nn.Module):
+        """In a module or an optimizer: parameters that are not frozen; no buffers, no moments."""
+        if issubclass(cls, _WITH_PARAMETERS):
             return _is_trained_parameter
         return _is_never_trained if _optim.node_type(cls) is not None else None
 
@@ -231,6 +231,9 @@ class TorchAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
         _nodes.register_functor(cls)
+
+
+_WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)
 
 
 def _is_never_trained(array: Any) -> bool:
