@@ -18,6 +18,7 @@ from fmapper._namespace import array_namespace
 from fmapper._nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
 from fmapper._trainable import Trained
 from fmapper._transfer import Route, carry_out
+from fmapper._views import find_view_ties, remade
 from fmapper._visit import visit
 
 
@@ -119,11 +120,43 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         identity: _adapter_of(named[name][1]).like(array, named[name][1])
         for (identity, (name, *_)), array in zip(steps.items(), arrays, strict=True)
     }
+    _restore_views(
+        {identity: (name, named[name][1]) for identity, (name, *_) in steps.items()}, loaded
+    )
     identities = {name: identity_of(name, array) for name, (_, array) in named.items()}
     return refilled(
         tree,
         lambda link, leaf: loaded.get(identities.get(name_of(link)), leaf),
     )
+
+
+def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]) -> None:
+    """Makes the loaded arrays views of each other where those that they replace are.
+
+    Args:
+        places: Identity -> the name of the old array and the array.
+        loaded: Identity -> the new array.
+
+    Raises:
+        StructureMismatchError: A view is to have other values than its base.
+    """
+    of_backend: dict[str, list[Any]] = {}
+    for identity, (_, old) in places.items():
+        of_backend.setdefault(_adapter_of(old).name, []).append(identity)
+    for identities in of_backend.values():
+        olds = [places[identity][1] for identity in identities]
+        adapter = _adapter_of(olds[0])
+        for tie in find_view_ties(olds, adapter) if adapter.may_share_memory(olds) else ():
+            view, base = identities[tie.view], identities[tie.base]
+            seen = remade(olds[tie.view], olds[tie.base], loaded[base], adapter, adapter)
+            if seen is None:
+                continue
+            if not equal(seen, loaded[view]):
+                raise StructureMismatchError(
+                    f"the state does not fit the tree:\n  {places[view][0]}: a view of "
+                    f"{places[base][0]}, but the state has other values"
+                )
+            loaded[view] = seen
 
 
 def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:

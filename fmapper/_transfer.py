@@ -24,7 +24,7 @@ from fmapper._errors import (
     UnsupportedLeafError,
 )
 from fmapper._keypath import Link, format_link
-from fmapper._views import ViewTie, find_view_ties, transplant
+from fmapper._views import ViewTie, find_view_ties, remade
 from fmapper._warn import warn
 
 Where = Callable[[int], Link]
@@ -377,23 +377,11 @@ def _restore_view(
     view, base = batch.route(at), batch.route(tie.base)
     array, base_array = batch.arrays[at], batch.arrays[tie.base]
     source, target, new_base = batch.source, batch.target, moved[tie.base]
-    old, old_base = source.memory(array), source.memory(base_array)
-    there = target.memory(new_base)
-    shape = source.shape(array)
-    same_dtype = (view.dtype, view.held) == (base.dtype, base.held)
-    is_all_of_it = old is not None and old == old_base and shape == source.shape(base_array)
-    if target.frozen and same_dtype and is_all_of_it:  # as in a state dict of tied weights
-        moved[at] = new_base
-        return []
-    if old is not None and old_base is not None and there is not None and same_dtype:
-        place = transplant(old, shape, old_base, source.shape(base_array), there)
-        if place is not None:
-            try:
-                moved[at] = target.view(new_base, shape, *place, array)
-            except TypeError:  # the target has no such views
-                pass
-            else:
-                return []
+    if (view.dtype, view.held) == (base.dtype, base.held):
+        seen = remade(array, base_array, new_base, source, target)
+        if seen is not None:
+            moved[at] = seen
+            return []
     (moved[at],) = _moved(batch.part([at]), copy)
     return [tie]
 

@@ -82,6 +82,29 @@ def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Adapter) -
     return ties
 
 
+def remade(view: Any, base: Any, new_base: Any, source: Adapter, target: Adapter) -> Any | None:
+    """What a view of `base` is to `new_base`, an array of the same shape; None where it is none.
+
+    Args:
+        view: The view.
+        base: What it is a view of.
+        new_base: What has taken the place of that, with the same dtype.
+        source: The adapter of the old arrays.
+        target: The adapter of the new base.
+    """
+    old, old_base, there = source.memory(view), source.memory(base), target.memory(new_base)
+    if old is None or old_base is None or there is None:
+        return None
+    shape = source.shape(view)
+    place = transplant(old, shape, old_base, source.shape(base), there)
+    if place is None:
+        return None
+    try:
+        return target.view(new_base, shape, *place, view)
+    except TypeError:  # the target has no such views
+        return None
+
+
 def transplant(
     view: Memory,
     view_shape: Sequence[int],

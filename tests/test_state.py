@@ -237,3 +237,18 @@ def test_the_loaded_arrays_are_apart_from_the_state(backend):
         new["a"][0] = 7
         new["c"][0] = 7
         assert [float(x[0]) for x in (w, new["b"], base, tree["a"])] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_view_stays_a_view(backend):
+    move = {"numpy": fmapper.to_numpy, "torch": fmapper.to_torch}[backend]
+    w = np.arange(6.0).reshape(2, 3)
+    tree = move({"w": w, "t": w.T, "row": w[1]})
+    new = load_state(tree, {"w": w + 1, "t": (w + 1).T, "row": w[1] + 1})
+    new["w"][1, 0] = 42
+    assert float(new["t"][0, 1]) == float(new["row"][0]) == 42
+    assert float(tree["w"][1, 0]) == 3
+    with pytest.raises(StructureMismatchError, match="t: a view of w, but the state has other"):
+        load_state(tree, {"w": w, "t": w.T + 1, "row": w[1]})
+    alone = load_state(tree, {"t": w.T * 2}, strict=False)
+    assert np.array_equal(np.asarray(alone["t"]), w.T * 2)
