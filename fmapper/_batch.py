@@ -94,11 +94,14 @@ class MovedLeaves:
         self._once = once
         self._links: dict[int, Link] = {}
         self._aside: dict[int, tuple[Any, Aside]] = {}
+        self._passengers: dict[int, tuple[Any, Any, Any]] = {}
         self._pending: dict[int, deque[Any]] = {}
         self.memo: dict[Any, Any] = {}
         if once:
             # The ids are valid as long as the leaves are kept.
             self._leaves = _collected(tree, is_leaf, known, self._check, self._check_borrowed)
+            for i, (passenger, _, _) in self._passengers.items():
+                self._leaves.setdefault(i, passenger)
             new = self._moved([*self._leaves.values()])
             self.memo = dict(zip(self._leaves, new, strict=True))
             return
@@ -140,6 +143,9 @@ class MovedLeaves:
     def _check(self, node: Any, node_type: NodeType) -> None:
         if node_type.aside is not None:
             self._aside.update((id(leaf), (leaf, rule)) for leaf, rule in node_type.aside(node))
+        if node_type.passengers is not None:
+            for name, passenger in node_type.passengers(node):
+                self._passengers.setdefault(id(passenger), (passenger, node, name))
         self._batch.check_node(node, node_type, self._where_any)
 
     def _check_borrowed(self, node: Any, missing: Any) -> None:
@@ -160,7 +166,11 @@ class MovedLeaves:
             if not self._links:
                 for link, leaf in self._visited():
                     self._links.setdefault(id(leaf), link)
-            return self._links[id(leaves[index])]
+            i = id(leaves[index])
+            if i not in self._links:
+                _, node, name = self._passengers[i]
+                self._links[i] = (self._where_any(node), name)
+            return self._links[i]
 
         return where
 

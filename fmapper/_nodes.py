@@ -120,10 +120,22 @@ class NodeType:
             optimizer do to its model; movers see to it that the others are in the tree, too.
         aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
         follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
+        passengers: `node -> [(name, object)]`, what only movers see: random generators among the
+            settings. The node puts what has become of them into place with `at_end`.
         put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
     """
 
-    __slots__ = ("_items", "aside", "borrowed", "carried", "follows", "open", "plain", "put")
+    __slots__ = (
+        "_items",
+        "aside",
+        "borrowed",
+        "carried",
+        "follows",
+        "open",
+        "passengers",
+        "plain",
+        "put",
+    )
 
     def __init__(
         self,
@@ -167,6 +179,7 @@ class NodeType:
         self.borrowed = tuple(borrowed)
         self.aside = aside
         self.follows = follows
+        self.passengers: Callable[[Any], Iterable[Item]] | None = None
         self.put = put
 
     @classmethod
@@ -175,8 +188,10 @@ class NodeType:
         open: Opener,
         items: Callable[[Any], Iterable[Item]],
         plain: type = dict,
+        *,
         carried: Callable[[Any], Iterable[Item]] | None = None,
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
+        passengers: Callable[[Any], Iterable[Item]] | None = None,
     ) -> NodeType:
         """A node type from an opener of its own: the fast way, for types that are walked often."""
         made: NodeType = _new(cls)
@@ -187,6 +202,7 @@ class NodeType:
         made.borrowed = ()
         made.aside = None
         made.follows = None
+        made.passengers = passengers
         made.put = put
         return made
 

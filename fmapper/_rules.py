@@ -208,6 +208,9 @@ class Found:
                 except FmapperError as error:
                     say_where(error, KeyPath.from_link(link).keys)
                     raise
+                for name, passenger in kind.passengers(child) if kind.passengers else ():
+                    self.objects[id(passenger)] = passenger
+                    self.rules.setdefault(id(passenger), {}).setdefault(won, (link, name))
                 for follower, lead in kind.follows(child) if kind.follows else ():
                     self._leads[id(follower)] = lead
                 stack.append((link, items, state, i, kind.borrowed, lent))

@@ -474,3 +474,30 @@ def test_modules_that_are_leaves_stay_tied_to_each_other_and_to_arrays():
     assert new[0].weight is new[1].weight is new[2]
     assert new[2] is not first.weight
     assert len(reports) == 1
+
+
+class Noisy(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.generator = torch.Generator().manual_seed(3)
+        self.inner = torch.nn.Dropout()
+        self.inner.generator = self.generator
+
+
+def test_a_generator_in_an_attribute_goes_along():
+    """A copy draws the same numbers on its own; plain functions do not see it."""
+    net = Noisy()
+    new = fmapper.to_cpu(copy=True)(net)
+    assert new.generator is not net.generator
+    assert new.inner.generator is new.generator
+    drawn = torch.rand(3, generator=new.generator)
+    assert torch.equal(drawn, torch.rand(3, generator=net.generator))
+    assert fmapper.to_cpu(net).generator is net.generator
+    assert fmap(lambda x: x * 2, net).generator is net.generator
+    said = {str(leaf.path): leaf.action for leaf in fmapper.plan(fmapper.to_cpu(copy=True), net)}
+    assert said["generator"] == "moved"
+    kept = fmapper.place(net, {"linear": fmapper.to_cpu(copy=True)})
+    assert kept.generator is net.generator
+    moved = fmapper.place(net, {"*": fmapper.to_cpu(copy=True)})
+    assert moved.generator is moved.inner.generator is not net.generator

@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.module import _WrappedHook
 
 NewOf = Callable[[Any], Any]
-_TIED = (torch.nn.Module, torch.Tensor)
+_TIED = (torch.nn.Module, torch.Tensor, torch.Generator)
 _REFERRING = (
     types.FunctionType,
     types.MethodType,
@@ -26,7 +26,7 @@ def refers(value: Any) -> bool:
     """Whether a value may be one that `rebound` changes."""
     if isinstance(value, types.FunctionType):
         return value.__closure__ is not None
-    return isinstance(value, _REFERRING)
+    return isinstance(value, (*_REFERRING, torch.Generator))
 
 
 def rebound(value: Any, new_of: NewOf) -> Any:

@@ -107,7 +107,17 @@ def node_type(cls: type) -> NodeType | None:
         finish = partial(_fill, module, new, state, keep)
         return new, iter(found), _Parameters(), finish
 
-    return NodeType.opening(open, items, carried=carried, put=partial(_put, numbered))
+    def passengers(module: Any) -> list[tuple[str, Any]]:
+        if settings_only(module.__dict__):
+            return []
+        return [
+            (name, value)
+            for name, value in module.__dict__.items()
+            if isinstance(value, torch.Generator)
+        ]
+
+    put = partial(_put, numbered)
+    return NodeType.opening(open, items, carried=carried, put=put, passengers=passengers)
 
 
 def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
