@@ -492,7 +492,12 @@ class _Map:
 
     def _run(self, rest: tuple[Any, ...]) -> Any:
         if self.walk not in (None, default_walk, structural_walk):
-            return self._recurse(*([KeyPath()] * self.with_path), self.tree, *rest)
+            token = _nodes.walking.set(self.kept)
+            try:
+                result = self._recurse(*([KeyPath()] * self.with_path), self.tree, *rest)
+            finally:
+                _nodes.walking.reset(token)
+            return self._completed(result, several=bool(rest))
         cursor = _Cursor(rest, self.kept.append) if rest or self.with_path else None
         plain = self.walk is structural_walk
         result = _run(
@@ -507,9 +512,7 @@ class _Map:
             prune=self.prune,
             cursor=cursor,
         )
-        if self.kept.at_end or self.kept.refitted:
-            return self._completed(result, several=bool(rest))
-        return result
+        return self._completed(result, several=bool(rest))
 
     def _completed(self, result: Any, *, several: bool) -> Any:
         """Does what could only be done when all nodes were there."""

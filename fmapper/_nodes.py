@@ -9,6 +9,7 @@ import types
 import typing
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 from fmapper._errors import DeclarationError, FmapperError, RebuildError
@@ -68,6 +69,10 @@ class Kept(list[Any]):
         super().__init__()
         self.at_end: list[Callable[[Callable[[Any], Any]], None]] = []
         self.refitted: list[tuple[Any, Any]] = []
+
+
+walking: ContextVar[Kept | None] = ContextVar("fmapper_walking", default=None)
+"""What the walk of a user's own that is under way keeps; its nodes are rebuilt one by one."""
 
 
 def at_end(keep: Callable[[Any], None], todo: Callable[[Callable[[Any], Any]], None]) -> None:
@@ -216,8 +221,8 @@ class NodeType:
 
     def rebuild(self, node: Any, new_children: Mapping[Any, Any]) -> Any:
         """A new node with other children; the keys must be those of `children(node)`."""
-        kept: list[Any] = []
-        new, items, slots, finish = self.open(node, kept.append)
+        kept: list[Any] | None = walking.get()
+        new, items, slots, finish = self.open(node, [].append if kept is None else kept.append)
         if new is CHILDLESS:
             return node
         for key, _ in items:

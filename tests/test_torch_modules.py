@@ -501,3 +501,27 @@ def test_a_generator_in_an_attribute_goes_along():
     assert kept.generator is net.generator
     moved = fmapper.place(net, {"*": fmapper.to_cpu(copy=True)})
     assert moved.generator is moved.inner.generator is not net.generator
+
+
+def test_hooks_follow_under_a_walk_of_ones_own():
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = 0
+            self.linear = torch.nn.Linear(2, 2)
+            self.linear.register_forward_hook(self.count)
+
+        def count(self, *_):
+            self.seen += 1
+
+        def forward(self, x):
+            return self.linear(x)
+
+    net = Counting()
+
+    def walk(recurse, node):  # not the default one itself, which has a way of its own
+        return fmapper.default_walk(recurse, node)
+
+    new = fmap(fmapper.to_cpu(copy=True), net, walk=walk)
+    new(torch.ones(2))
+    assert (new.seen, net.seen) == (1, 0)
