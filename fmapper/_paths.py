@@ -15,7 +15,8 @@ def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
 
     Args:
         tree: Anything.
-        path: A `KeyPath`, a list or tuple of keys, or a string in the printed form of a path.
+        path: A `KeyPath`, a list or tuple of keys, or a string in the printed form of a path, with
+            or without the `model` that it begins with in messages.
 
     Raises:
         PathError: Nothing is there; the message names the keys that are.
@@ -26,7 +27,7 @@ def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
         2
     """
     sync()
-    return _steps(tree, as_path(path))[-1]
+    return _steps(tree, as_path(path, tree))[-1]
 
 
 def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
@@ -39,7 +40,7 @@ def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
     """
     sync()
     try:
-        _steps(tree, as_path(path))
+        _steps(tree, as_path(path, tree))
     except PathError:
         return False
     return True
@@ -60,7 +61,7 @@ def set_path(tree: Any, path: KeyPath | str | Iterable[Any], value: Any) -> Any:
         {'a': [2], 'b': [1]}
     """
     sync()
-    keys = as_path(path)
+    keys = as_path(path, tree)
     nodes = _steps(tree, keys)
     for node, key in zip(reversed(nodes[:-1]), reversed(keys.keys), strict=True):
         node_type = node_type_of(node)
@@ -71,11 +72,18 @@ def set_path(tree: Any, path: KeyPath | str | Iterable[Any], value: Any) -> Any:
     return value
 
 
-def as_path(path: KeyPath | str | Iterable[Any]) -> KeyPath:
+def as_path(path: KeyPath | str | Iterable[Any], tree: Any) -> KeyPath:
     """The path that a user means: a KeyPath, a printed path, or a sequence of keys."""
     if isinstance(path, KeyPath):
         return path
-    return KeyPath.parse(path) if isinstance(path, str) else KeyPath(*path)
+    if not isinstance(path, str):
+        return KeyPath(*path)
+    parsed = KeyPath.parse(path)
+    if parsed.keys[:1] == ("model",):  # as errors print it, unless the tree has such a child
+        node_type = node_type_of(tree)
+        if node_type is None or "model" not in node_type.children(tree):
+            return parsed[1:]
+    return parsed
 
 
 def _steps(tree: Any, path: KeyPath) -> list[Any]:

@@ -101,3 +101,16 @@ def test_paths_of_ties_are_the_first_ones():
     seen = []
     fmapper.fmap_with_path(lambda path, x: seen.append(str(path)), {"a": w, "b": {"c": w, "d": 2}})
     assert seen == ["a[0]", "b.d"]
+
+
+def test_a_path_as_errors_print_it():
+    tree = {"a": [1, {"model": 2}]}
+    assert fmapper.get_path(tree, "model.a[0]") == 1
+    assert fmapper.get_path([5], "model[0]") == 5
+    assert fmapper.get_path(tree, "model") is tree
+    assert fmapper.set_path(tree, "model.a[1].model", 3) == {"a": [1, {"model": 3}]}
+    own = {"model": {"a": 7}, "a": 8}
+    assert fmapper.get_path(own, "model.a") == 7
+    assert not fmapper.has_path(tree, "model.b")
+    with pytest.raises(fmapper.PathError, match="no child 'model'"):
+        fmapper.get_path(tree, ["model", "a"])
