@@ -93,9 +93,11 @@ def remade(view: Any, base: Any, new_base: Any, source: Adapter, target: Adapter
         target: The adapter of the new base.
     """
     old, old_base, there = source.memory(view), source.memory(base), target.memory(new_base)
+    shape = source.shape(view)
+    if target.frozen and old is not None and old == old_base and shape == source.shape(base):
+        return new_base  # all of it, as in a state dict of tied weights, and nobody can write to it
     if old is None or old_base is None or there is None:
         return None
-    shape = source.shape(view)
     place = transplant(old, shape, old_base, source.shape(base), there)
     if place is None:
         return None
