@@ -20,8 +20,8 @@ _SMALL = 32 << 10  # below this an array gets memory of its own from the allocat
 _SLAB = 32 << 20  # larger ones share blocks of this size, which the system backs with huge pages
 _PIECE = 8 << 20  # what one thread copies at a time
 _PARALLEL = 4 << 20  # below this a thread costs more than it gains
-_nbytes = attrgetter("nbytes")
 _MAX_THREADS = 8  # more do not make memory faster
+_nbytes = attrgetter("nbytes")
 
 
 def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> list[Array]:

@@ -1758,3 +1758,17 @@ def test_large_unaligned_arrays_are_read_at_once(jax: Any, torch: Any) -> None:
         source[:] = -1.0
         assert (np.asarray(from_numpy) == 1.0).all()
         assert (np.asarray(from_torch) == 1.0).all()
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("left", [0, 64])
+def test_a_storage_that_was_shrunk_is_refused(torch: Any, target: str, left: int) -> None:
+    """FSDP frees storages in this way; what is behind their end is somebody else's."""
+    pytest.importorskip(target)
+    whole = torch.ones(1 << 16)
+    shifted = torch.ones(1 << 16)[5:]
+    strided = torch.ones(1 << 8, 1 << 8)[:, ::2]
+    for tensor in (whole, shifted, strided, whole.bfloat16()):
+        tensor.untyped_storage().resize_(left)
+        with pytest.raises(fmapper.UnsupportedLeafError, match=r"model\.w: .*storage .* was freed"):
+            MOVERS[target]({"ok": torch.ones(2), "w": tensor}, copy=True)

@@ -105,8 +105,13 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     if not _PLAIN.issuperset(map(type, tensors)):
         return None
     try:
-        gone = 0 in map(torch.Tensor.data_ptr, tensors)  # freed, or empty
-        if gone or any(map(_mirrors, tensors)):
+        if any(map(_mirrors, tensors)) or any(map(torch.Tensor.storage_offset, tensors)):
+            return None
+        storages = map(torch.Tensor.untyped_storage, tensors)
+        held = map(torch.UntypedStorage.nbytes, storages)
+        if not all(map(operator.ge, held, map(_nbytes, tensors))):  # freed, or shrunk
+            return None
+        if not all(map(torch.Tensor.is_contiguous, tensors)):  # they may reach further
             return None
         bare = [t.detach() if t.requires_grad else t for t in tensors]
         (dtype,) = set(map(_dtype, bare))

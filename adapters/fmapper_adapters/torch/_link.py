@@ -110,19 +110,11 @@ def upload(
     Raises:
         LinkError: A tensor could not be brought over, for want of memory for example.
     """
-    results: list[torch.Tensor] = []
     if link is None:
         if device.type != "cuda" or _is_little(tensors):
             return _one_by_one(tensors, device)
         link = CudaLink(device)
-    trip = _Upload(tensors, link)
-    try:
-        trip.run()
-    except Exception as error:
-        _fail(trip, error)
-    finally:
-        results, trip.results = trip.results, []
-    return results
+    return _made(_Upload(tensors, link))
 
 
 def download(tensors: Sequence[torch.Tensor], *, link: Link | None = None) -> list[torch.Tensor]:
@@ -141,7 +133,7 @@ def download(tensors: Sequence[torch.Tensor], *, link: Link | None = None) -> li
         LinkError: A tensor could not be brought over.
     """
     if link is not None:
-        return _download(tensors, link)
+        return _made(_Download(tensors, link))
     results: list[Any] = [None] * len(tensors)
     places: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
@@ -152,7 +144,7 @@ def download(tensors: Sequence[torch.Tensor], *, link: Link | None = None) -> li
             if device.type != "cuda" or _is_little(group):
                 found = _one_by_one(group, torch.device("cpu"))
             else:
-                found = _download(group, CudaLink(device))
+                found = _made(_Download(group, CudaLink(device)))
         except LinkError as error:
             error.index = indices[error.index]
             raise
@@ -186,9 +178,8 @@ def _one_by_one(tensors: Sequence[torch.Tensor], device: torch.device) -> list[t
     return results
 
 
-def _download(tensors: Sequence[torch.Tensor], link: Link) -> list[torch.Tensor]:
+def _made(trip: _Trip) -> list[torch.Tensor]:
     results: list[torch.Tensor] = []
-    trip = _Download(tensors, link)
     try:
         trip.run()
     except Exception as error:
