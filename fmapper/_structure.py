@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fmapper._discovery import adapter_of
-from fmapper._fmap import fmap
+from fmapper._fmap import UNSET, _Map
 from fmapper._functor import CONTAINERS, slot_names
 from fmapper._nodes import (
     ATOM,
@@ -34,9 +34,10 @@ class Structure:
     Attributes:
         arrays: Those of the tree, and the numbers that count as such.
         tree: The tree itself. Both are emptied where a structure outlives its tree.
+        hollow: Whether the arrays are but keeping places.
     """
 
-    __slots__ = ("_hash", "_moving", "_parts", "_statics", "arrays", "tree")
+    __slots__ = ("_hash", "_moving", "_parts", "_statics", "arrays", "hollow", "tree")
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class Structure:
     ) -> None:
         self.tree = tree
         self.arrays = arrays
+        self.hollow = False
         self._parts = parts
         self._statics = statics
         self._moving = moving  # of each number in the order of the walk: is it in the list?
@@ -83,10 +85,15 @@ class Structure:
 
         return refilled(self.tree, memo, f)
 
+    def hollowed(self, hollow: Callable[[Any], Any]) -> None:
+        """Puts something that keeps its place where each array is."""
+        arrays = list(map(hollow, self.arrays))
+        self.tree, self.arrays, self.hollow = self.filled(arrays), arrays, True
+
 
 def refilled(tree: Any, memo: dict[Any, Any], f: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
     """A tree with other objects in the place of those whose ids the memo has."""
-    return fmap(f, tree, cache=memo)
+    return _Map(f, None, UNSET, UNSET, None, memo=memo)(tree)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -13,11 +13,11 @@ from fmapper._errors import MixedDevicesError, NotCompiledWarning, TransformErro
 from fmapper._fmap import children
 from fmapper._functor import functor
 from fmapper._gradient import filling_gradient, no_gradient
-from fmapper._keypath import KeyPath, Link, format_link
+from fmapper._keypath import format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import sync
 from fmapper._structure import Structure, refilled, structure_of
-from fmapper._trainable import Trained
+from fmapper._trainable import Trained, trained_arrays
 from fmapper._visit import visit
 from fmapper._warn import warn
 
@@ -81,7 +81,7 @@ def value_and_grad(
         rest: list[Structure] = []
 
         def run(new: Sequence[Any]) -> tuple[Any, list[Any]]:
-            given = args
+            given: Sequence[Any] = args
             if any(after is not before for after, before in zip(new, arrays, strict=True)):
                 given = _with(args, places, dict(zip(ids, new, strict=True)))
             result = fun(*given, **kwargs)
@@ -147,34 +147,19 @@ def _place(number: int, args: tuple[Any, ...]) -> int:
 def _trained(args: tuple[Any, ...], places: Sequence[int]) -> tuple[Adapter, dict[int, Any]]:
     """What is trained in some arguments, each array once, by id; and whose arrays these are."""
     found: dict[int, Any] = {}
-    links: dict[int, Link] = {}
     for place in places:
-        trained = Trained(args[place])
-        for i, link in trained.links.items():
-            found[i] = trained.leaves[i]
-            links.setdefault(i, _in_argument(link, place, len(args)))
-        if not trained.links:
-            raise TransformError(_nothing_trained(trained, place, args[place]))
-    by_backend: dict[str, int] = {}
-    for i, array in found.items():
-        adapter = adapter_of(array)
-        assert adapter is not None
-        by_backend.setdefault(adapter.name, i)
-    if len(by_backend) > 1:
-        _refuse_mixture({name: format_link(links[i]) for name, i in by_backend.items()})
-    adapter = _transforming(found[next(iter(by_backend.values()))], "differentiate")
-    return adapter, found
-
-
-def _in_argument(link: Link, place: int, count: int) -> Link:
-    """The path in an argument, with its number if there are several."""
-    if count == 1:
-        return link
-    keys = KeyPath.from_link(link).keys
-    found: Link = (None, place)
-    for key in keys:
-        found = (found, key)
-    return found
+        own = trained_arrays(args[place])
+        if own is None:
+            trained = Trained(args[place])
+            own = {i: trained.leaves[i] for i in trained.links}
+        if not own:
+            raise TransformError(_nothing_trained(Trained(args[place]), place, args[place]))
+        found.update(own)
+    owners = {adapter_of(array): array for array in found.values()}
+    if len(owners) > 1:
+        trees = args[places[0]] if len(args) == 1 else args
+        _refuse_mixture({_adapter(x).name: _path_of(x, trees) for x in owners.values()})
+    return _transforming(next(iter(owners.values())), "differentiate"), found
 
 
 def _refuse_mixture(paths: Mapping[str, str]) -> None:
@@ -407,10 +392,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
             args, kwargs = key.filled(arrays)
             result = fun(*(arg.value if type(arg) is _Fixed else arg for arg in args), **kwargs)
             rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
-            out = rest.arrays
-            rest.arrays = list(map(adapter.hollow, out))
-            rest.tree = _refilled_with(rest, out)
-            return out, rest
+            return rest.arrays, rest
 
         return adapter.compiled(run, give_up)
 
@@ -430,6 +412,8 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         if found is None:
             return fun(*args, **kwargs)
         out, rest = found
+        if not rest.hollow:  # it holds what stood for arrays while they were recorded
+            rest.hollowed(adapter.hollow)
         return rest.filled(out)
 
     return compiled
@@ -446,12 +430,6 @@ class _Fixed:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-
-def _refilled_with(rest: Structure, old: Sequence[Any]) -> Any:
-    """The tree of a result with what keeps the places of its arrays."""
-    memo = {id(before): after for before, after in zip(old, rest.arrays, strict=True)}
-    return refilled(rest.tree, memo)
 
 
 def _backend(arrays: Sequence[Any], verb: str, trees: Any) -> Adapter:

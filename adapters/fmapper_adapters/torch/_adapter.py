@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -38,7 +39,7 @@ class TorchAdapter(Adapter):
 
     def dtype(self, array: Any) -> str:
         """`array.dtype` without its module."""
-        return str(array.dtype).removeprefix("torch.")
+        return _name(array.dtype)
 
     def shape(self, array: Any) -> tuple[int, ...]:
         """`array.shape`."""
@@ -228,7 +229,9 @@ class TorchAdapter(Adapter):
         self, run: Callable[[Sequence[Any]], tuple[Any, list[Any]]], arrays: Sequence[Any]
     ) -> tuple[Any, list[Any], Sequence[Any]]:
         """Autograd, or `torch.func` within `torch.func`."""
-        return _transforms().value_and_grad(run, arrays)
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.value_and_grad(run, arrays)
 
     def vectorized(
         self,
@@ -237,7 +240,9 @@ class TorchAdapter(Adapter):
         axes: Sequence[int | None],
     ) -> list[Any]:
         """`torch.func.vmap`."""
-        return _transforms().vectorized(run, arrays, axes)
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.vectorized(run, arrays, axes)
 
     def compiled(
         self,
@@ -245,11 +250,13 @@ class TorchAdapter(Adapter):
         give_up: Callable[[str], None],
     ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
         """`torch.compile`."""
-        return _transforms().compiled(run, give_up)
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.compiled(run, give_up)
 
     def hollow(self, array: Any) -> Any:
         """A tensor on the device `meta`; a parameter if the array is one."""
-        values = torch.empty_like(array, device="meta", requires_grad=False)
+        values = torch.empty(array.shape, dtype=array.dtype, device="meta")
         if isinstance(array, torch.nn.Parameter):
             return torch.nn.Parameter(values, requires_grad=array.requires_grad)
         return values
@@ -267,14 +274,12 @@ class TorchAdapter(Adapter):
         _nodes.register_functor(cls)
 
 
-def _transforms() -> Any:
-    """The module that only transformations need: with it comes the tracer of torch, slow to import."""
-    from fmapper_adapters.torch import _transforms
-
-    return _transforms
-
-
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_never_trained(array: Any) -> bool:

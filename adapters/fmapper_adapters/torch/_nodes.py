@@ -47,6 +47,7 @@ _HOOKS = tuple(
 )
 _GRADIENT = "_fmapper_gradient"  # an attribute of a gradient: None in its tables is no_gradient
 _SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _SETTINGS = frozenset({int, float, str, bool, type(None)})
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
@@ -304,7 +305,9 @@ def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep:
     """Makes parameters of what takes the place of parameters."""
     for name, new in slots.items():
         old_tensor = known[name]
-        if new is not old_tensor and type(new) is not type(old_tensor):
+        if new is not old_tensor and (
+            type(new) is not type(old_tensor) or type(new) not in _PLAIN_TENSORS
+        ):
             slots[name] = _tensor(old, name, old_tensor, new, keep)
 
 
