@@ -390,7 +390,10 @@ class Adapter(ABC):
         return "it has neither gradients nor a compiler. Move them first: to_torch or to_jax."
 
     def value_and_grad(
-        self, run: Callable[[Sequence[Any]], tuple[Any, list[Any]]], arrays: Sequence[Any]
+        self,
+        run: Callable[[Sequence[Any]], tuple[Any, list[Any]]],
+        arrays: Sequence[Any],
+        elsewhere: Callable[[], bool],
     ) -> tuple[Any, list[Any], Sequence[Any]]:
         """Calls a function and differentiates its value.
 
@@ -398,6 +401,8 @@ class Adapter(ABC):
             run: `run(arrays) -> (value, further results)`; to be called once, with arrays in the
                 place of those that are given, or with the same ones.
             arrays: What it is differentiated with respect to.
+            elsewhere: Whether the function is given some of the arrays elsewhere too, where they
+                are constants, so that it must not be run with the same ones.
 
         Returns:
             The value, the further results, and one gradient per array: the direction in which the

@@ -85,6 +85,10 @@ class Structure:
 
         return refilled(self.tree, memo, f)
 
+    def leaves(self) -> Iterator[Any]:
+        """Those that are static and no plain values."""
+        return (leaf for leaf in self._statics if kind_of(type(leaf)) is LEAF)
+
     def hollowed(self, hollow: Callable[[Any], Any]) -> None:
         """Puts something that keeps its place where each array is."""
         arrays = list(map(hollow, self.arrays))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
@@ -13,6 +14,7 @@ from fmapper._errors import MixedDevicesError, NotCompiledWarning, TransformErro
 from fmapper._fmap import children
 from fmapper._functor import functor
 from fmapper._gradient import filling_gradient, no_gradient
+from fmapper._holders import check_leaf
 from fmapper._keypath import format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import sync
@@ -20,6 +22,8 @@ from fmapper._structure import Structure, refilled, structure_of
 from fmapper._trainable import Trained, trained_arrays
 from fmapper._visit import visit
 from fmapper._warn import warn
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may close over arrays
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,7 +99,11 @@ def value_and_grad(
             rest.append(aux)
             return _checked(result[0]), aux.arrays
 
-        value, further, gradients = adapter.value_and_grad(run, arrays)
+        def elsewhere() -> bool:
+            others = [arg for place, arg in enumerate(args) if place not in places]
+            return any(_shares(tree, trained) for tree in (*others, *kwargs.values()))
+
+        value, further, gradients = adapter.value_and_grad(run, arrays, elsewhere)
         filling = filling_gradient.set(True)
         try:
             memo = dict(zip(ids, gradients, strict=True))
@@ -130,6 +138,13 @@ def grad(
     return transformed
 
 
+def _shares(tree: Any, trained: Mapping[int, Any]) -> bool:
+    found = trained_arrays(tree)
+    if found is None:
+        return any(id(leaf) in trained for _, leaf, kind in visit(tree, once=True) if kind is None)
+    return not found.keys().isdisjoint(trained)
+
+
 def _none(leaf: Any) -> Any:
     return no_gradient
 
@@ -157,7 +172,7 @@ def _trained(args: tuple[Any, ...], places: Sequence[int]) -> tuple[Adapter, dic
         found.update(own)
     owners = {adapter_of(array): array for array in found.values()}
     if len(owners) > 1:
-        trees = args[places[0]] if len(args) == 1 else args
+        trees = _named(args, {})
         _refuse_mixture({_adapter(x).name: _path_of(x, trees) for x in owners.values()})
     return _transforming(next(iter(owners.values())), "differentiate"), found
 
@@ -208,12 +223,12 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
 
 
 def _checked(value: Any) -> Any:
-    """A loss: a real number, or an array of shape ()."""
+    """A loss: a float, or a floating array of shape ()."""
     adapter = adapter_of(value)
     if adapter is None:
-        if isinstance(value, int | float):
+        if isinstance(value, float):
             return value
-        raise TransformError(f"the function must return a scalar array, not {_a(value)}.")
+        raise TransformError(f"the function must return a real floating scalar, not {_a(value)}.")
     if adapter.shape(value) != ():
         raise TransformError(
             f"the function must return a scalar to differentiate, not an array of shape "
@@ -269,7 +284,8 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
         for place, (part, axis) in enumerate(zip(parts, axes, strict=True)):
             found += part.arrays
             along += _axes(part, axis, f"argument {place}")
-        adapter = _backend(found, "vectorise", given)
+            _refuse_holders(part, _named(args, kwargs))
+        adapter = _backend(found, "vectorise", _named(args, kwargs))
         results: list[Structure] = []
 
         def run(new: Sequence[Any]) -> list[Any]:
@@ -379,13 +395,9 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         return functools.partial(jit, static_argnums=static_argnums)
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     programs: dict[str, Program] = {}
+    checked: set[int] = set()
+    reasons: list[str] = []
     said: list[str] = []
-
-    def give_up(reason: str) -> None:
-        if not said:
-            said.append(reason)
-            name = getattr(fun, "__qualname__", type(fun).__name__)
-            warn(f"jit runs {name} uncompiled: {reason}", NotCompiledWarning)
 
     def program_for(adapter: Adapter) -> Program:
         def run(arrays: Sequence[Any], key: Any) -> tuple[list[Any], Any]:
@@ -394,7 +406,22 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
             rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
             return rest.arrays, rest
 
-        return adapter.compiled(run, give_up)
+        return adapter.compiled(run, reasons.append)
+
+    def uncompiled(adapter: Adapter, args: Any, kwargs: Any) -> Any:
+        try:
+            result = fun(*args, **kwargs)
+        except BaseException:
+            if reasons:  # it may be for this error that nothing could be recorded
+                reasons.clear()
+                programs.pop(adapter.name, None)
+            raise
+        if reasons and not said:
+            said.append(reasons[0])
+            name = getattr(fun, "__qualname__", type(fun).__name__)
+            warn(f"jit runs {name} uncompiled: {reasons[0]}", NotCompiledWarning)
+        reasons.clear()
+        return result
 
     @functools.wraps(fun)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -404,13 +431,16 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
             place = _place(number, args)
             given[place] = _Fixed(args[place])
         key = structure_of((given, kwargs), numbers=True)
-        adapter = _backend(key.arrays, "compile", (args, kwargs))
+        if hash(key) not in checked:
+            _refuse_holders(key, _named(args, kwargs))
+            checked.add(hash(key))
+        adapter = _backend(key.arrays, "compile", _named(args, kwargs))
         if adapter.name not in programs:
             programs[adapter.name] = program_for(adapter)
         found = programs[adapter.name](key.arrays, key)
         key.tree, key.arrays = None, []  # the program outlives them
         if found is None:
-            return fun(*args, **kwargs)
+            return uncompiled(adapter, args, kwargs)
         out, rest = found
         if not rest.hollow:  # it holds what stood for arrays while they were recorded
             rest.hollowed(adapter.hollow)
@@ -450,6 +480,24 @@ def _backend(arrays: Sequence[Any], verb: str, trees: Any) -> Adapter:
     if len(found) > 1:
         _refuse_mixture({name: _path_of(array, trees) for name, array in found.items()})
     return _transforming(next(iter(found.values())), verb)
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What was given, so that paths in it read well."""
+    if not kwargs:
+        return args[0] if len(args) == 1 else args
+    return {**dict(enumerate(args)), **kwargs}
+
+
+def _refuse_holders(structure: Structure, trees: Any) -> None:
+    """An object that nobody declared would be static, with the arrays that it holds."""
+
+    def where(x: Any) -> Any:
+        return next(link for link, leaf, _ in visit(trees, once=True) if leaf is x)
+
+    for leaf in structure.leaves():
+        if not isinstance(leaf, _FUNCTIONS):
+            check_leaf(leaf, where, leaf)
 
 
 def _path_of(array: Any, trees: Any) -> str:

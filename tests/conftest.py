@@ -1,7 +1,10 @@
-"""Settings that all tests share: hypothesis, and the marker `gpu`."""
+"""Settings that all tests share: hypothesis, the marker `gpu`, backends that transform."""
 
 import functools
-from importlib.util import find_spec
+from collections.abc import Iterator
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -38,3 +41,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs a GPU that {' and '.join(blind)} can see; there is none here")
         if not marker.args and not (sees_gpu("torch") or sees_gpu("jax")):
             pytest.skip("needs a GPU that torch or jax can see; there is none here")
+
+
+@functools.cache
+def transformed() -> Any:
+    """The module beside this one; tests are no package."""
+    spec = spec_from_file_location("transformed", Path(__file__).with_name("transformed.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(params=["torch", "jax"])
+def xp(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A backend that differentiates and compiles, in float64."""
+    pytest.importorskip(request.param)
+    with transformed().backend(request.param) as found:
+        yield found

@@ -235,7 +235,7 @@ class JaxAdapter(Adapter):
         return None
 
     def value_and_grad(
-        self, run: _transforms.Calls, arrays: Sequence[Any]
+        self, run: _transforms.Calls, arrays: Sequence[Any], elsewhere: Callable[[], bool]
     ) -> tuple[Any, list[Any], Sequence[Any]]:
         """`jax.value_and_grad`."""
         return _transforms.value_and_grad(run, arrays)

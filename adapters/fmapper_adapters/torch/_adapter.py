@@ -12,7 +12,7 @@ import torch
 import torch.utils.dlpack
 
 from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType
-from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _threads
+from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _standin, _threads
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
@@ -163,11 +163,12 @@ class TorchAdapter(Adapter):
         return new, _host.survived(array.detach(), new.detach())
 
     def like(self, new: Any, old: Any) -> Any:
-        """A parameter where there was one; inside torch.func a tensor stays what it is."""
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(new)
-        if wrapped or not isinstance(old, torch.nn.Parameter):
+        """A parameter where there was one; while a gradient is taken a tensor stays one."""
+        if isinstance(new, torch.nn.Parameter) or _standin.stands_for(old) is None:
             return new
-        return new if isinstance(new, torch.nn.Parameter) else _host.as_parameter(new, old)
+        if _standin.is_differentiated(new):
+            return _standin.standing_in(new, old)
+        return _host.as_parameter(new, old)
 
     def swap(self, old: Any, new: Any) -> Callable[[], object] | None:
         """As `Module.to` does: leaves of autograd stay the same objects."""
@@ -213,7 +214,7 @@ class TorchAdapter(Adapter):
 
     def is_trainable(self, array: Any) -> bool:
         """All but frozen parameters; a plain tensor does not say."""
-        return not isinstance(array, torch.nn.Parameter) or array.requires_grad
+        return _standin.is_trained(array) is not False
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
         """In a module or an optimizer: parameters that are not frozen; no buffers, no moments."""
@@ -226,12 +227,15 @@ class TorchAdapter(Adapter):
         return None
 
     def value_and_grad(
-        self, run: Callable[[Sequence[Any]], tuple[Any, list[Any]]], arrays: Sequence[Any]
+        self,
+        run: Callable[[Sequence[Any]], tuple[Any, list[Any]]],
+        arrays: Sequence[Any],
+        elsewhere: Callable[[], bool],
     ) -> tuple[Any, list[Any], Sequence[Any]]:
         """Autograd, or `torch.func` within `torch.func`."""
         from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
 
-        return _transforms.value_and_grad(run, arrays)
+        return _transforms.value_and_grad(run, arrays, elsewhere)
 
     def vectorized(
         self,
@@ -287,7 +291,7 @@ def _is_never_trained(array: Any) -> bool:
 
 
 def _is_trained_parameter(array: Any) -> bool:
-    return isinstance(array, torch.nn.Parameter) and array.requires_grad
+    return _standin.is_trained(array) is True
 
 
 def _device(device: torch.device) -> Device:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fmapper import BatchError
+from fmapper_adapters.torch import _standin
 
 if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
     import numpy as np
@@ -389,13 +390,16 @@ def as_parameter(
     values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
     """A parameter with new values and all else of the old one, but for its gradient."""
-    grows = old.requires_grad and (values.is_floating_point() or values.is_complex())
+    cls, trained = _standin.stands_for(old) or (type(old), old.requires_grad)
+    grows = trained and (values.is_floating_point() or values.is_complex())
     if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
-        new = torch.Tensor._make_subclass(type(old), values, grows)
+        new = torch.Tensor._make_subclass(cls, values, grows)
     else:
         new = torch.nn.Parameter(values.detach(), requires_grad=grows)
-        new.__class__ = type(old)
+        new.__class__ = cls
     _carry(old, new, grad)
+    if cls is not type(old):
+        _standin.forget(new)
     return new
 
 

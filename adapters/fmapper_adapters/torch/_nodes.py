@@ -30,7 +30,7 @@ from fmapper import (
     refitted,
     take_apart,
 )
-from fmapper_adapters.torch import _bound
+from fmapper_adapters.torch import _bound, _standin
 from fmapper_adapters.torch._host import as_parameter
 
 Module = torch.nn.Module
@@ -47,7 +47,6 @@ _HOOKS = tuple(
 )
 _GRADIENT = "_fmapper_gradient"  # an attribute of a gradient: None in its tables is no_gradient
 _SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
-_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _SETTINGS = frozenset({int, float, str, bool, type(None)})
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
@@ -97,7 +96,7 @@ def node_type(cls: type) -> NodeType | None:
         if hooked or not plain:
             _refer_anew(module, new, state, keep)
         parameters, modules = known["_parameters"], known["_modules"]
-        if known["_buffers"] or wrapper or not (plain or not _extra(known)):
+        if known["_buffers"] or wrapper or _GRADIENT in known or not (plain or not _extra(known)):
             pass
         elif parameters and not modules and not numbered:  # commonest: a layer
             source = parameters.copy()
@@ -254,8 +253,8 @@ class _Parameters(Fitting):
             not isinstance(new, torch.Tensor) or isinstance(new, torch.nn.Parameter)
         ):
             return new
-        if torch._C._functorch.is_functorch_wrapped_tensor(new):
-            return new  # inside torch.func a parameter would cut the gradient off
+        if _standin.is_differentiated(new):
+            return _standin.standing_in(new, old)
         return as_parameter(new, old)
 
 
@@ -306,7 +305,11 @@ def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep:
     for name, new in slots.items():
         old_tensor = known[name]
         if new is not old_tensor and (
-            type(new) is not type(old_tensor) or type(new) not in _PLAIN_TENSORS
+            type(new) is not type(old_tensor)
+            or (
+                type(new) is not torch.nn.Parameter
+                and (type(new) is not torch.Tensor or _standin.stands_for(old_tensor) is not None)
+            )
         ):
             slots[name] = _tensor(old, name, old_tensor, new, keep)
 
@@ -337,10 +340,10 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
         return None
     if not isinstance(new, torch.Tensor):
         raise _unfit(module, name, new, "a tensor")
-    if not isinstance(old, torch.nn.Parameter) or isinstance(new, torch.nn.Parameter):
+    if is_gradient() or isinstance(new, torch.nn.Parameter) or _standin.stands_for(old) is None:
         return new
-    if is_gradient() or torch._C._functorch.is_functorch_wrapped_tensor(new):
-        return new  # inside torch.func a parameter would cut the gradient off
+    if _standin.is_differentiated(new):
+        return _standin.standing_in(new, old)
     of, by = _wrapped.get(id(new), (None, None))
     wrapped = by() if by is not None and of is not None and of() is old else None
     if wrapped is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,26 +10,32 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+from fmapper_adapters.torch._host import as_parameter
+from fmapper_adapters.torch._standin import here, standing_in
+
 Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
-_here = threading.local()
 
 
 # --- gradients ------------------------------------------------------------------------------------
 
 
-def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
+def value_and_grad(
+    run: Calls, arrays: Sequence[Any], elsewhere: Callable[[], bool]
+) -> tuple[Any, list[Any], Sequence[Any]]:
     """Autograd; `torch.func` where that is at work already."""
     if _in_functorch():
         return _functional(run, arrays)
-    depth = getattr(_here, "depth", 0)
+    depth = here.depth
     if depth:
         # Another gradient is being taken through this one, and goes on through views of the arrays.
-        leaves = [x.view_as(x) if x.requires_grad else _fresh(x) for x in arrays]
+        leaves = [standing_in(x.view_as(x), x) if x.requires_grad else _fresh(x) for x in arrays]
     else:
-        leaves = [
-            array if array.requires_grad and array.is_leaf else _fresh(array) for array in arrays
-        ]
-    _here.depth = depth + 1
+        # Parameters go in as they are, which spares making another module around others.
+        serve = [array.requires_grad and array.is_leaf for array in arrays]
+        if any(serve) and elsewhere():
+            serve = [False] * len(arrays)
+        leaves = [x if serves else _fresh(x) for x, serves in zip(arrays, serve, strict=True)]
+    here.depth = depth + 1
     try:
         with _recording():
             value, further = run(leaves)
@@ -40,7 +46,7 @@ def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], S
             else:
                 gradients = tuple(map(torch.zeros_like, arrays))
     finally:
-        _here.depth = depth
+        here.depth = depth
     if depth:
         return value, further, gradients
     if isinstance(value, torch.Tensor):
@@ -49,7 +55,9 @@ def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], S
 
 
 def _fresh(array: torch.Tensor) -> torch.Tensor:
-    return array.detach().requires_grad_()
+    if isinstance(array, torch.nn.Parameter):
+        return as_parameter(array.detach(), array)
+    return standing_in(array.detach().requires_grad_(), array)
 
 
 def _recording() -> AbstractContextManager[object]:
@@ -68,7 +76,7 @@ def _functional(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequ
     constant: list[Any] = []
 
     def value_first(leaves: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        value, further = run(leaves)
+        value, further = run(list(map(standing_in, leaves, arrays)))
         if not isinstance(value, torch.Tensor):
             constant.append(value)
             value = leaves[0].sum() * 0
@@ -88,7 +96,9 @@ def vectorized(
 ) -> list[Any]:
     """`torch.func.vmap`; random numbers differ from index to index."""
     mapped = torch.func.vmap(
-        lambda *given: tuple(run(given)), in_dims=tuple(axes), randomness="different"
+        lambda *given: tuple(run(list(map(standing_in, given, arrays)))),
+        in_dims=tuple(axes),
+        randomness="different",
     )
     return list(mapped(*arrays))
 
@@ -96,6 +106,7 @@ def vectorized(
 # --- programs -------------------------------------------------------------------------------------
 
 _AT_MOST = 64  # programs of one function
+_UNKNOWN: Any = object()
 
 
 def compiled(
@@ -107,22 +118,26 @@ def compiled(
     def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any] | None:
         if _is_recorded():
             return None  # a part of what is being recorded already
+        if here.depth > 1:
+            return None  # what torch compiles can be differentiated once
         tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
         numbers = tuple((type(x), x) for x in arrays if not isinstance(x, torch.Tensor))
         signature = (key, numbers, _modes(), *map(_looks, tensors))
-        if signature not in programs:
+        known = programs.get(signature, _UNKNOWN)
+        if known is None:
+            return None
+        if known is _UNKNOWN:
             if len(programs) >= _AT_MOST:
                 give_up(
                     f"there are {_AT_MOST} programs of it already. Give what changes with every "
                     "call as a tensor, not as a number."
                 )
                 return None
-            programs[signature] = _recorded(run, arrays, key, give_up)
-        program = programs[signature]
-        if program is None:
-            return None
-        compiled, rest = program
-        return compiled(tensors), rest
+            found = _recorded(run, arrays, key, give_up)
+            programs[signature] = found and found[:2]
+            return found and (found[2], found[1])
+        program, rest = known
+        return program(tensors), rest
 
     return call
 
@@ -133,7 +148,7 @@ def _recorded(
     key: Any,
     give_up: Callable[[str], None],
 ) -> Any:
-    """A compiled program and the rest of its results; None if there can be none."""
+    """A compiled program, the rest of its results, and the first ones; None if there is none."""
     rests: list[Any] = []
 
     def traced(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -149,12 +164,26 @@ def _recorded(
     except Exception as reason:  # if it is an error of the function, running that will raise it
         give_up(f"it could not be recorded ({_first_line(reason)})")
         return None
-    program = torch.compile(graph, fullgraph=True, dynamic=False)
+    program, results = _compiled(graph, tensors, give_up)
+    return None if program is None else (program, rests[-1], results)
 
-    def compiled(tensors: list[torch.Tensor]) -> Any:
-        return program(tensors)
 
-    return compiled, rests[-1]
+def _compiled(
+    graph: Any, tensors: list[torch.Tensor], give_up: Callable[[str], None]
+) -> tuple[Any, Any]:
+    """A compiled program and the results of its first call; None twice if there is none."""
+    with warnings.catch_warnings():
+        # The compiler uses what torch itself has deprecated.
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
+        try:
+            # Under one seed the random numbers are those of the function that is not compiled.
+            program = torch.compile(
+                graph, fullgraph=True, dynamic=False, options={"fallback_random": True}
+            )
+            return program, program(tensors)
+        except Exception as reason:  # as above
+            give_up(f"it could not be compiled ({_first_line(reason)})")
+            return None, None
 
 
 def _first_line(error: BaseException) -> str:
@@ -169,6 +198,7 @@ def _is_recorded() -> bool:
 def _modes() -> tuple[Hashable, ...]:
     return (
         torch.is_grad_enabled(),
+        here.depth > 0,
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),

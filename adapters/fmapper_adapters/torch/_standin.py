@@ -1,0 +1,58 @@
+"""Tensors that stand in for parameters while a function is being transformed.
+
+A `torch.nn.Parameter` is a leaf of autograd, so one that is made of an intermediate result cuts the
+gradient off. While one is being taken, what takes the place of a parameter stays the tensor that it
+is, and remembers what it stands for: it is trained as that was, and becomes a parameter again where
+it leaves the transformation.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+_MARK = "_fmapper_stands_for"  # (class of the parameter, whether it is trained)
+
+
+class _Here(threading.local):
+    depth = 0  # gradients that are being taken in this thread, one through the other
+
+
+here = _Here()
+
+
+def is_differentiated(tensor: torch.Tensor) -> bool:
+    """Whether a parameter made of this tensor would cut off a gradient that is being taken."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return True
+    return here.depth > 0 and tensor.requires_grad and not tensor.is_leaf
+
+
+def stands_for(tensor: Any) -> tuple[type, bool] | None:
+    """The class of the parameter that a tensor is or stands for, and whether that is trained."""
+    if isinstance(tensor, torch.nn.Parameter):
+        return type(tensor), tensor.requires_grad
+    found: tuple[type, bool] | None = getattr(tensor, _MARK, None)
+    return found
+
+
+def standing_in(new: Any, old: Any) -> Any:
+    """`new`, which is to count as the parameter that `old` is or stands for, if it does."""
+    known = stands_for(old)
+    if known is not None and new is not old:
+        new.__dict__.update(old.__dict__)
+        setattr(new, _MARK, known)
+    return new
+
+
+def is_trained(tensor: Any) -> bool | None:
+    """Whether what is or stands for a parameter is trained; None for other tensors."""
+    known = stands_for(tensor)
+    return None if known is None else known[1]
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """A parameter stands for itself, whatever was copied to it."""
+    tensor.__dict__.pop(_MARK, None)
