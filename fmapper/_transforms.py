@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
@@ -396,6 +397,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     programs: dict[str, Program] = {}
     checked: set[int] = set()
+    hollowing = threading.RLock()
     reasons: list[str] = []
     said: list[str] = []
 
@@ -442,8 +444,9 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         if found is None:
             return uncompiled(adapter, args, kwargs)
         out, rest = found
-        if not rest.hollow:  # it holds what stood for arrays while they were recorded
-            rest.hollowed(adapter.hollow)
+        with hollowing:
+            if not rest.hollow:  # it holds what stood for arrays while they were recorded
+                rest.hollowed(adapter.hollow)
         return rest.filled(out)
 
     return compiled

@@ -392,6 +392,7 @@ def as_parameter(
     """A parameter with new values and all else of the old one, but for its gradient."""
     cls, trained = _standin.stands_for(old) or (type(old), old.requires_grad)
     grows = trained and (values.is_floating_point() or values.is_complex())
+    new: torch.Tensor
     if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
         new = torch.Tensor._make_subclass(cls, values, grows)
     else:

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from fmapper_adapters.torch._host import as_parameter
 from fmapper_adapters.torch._standin import here, standing_in
+from fmapper_adapters.torch._turns import turns
 
 Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
 
@@ -57,7 +58,8 @@ def value_and_grad(
 def _fresh(array: torch.Tensor) -> torch.Tensor:
     if isinstance(array, torch.nn.Parameter):
         return as_parameter(array.detach(), array)
-    return standing_in(array.detach().requires_grad_(), array)
+    fresh: torch.Tensor = standing_in(array.detach().requires_grad_(), array)
+    return fresh
 
 
 def _recording() -> AbstractContextManager[object]:
@@ -133,11 +135,18 @@ def compiled(
                     "call as a tensor, not as a number."
                 )
                 return None
-            found = _recorded(run, arrays, key, give_up)
-            programs[signature] = found and found[:2]
-            return found and (found[2], found[1])
+            with turns:
+                if signature not in programs:
+                    found = _recorded(run, arrays, key, give_up)
+                    programs[signature] = found and found[:2]
+                    return found and (found[2], found[1])
+            return call(arrays, key)  # another thread was first
         program, rest = known
-        return program(tensors), rest
+        turns.begin_replay()
+        try:
+            return program(tensors), rest
+        finally:
+            turns.end_replay()
 
     return call
 
@@ -177,7 +186,7 @@ def _compiled(
         warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
         try:
             # Under one seed the random numbers are those of the function that is not compiled.
-            program = torch.compile(
+            program: Any = torch.compile(
                 graph, fullgraph=True, dynamic=False, options={"fallback_random": True}
             )
             return program, program(tensors)
