@@ -118,7 +118,7 @@ def uniform(
     Examples:
         >>> from fmapper import random
         >>> random.uniform(random.key(0), 3)
-        array([0.947667 , 0.9785799, 0.3322922], dtype=float32)
+        array([0.947667 , 0.9785799, 0.33229148], dtype=float32)
     """
     name = _dtype(dtype, _FLOATS)
     return _exact("uniform", key, like, name, _shape(shape), name, minval, maxval)
