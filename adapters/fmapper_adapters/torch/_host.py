@@ -113,7 +113,10 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
             return None
         if not all(map(torch.Tensor.is_contiguous, tensors)):  # they may reach further
             return None
-        bare = [t.detach() if t.requires_grad else t for t in tensors]
+        try:
+            return list(map(torch.Tensor.numpy, tensors))
+        except (TypeError, RuntimeError):  # parameters, or a dtype that NumPy does not have
+            bare = [t.detach() if t.requires_grad else t for t in tensors]
         (dtype,) = set(map(_dtype, bare))
         if dtype not in _FOREIGN:
             return list(map(torch.Tensor.numpy, bare))
@@ -151,12 +154,10 @@ def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
         starts = list(map(torch.Tensor.data_ptr, tensors))
     except RuntimeError:  # no strided memory
         return True
-    reach = 0
-    for start, size in sorted(zip(starts, map(_nbytes, tensors), strict=True)):
-        if size and start < reach:
-            return True
-        reach = start + size
-    return False
+    ends = sorted(map(operator.add, starts, map(_nbytes, tensors)))
+    starts.sort()
+    # Each ends before the next one begins: nowhere have two begun and not ended.
+    return any(map(operator.gt, ends, starts[1:]))
 
 
 def nbytes(tensor: torch.Tensor) -> int:
