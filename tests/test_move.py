@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -1821,3 +1822,14 @@ def test_a_flat_dict_keeps_its_order_its_ties_and_its_source() -> None:
     assert new["none"] == {}
     assert new["none"] is not tree["none"]
     assert inner == {"b": b, "w": w, "again": b}
+
+
+def test_the_quick_look_for_shared_memory_is_right_for_dense_tensors(torch: Any) -> None:
+    """All triples of spans, empty ones and one that is larger than the others included."""
+    adapter = fmapper.get_adapter("torch")
+    memory = torch.zeros(6, dtype=torch.uint8)
+    spans = [(low, high) for low in range(6) for high in range(low, min(low + 3, 6))] + [(0, 6)]
+    for chosen in itertools.combinations_with_replacement(spans, 3):
+        pairs = itertools.combinations(chosen, 2)
+        meet = any(max(a, c) < min(b, d) for (a, b), (c, d) in pairs)
+        assert adapter.may_share_memory([memory[a:b] for a, b in chosen]) is meet, chosen

@@ -162,10 +162,13 @@ def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
         starts = list(map(torch.Tensor.data_ptr, tensors))
     except RuntimeError:  # no strided memory
         return True
-    ends = sorted(map(operator.add, starts, map(_nbytes, tensors)))
-    starts.sort()
+    sizes = list(map(_nbytes, tensors))
+    ordered = sorted(starts)
+    if min(map(operator.sub, ordered[1:], ordered), default=0) >= max(sizes, default=0):
+        return False  # the quicker answer, where all are small
+    ends = sorted(map(operator.add, starts, sizes))
     # Each ends before the next one begins: nowhere have two begun and not ended.
-    return any(map(operator.gt, ends, starts[1:]))
+    return any(map(operator.gt, ends, ordered[1:]))
 
 
 def nbytes(tensor: torch.Tensor) -> int:
