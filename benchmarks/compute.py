@@ -102,7 +102,9 @@ def torch_case(make: Callable[[Any], Any], *, compiled: bool) -> Case:
     values = tuple(leaves.values())
     if compiled:
         ours = fmapper.jit(ours)
-        captured = torch.compile(torch.fx.experimental.proxy_tensor.make_fx(functional)(values, *data))
+        captured = torch.compile(
+            torch.fx.experimental.proxy_tensor.make_fx(functional)(values, *data)
+        )
         return Case(
             {
                 OURS: lambda: ours(model, *data),

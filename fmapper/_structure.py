@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from fmapper._discovery import adapter_of
@@ -12,15 +13,17 @@ from fmapper._functor import CONTAINERS, slot_names
 from fmapper._nodes import (
     ATOM,
     CHILDLESS,
+    INTERNED,
     LEAF,
-    WITHOUT_IDENTITY,
     Item,
     NodeType,
     cached_names,
     kind_of,
+    kinds,
 )
 from fmapper._pytrees import same
 
+_NOTHING: dict[str, Any] = {}
 _NUMBERS = frozenset({bool, int, float, complex})
 _BARE = frozenset({dict, list, tuple})  # they hold nothing beside their items
 
@@ -125,14 +128,14 @@ def structure_of(
         for key, child in items:
             parts.append(key)
             cls = type(child)
-            kind = kind_of(cls)
+            kind = kinds.get(cls) or kind_of(cls)
             if kind is ATOM:
                 moves = numbers and free and cls in _NUMBERS
                 moving.append(moves)
                 parts.append(cls)
                 (arrays if moves else statics).append(child)
                 continue
-            if kind not in WITHOUT_IDENTITY and kind is not CHILDLESS:
+            if kind is not INTERNED and kind is not CHILDLESS:
                 i = id(child)
                 if i in seen:
                     parts.append(seen[i][0])
@@ -150,7 +153,7 @@ def structure_of(
                         boxes.append(child)
                 stack.append((items, free))
                 items = iter(inner)
-                free = free and issubclass(cls, CONTAINERS)
+                free = free and (cls in _BARE or issubclass(cls, CONTAINERS))
                 break
             else:
                 statics.append(child)
@@ -202,13 +205,19 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     if kind.static is not None:
         found = kind.static(node)
         return _Beside(found) if type(found) is dict else found
-    children = {id(child) for _, child in items}
-    names = {key for key, _ in items} | set(cached_names(type(node)))
-    rest = _Beside(
-        (name, value)
-        for name, value in _attributes(node)
-        if name not in names and id(value) not in children
-    )
+    cls: Any = type(node)
+    slots, cached = _names(cls)
+    own = getattr(node, "__dict__", _NOTHING)
+    names = {key for key, _ in items}
+    rest = _Beside()
+    if slots or len(own) != len(names) or own.keys() != names:
+        children = {id(child) for _, child in items}
+        there = [(name, getattr(node, name)) for name in slots if hasattr(node, name)]
+        rest.update(
+            (name, value)
+            for name, value in [*there, *own.items()]
+            if name not in names and name not in cached and id(value) not in children
+        )
     if isinstance(node, defaultdict):
         rest["default_factory"] = node.default_factory
     if isinstance(node, deque):
@@ -216,11 +225,10 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     return rest
 
 
-def _attributes(node: Any) -> Iterator[tuple[str, Any]]:
-    for name in slot_names(type(node)):
-        if hasattr(node, name):
-            yield name, getattr(node, name)
-    yield from getattr(node, "__dict__", {}).items()
+@lru_cache(1024)
+def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The slots of a class, and the attributes that are computed from children."""
+    return slot_names(cls), frozenset(cached_names(cls))
 
 
 def _same(mine: Any, other: Any) -> bool:

@@ -110,15 +110,26 @@ def compiled(
         tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
         numbers = tuple((type(x), x) for x in arrays if not isinstance(x, torch.Tensor))
         signature = (key, numbers, _modes(), *map(_looks, tensors))
-        if signature not in programs:
+        program = programs.get(signature)
+        if program is None and signature not in programs:
             if len(programs) >= _AT_MOST:
                 give_up(
                     f"there are {_AT_MOST} programs of it already. Give what changes with every "
                     "call as a tensor, not as a number."
                 )
                 return None
-            programs[signature] = _recorded(run, arrays, key, give_up)
-        program = programs[signature]
+            program = _recorded(run, arrays, key, give_up)
+            programs[signature] = None
+            if program is None:
+                return None
+            compiled, rest = program
+            try:
+                results = compiled(tensors)
+            except Exception as reason:  # now it is compiled: there may be nothing to do that with
+                give_up(f"torch.compile failed ({_first_line(reason)})")
+                return None
+            programs[signature] = program
+            return results, rest
         if program is None:
             return None
         compiled, rest = program
@@ -149,12 +160,11 @@ def _recorded(
     except Exception as reason:  # if it is an error of the function, running that will raise it
         give_up(f"it could not be recorded ({_first_line(reason)})")
         return None
-    program = torch.compile(graph, fullgraph=True, dynamic=False)
 
-    def compiled(tensors: list[torch.Tensor]) -> Any:
-        return program(tensors)
+    def replay(tensors: list[torch.Tensor]) -> Any:  # called with less ado than a compiled module
+        return graph(tensors)
 
-    return compiled, rests[-1]
+    return torch.compile(replay, fullgraph=True, dynamic=False), rests[-1]
 
 
 def _first_line(error: BaseException) -> str:
