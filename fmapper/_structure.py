@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from fmapper._discovery import adapter_of
@@ -12,15 +13,17 @@ from fmapper._functor import CONTAINERS, slot_names
 from fmapper._nodes import (
     ATOM,
     CHILDLESS,
+    INTERNED,
     LEAF,
-    WITHOUT_IDENTITY,
     Item,
     NodeType,
     cached_names,
     kind_of,
+    kinds,
 )
 from fmapper._pytrees import same
 
+_NOTHING: dict[str, Any] = {}
 _NUMBERS = frozenset({bool, int, float, complex})
 _BARE = frozenset({dict, list, tuple})  # they hold nothing beside their items
 
@@ -33,11 +36,12 @@ class Structure:
 
     Attributes:
         arrays: Those of the tree, and the numbers that count as such.
-        tree: The tree itself. Both are emptied where a structure outlives its tree.
+        boxes: Its nodes to which a program may give another value, each once, in order.
+        tree: The tree itself. All three are emptied where a structure outlives its tree.
         hollow: Whether the arrays are but keeping places.
     """
 
-    __slots__ = ("_hash", "_moving", "_parts", "_statics", "arrays", "hollow", "tree")
+    __slots__ = ("_hash", "_moving", "_parts", "_statics", "arrays", "boxes", "hollow", "tree")
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Structure:
     ) -> None:
         self.tree = tree
         self.arrays = arrays
+        self.boxes: list[Any] = []
         self.hollow = False
         self._parts = parts
         self._statics = statics
@@ -65,9 +70,9 @@ class Structure:
             and all(map(_same, self._statics, other._statics))
         )
 
-    def filled(self, new: Iterable[Any]) -> Any:
-        """The tree with other arrays."""
-        memo: dict[Any, Any] = {}
+    def filled(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
+        """The tree with other arrays; the memo knows then what each node has become."""
+        memo = {} if memo is None else memo
         numbers: list[Any] = []
         for before, after in zip(self.arrays, new, strict=True):
             if kind_of(type(before)) is ATOM:
@@ -118,6 +123,7 @@ def structure_of(
     parts: list[Any] = []
     statics: list[Any] = []
     moving: list[bool] = []
+    boxes: list[Any] = []
     seen: dict[int, tuple[int, Any]] = {}
     stack: list[tuple[Iterator[Item], bool]] = []
     items: Iterator[Item] = iter(((None, tree),))
@@ -126,14 +132,14 @@ def structure_of(
         for key, child in items:
             parts.append(key)
             cls = type(child)
-            kind = kind_of(cls)
+            kind = kinds.get(cls) or kind_of(cls)
             if kind is ATOM:
                 moves = numbers and free and cls in _NUMBERS
                 moving.append(moves)
                 parts.append(cls)
                 (arrays if moves else statics).append(child)
                 continue
-            if kind not in WITHOUT_IDENTITY and kind is not CHILDLESS:
+            if kind is not INTERNED and kind is not CHILDLESS:
                 i = id(child)
                 if i in seen:
                     parts.append(seen[i][0])
@@ -147,16 +153,51 @@ def structure_of(
                 parts.append(len(inner))
                 if cls not in _BARE:
                     statics.append(_beside(child, kind, inner))
+                    if kind.box:
+                        boxes.append(child)
                 stack.append((items, free))
                 items = iter(inner)
-                free = free and issubclass(cls, CONTAINERS)
+                free = free and (cls in _BARE or issubclass(cls, CONTAINERS))
                 break
             else:
                 statics.append(child)
         else:
             if not stack:
-                return Structure(tree, arrays, tuple(parts), statics, moving)
+                found = Structure(tree, arrays, tuple(parts), statics, moving)
+                found.boxes = boxes
+                return found
             items, free = stack.pop()
+
+
+def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[int, Any]]:
+    """What a program has done to the boxes of its arguments.
+
+    Args:
+        boxes: Those of the tree that the arguments were made from.
+        memo: What has become of its nodes and arrays in the arguments.
+
+    Returns:
+        (index of the box, its new value) of those that have another one now.
+    """
+    found = []
+    for index, box in enumerate(boxes):
+        kind = kind_of(type(box))
+        if not isinstance(kind, NodeType) or id(box) not in memo:
+            continue
+        ((_, before),) = kind.items(box)
+        ((_, after),) = kind.items(memo[id(box)])
+        if after is not memo.get(id(before), before):
+            found.append((index, after))
+    return found
+
+
+def put_into(box: Any, value: Any) -> None:
+    """Gives a box another value, in place."""
+    kind = kind_of(type(box))
+    assert isinstance(kind, NodeType)
+    assert kind.put is not None
+    ((key, _),) = kind.items(box)
+    kind.put(box, {key: value})
 
 
 class _Beside(dict[str, Any]):
@@ -166,14 +207,21 @@ class _Beside(dict[str, Any]):
 def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     """What decides beside its children what a node is."""
     if kind.static is not None:
-        return kind.static(node)
-    children = {id(child) for _, child in items}
-    names = {key for key, _ in items} | set(cached_names(type(node)))
-    rest = _Beside(
-        (name, value)
-        for name, value in _attributes(node)
-        if name not in names and id(value) not in children
-    )
+        found = kind.static(node)
+        return _Beside(found) if type(found) is dict else found
+    cls: Any = type(node)
+    slots, cached = _names(cls)
+    own = getattr(node, "__dict__", _NOTHING)
+    names = {key for key, _ in items}
+    rest = _Beside()
+    if slots or len(own) != len(names) or own.keys() != names:
+        children = {id(child) for _, child in items}
+        there = [(name, getattr(node, name)) for name in slots if hasattr(node, name)]
+        rest.update(
+            (name, value)
+            for name, value in [*there, *own.items()]
+            if name not in names and name not in cached and id(value) not in children
+        )
     if isinstance(node, defaultdict):
         rest["default_factory"] = node.default_factory
     if isinstance(node, deque):
@@ -181,11 +229,10 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     return rest
 
 
-def _attributes(node: Any) -> Iterator[tuple[str, Any]]:
-    for name in slot_names(type(node)):
-        if hasattr(node, name):
-            yield name, getattr(node, name)
-    yield from getattr(node, "__dict__", {}).items()
+@lru_cache(1024)
+def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The slots of a class, and the attributes that are computed from children."""
+    return slot_names(cls), frozenset(cached_names(cls))
 
 
 def _same(mine: Any, other: Any) -> bool:

@@ -137,10 +137,11 @@ class Trained:
                 self.links[i] = link
 
 
-def trained_arrays(tree: Any) -> dict[int, Any] | None:
+def trained_arrays(tree: Any, boxes: list[Any]) -> dict[int, Any] | None:
     """The trained arrays of a tree by id, without their paths, which cost more than all else.
 
-    None where that takes a closer look: `Trained` has the answer, or the error.
+    None where that takes a closer look: `Trained` has the answer, or the error. The nodes to which
+    a program may give another value are added to `boxes`.
     """
     found: dict[int, Any] = {}
     nodes: dict[int, tuple[Any, Predicate | None]] = {}
@@ -167,6 +168,8 @@ def trained_arrays(tree: Any) -> dict[int, Any] | None:
                         return None
                     continue
                 nodes[i] = child, rule
+                if kind.box:
+                    boxes.append(child)
                 declaration = declaration_of(cls)
                 if declaration is not None and declaration.trainable is not None:
                     return None

@@ -19,7 +19,7 @@ from fmapper._holders import check_leaf
 from fmapper._keypath import format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import sync
-from fmapper._structure import Structure, refilled, structure_of
+from fmapper._structure import Structure, changes, put_into, refilled, structure_of
 from fmapper._trainable import Trained, trained_arrays
 from fmapper._visit import visit
 from fmapper._warn import warn
@@ -81,30 +81,41 @@ def value_and_grad(
     def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         sync()
         places = [_place(number, args) for number in numbers]
-        adapter, trained = _trained(args, places)
+        boxes: list[Any] = []
+        adapter, trained = _trained(args, places, boxes)
         ids, arrays = [*trained], [*trained.values()]
         rest: list[Structure] = []
+        changed: list[tuple[int, Any]] = []
 
         def run(new: Sequence[Any]) -> tuple[Any, list[Any]]:
             given: Sequence[Any] = args
+            memo: dict[Any, Any] = {}
             if any(after is not before for after, before in zip(new, arrays, strict=True)):
-                given = _with(args, places, dict(zip(ids, new, strict=True)))
+                memo = dict(zip(ids, new, strict=True))
+                given = _with(args, places, memo)
             result = fun(*given, **kwargs)
+            changed[:] = changes(boxes, memo) if boxes else ()
+            effects = [value for _, value in changed]
             if not has_aux:
-                return _checked(result), []
+                return _checked(result), effects
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TransformError(
                     f"has_aux=True: the function must return (loss, aux), not {_a(result)}."
                 )
             aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
             rest.append(aux)
-            return _checked(result[0]), aux.arrays
+            return _checked(result[0]), [*aux.arrays, *effects]
 
         def elsewhere() -> bool:
             others = [arg for place, arg in enumerate(args) if place not in places]
             return any(_shares(tree, trained) for tree in (*others, *kwargs.values()))
 
         value, further, gradients = adapter.value_and_grad(run, arrays, elsewhere)
+        if changed:
+            effects = further[-len(changed) :]
+            del further[-len(changed) :]
+            for (index, _), effect in zip(changed, effects, strict=True):
+                put_into(boxes[index], effect)
         filling = filling_gradient.set(True)
         try:
             memo = dict(zip(ids, gradients, strict=True))
@@ -140,7 +151,7 @@ def grad(
 
 
 def _shares(tree: Any, trained: Mapping[int, Any]) -> bool:
-    found = trained_arrays(tree)
+    found = trained_arrays(tree, [])
     if found is None:
         return any(id(leaf) in trained for _, leaf, kind in visit(tree, once=True) if kind is None)
     return not found.keys().isdisjoint(trained)
@@ -160,13 +171,16 @@ def _place(number: int, args: tuple[Any, ...]) -> int:
     return place
 
 
-def _trained(args: tuple[Any, ...], places: Sequence[int]) -> tuple[Adapter, dict[int, Any]]:
+def _trained(
+    args: tuple[Any, ...], places: Sequence[int], boxes: list[Any]
+) -> tuple[Adapter, dict[int, Any]]:
     """What is trained in some arguments, each array once, by id; and whose arrays these are."""
     found: dict[int, Any] = {}
     for place in places:
-        own = trained_arrays(args[place])
+        own = trained_arrays(args[place], boxes)
         if own is None:
             trained = Trained(args[place])
+            boxes += structure_of(args[place]).boxes
             own = {i: trained.leaves[i] for i in trained.links}
         if not own:
             raise TransformError(_nothing_trained(Trained(args[place]), place, args[place]))
@@ -403,10 +417,15 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
 
     def program_for(adapter: Adapter) -> Program:
         def run(arrays: Sequence[Any], key: Any) -> tuple[list[Any], Any]:
-            args, kwargs = key.filled(arrays)
+            memo: dict[Any, Any] = {}
+            args, kwargs = key.filled(arrays, memo)
             result = fun(*(arg.value if type(arg) is _Fixed else arg for arg in args), **kwargs)
+            changed = changes(key.boxes, memo)
             rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
-            return rest.arrays, rest
+            return [*rest.arrays, *(value for _, value in changed)], (
+                rest,
+                [index for index, _ in changed],
+            )
 
         return adapter.compiled(run, reasons.append)
 
@@ -440,10 +459,15 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         if adapter.name not in programs:
             programs[adapter.name] = program_for(adapter)
         found = programs[adapter.name](key.arrays, key)
-        key.tree, key.arrays = None, []  # the program outlives them
+        boxes = key.boxes
+        key.tree, key.arrays, key.boxes = None, [], []  # the program outlives them
         if found is None:
             return uncompiled(adapter, args, kwargs)
-        out, rest = found
+        out, (rest, changed) = found
+        if changed:
+            out, effects = out[: -len(changed)], out[-len(changed) :]
+            for index, effect in zip(changed, effects, strict=True):
+                put_into(boxes[index], effect)
         with hollowing:
             if not rest.hollow:  # it holds what stood for arrays while they were recorded
                 rest.hollowed(adapter.hollow)
@@ -452,7 +476,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     return compiled
 
 
-Program = Callable[[list[Any], Structure], "tuple[Sequence[Any], Structure] | None"]
+Program = Callable[[list[Any], Structure], "tuple[Sequence[Any], Any] | None"]
 
 
 @functor(children=("value",))

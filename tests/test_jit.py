@@ -190,7 +190,7 @@ def test_ties_of_arguments_are_part_of_the_structure(xp: Any) -> None:
     assert fun.count == 2
 
 
-# --- numbers ---------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def test_numbers_are_right_whatever_they_are(xp: Any) -> None:
@@ -623,8 +623,8 @@ def test_arrays_that_are_closed_over_may_change_in_place(torch: Any) -> None:
 
 @pytest.mark.parametrize(
     "f",
-    [lambda x: x * 2 if x.sum() > 0 else x * 3, lambda x: x * x.sum().item(), lambda x: x[x > 0]],
-    ids=["branch", "item", "mask"],
+    [lambda x: x * 2 if x.sum() > 0 else x * 3, lambda x: x * max(x.tolist()), lambda x: x.numpy()],
+    ids=["branch", "list", "numpy"],
 )
 def test_what_looks_at_values_runs_as_it_is(torch: Any, f: Any) -> None:
     jitted = jit(f)
@@ -632,10 +632,17 @@ def test_what_looks_at_values_runs_as_it_is(torch: Any, f: Any) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for x in inputs:
-            assert torch.equal(jitted(x), f(x))
+            assert (jitted(x) == f(x)).all()
     assert [x.category for x in caught] == [NotCompiledWarning]
     assert "<lambda> uncompiled" in str(caught[0].message)
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("f", [lambda x: x * x.sum().item(), lambda x: x[x > 0] * 2])
+def test_what_depends_on_values_is_right(torch: Any, f: Any) -> None:
+    jitted = jit(f)
+    for x in ([1.0, 2.0], [-1.0, -2.0], [3.0, -1.0], [0.5, 2.0]):
+        assert torch.equal(jitted(torch.tensor(x)), f(torch.tensor(x)))
 
 
 @pytest.mark.parametrize("when", ["made", "called"])
@@ -653,20 +660,32 @@ def test_without_a_compiler(torch: Any, monkeypatch: pytest.MonkeyPatch, when: s
     assert torch.equal(jitted(model, x[:1]), model(x[:1]).sum())
 
 
+def test_many_functions_inductor(torch: Any) -> None:
+    """torch compiles one piece of code only so many times."""
+    for n in range(12):
+        assert jit(lambda x, n=n: x + n)(torch.zeros(1)).tolist() == [n]
+
+
 def test_too_many_programs(torch: Any) -> None:
     jitted = jit(lambda x, n: x * n)
+    for n in range(64):
+        assert jitted(torch.ones(1), n).tolist() == [n]
     with pytest.warns(NotCompiledWarning, match="as a tensor, not as a number"):
-        for n in range(66):
-            assert jitted(torch.ones(1), n).tolist() == [n]
+        assert jitted(torch.ones(1), 64).tolist() == [64]
+    assert jitted(torch.ones(1), 65).tolist() == [65]
 
 
-def test_with_no_c_compiler_inductor(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_no_c_compiler_inductor(torch: Any) -> None:
     config = pytest.importorskip("torch._inductor.config")
-    monkeypatch.setattr(config.cpp, "cxx", ("/nowhere/c++",))
     x = torch.tensor([0.25, 0.5])
-    jitted = jit(lambda x: (x.sin() * 7.125 + x.exp()).sum())  # nowhere else: programs are cached
-    with pytest.warns(NotCompiledWarning, match="could not be compiled"):
-        assert torch.equal(jitted(x), (x.sin() * 7.125 + x.exp()).sum())
+    f = lambda x: (x.sin() * 7.125 + x.exp()).sum()  # noqa: E731  # nowhere else: it would be cached
+    jitted = jit(f)
+    with (
+        config.patch({"cpp.cxx": ("/nowhere/c++",), "force_disable_caches": True}),
+        pytest.warns(NotCompiledWarning, match="could not be compiled"),
+    ):
+        found = jitted(x)
+    assert torch.equal(found, f(x))
 
 
 def test_random_numbers_are_those_of_the_seed_inductor(torch: Any) -> None:

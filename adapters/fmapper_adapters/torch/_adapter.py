@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +26,17 @@ class TorchAdapter(Adapter):
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
     aliases: ClassVar[dict[str, str]] = {"gpu": "cuda"}
+    array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
+
+    @cached_property
+    def functional(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.torch._functional")
+
+    @cached_property
+    def random(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.torch._random")
 
     def is_array_type(self, cls: type) -> bool:
         """Tensors and all subclasses."""
@@ -161,6 +174,10 @@ class TorchAdapter(Adapter):
         """`Tensor.to`, with everything that hangs on a parameter."""
         new = _host.cast(array, getattr(torch, dtype))
         return new, _host.survived(array.detach(), new.detach())
+
+    def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
+        """The same for many, with one look at the results of many small ones."""
+        return _host.casts(arrays, getattr(torch, dtype))
 
     def like(self, new: Any, old: Any) -> Any:
         """A parameter where there was one; while a gradient is taken a tensor stays one."""

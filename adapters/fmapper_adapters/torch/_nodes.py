@@ -123,8 +123,15 @@ def node_type(cls: type) -> NodeType | None:
             if isinstance(value, torch.Generator)
         ]
 
+    def static(module: Any) -> dict[str, Any]:
+        state = module.__dict__
+        beside = {name for name, _ in _extra(state)}.union(_REGISTRIES)
+        return {name: value for name, value in state.items() if name not in beside}
+
     put = partial(_put, numbered)
-    return NodeType.opening(open, items, carried=carried, put=put, passengers=passengers)
+    return NodeType.opening(
+        open, items, carried=carried, put=put, passengers=passengers, static=static
+    )
 
 
 def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
@@ -478,7 +485,7 @@ def registered_type(cls: type) -> NodeType | None:
         keys, _, context = take(node)
         return entry.unflatten_fn([new_children[key] for key in keys], context)
 
-    return NodeType(children, rebuild)
+    return NodeType(children, rebuild, static=lambda node: take(node)[2])
 
 
 def _key(key: Any) -> Any:

@@ -185,9 +185,10 @@ def _compiled(
         # The compiler uses what torch itself has deprecated.
         warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
         try:
+            # A method of the graph's own: torch compiles one and the same code a few times only.
             # Under one seed the random numbers are those of the function that is not compiled.
-            program: Any = torch.compile(
-                graph, fullgraph=True, dynamic=False, options={"fallback_random": True}
+            program = torch.compile(
+                graph.forward, fullgraph=True, dynamic=False, options={"fallback_random": True}
             )
             return program, program(tensors)
         except Exception as reason:  # as above
