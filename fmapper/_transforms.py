@@ -49,7 +49,8 @@ def value_and_grad(
         argument, a tuple of trees if `argnums` is a sequence. It has arrays of shape and dtype of
         those that are trained, and `no_gradient` in the place of all else, so that
         `fmap(lambda p, g: p - lr * g, model, gradient)` is a step. A tied array has one gradient,
-        summed over its places, at all of them. The gradient by a complex array points to where the
+        summed over its places, at all of them; in arguments that are not differentiated it is a
+        constant. The gradient by a complex array points to where the
         loss grows fastest, in JAX, too (where `jax.grad` gives its conjugate).
 
         Results are not part of torch's graph unless another transformation is differentiating or

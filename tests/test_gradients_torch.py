@@ -405,6 +405,16 @@ def test_whatever_is_switched_off(context: Any) -> None:
     assert other["w"].tolist() == [2.0, 4.0]
 
 
+def test_by_tensors_that_were_made_for_inference() -> None:
+    with torch.inference_mode():
+        w, model = torch.tensor([1.0, 2.0]), nn.Linear(2, 1)
+        inside = grad(lambda m: (m["w"] ** 2).sum())({"w": w})
+        of_model = grad(lambda m: m(torch.ones(2)).sum())(model)
+    assert inside["w"].tolist() == [2.0, 4.0]
+    assert of_model.weight.tolist() == [[1.0, 1.0]]
+    assert grad(lambda m: (m["w"] ** 2).sum())({"w": w})["w"].tolist() == [2.0, 4.0]
+
+
 def test_a_tensor_of_a_graph_is_where_the_gradient_ends() -> None:
     w = torch.tensor([1.0, 2.0], requires_grad=True)
     value, gradient = value_and_grad(lambda m: (m["w"] ** 2).sum())({"w": w * 3})

@@ -32,7 +32,7 @@ def value_and_grad(
         leaves = [standing_in(x.view_as(x), x) if x.requires_grad else _fresh(x) for x in arrays]
     else:
         # Parameters go in as they are, which spares making another module around others.
-        serve = [array.requires_grad and array.is_leaf for array in arrays]
+        serve = [x.requires_grad and x.is_leaf and not x.is_inference() for x in arrays]
         if any(serve) and elsewhere():
             serve = [False] * len(arrays)
         leaves = [x if serves else _fresh(x) for x, serves in zip(arrays, serve, strict=True)]
@@ -56,9 +56,16 @@ def value_and_grad(
 
 
 def _fresh(array: torch.Tensor) -> torch.Tensor:
+    if array.is_inference():  # autograd would take no notice of it
+        with torch.inference_mode(mode=False):
+            return _fresh_like(array.clone(), array)
+    return _fresh_like(array, array)
+
+
+def _fresh_like(values: torch.Tensor, array: torch.Tensor) -> torch.Tensor:
     if isinstance(array, torch.nn.Parameter):
-        return as_parameter(array.detach(), array)
-    fresh: torch.Tensor = standing_in(array.detach().requires_grad_(), array)
+        return as_parameter(values.detach(), array)
+    fresh: torch.Tensor = standing_in(values.detach().requires_grad_(), array)
     return fresh
 
 
@@ -187,7 +194,7 @@ def _compiled(
         try:
             # A method of the graph's own: torch compiles one and the same code a few times only.
             # Under one seed the random numbers are those of the function that is not compiled.
-            program = torch.compile(
+            program: Any = torch.compile(
                 graph.forward, fullgraph=True, dynamic=False, options={"fallback_random": True}
             )
             return program, program(tensors)

@@ -9,7 +9,7 @@ class Turns:
     """Any number of threads may replay at once, or one may record."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._replays = 0
         self._records = False
 
@@ -24,7 +24,8 @@ class Turns:
         """For each that has begun."""
         with self._changed:
             self._replays -= 1
-            self._changed.notify_all()
+            if not self._replays:
+                self._changed.notify_all()
 
     def __enter__(self) -> None:
         with self._changed:
