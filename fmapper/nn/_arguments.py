@@ -115,7 +115,7 @@ def pads(
             raise ValueError(f"{function}: padding={padding!r} is neither 'same' nor 'valid'")
         if max(stride) > 1:
             raise ValueError(
-                f"{function}: padding='same' is for stride 1, not {tuple(stride)}: there frameworks "
+                f"{function}: padding='same' is for stride 1, not {tuple(stride)}: frameworks "
                 "disagree. Give the padding in numbers."
             )
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]

@@ -621,7 +621,7 @@ def batch_norm(
         bias: What is added, of shape (channels,).
         training: Whether to take mean and variance from the batch, else what is known of them.
         momentum: How much of the batch goes into the running values: new = (1 - momentum) * old +
-            momentum * batch, with the unbiased variance. These carry no gradient.
+            momentum * batch, with the unbiased variance. No gradient goes through these.
         eps: Added to the variance.
 
     Returns:
@@ -669,7 +669,7 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
     Args:
         x: Of any shape.
         rate: The probability.
-        key: A key of `fmapper.random`, of any backend. The same key drops the same elements on
+        key: A key of `fmapper.random`, of any backend; inside torch.compile a tensor. The same key drops the same elements on
             every backend: those where `random.bernoulli(key, 1 - rate, x.shape)` is false.
         training: Whether to do so at all; else x comes back.
     """
