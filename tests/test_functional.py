@@ -378,9 +378,7 @@ def test_jit(name):
     assert_close(got, expected.astype(np.float64), 4, "float32")
 
 
-@pytest.mark.parametrize(
-    "name", ["linear", "conv2d", "batch_norm-training", "dropout", "attention"]
-)
+@pytest.mark.parametrize("name", ["linear", "conv2d", "batch_norm-training", "attention"])
 def test_torch_compile_takes_it_whole(name):
     case = CASES[name]
     arrays = floats(case)
@@ -429,7 +427,7 @@ def convolutions(draw):
     return count, x, weight, options
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(convolutions())
 def test_convolutions_of_any_shape(drawn):
     count, x, weight, options = drawn
@@ -440,7 +438,7 @@ def test_convolutions_of_any_shape(drawn):
         assert_close(call(jnp.asarray(x), jnp.asarray(weight), **options), expected, 16)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.data())
 def test_the_transposed_convolution_is_the_transpose(data):
     count = data.draw(st.integers(1, 2))
@@ -471,7 +469,7 @@ def test_the_transposed_convolution_is_the_transpose(data):
     assert_close(got, back, 16)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.data())
 def test_pooling_of_any_shape(data):
     count = data.draw(st.integers(1, 3))
@@ -479,18 +477,18 @@ def test_pooling_of_any_shape(data):
     stride = tuple(data.draw(st.integers(1, 3)) for _ in range(count))
     pad = tuple(data.draw(st.integers(0, k // 2)) for k in kernel)
     x = grid((1, 2, *(k + data.draw(st.integers(0, 4)) for k in kernel)), 5)
-    calls = [lambda x: getattr(F, f"max_pool{count}d")(x, kernel, stride, pad)]
-    for counted in (True, False):
-        calls.append(
-            lambda x, counted=counted: getattr(F, f"avg_pool{count}d")(
-                x, kernel, stride, pad, count_include_pad=counted
-            )
-        )
-    for call in calls:
-        expected = call(x)
-        assert_close(call(torch.tensor(x)).numpy(), expected, 8)
-        with jax.enable_x64(True):
-            assert_close(call(jnp.asarray(x)), expected, 8)
+    options = data.draw(st.sampled_from([None, True, False]))
+
+    def call(x):
+        if options is None:
+            return getattr(F, f"max_pool{count}d")(x, kernel, stride, pad)
+        pool = getattr(F, f"avg_pool{count}d")
+        return pool(x, kernel, stride, pad, count_include_pad=options)
+
+    expected = call(x)
+    assert_close(call(torch.tensor(x)).numpy(), expected, 8)
+    with jax.enable_x64(True):
+        assert_close(call(jnp.asarray(x)), expected, 8)
 
 
 # --- single functions ----------------------------------------------------------------------------

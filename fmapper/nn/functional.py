@@ -669,8 +669,9 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
     Args:
         x: Of any shape.
         rate: The probability.
-        key: A key of `fmapper.random`, of any backend; inside torch.compile a tensor. The same key drops the same elements on
-            every backend: those where `random.bernoulli(key, 1 - rate, x.shape)` is false.
+        key: A key of `fmapper.random`, of any backend; inside torch.compile a tensor. The same key
+            drops the same elements on every backend: those where
+            `random.bernoulli(key, 1 - rate, x.shape)` is false.
         training: Whether to do so at all; else x comes back.
     """
     found = kernels("dropout", x)
