@@ -58,8 +58,9 @@ def conv(
     groups: int,
 ) -> Tensor:
     """`F.conv1d` and so on; zeros that are not the same on both sides are put there before."""
-    even = [min(pair) for pair in padding]
-    if any(low != high for low, high in padding):
+    even = [low for low, high in padding if low == high]
+    if len(even) < len(padding):
+        even = [min(pair) for pair in padding]
         pairs = [
             n - same
             for pair, same in zip(reversed(padding), reversed(even), strict=True)
