@@ -22,12 +22,14 @@ from fmapper._errors import (
     MoveError,
     NoGPUWarning,
     NotAFunctorError,
+    NotCompiledWarning,
     PathError,
     PlacementError,
     PrecisionWarning,
     RebuildError,
     StructureMismatchError,
     TieWarning,
+    TransformError,
     UnsupportedLeafError,
 )
 from fmapper._fmap import (
@@ -45,6 +47,7 @@ from fmapper._fmap import (
     structural_walk,
 )
 from fmapper._functor import functor, leaf
+from fmapper._gradient import NoGradient, is_gradient, no_gradient
 from fmapper._holders import holds_arrays
 from fmapper._keypath import BoxKey, KeyPath
 from fmapper._move import (
@@ -73,6 +76,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper._place import Placement, cast, keep, place
     from fmapper._plan import Plan, PlannedLeaf, plan
     from fmapper._summary import Summary, summary
+    from fmapper._transforms import grad, jit, value_and_grad, vmap
 
 __version__ = "0.1.0"
 
@@ -101,9 +105,11 @@ __all__ = [
     "MoveError",
     "Mover",
     "NoGPUWarning",
+    "NoGradient",
     "NodeAdapter",
     "NodeType",
     "NotAFunctorError",
+    "NotCompiledWarning",
     "PathError",
     "Placement",
     "PlacementError",
@@ -116,6 +122,7 @@ __all__ = [
     "Summary",
     "SummaryRow",
     "TieWarning",
+    "TransformError",
     "UnsupportedLeafError",
     "array_namespace",
     "at_end",
@@ -136,15 +143,19 @@ __all__ = [
     "get_adapter",
     "get_device",
     "get_path",
+    "grad",
     "has_path",
     "holds_arrays",
     "is_dynamic",
+    "is_gradient",
     "is_leaf",
+    "jit",
     "keep",
     "leaf",
     "load_state",
     "materialize",
     "move_",
+    "no_gradient",
     "place",
     "plan",
     "put_together",
@@ -165,10 +176,16 @@ __all__ = [
     "trainables",
     "unregister_adapter",
     "use_backend",
+    "value_and_grad",
+    "vmap",
 ]
 
 # What many programs never use, by the module that has it: importing fmapper is to be quick.
 _LATE = {
+    "vmap": "_transforms",
+    "jit": "_transforms",
+    "grad": "_transforms",
+    "value_and_grad": "_transforms",
     "DeviceLoader": "_loader",
     "Placement": "_place",
     "Plan": "_plan",

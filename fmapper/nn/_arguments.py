@@ -118,7 +118,7 @@ def pads(
         if max(stride) > 1:
             raise ValueError(
                 f"{function}: padding='same' is for stride 1, not {tuple(stride)}: frameworks "
-                "disagree. Give the padding in numbers."
+                "disagree there. Give the padding in numbers."
             )
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         return tuple([(t // 2, t - t // 2) for t in total])

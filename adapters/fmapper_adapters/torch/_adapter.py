@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -51,7 +52,7 @@ class TorchAdapter(Adapter):
 
     def dtype(self, array: Any) -> str:
         """`array.dtype` without its module."""
-        return str(array.dtype).removeprefix("torch.")
+        return _name(array.dtype)
 
     def shape(self, array: Any) -> tuple[int, ...]:
         """`array.shape`."""
@@ -233,6 +234,46 @@ class TorchAdapter(Adapter):
             return _is_trained_parameter
         return _is_never_trained if _optim.node_type(cls) is not None else None
 
+    def no_transforms(self) -> str | None:
+        """Nothing is in the way."""
+        return None
+
+    def value_and_grad(
+        self, run: Callable[[Sequence[Any]], tuple[Any, list[Any]]], arrays: Sequence[Any]
+    ) -> tuple[Any, list[Any], Sequence[Any]]:
+        """Autograd, or `torch.func` within `torch.func`."""
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.value_and_grad(run, arrays)
+
+    def vectorized(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        arrays: Sequence[Any],
+        axes: Sequence[int | None],
+    ) -> list[Any]:
+        """`torch.func.vmap`."""
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.vectorized(run, arrays, axes)
+
+    def compiled(
+        self,
+        run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
+        give_up: Callable[[str], None],
+    ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
+        """`torch.compile`."""
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.compiled(run, give_up)
+
+    def hollow(self, array: Any) -> Any:
+        """A tensor on the device `meta`; a parameter if the array is one."""
+        values = torch.empty(array.shape, dtype=array.dtype, device="meta")
+        if isinstance(array, torch.nn.Parameter):
+            return torch.nn.Parameter(values, requires_grad=array.requires_grad)
+        return values
+
     def node_type(self, cls: type) -> NodeType | None:
         """Modules, optimizers, and what goes with them."""
         return _nodes.node_type(cls) or _optim.node_type(cls)
@@ -247,6 +288,11 @@ class TorchAdapter(Adapter):
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_never_trained(array: Any) -> bool:

@@ -24,6 +24,8 @@ from fmapper import (
     at_end,
     holds_arrays,
     is_dynamic,
+    is_gradient,
+    no_gradient,
     put_together,
     refitted,
     take_apart,
@@ -43,7 +45,9 @@ _HOOKS = tuple(
     for name, value in vars(Module()).items()
     if isinstance(value, dict | set) and name not in _REGISTRIES
 )
+_GRADIENT = "_fmapper_gradient"  # an attribute of a gradient: None in its tables is no_gradient
 _SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _SETTINGS = frozenset({int, float, str, bool, type(None)})
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
@@ -67,6 +71,8 @@ def node_type(cls: type) -> NodeType | None:
             found += state["_buffers"].items()
         if state["_modules"]:
             found += state["_modules"].items()
+        if _GRADIENT in state:
+            found = [(name, no_gradient if x is None else x) for name, x in found]
         if numbered:
             names = _numbers(tuple([name for name, _ in found]))
             found = [(name, child) for name, (_, child) in zip(names, found, strict=True)]
@@ -83,6 +89,8 @@ def node_type(cls: type) -> NodeType | None:
             _refuse_lazy(module)
         state = known.copy()
         hooked = _own_hooks(state)
+        if is_gradient():
+            state[_GRADIENT] = True
         new: Any = _new(cls)
         _set(new, "__dict__", state)
         plain = settings_only(known)
@@ -116,8 +124,15 @@ def node_type(cls: type) -> NodeType | None:
             if isinstance(value, torch.Generator)
         ]
 
+    def static(module: Any) -> dict[str, Any]:
+        state = module.__dict__
+        beside = {name for name, _ in _extra(state)}.union(_REGISTRIES)
+        return {name: value for name, value in state.items() if name not in beside}
+
     put = partial(_put, numbered)
-    return NodeType.opening(open, items, carried=carried, put=put, passengers=passengers)
+    return NodeType.opening(
+        open, items, carried=carried, put=put, passengers=passengers, static=static
+    )
 
 
 def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
@@ -222,7 +237,7 @@ def _numbers(names: tuple[str, ...]) -> tuple[int | str, ...]:
 
 def _is_child(value: Any) -> bool:
     """Whether an attribute is an array or a container of some; tuples of sizes are settings."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or value is no_gradient:
         return True
     parts = value.values() if isinstance(value, dict) else value
     if isinstance(value, dict | list | tuple):
@@ -297,7 +312,9 @@ def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep:
     """Makes parameters of what takes the place of parameters."""
     for name, new in slots.items():
         old_tensor = known[name]
-        if new is not old_tensor and type(new) is not type(old_tensor):
+        if new is not old_tensor and (
+            type(new) is not type(old_tensor) or type(new) not in _PLAIN_TENSORS
+        ):
             slots[name] = _tensor(old, name, old_tensor, new, keep)
 
 
@@ -323,11 +340,13 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
     """
     if new is old or new is None:
         return new
+    if new is no_gradient:
+        return None
     if not isinstance(new, torch.Tensor):
         raise _unfit(module, name, new, "a tensor")
     if not isinstance(old, torch.nn.Parameter) or isinstance(new, torch.nn.Parameter):
         return new
-    if torch._C._functorch.is_functorch_wrapped_tensor(new):
+    if is_gradient() or torch._C._functorch.is_functorch_wrapped_tensor(new):
         return new  # inside torch.func a parameter would cut the gradient off
     of, by = _wrapped.get(id(new), (None, None))
     wrapped = by() if by is not None and of is not None and of() is old else None
@@ -463,7 +482,7 @@ def registered_type(cls: type) -> NodeType | None:
         keys, _, context = take(node)
         return entry.unflatten_fn([new_children[key] for key in keys], context)
 
-    return NodeType(children, rebuild)
+    return NodeType(children, rebuild, static=lambda node: take(node)[2])
 
 
 def _key(key: Any) -> Any:
