@@ -25,8 +25,10 @@ from fmapper._errors import (
     PathError,
     PlacementError,
     PrecisionWarning,
+    ProfileError,
     RebuildError,
     StructureMismatchError,
+    TargetError,
     TieWarning,
     UnsupportedLeafError,
 )
@@ -65,23 +67,30 @@ from fmapper._target import use_backend
 from fmapper._trainable import trainables
 
 if TYPE_CHECKING:  # imported when first asked for, see below
+    from fmapper._accelerator import Accelerator
+    from fmapper._counts import Counts
     from fmapper._inplace import move_
     from fmapper._inventory import SummaryRow
     from fmapper._loader import DeviceLoader
     from fmapper._materialize import materialize
     from fmapper._place import Placement, cast, keep, place
     from fmapper._plan import Plan, PlannedLeaf, plan
+    from fmapper._profile import profile
+    from fmapper._profile_result import Profile, ProfileCell, Verdict
     from fmapper._summary import Summary, summary
+    from fmapper._timing import Timing
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accelerator",
     "Adapter",
     "Aside",
     "BackendUnavailableError",
     "BatchError",
     "BoxKey",
     "CopyNeededError",
+    "Counts",
     "CycleError",
     "DeclarationError",
     "Device",
@@ -109,13 +118,19 @@ __all__ = [
     "Plan",
     "PlannedLeaf",
     "PrecisionWarning",
+    "Profile",
+    "ProfileCell",
+    "ProfileError",
     "RebuildError",
     "Static",
     "StructureMismatchError",
     "Summary",
     "SummaryRow",
+    "TargetError",
     "TieWarning",
+    "Timing",
     "UnsupportedLeafError",
+    "Verdict",
     "array_namespace",
     "at_end",
     "cast",
@@ -146,6 +161,7 @@ __all__ = [
     "move_",
     "place",
     "plan",
+    "profile",
     "put_together",
     "rebuild",
     "refitted",
@@ -168,18 +184,25 @@ __all__ = [
 
 # What many programs never use, by the module that has it: importing fmapper is to be quick.
 _LATE = {
+    "Accelerator": "_accelerator",
+    "Counts": "_counts",
     "DeviceLoader": "_loader",
     "Placement": "_place",
     "Plan": "_plan",
     "PlannedLeaf": "_plan",
+    "Profile": "_profile_result",
+    "ProfileCell": "_profile_result",
     "Summary": "_summary",
     "SummaryRow": "_inventory",
+    "Timing": "_timing",
+    "Verdict": "_profile_result",
     "cast": "_place",
     "keep": "_place",
     "materialize": "_materialize",
     "move_": "_inplace",
     "place": "_place",
     "plan": "_plan",
+    "profile": "_profile",
     "summary": "_summary",
 }
 

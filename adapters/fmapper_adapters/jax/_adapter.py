@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Adapter, Device, DeviceInfo, Exchange, NodeType
+from fmapper import Adapter, Counts, Device, DeviceInfo, Exchange, NodeType
 from fmapper_adapters.jax import _devices, _host, _nodes
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
@@ -228,6 +228,28 @@ class JaxAdapter(Adapter):
             return values.astype(dtype), True
         new = _host.cast(values, dtype)
         return new, _host.survived(array, new)
+
+    def computes_with(self, cls: type) -> str | None:
+        """Classes that are in JAX's registry, such as those of Equinox."""
+        return self.name if _nodes.registered_type(cls) is not None else None
+
+    def runner(
+        self, call: Callable[..., Any], model: Any, *, compile: bool | None
+    ) -> Callable[..., Any]:
+        """Under `jax.jit`, unless `compile` is False."""
+        from fmapper_adapters.jax import _running  # few programs are timed
+
+        return _running.runner(call, model, compile)
+
+    def wait(self, device: Device, results: Any) -> None:
+        """`jax.block_until_ready`."""
+        jax.block_until_ready(results)  # type: ignore[no-untyped-call]
+
+    def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
+        """From the jaxpr; nothing is computed."""
+        from fmapper_adapters.jax import _running
+
+        return _running.count(call, model, inputs)
 
     def registered_type(self, cls: type) -> NodeType | None:
         """What `jax.tree_util` has for exactly this class."""
