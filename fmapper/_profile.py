@@ -107,8 +107,10 @@ def profile(
             cells, notes = _measure_all(places, bench, bar)
         cells = measured_bounds(cells)
         card = chosen or _card_here(places) or find_accelerator("H200")
-        predicted, more = _predict_all(places, bench, card)
-    notes = [*places.notes, *notes, *more, *dict.fromkeys(text for text, _ in warned)]
+        predicted, more = _predict_all(places, bench, card, {cell.device for cell in cells})
+    made = {cell.device for cell in predicted}
+    absent = [f"{why}; {_fate(name, made)}." for name, why in places.absent.items()]
+    notes = [*absent, *places.notes, *notes, *more, *dict.fromkeys(text for text, _ in warned)]
     cards = {cell.device: card for cell in predicted}
     return Profile(
         _name(model),
@@ -127,6 +129,11 @@ def _name(model: Any) -> str:
     return str(getattr(model, "__qualname__", None) or type(model).__qualname__)
 
 
+def _fate(name: str, predicted: set[str]) -> str:
+    """What became of an accelerator that is not here."""
+    return f"{name} is {'predicted, not measured' if name in predicted else 'not in the table'}"
+
+
 def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
     sizes = sorted({int(size) for size in batch_sizes})
     if not sizes or sizes[0] < 1:
@@ -137,9 +144,16 @@ def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
 def _batches(inputs: Any, sizes: list[int]) -> dict[int, tuple[Any, ...]]:
     """NumPy arrays for each batch size."""
     if callable(inputs) and adapter_of(inputs) is None:
-        return {size: to_numpy(_tuple(inputs(size))) for size in sizes}
+        return {size: to_numpy(_tuple(_made(inputs, size))) for size in sizes}
     given = to_numpy(_tuple(inputs))
     return {size: at_batch_size(given, size) for size in sizes}
+
+
+def _made(inputs: Callable[[int], Any], size: int) -> Any:
+    try:
+        return inputs(size)
+    except Exception as error:  # whatever the user's own code raises
+        raise ProfileError(f"inputs({size}) failed: {_said(error)}.") from error
 
 
 def _tuple(inputs: Any) -> tuple[Any, ...]:
@@ -181,11 +195,14 @@ def _measure_all(
 
 
 def _failure(device: Device, size: int | None, error: Exception) -> str:
+    doing = "could not be set up there" if size is None else f"failed at batch size {size}"
+    return f"{device}: the model {doing}: {_said(error)}."
+
+
+def _said(error: Exception) -> str:
+    """The first line of what an error says."""
     said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    if not isinstance(error, FmapperError):
-        said = f"{type(error).__name__}: {said}"
-    doing = "could not be brought there" if size is None else f"failed at batch size {size}"
-    return f"{device}: the model {doing}: {said}."
+    return said if isinstance(error, FmapperError) else f"{type(error).__name__}: {said}"
 
 
 # --- what is not here ----------------------------------------------------------------------------
@@ -203,11 +220,13 @@ def _card_here(places: Places) -> Accelerator | None:
 
 
 def _predict_all(
-    places: Places, bench: Bench, card: Accelerator
+    places: Places, bench: Bench, card: Accelerator, ran: set[str]
 ) -> tuple[list[ProfileCell], list[str]]:
     cells: list[ProfileCell] = []
     notes: list[str] = []
     for name, device in places.predicted.items():
+        if str(device) not in ran:  # the notes say already why not
+            continue
         unseen: dict[str, None] = {}
         size = None
         try:

@@ -51,6 +51,10 @@ def plot(profile: Profile, path: str | os.PathLike[str]) -> None:
     time.set_title("total, with quartiles or range; dotted: break-even", fontsize="medium")
     share.set(xscale="log", ylim=(0, 100), xlabel="batch size", ylabel="% of the time")
     share.set_title("share of moving data", fontsize="medium")
+    for axes in (time, share):
+        axes.set_xticks(profile.batch_sizes, [f"{size:,}" for size in profile.batch_sizes])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
     time.legend()
     figure.suptitle(f"Where the time of {profile.model} goes")
     figure.savefig(path, dpi=150)

@@ -14,8 +14,9 @@ from fmapper._timing import Timing
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 _FORMAT = "fmapper-profile-1"
 Pays = Literal["yes", "no", "grey"]
@@ -201,10 +202,12 @@ class Profile:
     def __repr__(self) -> str:
         return f"<Profile of {self.model}: {', '.join(self.devices)}>"
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
         from fmapper._profile_table import rendered
 
-        return rendered(self)
+        return rendered(self, options.max_width)
 
 
 def _cell(data: dict[str, Any]) -> ProfileCell:

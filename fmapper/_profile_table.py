@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fmapper._plan import readable_bytes
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
     from fmapper._profile_result import Profile, ProfileCell
 
+_COLUMNS = ["device", "batch", "in", "compute", "out", "total", "moving", "first", "bytes", "bound"]
+_DROPPED = ("first", "bytes", "bound")  # where they do not fit
+_WIDE = 106
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
@@ -43,58 +47,56 @@ def readable_batch(size: int) -> str:
     return f"{round(size, 2 - digits):,}" if digits > 2 else str(size)
 
 
-def rendered(profile: Profile) -> RenderableType:
-    """The table, the verdicts and the notes."""
-    from rich.console import Group
+def rendered(profile: Profile, width: int) -> Iterator[RenderableType]:
+    """The table, the verdicts and the notes, for lines of some width."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"Where the time of {profile.model} goes"), title_justify="left")
-    table.add_column("device", no_wrap=True)
-    for name in ("batch", "in", "compute", "out", "total", "moving", "first", "bytes"):
-        table.add_column(name, justify="right", no_wrap=name == "total")
-    table.add_column("bound")
+    shown = _COLUMNS if width >= _WIDE else [name for name in _COLUMNS if name not in _DROPPED]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for name in shown:
+        table.add_column(name, justify="left" if name in ("device", "bound") else "right")
     last = None
     for cell in profile.cells:
         if last not in (None, cell.device):
             table.add_section()
-        name = "" if cell.device == last else cell.device
-        table.add_row(*map(Text, (name, *_row(cell))), style="dim" if cell.predicted else "")
+        row = _row(cell, "" if cell.device == last else cell.device, wide=width >= _WIDE)
+        table.add_row(*(Text(row[name]) for name in shown), style="dim" if cell.predicted else "")
         last = cell.device
-    lines = [
-        "Medians of one run, +- half the distance of the quartiles. ~ is predicted (least..most)."
-    ]
+    yield Text(f"Where the time of {profile.model} goes", style="bold")
+    yield table
+    yield Text("Medians of one run, +- half the distance of the quartiles.", style="dim")
     if profile.accelerator is not None:
-        lines.append(f"Predictions are for: {profile.accelerator}.")
+        text = f"~ is predicted for {profile.accelerator}, with the least and the most in brackets."
+        yield Text(text, style="dim")
     by_device: dict[str, list[str]] = {}
     for size, device in profile.fastest.items():
         by_device.setdefault(device, []).append(f"{size:,}")
     runs = "; ".join(f"{device} at {', '.join(sizes)}" for device, sizes in by_device.items())
-    if len(profile.devices) > 1 and runs:
-        lines.append(f"Fastest of what was measured, by batch size: {runs}.")
-    parts: list[RenderableType] = [table, *(Text(line, style="dim") for line in lines)]
+    if len(profile.devices) > 1:
+        yield Text(f"Fastest of what was measured, by batch size: {runs}.")
     for verdict in profile.verdicts:
-        parts.append(Text(f"{verdict.device}: {verdict.reason}", style="bold"))
-        if verdict.advice:
-            parts.append(Text(f"  {verdict.advice}"))
-    parts += [Text(f"note: {note}", style="yellow") for note in profile.notes]
-    return Group(*parts)
+        yield Text(f"{verdict.device}: {verdict.reason}", style="bold")
+        yield Text(f"  {verdict.advice}")
+    yield from (Text(f"note: {note}", style="yellow") for note in profile.notes)
 
 
-def _row(cell: ProfileCell) -> tuple[str, ...]:
-    moving, mark = f"{cell.share_moving.median:.0%}", "~" if cell.predicted else ""
-    first = "" if cell.first_call is None else readable_seconds(cell.first_call)
-    return (
-        f"{cell.batch_size:,}",
-        mark + readable_seconds(cell.transfer_in.median),
-        mark + readable_seconds(cell.compute.median) if mark else _with_spread(cell.compute),
-        mark + readable_seconds(cell.transfer_out.median),
-        _with_spread(cell.total),
-        mark + moving,
-        first,
-        readable_bytes(cell.bytes_in + cell.bytes_out),
-        cell.bound or "",
-    )
+def _row(cell: ProfileCell, device: str, *, wide: bool) -> dict[str, str]:
+    mark = "~" if cell.predicted else ""
+    compute = mark + readable_seconds(cell.compute.median)
+    return {
+        "device": device,
+        "batch": f"{cell.batch_size:,}",
+        "in": mark + readable_seconds(cell.transfer_in.median),
+        "compute": _with_spread(cell.compute) if wide and not mark else compute,
+        "out": mark + readable_seconds(cell.transfer_out.median),
+        "total": _with_spread(cell.total),
+        "moving": f"{mark}{cell.share_moving.median:.0%}",
+        "first": "" if cell.first_call is None else readable_seconds(cell.first_call),
+        "bytes": readable_bytes(cell.bytes_in + cell.bytes_out),
+        "bound": cell.bound or "",
+    }
 
 
 def _with_spread(timing: Timing) -> str:

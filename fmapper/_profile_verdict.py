@@ -84,10 +84,16 @@ def _verdict(
     }
     by_size = {cell.batch_size: cell for cell in own}
     likely, best, worst = _costs(own, card, dtype)
-    host = Curve({size: cell.total.median for size, cell in fastest.items()})
+    host = [
+        Curve({size: getattr(cell.total, name) for size, cell in fastest.items()})
+        for name in ("median", "upper", "lower")
+    ]
     edges: list[int | None] = [None, None, None]
     if len(sizes) > 1:
-        edges = [break_even(cost, host, least=sizes[0]) for cost in (likely, best, worst)]
+        edges = [
+            break_even(cost, other, least=sizes[0])
+            for cost, other in zip((likely, best, worst), host, strict=True)
+        ]
     pays = {size: _pays(by_size[size].total, fastest[size].total) for size in sizes}
     always = edges[0] == sizes[0]
     looked_at = by_size[sizes[-1] if always else sizes[0]]
@@ -166,7 +172,8 @@ def _reason(
     else:
         ends = [readable_batch(end) if end is not None else "never" for end in (low, high)]
         between = f" ({ends[0]} to {ends[1]})" if ends[0] != ends[1] else ""
-        start = f"pays from batch {readable_batch(edge)}{between}"
+        beyond = ", beyond what was measured" if edge > sizes[-1] else ""
+        start = f"pays from batch {readable_batch(edge)}{between}{beyond}"
     why = f"at {cell.batch_size:,} it is {cell.bound}-bound, " if cell.bound else ""
     return (
         f"{start}; {why}{_what_it_does(cell)}; {host.device} takes "
@@ -181,16 +188,23 @@ def _what_it_does(cell: ProfileCell) -> str:
         size = readable_bytes(cell.bytes_in + cell.bytes_out)
         return f"{about}{cell.share_moving.median:.0%} of its time moves {size}"
     if cell.bound == "launch" and cell.counts is not None:
-        waits = f", {cell.counts.syncs:,.0f} waits for values" if cell.counts.syncs else ""
-        copies = cell.arrays_in + cell.arrays_out
+        parts = [
+            _several(cell.counts.launches, "kernel"),
+            _several(cell.arrays_in + cell.arrays_out, "copy"),
+        ]
+        if cell.counts.syncs:
+            parts.insert(1, _several(cell.counts.syncs, "wait"))
         total = readable_seconds(cell.total.median)
-        return (
-            f"{cell.counts.launches:,.0f} kernels{waits} and {copies} copies take {about}{total} "
-            "however small they are"
-        )
+        return f"{', '.join(parts[:-1])} and {parts[-1]} take {about}{total}, however small"
+
     if cell.bound == "launch":
-        return f"a run takes {readable_seconds(cell.total.median)}, however small it is"
+        return f"a run takes {readable_seconds(cell.total.median)}, however small"
     return f"computing takes {about}{compute}"
+
+
+def _several(n: float, what: str) -> str:
+    many = what[:-1] + "ies" if what.endswith("y") else what + "s"
+    return f"{n:,.0f} {what if n == 1 else many}"
 
 
 def _advice(

@@ -25,12 +25,14 @@ class Places:
         measured: Devices that are here.
         asked: Those of them that were asked for, by name: there a failure is an error.
         predicted: Accelerators that are not here, and the CPU on which a run is counted.
-        notes: Why something is missing.
+        absent: Why accelerators are not here, by what they would be called.
+        notes: What else is missing, and why.
     """
 
     measured: list[Device] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     predicted: dict[str, Device] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def add(self, device: Device, *, asked: bool) -> None:
@@ -61,25 +63,18 @@ def places_for(model: Any, devices: Sequence[Any] | None, *, predict: bool) -> P
     if not places.measured:
         raise ProfileError("there is no device to profile on: give at least one.")
     backends = {device.backend for device in places.measured}
-    reasons = missing() if devices is None or predict else {}
+    reasons = missing()
     for adapter in usable:
         if adapter.name not in backends or adapter.host_only or _accelerators(adapter):
             continue
         name = f"{adapter.name}:{_gpu_kind(adapter)}"
+        places.absent[name] = reasons.get(adapter.name, f"{adapter.name} sees no GPU").rstrip(".")
         if predict:
-            places.predicted.setdefault(name, _cpu(adapter))
-            tail = f"the rows of {name} are predicted, not measured"
-        else:
-            tail = f"{name} was not measured"
-        places.notes.append(f"{_without_period(reasons.get(adapter.name, 'no GPU here'))}; {tail}.")
+            places.predicted[name] = _cpu(adapter)
     if devices is None and owner is None:
         absent = [name for name in reasons if name not in backends]
         places.notes += [f"{name}: {reasons[name]}" for name in absent]
     return places
-
-
-def _without_period(text: str) -> str:
-    return text.rstrip(".")
 
 
 def _usable(owner: tuple[str, str] | None) -> Iterator[str]:
