@@ -11,15 +11,14 @@ from fmapper import _timing
 from fmapper._accelerator import Accelerator, Range
 from fmapper._adapter import Device
 from fmapper._discovery import get_adapter
-from fmapper._move import to_numpy
 from fmapper._namespace import array_namespace
 from fmapper._predict import Curve
-from fmapper._profile_bench import mover_to
+from fmapper._profile_bench import fetch, loader, mover_to
 from fmapper._timing import Timing, rounds
 
-_SECONDS = 0.3  # for each of the eight measurements
-_LINK = 1 << 26  # bytes: far more than a copy costs beside them
-_CHAIN = (50, 250)  # small products after one another, each one kernel
+_SECONDS = 0.2  # for each of the eight measurements
+_LINK = 1 << 26  # bytes: they take far longer than it takes to start a copy
+_CHAIN = (20, 120)  # small products after one another, each one kernel
 
 
 @functools.lru_cache(maxsize=16)
@@ -65,12 +64,18 @@ def calibrated(device: Device) -> Accelerator:
     doubled = time(adapter.runner(_sum, there, compile=None), there)
     memory, memory_share = rate(2.0 * _LINK, doubled)
 
-    copy = time(move, small)
-    moved = time(move, large)
-    over = max(moved.median - copy.median, moved.median * 0.1)
-    link, link_share = rate(_LINK, Timing(over, moved.lower, max(moved.upper, over), moved.n))
+    copy = time(loader(device, [small]))
+    link, link_share = rate(_LINK, time(loader(device, [large])))
     tiny = move(np.full((8, 8), 0.1, np.float32))
-    back = time(to_numpy, adapter.runner(_sum, tiny, compile=None)(tiny))
+    added = adapter.runner(_sum, tiny, compile=None)
+
+    def read() -> None:
+        fetch(device, [added(tiny)])
+
+    # What it takes to have a value, beyond what it takes to compute it.
+    alone = time(added, tiny).median
+    back = time(read)
+    sync = tuple(max(x - alone, 0.0) for x in (back.lower, back.median, back.upper))
 
     chains = {}
     for length in _CHAIN:
@@ -89,7 +94,7 @@ def calibrated(device: Device) -> Accelerator:
         "compiled_launch": launch,
         "compiled_call": (0.5 * start, start, 2 * start),
         "copy": (copy.lower, copy.median, copy.upper),
-        "sync": (back.lower, back.median, back.upper),
+        "sync": sync,
     }
     return Accelerator(
         f"{name}, measured here",

@@ -10,8 +10,7 @@ from fmapper._accelerator import Accelerator
 from fmapper._counts import Counts
 from fmapper._timing import Timing
 
-LARGEST = 1 << 22  # the largest batch size that a break-even is looked for at
-_STEP = 1.1
+BEYOND = 256  # how far a break-even is looked for, in times of the largest known batch size
 
 Bound = str
 """`launch`, `transfer` or `compute`."""
@@ -144,7 +143,7 @@ class Curve:
         left = right - 1
         slope = (values[right] - values[left]) / (at[right] - at[left])
         if not at[0] <= size <= at[-1]:  # noise must not make large batches cheaper than small ones
-            slope = max(slope, 0.0)
+            slope = max(slope, (values[-1] - values[0]) / (at[-1] - at[0]), 0.0)
         base = right if size > at[-1] else left
         return max(values[base] + slope * (size - at[base]), 0.0)
 
@@ -164,32 +163,46 @@ def counts_between(known: Mapping[int, Counts]) -> Callable[[float], Counts]:
 
 
 def break_even(
-    cost: Callable[[float], float], other: Callable[[float], float], *, least: int = 1
+    cost: Callable[[float], float], other: Callable[[float], float], least: int, most: int
 ) -> int | None:
-    """The batch size from which `cost` stays below `other`; None if there is none.
+    """The batch size from which `cost` is below `other`; None if it never is.
+
+    Up to `most` it stays below from there on. Where it is not below at `most`, larger sizes are
+    looked at, up to `BEYOND` times that.
 
     Args:
         cost: Seconds at a batch size.
         other: The same of what it is compared with.
         least: Where the search begins.
+        most: Up to where the seconds are known.
 
     Examples:
-        >>> break_even(lambda n: 100.0, lambda n: 2.0 * n)
+        >>> break_even(lambda n: 100.0, lambda n: 2.0 * n, 1, 64)
+        51
+        >>> break_even(lambda n: 100.0, lambda n: 2.0 * n, 1, 8)
         51
     """
-    sizes = [least]
-    while sizes[-1] < LARGEST:
-        sizes.append(max(int(sizes[-1] * _STEP), sizes[-1] + 1))
-    pays = [cost(size) < other(size) for size in sizes]
-    if not pays[-1]:
-        return None
-    first = len(pays)
-    while first and pays[first - 1]:
-        first -= 1
-    if first == 0:
-        return sizes[0]
-    low, high = sizes[first - 1], sizes[first]
+    if cost(most) < other(most):
+        sizes = _ladder(least, most)[::-1]
+        paying = next((i for i, size in enumerate(sizes) if cost(size) >= other(size)), None)
+        if paying is None:
+            return least
+        low, high = sizes[paying], sizes[paying - 1]
+    else:
+        sizes = _ladder(most, most * BEYOND)
+        paying = next((i for i, size in enumerate(sizes) if cost(size) < other(size)), None)
+        if paying is None:
+            return None
+        low, high = sizes[paying - 1], sizes[paying]
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if cost(middle) < other(middle) else (middle, high)
     return high
+
+
+def _ladder(first: int, last: int) -> list[int]:
+    """Sizes from first to last, each a tenth larger than the one before."""
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(min(max(int(sizes[-1] * 1.1), sizes[-1] + 1), last))
+    return sizes

@@ -102,26 +102,21 @@ class Placed:
         if self.adapter.host_only:
             self._ways[size] = lambda: host
             return self._ways[size]
-        import numpy as np
-
         moved = mover_to(self.device)(host)
         there = arrays_of(moved)
-        # Private: nobody but the bench has this memory, and it does not write to it.
-        arrays = [np.array(array, order="C") for array in to_numpy(there)]
-        exchange = Exchange(arrays, private=range(len(arrays)))
+        load = loader(self.device, to_numpy(there))
         place = {id(array): at for at, array in enumerate(there)}
-        take, device = self.adapter.take, self.device
 
         if all(id(argument) in place for argument in moved):
             order = [place[id(argument)] for argument in moved]
 
             def bring() -> tuple[Any, ...]:
-                new = list(take(exchange, device, share=False))
+                new = load()
                 return tuple(new[at] for at in order)
         else:
 
             def bring() -> tuple[Any, ...]:
-                new = list(take(exchange, device, share=False))
+                new = load()
                 found = fmap(
                     lambda leaf: new[place[id(leaf)]] if id(leaf) in place else leaf, moved
                 )
@@ -129,11 +124,6 @@ class Placed:
 
         self._ways[size] = bring
         return bring
-
-    def _fetch(self, arrays: Sequence[Any]) -> None:
-        """Brings results to the host, as the backend does."""
-        if not self.adapter.host_only:
-            self.adapter.export(arrays, _HOST)
 
     def cell(self, size: int) -> ProfileCell:
         """Measures one batch size."""
@@ -157,7 +147,7 @@ class Placed:
             computed = clock()
             arrays = arrays_of(results)
             leaving = clock()
-            self._fetch(arrays)
+            fetch(device, arrays)
             home = clock()
             return arrived - start, computed - arrived, home - leaving
 
@@ -184,6 +174,8 @@ class Placed:
             int(traffic.bytes_out),
             traffic.arrays_in,
             traffic.arrays_out,
+            # How many kernels there are says why an accelerator takes what it takes.
+            counts=None if device.kind == "cpu" else self.count(size),
         )
 
     def count(self, size: int) -> Counts | None:
@@ -204,6 +196,24 @@ def mover_to(device: Device) -> Mover:
     assert not isinstance(device.index, tuple)
     spec = DeviceSpec(device.backend, device.kind, device.index)
     return Mover(f"to_{device.backend}", backend=device.backend, spec=spec)
+
+
+def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
+    """What brings NumPy arrays to a device, as its backend does: without the checks of a mover."""
+    import numpy as np  # the host arrays
+
+    adapter = get_adapter(device.backend)
+    # Private: nobody else has this memory, and it is not written to here.
+    own = [np.array(array, order="C") for array in arrays]
+    exchange = Exchange(own, private=range(len(own)))
+    return lambda: list(adapter.take(exchange, device, share=False))
+
+
+def fetch(device: Device, arrays: Sequence[Any]) -> None:
+    """Brings arrays of a device to the host, as its backend does."""
+    adapter = get_adapter(device.backend)
+    if not adapter.host_only:
+        adapter.export(arrays, _HOST)
 
 
 def arrays_of(tree: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fmapper._accelerator import Accelerator
 from fmapper._plan import readable_bytes
-from fmapper._predict import LARGEST, Curve, Traffic, break_even, counts_between, predict
+from fmapper._predict import BEYOND, Curve, Traffic, break_even, counts_between, predict
 from fmapper._profile_result import Pays, ProfileCell, Verdict
 from fmapper._profile_table import readable_batch, readable_seconds
 from fmapper._timing import Timing
@@ -91,7 +91,7 @@ def _verdict(
     edges: list[int | None] = [None, None, None]
     if len(sizes) > 1:
         edges = [
-            break_even(cost, other, least=sizes[0])
+            break_even(cost, other, sizes[0], sizes[-1])
             for cost, other in zip((likely, best, worst), host, strict=True)
         ]
     pays = {size: _pays(by_size[size].total, fastest[size].total) for size in sizes}
@@ -164,7 +164,7 @@ def _reason(
     if len(sizes) == 1:
         start = f"{words[pays[sizes[0]]]} at batch {sizes[0]:,}, the only one that was looked at"
     elif edge is None:
-        start = f"does not pay up to batch {readable_batch(LARGEST)}"
+        start = f"does not pay up to batch {readable_batch(sizes[-1] * BEYOND)}"
         if low is not None:
             start += f", at best from {readable_batch(low)}"
     elif edge == sizes[0] and high == edge:
