@@ -22,6 +22,7 @@ from fmapper._errors import (
     MoveError,
     NoGPUWarning,
     NotAFunctorError,
+    NotCompiledWarning,
     PathError,
     PlacementError,
     PrecisionWarning,
@@ -30,6 +31,7 @@ from fmapper._errors import (
     StructureMismatchError,
     TargetError,
     TieWarning,
+    TransformError,
     UnsupportedLeafError,
 )
 from fmapper._fmap import (
@@ -47,6 +49,7 @@ from fmapper._fmap import (
     structural_walk,
 )
 from fmapper._functor import functor, leaf
+from fmapper._gradient import NoGradient, is_gradient, no_gradient
 from fmapper._holders import holds_arrays
 from fmapper._keypath import BoxKey, KeyPath
 from fmapper._move import (
@@ -79,6 +82,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper._profile_result import Profile, ProfileCell, Verdict
     from fmapper._summary import Summary, summary
     from fmapper._timing import Timing
+    from fmapper._transforms import grad, jit, value_and_grad, vmap
 
 __version__ = "0.1.0"
 
@@ -109,9 +113,11 @@ __all__ = [
     "MoveError",
     "Mover",
     "NoGPUWarning",
+    "NoGradient",
     "NodeAdapter",
     "NodeType",
     "NotAFunctorError",
+    "NotCompiledWarning",
     "PathError",
     "Placement",
     "PlacementError",
@@ -129,6 +135,7 @@ __all__ = [
     "TargetError",
     "TieWarning",
     "Timing",
+    "TransformError",
     "UnsupportedLeafError",
     "Verdict",
     "array_namespace",
@@ -150,15 +157,19 @@ __all__ = [
     "get_adapter",
     "get_device",
     "get_path",
+    "grad",
     "has_path",
     "holds_arrays",
     "is_dynamic",
+    "is_gradient",
     "is_leaf",
+    "jit",
     "keep",
     "leaf",
     "load_state",
     "materialize",
     "move_",
+    "no_gradient",
     "place",
     "plan",
     "profile",
@@ -180,12 +191,18 @@ __all__ = [
     "trainables",
     "unregister_adapter",
     "use_backend",
+    "value_and_grad",
+    "vmap",
 ]
 
 # What many programs never use, by the module that has it: importing fmapper is to be quick.
 _LATE = {
     "Accelerator": "_accelerator",
     "Counts": "_counts",
+    "vmap": "_transforms",
+    "jit": "_transforms",
+    "grad": "_transforms",
+    "value_and_grad": "_transforms",
     "DeviceLoader": "_loader",
     "Placement": "_place",
     "Plan": "_plan",

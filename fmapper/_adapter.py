@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from fmapper._dtypes import itemsize
 from fmapper._errors import DeviceUnavailableError
@@ -99,6 +99,9 @@ class Memory:
     plain: bool = True
 
 
+Run: TypeAlias = "Callable[[Sequence[Any], Any], tuple[list[Any], Any]]"
+
+
 class Adapter(ABC):
     """All that fmapper knows of one framework.
 
@@ -117,6 +120,7 @@ class Adapter(ABC):
         read_only: It never writes to the memory of an array, or can be told not to; then arrays
             whose memory nobody can write to are shared.
         order: How it wants host memory: `K` as the source has it, `C` row by row.
+        takes_host_arrays: Its functions take NumPy arrays, too.
     """
 
     name: ClassVar[str]
@@ -127,6 +131,7 @@ class Adapter(ABC):
     frozen: ClassVar[bool] = False
     read_only: ClassVar[bool] = False
     order: ClassVar[Literal["K", "C"]] = "K"
+    takes_host_arrays: ClassVar[bool] = False
 
     # arrays
 
@@ -417,6 +422,60 @@ class Adapter(ABC):
     def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
         """What one run asks of an accelerator, found out without one; None where nobody knows."""
         return None
+
+    # transformations
+
+    def no_transforms(self) -> str | None:
+        """Why functions of these arrays cannot be transformed, and what to do; None if they can."""
+        return "it has neither gradients nor a compiler. Move them first: to_torch or to_jax."
+
+    def value_and_grad(
+        self, run: Callable[[Sequence[Any]], tuple[Any, list[Any]]], arrays: Sequence[Any]
+    ) -> tuple[Any, list[Any], Sequence[Any]]:
+        """Calls a function and differentiates its value.
+
+        Args:
+            run: `run(arrays) -> (value, further results)`; to be called once, with arrays in the
+                place of those that are given, or with the same ones.
+            arrays: What it is differentiated with respect to.
+
+        Returns:
+            The value, the further results, and one gradient per array: the direction in which the
+            value grows fastest, of a complex array too. None of them is part of a recording of this
+            call.
+        """
+        raise NotImplementedError
+
+    def vectorized(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        arrays: Sequence[Any],
+        axes: Sequence[int | None],
+    ) -> list[Any]:
+        """Calls a function for every index of the arrays at once; results have it as axis 0."""
+        raise NotImplementedError
+
+    def compiled(
+        self, run: Run, give_up: Callable[[str], None]
+    ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
+        """A function that is recorded the first time and then replayed.
+
+        Args:
+            run: `run(arrays, key) -> (results, rest)`. The rest is what the results belong into; it
+                is made while recording, and handed out again with the results of every replay.
+                Among the arrays there may be numbers.
+            give_up: To be called with the reason where nothing can be recorded.
+
+        Returns:
+            The same function, recorded anew for another key, and for arrays of another shape, dtype
+            or device. It returns None where nothing was or will be recorded: then the caller is to
+            run what is to be run as it is.
+        """
+        raise NotImplementedError
+
+    def hollow(self, array: Any) -> Any:
+        """What keeps the place of an array that is being recorded: it has no values."""
+        return self.abstract(self.shape(array), self.dtype(array))
 
     # trees
 

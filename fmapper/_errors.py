@@ -12,6 +12,7 @@ FmapperError
 │   └── MixedDevicesError                 one device was asked for, several were found
 ├── DeviceUnavailableError (RuntimeError) a good device that is not here
 ├── BackendUnavailableError (ImportError) a framework that is not installed
+├── TransformError (TypeError)            what cannot be differentiated, compiled or batched
 ├── LossyCastError (ValueError)           a value that the target dtype cannot hold
 ├── ProfileError (RuntimeError)           a model could not be run to see where its time goes
 ├── TargetError (ValueError)              FILE:NAME or example inputs that cannot be read
@@ -23,6 +24,7 @@ FmapperError
 FmapperWarning (UserWarning)
 ├── NoGPUWarning                          `to_gpu` left the model on the CPU
 ├── PrecisionWarning                      floats were narrowed
+├── NotCompiledWarning                    `jit` runs a function as it is
 └── TieWarning                            a tie that the target cannot express
 """
 
@@ -86,6 +88,10 @@ class BackendUnavailableError(FmapperError, ImportError):
     """A framework that was asked for by name is not installed, or has no adapter."""
 
 
+class TransformError(FmapperError, TypeError):
+    """A function or its arguments cannot be differentiated, compiled or vectorised."""
+
+
 class LossyCastError(FmapperError, ValueError):
     """A value would be lost in the target dtype."""
 
@@ -132,6 +138,10 @@ class NoGPUWarning(FmapperWarning):
 
 class PrecisionWarning(FmapperWarning):
     """Floating values were narrowed because the target has no wider dtype."""
+
+
+class NotCompiledWarning(FmapperWarning):
+    """`jit` found no compiler, or a function that cannot be compiled, and runs it as it is."""
 
 
 class TieWarning(FmapperWarning):

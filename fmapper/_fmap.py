@@ -11,6 +11,7 @@ from typing import Any, cast
 from fmapper import _nodes
 from fmapper._batch import LeafBatch, MovedLeaves, PerTree, is_batch
 from fmapper._errors import CycleError, FmapperError, StructureMismatchError
+from fmapper._gradient import no_gradient
 from fmapper._keypath import KeyPath, Link, format_link
 from fmapper._nodes import (
     CHILDLESS,
@@ -25,6 +26,7 @@ from fmapper._nodes import (
     Kind,
     NodeType,
     node_type_of,
+    open_childless,
     open_dict,
     opener_of,
     plain_opener_of,
@@ -62,7 +64,8 @@ def fmap(
         f: `f(leaf, *rest_leaves) -> new leaf`, or a mover.
         tree: Anything. Its structure is the structure of the result.
         rest: Trees of the same structure, possibly of other classes or plain dicts with the same
-            keys. Where `tree` has a leaf they may have anything; `f` gets it.
+            keys. Where `tree` has a leaf they may have anything; `f` gets it. Where one is a
+            gradient that has `no_gradient` there, the leaf stays as it is.
         is_leaf: `is_leaf(node) -> bool`: nodes for which it is true are leaves too.
         cache: None switches the memo off, so that ties are not kept. A dict of your own is used
             as the memo, so that ties are kept across calls: `cache[id(x)]` is the result for x, and
@@ -404,7 +407,7 @@ def _run(
                             memo[i] = new
                 elif is_leaf is not None and is_leaf(child):
                     slots[key] = new = f(child)
-                    if caching and child is not None and child is not _EMPTY:
+                    if caching and open is not open_childless and child is not _EMPTY:
                         memo[i] = new
                 elif open is open_dict and cursor is None:  # the commonest node, in line
                     stack.append((items, slots, key, i, finish))
@@ -532,9 +535,18 @@ class _Map:
 
     def _leaf_call(self, cursor: _Cursor) -> Callable[[Any], Any]:
         f = self.f
-        if self.with_path:
-            return lambda leaf: f(KeyPath.from_link(cursor.link), leaf, *cursor.others)
-        return lambda leaf: f(leaf, *cursor.others)
+        with_path = self.with_path
+
+        def call(leaf: Any) -> Any:
+            others = cursor.others
+            for other in others:
+                if other is no_gradient:
+                    return leaf
+            if with_path:
+                return f(KeyPath.from_link(cursor.link), leaf, *others)
+            return f(leaf, *others)
+
+        return call
 
     def _node_test(self, cursor: _Cursor) -> Callable[[Any], bool] | None:
         is_leaf = self.is_leaf
@@ -562,12 +574,13 @@ class _Map:
         is_node = isinstance(kind, NodeType) or kind is CHILDLESS
         if not is_node or (self.is_leaf is not None and self.is_leaf(*path, node)):
             try:
-                result = self.f(*args)
+                left_alone = any(other is no_gradient for other in rest)
+                result = node if left_alone else self.f(*args)
             except Exception as error:
                 keys = path[0].keys if path else KeyPath.from_link(self._find(node)).keys
                 say_where(error, keys)
                 raise
-        elif node is None or node is _EMPTY:
+        elif kind is CHILDLESS or node is _EMPTY:
             for other in rest:
                 _match(node, {}, other, self._find(node))
             return node
@@ -582,7 +595,7 @@ class _Map:
             finally:
                 del self.memo[i]
         if self.cache is not None and not (
-            kind in WITHOUT_IDENTITY or node is None or node is _EMPTY
+            kind in WITHOUT_IDENTITY or kind is CHILDLESS or node is _EMPTY
         ):
             self.kept.append(args)
             self.memo[i] = result
@@ -616,6 +629,8 @@ def _match(
     node: Any, have: Iterable[Any], other: Any, link: Link | _Default = UNSET
 ) -> dict[Any, Any]:
     """The children of `other`, which must have the keys that `node` has."""
+    if node is no_gradient:  # whatever the others have there
+        return {}
     kind = _nodes.kind_of(type(other))
     problem = None
     found: dict[Any, Any] = {}

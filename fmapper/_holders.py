@@ -11,6 +11,7 @@ from fmapper import _nodes
 from fmapper._discovery import adapter_of
 from fmapper._errors import NotAFunctorError
 from fmapper._functor import CONTAINERS, declaration_of, slot_names
+from fmapper._gradient import no_gradient
 from fmapper._keypath import Link, format_link
 from fmapper._nodes import NodeType
 
@@ -94,7 +95,7 @@ def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
         if id(value) in seen or _nodes.kind_of(type(value)) is _nodes.ATOM:
             continue
         seen[id(value)] = value
-        if adapter_of(value) is not None:
+        if adapter_of(value) is not None or value is no_gradient:  # where there was an array
             return True
         kind = _nodes.kind_of(type(value))
         if isinstance(kind, NodeType) and kind.carried is not None:

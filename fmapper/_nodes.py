@@ -21,6 +21,7 @@ from fmapper._functor import (
     on_class,
     slot_names,
 )
+from fmapper._gradient import NoGradient
 
 
 class Kind(enum.Enum):
@@ -29,7 +30,7 @@ class Kind(enum.Enum):
     LEAF = "given to f, and remembered"
     ATOM = "given to f every time: numbers and strings have no identity"
     INTERNED = "an atom that counts as an array when it is moved: np.True_ and np.False_"
-    CHILDLESS = "a node without children that is its own copy: None and ()"
+    CHILDLESS = "a node without children that is its own copy: None, () and no_gradient"
     PENDING = "a node that exists only once its children do"
     FITTED = "a leaf of which some nodes make something of their own: torch modules, parameters"
 
@@ -128,6 +129,9 @@ class NodeType:
         passengers: `node -> [(name, object)]`, what only movers see: random generators among the
             settings. The node puts what has become of them into place with `at_end`.
         put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
+        static: `node -> what else decides what the node computes`, to be compared with `==`; needed
+            where that is not simply the other attributes, so that a compiled program is made anew
+            for another one.
     """
 
     __slots__ = (
@@ -140,6 +144,7 @@ class NodeType:
         "passengers",
         "plain",
         "put",
+        "static",
     )
 
     def __init__(
@@ -155,6 +160,7 @@ class NodeType:
         aside: Callable[[Any], Iterable[tuple[Any, Aside]]] | None = None,
         follows: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
+        static: Callable[[Any], Any] | None = None,
     ) -> None:
         def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
             assert rebuild is not None
@@ -186,6 +192,7 @@ class NodeType:
         self.follows = follows
         self.passengers: Callable[[Any], Iterable[Item]] | None = None
         self.put = put
+        self.static = static
 
     @classmethod
     def opening(
@@ -197,6 +204,7 @@ class NodeType:
         carried: Callable[[Any], Iterable[Item]] | None = None,
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
         passengers: Callable[[Any], Iterable[Item]] | None = None,
+        static: Callable[[Any], Any] | None = None,
     ) -> NodeType:
         """A node type from an opener of its own: the fast way, for types that are walked often."""
         made: NodeType = _new(cls)
@@ -209,6 +217,7 @@ class NodeType:
         made.follows = None
         made.passengers = passengers
         made.put = put
+        made.static = static
         return made
 
     def items(self, node: Any) -> Iterable[Item]:
@@ -262,7 +271,7 @@ def open_dict(node: Any, keep: Callable[[Any], None]) -> Opened:
     return new, iter(source.items()), new, None
 
 
-def _open_childless(node: Any, keep: Callable[[Any], None]) -> Opened:
+def open_childless(node: Any, keep: Callable[[Any], None]) -> Opened:
     return CHILDLESS, iter(()), None, None
 
 
@@ -784,7 +793,7 @@ def _opener(kind: NodeType | Kind, way: str) -> Opener | Kind:
     if isinstance(kind, NodeType):
         opener: Opener = getattr(kind, way)
         return opener
-    return _open_childless if kind is CHILDLESS else kind
+    return open_childless if kind is CHILDLESS else kind
 
 
 def _look_up(cls: type) -> NodeType | Kind:
@@ -793,7 +802,7 @@ def _look_up(cls: type) -> NodeType | Kind:
         for listener in _on_functor:
             listener(cls)
         return LEAF if declaration.leaf else _functor(cls, declaration)
-    if cls is type(None):
+    if cls is type(None) or cls is NoGradient:
         return CHILDLESS
     if cls in _ATOMS:
         return ATOM

@@ -13,6 +13,7 @@ from fmapper import _nodes
 from fmapper._adapter import Adapter
 from fmapper._discovery import adapter_of, adapters, on_adapter
 from fmapper._functor import CONTAINERS, declaration_of, on_class, slot_names
+from fmapper._gradient import no_gradient
 from fmapper._nodes import NodeType
 
 NAMESPACE = "fmapper"
@@ -47,7 +48,7 @@ class Static:
             and self.dynamic == other.dynamic
             and _equal(self.static, other.static)
             and _equal(self.carried, other.carried)
-            and _same(self.whole, other.whole)
+            and same(self.whole, other.whole)
         )
 
     def __hash__(self) -> int:
@@ -59,10 +60,10 @@ class Static:
 
 
 def _equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
-    return mine.keys() == other.keys() and all(_same(mine[key], other[key]) for key in mine)
+    return mine.keys() == other.keys() and all(same(mine[key], other[key]) for key in mine)
 
 
-def _same(mine: Any, other: Any) -> bool:
+def same(mine: Any, other: Any) -> bool:
     if mine is other:
         return True
     if type(mine) is not type(other):
@@ -149,6 +150,8 @@ def _attributes(node: Any) -> Iterable[tuple[str, Any]]:
 
 def is_dynamic(child: Any) -> bool:
     """Whether a child is an array, a node or a container; the rest is static to a compiler."""
+    if child is no_gradient:
+        return False
     kind = _nodes.kind_of(type(child))
     if isinstance(kind, NodeType) or kind is _nodes.CHILDLESS:
         return True

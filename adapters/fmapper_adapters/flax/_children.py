@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fmapper import NodeType, is_dynamic
+from fmapper import NodeType, is_dynamic, no_gradient
 from fmapper_adapters.jax import _nodes as jax_nodes
 
 _CONTAINERS = (dict, list, tuple, deque)
@@ -54,6 +54,8 @@ class ChildTest:
         found = self.known.get(cls)
         if found is not None:
             return found
+        if value is no_gradient:
+            return True
         own = self._own(cls)
         if own is not None and not isinstance(own, bool):
             return own(value)

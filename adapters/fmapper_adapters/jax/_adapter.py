@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import Adapter, Counts, Device, DeviceInfo, Exchange, NodeType
-from fmapper_adapters.jax import _devices, _host, _nodes
+from fmapper_adapters.jax import _devices, _host, _nodes, _transforms
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
 _NARROWED = {
@@ -40,6 +40,7 @@ class JaxAdapter(Adapter):
     frozen: ClassVar[bool] = True
     read_only: ClassVar[bool] = True
     order: ClassVar[Literal["K", "C"]] = "C"
+    takes_host_arrays: ClassVar[bool] = True
     aliases: ClassVar[dict[str, str]] = _KINDS
 
     def is_array_type(self, cls: type) -> bool:
@@ -250,6 +251,37 @@ class JaxAdapter(Adapter):
         from fmapper_adapters.jax import _running
 
         return _running.count(call, model, inputs)
+
+    def no_transforms(self) -> str | None:
+        """Nothing is in the way."""
+        return None
+
+    def value_and_grad(
+        self, run: _transforms.Calls, arrays: Sequence[Any]
+    ) -> tuple[Any, list[Any], Sequence[Any]]:
+        """`jax.value_and_grad`."""
+        return _transforms.value_and_grad(run, arrays)
+
+    def vectorized(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        arrays: Sequence[Any],
+        axes: Sequence[int | None],
+    ) -> list[Any]:
+        """`jax.vmap`."""
+        return _transforms.vectorized(run, arrays, axes)
+
+    def compiled(
+        self,
+        run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
+        give_up: Callable[[str], None],
+    ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
+        """`jax.jit`."""
+        return _transforms.compiled(run)
+
+    def hollow(self, array: Any) -> Any:
+        """A `jax.ShapeDtypeStruct`, of PRNG keys, too."""
+        return _shape_only(array.shape, array.dtype)
 
     def registered_type(self, cls: type) -> NodeType | None:
         """What `jax.tree_util` has for exactly this class."""

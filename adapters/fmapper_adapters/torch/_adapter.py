@@ -248,6 +248,40 @@ class TorchAdapter(Adapter):
 
         return _running.count(call, model, inputs)
 
+    def no_transforms(self) -> str | None:
+        """Nothing is in the way."""
+        return None
+
+    def value_and_grad(
+        self, run: Callable[[Sequence[Any]], tuple[Any, list[Any]]], arrays: Sequence[Any]
+    ) -> tuple[Any, list[Any], Sequence[Any]]:
+        """Autograd, or `torch.func` within `torch.func`."""
+        return _transforms().value_and_grad(run, arrays)
+
+    def vectorized(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        arrays: Sequence[Any],
+        axes: Sequence[int | None],
+    ) -> list[Any]:
+        """`torch.func.vmap`."""
+        return _transforms().vectorized(run, arrays, axes)
+
+    def compiled(
+        self,
+        run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
+        give_up: Callable[[str], None],
+    ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
+        """`torch.compile`."""
+        return _transforms().compiled(run, give_up)
+
+    def hollow(self, array: Any) -> Any:
+        """A tensor on the device `meta`; a parameter if the array is one."""
+        values = torch.empty_like(array, device="meta", requires_grad=False)
+        if isinstance(array, torch.nn.Parameter):
+            return torch.nn.Parameter(values, requires_grad=array.requires_grad)
+        return values
+
     def node_type(self, cls: type) -> NodeType | None:
         """Modules, optimizers, and what goes with them."""
         return _nodes.node_type(cls) or _optim.node_type(cls)
@@ -259,6 +293,13 @@ class TorchAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
         _nodes.register_functor(cls)
+
+
+def _transforms() -> Any:
+    """The module that only transformations need: with it comes the tracer of torch, slow to import."""
+    from fmapper_adapters.torch import _transforms
+
+    return _transforms
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)

@@ -24,6 +24,8 @@ from fmapper import (
     at_end,
     holds_arrays,
     is_dynamic,
+    is_gradient,
+    no_gradient,
     put_together,
     refitted,
     take_apart,
@@ -43,6 +45,7 @@ _HOOKS = tuple(
     for name, value in vars(Module()).items()
     if isinstance(value, dict | set) and name not in _REGISTRIES
 )
+_GRADIENT = "_fmapper_gradient"  # an attribute of a gradient: None in its tables is no_gradient
 _SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
 _SETTINGS = frozenset({int, float, str, bool, type(None)})
 _new: Callable[[type], Any] = object.__new__
@@ -67,6 +70,8 @@ def node_type(cls: type) -> NodeType | None:
             found += state["_buffers"].items()
         if state["_modules"]:
             found += state["_modules"].items()
+        if _GRADIENT in state:
+            found = [(name, no_gradient if x is None else x) for name, x in found]
         if numbered:
             names = _numbers(tuple([name for name, _ in found]))
             found = [(name, child) for name, (_, child) in zip(names, found, strict=True)]
@@ -83,6 +88,8 @@ def node_type(cls: type) -> NodeType | None:
             _refuse_lazy(module)
         state = known.copy()
         hooked = _own_hooks(state)
+        if is_gradient():
+            state[_GRADIENT] = True
         new: Any = _new(cls)
         _set(new, "__dict__", state)
         plain = settings_only(known)
@@ -222,7 +229,7 @@ def _numbers(names: tuple[str, ...]) -> tuple[int | str, ...]:
 
 def _is_child(value: Any) -> bool:
     """Whether an attribute is an array or a container of some; tuples of sizes are settings."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) or value is no_gradient:
         return True
     parts = value.values() if isinstance(value, dict) else value
     if isinstance(value, dict | list | tuple):
@@ -323,11 +330,13 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
     """
     if new is old or new is None:
         return new
+    if new is no_gradient:
+        return None
     if not isinstance(new, torch.Tensor):
         raise _unfit(module, name, new, "a tensor")
     if not isinstance(old, torch.nn.Parameter) or isinstance(new, torch.nn.Parameter):
         return new
-    if torch._C._functorch.is_functorch_wrapped_tensor(new):
+    if is_gradient() or torch._C._functorch.is_functorch_wrapped_tensor(new):
         return new  # inside torch.func a parameter would cut the gradient off
     of, by = _wrapped.get(id(new), (None, None))
     wrapped = by() if by is not None and of is not None and of() is old else None

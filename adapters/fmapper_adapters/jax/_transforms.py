@@ -1,0 +1,68 @@
+"""Gradients, batches and compiled programs of functions of JAX arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
+
+
+def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+    """`jax.value_and_grad`; of its gradients by complex arrays the conjugate, as torch has it."""
+    (value, further), gradients = jax.value_and_grad(run, has_aux=True)(list(arrays))
+    return value, further, [jnp.conj(g) if jnp.iscomplexobj(g) else g for g in gradients]
+
+
+def vectorized(
+    run: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any], axes: Sequence[int | None]
+) -> list[Any]:
+    """`jax.vmap`."""
+    results: list[Any] = jax.vmap(run, in_axes=(list(axes),))(list(arrays))
+    return results
+
+
+class _Rest:
+    """What results belong into; equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@tree_util.register_pytree_node_class
+class _Results:
+    """Results on their way out of a compiled program, which keeps the rest."""
+
+    def __init__(self, arrays: Sequence[Any], rest: _Rest) -> None:
+        self.arrays, self.rest = arrays, rest
+
+    def tree_flatten(self) -> tuple[Sequence[Any], _Rest]:
+        """For JAX."""
+        return self.arrays, self.rest
+
+    @classmethod
+    def tree_unflatten(cls, rest: _Rest, arrays: Sequence[Any]) -> _Results:
+        """For JAX."""
+        return cls(arrays, rest)
+
+
+def compiled(
+    run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
+) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any]]:
+    """`jax.jit`, which compares the keys."""
+
+    def traced(arrays: list[Any], key: Any) -> _Results:
+        results, rest = run(arrays, key)
+        return _Results(results, _Rest(rest))
+
+    program = jax.jit(traced, static_argnums=1)
+
+    def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any]:
+        results = program(arrays, key)
+        return results.arrays, results.rest.value
+
+    return call

@@ -1,0 +1,187 @@
+"""Trees as a list of their arrays and a rest that can be compared: what a compiler wants."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from fmapper._discovery import adapter_of
+from fmapper._fmap import fmap
+from fmapper._functor import CONTAINERS, slot_names
+from fmapper._nodes import (
+    ATOM,
+    CHILDLESS,
+    LEAF,
+    WITHOUT_IDENTITY,
+    Item,
+    NodeType,
+    cached_names,
+    kind_of,
+)
+from fmapper._pytrees import same
+
+_NUMBERS = frozenset({bool, int, float, complex})
+_BARE = frozenset({dict, list, tuple})  # they hold nothing beside their items
+
+
+class Structure:
+    """All of a tree but its arrays: classes, keys, ties, and the values of what is static.
+
+    Two are equal if a function that has been recorded with the one may be replayed with the other.
+    Static values are compared by identity, then by `==`; what cannot be compared differs.
+
+    Attributes:
+        arrays: Those of the tree, and the numbers that count as such.
+        tree: The tree itself. Both are emptied where a structure outlives its tree.
+    """
+
+    __slots__ = ("_hash", "_moving", "_parts", "_statics", "arrays", "tree")
+
+    def __init__(
+        self,
+        tree: Any,
+        arrays: list[Any],
+        parts: tuple[Any, ...],
+        statics: list[Any],
+        moving: list[bool],
+    ) -> None:
+        self.tree = tree
+        self.arrays = arrays
+        self._parts = parts
+        self._statics = statics
+        self._moving = moving  # of each number in the order of the walk: is it in the list?
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Structure)
+            and self._parts == other._parts
+            and all(map(_same, self._statics, other._statics))
+        )
+
+    def filled(self, new: Iterable[Any]) -> Any:
+        """The tree with other arrays."""
+        memo: dict[Any, Any] = {}
+        numbers: list[Any] = []
+        for before, after in zip(self.arrays, new, strict=True):
+            if kind_of(type(before)) is ATOM:
+                numbers.append(after)
+            else:
+                memo[id(before)] = after
+        if not numbers:
+            return refilled(self.tree, memo)
+        moving, replacements = iter(self._moving), iter(numbers)
+
+        def f(leaf: Any) -> Any:
+            if kind_of(type(leaf)) is ATOM and next(moving):
+                return next(replacements)
+            return leaf
+
+        return refilled(self.tree, memo, f)
+
+
+def refilled(tree: Any, memo: dict[Any, Any], f: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    """A tree with other objects in the place of those whose ids the memo has."""
+    return fmap(f, tree, cache=memo)
+
+
+def _is_array(leaf: Any) -> bool:
+    return adapter_of(leaf) is not None
+
+
+def structure_of(
+    tree: Any, is_array: Callable[[Any], bool] = _is_array, *, numbers: bool = False
+) -> Structure:
+    """Takes a tree apart into its arrays, each once, in the order of the walk, and all else.
+
+    Args:
+        tree: Anything; cycles and ties are no obstacle.
+        is_array: Which leaves are arrays.
+        numbers: Numbers in nothing but builtin containers count as arrays, each time they occur.
+    """
+    arrays: list[Any] = []
+    parts: list[Any] = []
+    statics: list[Any] = []
+    moving: list[bool] = []
+    seen: dict[int, tuple[int, Any]] = {}
+    stack: list[tuple[Iterator[Item], bool]] = []
+    items: Iterator[Item] = iter(((None, tree),))
+    free = True  # in nothing but builtin containers
+    while True:
+        for key, child in items:
+            parts.append(key)
+            cls = type(child)
+            kind = kind_of(cls)
+            if kind is ATOM:
+                moves = numbers and free and cls in _NUMBERS
+                moving.append(moves)
+                parts.append(cls)
+                (arrays if moves else statics).append(child)
+                continue
+            if kind not in WITHOUT_IDENTITY and kind is not CHILDLESS:
+                i = id(child)
+                if i in seen:
+                    parts.append(seen[i][0])
+                    continue
+                seen[i] = len(seen), child
+            parts.append(cls)
+            if kind is LEAF and is_array(child):
+                arrays.append(child)
+            elif isinstance(kind, NodeType):
+                inner = tuple(kind.items(child))
+                parts.append(len(inner))
+                if cls not in _BARE:
+                    statics.append(_beside(child, kind, inner))
+                stack.append((items, free))
+                items = iter(inner)
+                free = free and issubclass(cls, CONTAINERS)
+                break
+            else:
+                statics.append(child)
+        else:
+            if not stack:
+                return Structure(tree, arrays, tuple(parts), statics, moving)
+            items, free = stack.pop()
+
+
+class _Beside(dict[str, Any]):
+    """What a node has beside its children, by name."""
+
+
+def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
+    """What decides beside its children what a node is."""
+    if kind.static is not None:
+        return kind.static(node)
+    children = {id(child) for _, child in items}
+    names = {key for key, _ in items} | set(cached_names(type(node)))
+    rest = _Beside(
+        (name, value)
+        for name, value in _attributes(node)
+        if name not in names and id(value) not in children
+    )
+    if isinstance(node, defaultdict):
+        rest["default_factory"] = node.default_factory
+    if isinstance(node, deque):
+        rest["maxlen"] = node.maxlen
+    return rest
+
+
+def _attributes(node: Any) -> Iterator[tuple[str, Any]]:
+    for name in slot_names(type(node)):
+        if hasattr(node, name):
+            yield name, getattr(node, name)
+    yield from getattr(node, "__dict__", {}).items()
+
+
+def _same(mine: Any, other: Any) -> bool:
+    if type(mine) is _Beside:
+        return (
+            type(other) is _Beside
+            and mine.keys() == other.keys()
+            and all(same(mine[name], other[name]) for name in mine)
+        )
+    return same(mine, other)

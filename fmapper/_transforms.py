@@ -1,0 +1,479 @@
+"""Transformations of functions: each goes to the backend of the arrays that it is called with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+from fmapper._adapter import Adapter
+from fmapper._discovery import adapter_of
+from fmapper._dtypes import is_inexact
+from fmapper._errors import MixedDevicesError, NotCompiledWarning, TransformError
+from fmapper._fmap import children
+from fmapper._functor import functor
+from fmapper._gradient import filling_gradient, no_gradient
+from fmapper._keypath import KeyPath, Link, format_link
+from fmapper._namespace import array_namespace
+from fmapper._nodes import sync
+from fmapper._structure import Structure, refilled, structure_of
+from fmapper._trainable import Trained
+from fmapper._visit import visit
+from fmapper._warn import warn
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def value_and_grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """A function that returns what `fun` returns, and its gradient.
+
+    The backend is that of the arrays that are trained: those that `trainables` lists. `fun` is
+    called with trees like those given to it, and may do with them what it likes.
+
+    Args:
+        fun: `fun(*args, **kwargs) -> loss`, a real floating scalar of shape ().
+        argnums: Which arguments to differentiate by: trees or arrays.
+        has_aux: `fun` returns (loss, aux); aux is a tree that is handed on.
+
+    Returns:
+        `(loss, gradient)`, or `((loss, aux), gradient)`. A gradient is a tree of the class of its
+        argument, a tuple of trees if `argnums` is a sequence. It has arrays of shape and dtype of
+        those that are trained, and `no_gradient` in the place of all else, so that
+        `fmap(lambda p, g: p - lr * g, model, gradient)` is a step. A tied array has one gradient,
+        summed over its places, at all of them. The gradient by a complex array points to where the
+        loss grows fastest, in JAX, too (where `jax.grad` gives its conjugate).
+
+        Results are not part of torch's graph unless another transformation is differentiating or
+        vectorising this one. What a forward pass changes in buffers of a torch module, it changes.
+
+    Raises:
+        TransformError: An argument has no array that is trained, or arrays of NumPy; `fun` returns
+            no scalar.
+        MixedDevicesError: What is trained belongs to several backends; lists the paths.
+        NotAFunctorError: An object that nobody declared holds arrays.
+
+    The interface is that of `jax.value_and_grad`, https://docs.jax.dev.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> @fmapper.functor
+        ... class Line:
+        ...     def __init__(self, w, b):
+        ...         self.w, self.b = w, b
+        >>> model = Line(torch.tensor(2.0), torch.tensor(1.0))
+        >>> loss, gradient = fmapper.value_and_grad(lambda m, x: (m.w * x + m.b) ** 2)(model, 3.0)
+        >>> loss, gradient.w, gradient.b
+        (tensor(49.), tensor(42.), tensor(14.))
+    """
+    several = not isinstance(argnums, int)
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    @functools.wraps(fun)
+    def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        sync()
+        places = [_place(number, args) for number in numbers]
+        adapter, trained = _trained(args, places)
+        ids, arrays = [*trained], [*trained.values()]
+        rest: list[Structure] = []
+
+        def run(new: Sequence[Any]) -> tuple[Any, list[Any]]:
+            given = args
+            if any(after is not before for after, before in zip(new, arrays, strict=True)):
+                given = _with(args, places, dict(zip(ids, new, strict=True)))
+            result = fun(*given, **kwargs)
+            if not has_aux:
+                return _checked(result), []
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise TransformError(
+                    f"has_aux=True: the function must return (loss, aux), not {_a(result)}."
+                )
+            aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
+            rest.append(aux)
+            return _checked(result[0]), aux.arrays
+
+        value, further, gradients = adapter.value_and_grad(run, arrays)
+        filling = filling_gradient.set(True)
+        try:
+            memo = dict(zip(ids, gradients, strict=True))
+            found = [refilled(args[place], memo.copy(), _none) for place in places]
+        finally:
+            filling_gradient.reset(filling)
+        gradient = tuple(found) if several else found[0]
+        if not has_aux:
+            return value, gradient
+        return (value, rest[-1].filled(further)), gradient
+
+    return transformed
+
+
+def grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Like `value_and_grad`, for the gradient alone; with `has_aux=True`, `(gradient, aux)`.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> fmapper.grad(fmapper.grad(lambda x: x**3))(torch.tensor(2.0))
+        tensor(12.)
+    """
+    both = value_and_grad(fun, argnums, has_aux=has_aux)
+
+    @functools.wraps(fun)
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = both(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return transformed
+
+
+def _none(leaf: Any) -> Any:
+    return no_gradient
+
+
+def _place(number: int, args: tuple[Any, ...]) -> int:
+    place = number + len(args) if number < 0 else number
+    if not 0 <= place < len(args):
+        raise TransformError(
+            f"there is no argument {number} to differentiate by: {len(args)} were given by "
+            "position. Those that are given by name are not differentiated."
+        )
+    return place
+
+
+def _trained(args: tuple[Any, ...], places: Sequence[int]) -> tuple[Adapter, dict[int, Any]]:
+    """What is trained in some arguments, each array once, by id; and whose arrays these are."""
+    found: dict[int, Any] = {}
+    links: dict[int, Link] = {}
+    for place in places:
+        trained = Trained(args[place])
+        for i, link in trained.links.items():
+            found[i] = trained.leaves[i]
+            links.setdefault(i, _in_argument(link, place, len(args)))
+        if not trained.links:
+            raise TransformError(_nothing_trained(trained, place, args[place]))
+    by_backend: dict[str, int] = {}
+    for i, array in found.items():
+        adapter = adapter_of(array)
+        assert adapter is not None
+        by_backend.setdefault(adapter.name, i)
+    if len(by_backend) > 1:
+        _refuse_mixture({name: format_link(links[i]) for name, i in by_backend.items()})
+    adapter = _transforming(found[next(iter(by_backend.values()))], "differentiate")
+    return adapter, found
+
+
+def _in_argument(link: Link, place: int, count: int) -> Link:
+    """The path in an argument, with its number if there are several."""
+    if count == 1:
+        return link
+    keys = KeyPath.from_link(link).keys
+    found: Link = (None, place)
+    for key in keys:
+        found = (found, key)
+    return found
+
+
+def _refuse_mixture(paths: Mapping[str, str]) -> None:
+    found = ", ".join(f"{name} at {path}" for name, path in paths.items())
+    raise MixedDevicesError(
+        f"the arrays belong to several backends: {found}. "
+        "Move them to one first: to_torch or to_jax."
+    )
+
+
+def _transforming(array: Any, verb: str) -> Adapter:
+    adapter = adapter_of(array)
+    assert adapter is not None
+    reason = adapter.no_transforms()
+    if reason is not None:
+        raise TransformError(f"cannot {verb} a function of {adapter.name} arrays: {reason}")
+    return adapter
+
+
+def _nothing_trained(trained: Trained, place: int, tree: Any) -> str:
+    what = f"argument {place} ({_a(tree)})"
+    if not trained.leaves:
+        return f"{what} holds no arrays, so there is nothing to differentiate by."
+    names = {f"{_adapter(array).dtype(array)}" for array in trained.leaves.values()}
+    return (
+        f"{what} has no array that is trained: there are {len(trained.leaves)} of dtype "
+        f"{', '.join(sorted(names))}. Trained are floating and complex arrays, less those that a "
+        "functor's trainable= leaves out, buffers, and parameters without requires_grad."
+    )
+
+
+def _adapter(array: Any) -> Adapter:
+    found = adapter_of(array)
+    assert found is not None
+    return found
+
+
+def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) -> list[Any]:
+    """The arguments with other arrays in some of them; ties across those are kept."""
+    chosen = sorted(set(places))
+    new = refilled([args[place] for place in chosen], memo)
+    given = list(args)
+    for place, arg in zip(chosen, new, strict=True):
+        given[place] = arg
+    return given
+
+
+def _checked(value: Any) -> Any:
+    """A loss: a real number, or an array of shape ()."""
+    adapter = adapter_of(value)
+    if adapter is None:
+        if isinstance(value, int | float):
+            return value
+        raise TransformError(f"the function must return a scalar array, not {_a(value)}.")
+    if adapter.shape(value) != ():
+        raise TransformError(
+            f"the function must return a scalar to differentiate, not an array of shape "
+            f"{adapter.shape(value)}. Take its mean or sum."
+        )
+    dtype = adapter.dtype(value)
+    if not is_inexact(dtype) or dtype.startswith("complex"):
+        raise TransformError(
+            f"the function must return a real floating scalar, not one of dtype {dtype}."
+        )
+    return value
+
+
+def _a(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+# --- vmap -----------------------------------------------------------------------------------------
+
+
+def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+    """A function that does for every index along an axis what `fun` does for one.
+
+    Args:
+        fun: A function of trees; numbers and what else is no array it gets as it is.
+        in_axes: Along which axis the arrays of an argument are taken apart: an integer for all, or
+            one entry per argument: an integer, None for an argument that goes whole to every call,
+            or a list, tuple or dict of those like the argument itself. Arguments by name: axis 0.
+        out_axes: Which axis of the results is the new one: an integer for all, or a tuple with one
+            for each part of a tuple.
+
+    Raises:
+        TransformError: The arrays are NumPy's, or there are none, or `in_axes` does not fit.
+        MixedDevicesError: Arrays of several backends.
+
+    The interface is that of `jax.vmap` and `torch.func.vmap`.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> dot = lambda m, x: (m["w"] * x).sum()
+        >>> fmapper.vmap(dot, in_axes=(None, 0))({"w": torch.ones(2)}, torch.eye(2))
+        tensor([1., 1.])
+    """
+
+    @functools.wraps(fun)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        sync()
+        given = [*args, kwargs]
+        axes = [*_per_argument(in_axes, len(args)), 0]
+        parts = [structure_of(arg) for arg in given]
+        found: list[Any] = []
+        along: list[int | None] = []
+        for place, (part, axis) in enumerate(zip(parts, axes, strict=True)):
+            found += part.arrays
+            along += _axes(part, axis, f"argument {place}")
+        adapter = _backend(found, "vectorise", given)
+        results: list[Structure] = []
+
+        def run(new: Sequence[Any]) -> list[Any]:
+            pending = iter(new)
+            *new_args, new_kwargs = (
+                part.filled([next(pending) for _ in part.arrays]) for part in parts
+            )
+            result = fun(*new_args, **new_kwargs)
+            results.append(structure_of(result, lambda leaf: adapter_of(leaf) is adapter))
+            return results[-1].arrays
+
+        new = adapter.vectorized(run, found, along)
+        if out_axes != 0:
+            new = _moved(new, _axes(results[-1], out_axes, "the result"))
+        return results[-1].filled(new)
+
+    return mapped
+
+
+def _per_argument(in_axes: Any, count: int) -> Sequence[Any]:
+    if in_axes is None or isinstance(in_axes, int):
+        return [in_axes] * count
+    if not isinstance(in_axes, list | tuple) or len(in_axes) != count:
+        raise TransformError(
+            f"in_axes={in_axes!r} does not fit {count} arguments: an integer for all of them, or a "
+            "tuple with one entry for each."
+        )
+    return in_axes
+
+
+def _axes(structure: Structure, spec: Any, what: str) -> list[int | None]:
+    """The axis of each array of an argument or result."""
+    if spec is None or isinstance(spec, int):
+        return [spec] * len(structure.arrays)
+    known: dict[int, int | None] = {}
+
+    def look(spec: Any, tree: Any) -> None:
+        if spec is None or isinstance(spec, int):
+            for _, leaf, kind in visit(tree, once=True):
+                if kind is None and known.setdefault(id(leaf), spec) != spec:
+                    raise TransformError(f"there are two axes for one tied array of {what}.")
+            return
+        axes, have = children(spec), children(tree)
+        if axes.keys() != have.keys():
+            raise TransformError(
+                f"the axes {spec!r} do not fit {what}: there is {_a(tree)} with the children "
+                f"{', '.join(map(repr, have)) or 'none'}."
+            )
+        for key, axis in axes.items():
+            look(axis, have[key])
+
+    look(spec, structure.tree)
+    return [known[id(array)] for array in structure.arrays]
+
+
+def _moved(new: list[Any], axes: Sequence[int | None]) -> list[Any]:
+    """Results with their new axis, which is the first, where it is wanted."""
+    moved = []
+    for array, axis in zip(new, axes, strict=True):
+        if axis is None:
+            moved.append(array[0])
+        else:
+            moved.append(array_namespace(array).moveaxis(array, 0, axis) if axis else array)
+    return moved
+
+
+# --- jit ------------------------------------------------------------------------------------------
+
+
+@overload
+def jit(fun: F, *, static_argnums: int | Sequence[int] = ...) -> F: ...
+@overload
+def jit(fun: None = None, *, static_argnums: int | Sequence[int] = ...) -> Callable[[F], F]: ...
+def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
+    """A function that is compiled by the backend of the arrays that it is called with.
+
+    It is recorded once for trees of one structure with arrays of the same shapes and dtypes, and
+    replayed from then on, so it should have no effects but its result. Arrays are inputs; strings,
+    settings and other objects are static: other values are another program. Numbers that are
+    arguments, or items of containers, are inputs to JAX and static in torch: give an array for what
+    changes with every call. Numbers within functors are static. Ties survive.
+
+    JAX compiles with `jax.jit`. torch records what the function does to its tensors and compiles
+    that with `torch.compile`; where there is no compiler, or the function looks at values, as in
+    `if x.sum() > 0`, it runs as it is and says so once.
+
+    Args:
+        fun: A function of trees. Without it, `jit` is a decorator with arguments.
+        static_argnums: Arguments whose numbers are static, because they decide shapes or branches.
+
+    Raises:
+        TransformError: There are no arrays, or NumPy's alone.
+        MixedDevicesError: Arrays of several backends; NumPy's may go along to JAX.
+
+    Warns:
+        NotCompiledWarning: The function runs uncompiled; says why.
+
+    Examples:
+        >>> import fmapper, jax.numpy as jnp
+        >>> @fmapper.jit
+        ... def step(model, gradient, lr):
+        ...     return fmapper.fmap(lambda p, g: p - lr * g, model, gradient)
+        >>> step({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, 0.5)
+        {'w': Array([0.5, 0.5], dtype=float32)}
+    """
+    if fun is None:
+        return functools.partial(jit, static_argnums=static_argnums)
+    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    programs: dict[str, Program] = {}
+    said: list[str] = []
+
+    def give_up(reason: str) -> None:
+        if not said:
+            said.append(reason)
+            name = getattr(fun, "__qualname__", type(fun).__name__)
+            warn(f"jit runs {name} uncompiled: {reason}", NotCompiledWarning)
+
+    def program_for(adapter: Adapter) -> Program:
+        def run(arrays: Sequence[Any], key: Any) -> tuple[list[Any], Any]:
+            args, kwargs = key.filled(arrays)
+            result = fun(*(arg.value if type(arg) is _Fixed else arg for arg in args), **kwargs)
+            rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
+            out = rest.arrays
+            rest.arrays = list(map(adapter.hollow, out))
+            rest.tree = _refilled_with(rest, out)
+            return out, rest
+
+        return adapter.compiled(run, give_up)
+
+    @functools.wraps(fun)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        sync()
+        given = list(args)
+        for number in numbers:
+            place = _place(number, args)
+            given[place] = _Fixed(args[place])
+        key = structure_of((given, kwargs), numbers=True)
+        adapter = _backend(key.arrays, "compile", (args, kwargs))
+        if adapter.name not in programs:
+            programs[adapter.name] = program_for(adapter)
+        found = programs[adapter.name](key.arrays, key)
+        key.tree, key.arrays = None, []  # the program outlives them
+        if found is None:
+            return fun(*args, **kwargs)
+        out, rest = found
+        return rest.filled(out)
+
+    return compiled
+
+
+Program = Callable[[list[Any], Structure], "tuple[Sequence[Any], Structure] | None"]
+
+
+@functor(children=("value",))
+class _Fixed:
+    """An argument whose numbers are static, as they are in every functor."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _refilled_with(rest: Structure, old: Sequence[Any]) -> Any:
+    """The tree of a result with what keeps the places of its arrays."""
+    memo = {id(before): after for before, after in zip(old, rest.arrays, strict=True)}
+    return refilled(rest.tree, memo)
+
+
+def _backend(arrays: Sequence[Any], verb: str, trees: Any) -> Adapter:
+    """Whose arrays these are; those of the host may go along with an adapter that takes them."""
+    found: dict[str, Any] = {}
+    for array in arrays:
+        adapter = adapter_of(array)
+        if adapter is not None:
+            found.setdefault(adapter.name, array)
+    if not found:
+        raise TransformError(
+            f"cannot {verb} this call: there are no arrays among the arguments, which would say "
+            "where it is to run."
+        )
+    others = {name for name, array in found.items() if not _adapter(array).host_only}
+    if others and all(_adapter(found[name]).takes_host_arrays for name in others):
+        found = {name: found[name] for name in others}
+    if len(found) > 1:
+        _refuse_mixture({name: _path_of(array, trees) for name, array in found.items()})
+    return _transforming(next(iter(found.values())), verb)
+
+
+def _path_of(array: Any, trees: Any) -> str:
+    link = next(link for link, leaf, _ in visit(trees, once=True) if leaf is array)
+    return format_link(link)
