@@ -11,6 +11,8 @@ from fmapper._counts import Counts
 from fmapper._timing import Timing
 
 BEYOND = 256  # how far a break-even is looked for, in times of the largest known batch size
+# Kernels for one that was counted: a GPU has other algorithms, with fewer or more steps.
+_KERNELS = (0.9, 1.0, 1.2)
 
 Bound = str
 """`launch`, `transfer` or `compute`."""
@@ -87,7 +89,7 @@ def _parts(
     link = accelerator.link * accelerator.link_share[share]
     copy = accelerator.copy[level]
     work = max(
-        _launching(counts, accelerator, level),
+        _launching(counts, accelerator, level, _KERNELS[level]),
         counts.flops / (accelerator.peak(dtype) * accelerator.compute_share[share]),
         counts.nbytes / (accelerator.memory * accelerator.memory_share[share]),
     )
@@ -114,11 +116,11 @@ def _bound(
     return "transfer" if moving >= working else "compute"
 
 
-def _launching(counts: Counts, accelerator: Accelerator, level: int) -> float:
+def _launching(counts: Counts, accelerator: Accelerator, level: int, kernels: float = 1.0) -> float:
+    launches = counts.launches * kernels
     if counts.compiled:
-        per_kernel = accelerator.compiled_launch[level]
-        return accelerator.compiled_call[level] + counts.launches * per_kernel
-    return counts.launches * accelerator.launch[level]
+        return accelerator.compiled_call[level] + launches * accelerator.compiled_launch[level]
+    return launches * accelerator.launch[level]
 
 
 # --- over batch sizes ----------------------------------------------------------------------------

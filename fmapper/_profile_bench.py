@@ -145,7 +145,7 @@ class Placed:
             results = self.run(*there)
             wait(device, results)
             computed = clock()
-            arrays = arrays_of(results)
+            arrays = [x for x in arrays_of(results) if adapter_of(x) is self.adapter]
             leaving = clock()
             fetch(device, arrays)
             home = clock()

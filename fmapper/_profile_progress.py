@@ -19,6 +19,7 @@ class Progress:
 
     def __init__(self, steps: int, wanted: bool | None) -> None:
         self._steps, self._done = steps, 0
+        self._forced = wanted is True
         self._wanted = sys.stderr.isatty() if wanted is None else wanted
         self._start = time.monotonic()
         self._bar: Any = None
@@ -53,7 +54,7 @@ class Progress:
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
             progress.TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
+            console=Console(file=sys.stderr, force_terminal=self._forced or None),
             auto_refresh=False,
             transient=True,
         )

@@ -69,6 +69,8 @@ _SIZED_BY_VALUES = {
     _aten.bincount,
     _aten.repeat_interleave,
 }
+# Likewise if an index is a mask.
+_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
 _BY_ELEMENT = 1  # operation per element of the result, where the counter of torch has no formula
 
 
@@ -92,6 +94,9 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func.namespace != "prim" and not func.is_view and packet not in _FREE:
             self.launches += 1
             self.syncs += packet in _SIZED_BY_VALUES
+            if packet in _INDEXING and any(_is_mask(index) for index in args[1]):
+                self.launches += 1  # a kernel that counts, and the wait for the size
+                self.syncs += 1
             made = _tensors(result)
             self.nbytes += sum(map(_nbytes, _tensors((args, kwargs)))) + sum(map(_nbytes, made))
             self.flops += _BY_ELEMENT * sum(t.numel() for t in made if t.is_floating_point())
@@ -127,6 +132,10 @@ def _is_cpu(argument: Any) -> bool:
     if isinstance(argument, str):
         return argument.partition(":")[0] == "cpu"
     return isinstance(argument, torch.device) and argument.type == "cpu"
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
