@@ -31,6 +31,7 @@ def profile(
     batch_sizes: Sequence[int] = (1, 8, 64, 512),
     *,
     call: Callable[..., Any] | None = None,
+    train: bool = False,
     compile: bool | None = None,
     seconds: float = 0.5,
     predict: bool = True,
@@ -57,6 +58,9 @@ def profile(
             in every backend that can compute the model. A GPU that is not here is predicted.
         batch_sizes: How many samples go in at once; two or more, for a break-even to be found.
         call: How the model is run, `call(model, *inputs)`; None for `model(*inputs)`.
+        train: True runs the model and its gradient (`value_and_grad`), in training mode; without an
+            optimizer. The loss is what the call returns, if that is one number, else the mean
+            square of all that it returns.
         compile: True also compiles in torch (`torch.compile`), False also keeps JAX from it; None
             for what is usual.
         seconds: How long each device is measured at each batch size, without the first run. One
@@ -100,9 +104,9 @@ def profile(
     chosen = None if accelerator is None else find_accelerator(accelerator)
     sync()
     with keeping_warnings() as warned:
-        places = places_for(model, devices, predict=predict)
+        places = places_for(model, devices, predict=predict, train=train)
         batches = _batches(inputs, sizes)
-        bench = Bench(model, call or _call, batches, compile=compile, seconds=seconds)
+        bench = Bench(model, call or _call, batches, train=train, compile=compile, seconds=seconds)
         with Progress(len(places.measured) * len(sizes), progress) as bar:
             cells, notes = _measure_all(places, bench, bar)
         cells = measured_bounds(cells)

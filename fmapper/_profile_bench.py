@@ -14,6 +14,7 @@ from fmapper._discovery import adapter_of, adapters, get_adapter
 from fmapper._dtypes import is_inexact
 from fmapper._fmap import fmap
 from fmapper._move import Mover, to_numpy
+from fmapper._namespace import array_namespace
 from fmapper._predict import Traffic
 from fmapper._profile_result import ProfileCell
 from fmapper._timing import Timing, rounds
@@ -29,6 +30,7 @@ class Bench:
         model: The model; it is copied, not touched.
         call: `call(model, *inputs)` is one run.
         batches: NumPy arrays by batch size.
+        train: Whether a run takes the gradient, too.
         compile: See `Adapter.runner`.
         seconds: The time for one device at one batch size.
     """
@@ -39,10 +41,12 @@ class Bench:
         call: Callable[..., Any],
         batches: Mapping[int, tuple[Any, ...]],
         *,
+        train: bool = False,
         compile: bool | None,
         seconds: float,
     ) -> None:
-        self.model, self.call, self.batches = model, call, batches
+        self.model, self.batches, self.train = model, batches, train
+        self.call = _with_gradient(call) if train else call
         self.compile, self.seconds = compile, seconds
         self._placed: dict[Device, Placed] = {}
 
@@ -84,7 +88,7 @@ class Placed:
         self.adapter.wait(device, arrays_of(self.model))
         loaded = adapters()
         for _, node, kind in visit(self.model, once=True):
-            if kind is not None:
+            if kind is not None and not bench.train:
                 for adapter in loaded:
                     adapter.to_evaluation(node)
         self.run = self.adapter.runner(bench.call, self.model, compile=bench.compile)
@@ -134,7 +138,7 @@ class Placed:
         results = self.run(*there)
         wait(device, results)
         first_call = clock() - start
-        traffic = _traffic(there, results)
+        traffic = self._traffic_of(there, results)
         del there, results
 
         def once() -> tuple[float, ...]:
@@ -145,7 +149,9 @@ class Placed:
             results = self.run(*there)
             wait(device, results)
             computed = clock()
-            arrays = [x for x in arrays_of(results) if adapter_of(x) is self.adapter]
+            # What a step needs of its gradient stays where it is.
+            sent = results[0] if self.bench.train else results
+            arrays = [x for x in arrays_of(sent) if adapter_of(x) is self.adapter]
             leaving = clock()
             fetch(device, arrays)
             home = clock()
@@ -186,9 +192,39 @@ class Placed:
         """What goes in and out in a run, and what the host takes to bring next to nothing."""
         if size not in self._traffic:
             there = self.inputs(size)
-            self._traffic[size] = _traffic(there, self.run(*there))
+            self._traffic[size] = self._traffic_of(there, self.run(*there))
         host_in, host_out = min(self._host_in, default=0.0), min(self._host_out, default=0.0)
         return dataclasses.replace(self._traffic[size], host_in=host_in, host_out=host_out)
+
+    def _traffic_of(self, inputs: Any, results: Any) -> Traffic:
+        sent, got = arrays_of(inputs), arrays_of(results[0] if self.bench.train else results)
+        return Traffic(_nbytes(sent), _nbytes(got), len(sent), len(got))
+
+
+def _with_gradient(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A run that gives the loss, and the arrays of the gradient so that no compiler drops them."""
+    from fmapper._transforms import value_and_grad
+
+    def run(model: Any, *inputs: Any) -> tuple[Any, list[Any]]:
+        def loss(model: Any) -> Any:
+            return _as_loss(call(model, *inputs))
+
+        value, gradient = value_and_grad(loss)(model)
+        return value, arrays_of(gradient)
+
+    return run
+
+
+def _as_loss(results: Any) -> Any:
+    arrays = []
+    for array in arrays_of(results):
+        adapter = adapter_of(array)
+        if adapter is not None and is_inexact(adapter.dtype(array)):
+            arrays.append(array)
+    if len(arrays) == 1 and not arrays[0].shape:
+        return arrays[0]
+    xp = array_namespace(arrays)
+    return sum(xp.mean(xp.abs(array) ** 2) for array in arrays)
 
 
 def mover_to(device: Device) -> Mover:
@@ -220,11 +256,6 @@ def arrays_of(tree: Any) -> list[Any]:
     """The arrays in a tree, each once."""
     leaves = (leaf for _, leaf, kind in visit(tree, once=True) if kind is None)
     return [leaf for leaf in leaves if adapter_of(leaf) is not None]
-
-
-def _traffic(inputs: Any, results: Any) -> Traffic:
-    sent, got = arrays_of(inputs), arrays_of(results)
-    return Traffic(_nbytes(sent), _nbytes(got), len(sent), len(got))
 
 
 def _nbytes(arrays: Sequence[Any]) -> int:

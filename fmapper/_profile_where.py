@@ -43,7 +43,9 @@ class Places:
             self.asked.add(str(device))
 
 
-def places_for(model: Any, devices: Sequence[Any] | None, *, predict: bool) -> Places:
+def places_for(
+    model: Any, devices: Sequence[Any] | None, *, predict: bool, train: bool = False
+) -> Places:
     """The devices that were asked for; else the first of each kind in every fitting backend.
 
     Raises:
@@ -53,6 +55,11 @@ def places_for(model: Any, devices: Sequence[Any] | None, *, predict: bool) -> P
     owner = _owner(model)
     usable = [get_adapter(name) for name in _usable(owner)]
     places = Places()
+    for adapter in [adapter for adapter in usable if train]:
+        why = adapter.no_transforms()
+        if why is not None:
+            usable.remove(adapter)
+            places.notes.append(f"{adapter.name} cannot train: {why}")
     if devices is None:
         for adapter in usable:
             for device in _first_of_each_kind(adapter):
@@ -127,7 +134,8 @@ def _add_asked(
                 f"{spec} cannot run this model: its {owner[1]} computes with {owner[0]} only. "
                 "Leave it out, or convert the model."
             )
-        get_adapter(spec.backend or "")  # says why it is not among the usable ones
+        adapter = get_adapter(spec.backend or "")  # says why it is not among the usable ones
+        raise ProfileError(f"{spec} cannot train: {adapter.no_transforms()}")
     failures: list[DeviceUnavailableError] = []
     for adapter in fitting:
         try:

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Adapter, Counts, Device, DeviceInfo, Exchange, NodeType
+from fmapper import Adapter, Device, DeviceInfo, Exchange, NodeType
 from fmapper_adapters.jax import _devices, _host, _nodes, _transforms
+
+if TYPE_CHECKING:
+    from fmapper import Counts  # it is loaded when something is counted
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
 _NARROWED = {

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.utils.dlpack
 
-from fmapper import Adapter, Counts, Device, DeviceInfo, Exchange, Memory, NodeType
+from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType
 from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _threads
+
+if TYPE_CHECKING:
+    from fmapper import Counts  # it is loaded when something is counted
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
