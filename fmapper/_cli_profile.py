@@ -41,6 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=0.5, help="for each device and batch size; default: 0.5"
     )
+    parser.add_argument(
+        "--train", action="store_true", help="with the gradient of what the model returns"
+    )
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument(
         "--no-predict", action="store_true", help="leave out accelerators that are not here"
@@ -81,6 +84,7 @@ def _profile(options: argparse.Namespace) -> Profile:
         inputs_of(options.inputs),
         options.devices,
         options.batch_sizes,
+        train=options.train,
         compile=True if options.compile else None,
         seconds=options.seconds,
         predict=not options.no_predict,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import json
 from dataclasses import dataclass
@@ -201,6 +202,9 @@ class Profile:
 
     def __repr__(self) -> str:
         return f"<Profile of {self.model}: {', '.join(self.devices)}>"
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="line-height: 1.2; overflow-x: auto">{html.escape(str(self))}</pre>'
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions

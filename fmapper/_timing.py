@@ -49,7 +49,6 @@ class Timing:
 def no_collector() -> Iterator[None]:
     """Without the garbage collector, which would count what it does for others."""
     was_on = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         yield
