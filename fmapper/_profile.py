@@ -175,6 +175,7 @@ def _measure_all(
     cells: list[ProfileCell] = []
     notes: list[str] = []
     causes: list[Exception] = []
+    first = next(iter(bench.batches))
     for device in places.measured:
         size = None
         try:
@@ -187,7 +188,7 @@ def _measure_all(
             raise
         except Exception as error:  # whatever the model raises
             text = _failure(device, size, error)
-            if str(device) in places.asked and size in (None, *[*bench.batches][:1]):
+            if str(device) in places.asked and size in (None, first):
                 raise ProfileError(text) from error
             causes.append(error)
             notes.append(text)
