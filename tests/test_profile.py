@@ -254,6 +254,21 @@ def test_an_nnx_module_stays_in_jax_and_is_run_for_inference() -> None:
     assert (np.asarray(model.norm.mean[...]) == 0).all()
 
 
+def test_what_a_run_writes_to_is_a_copy() -> None:
+    torch = pytest.importorskip("torch")
+
+    def model(own: Any, x: Any) -> Any:
+        own["w"] += 1
+        x += 1
+        return own["w"] + x
+
+    for backend in (np, torch):
+        own, x = {"w": backend.zeros(4)}, backend.ones((1, 4))
+        fmapper.profile(own, x, ["numpy:cpu", "torch:cpu"], [1], call=model, **QUICK)
+        assert (own["w"] == 0).all()
+        assert (x == 1).all()
+
+
 def test_jax_is_compiled_once_for_each_size_unless_told_otherwise() -> None:
     pytest.importorskip("jax")
     calls = {None: 0, False: 0}
@@ -388,6 +403,9 @@ def test_a_backend_that_fails_is_left_out_and_noted() -> None:
     made = fmapper.profile(model, X, batch_sizes=[1], seconds=0.02)
     assert "torch:cpu" in made.devices
     assert "numpy:cpu" not in made.devices
+    for name in ("numpy:cpu", "jax:cpu:0"):
+        said = [note for note in made.notes if name in note]
+        assert len(said) <= 1, "not again for the prediction"
     assert any(note.startswith("numpy:cpu: the model failed at batch") for note in made.notes)
 
 
@@ -525,6 +543,12 @@ def test_jax_kernels_by_hand() -> None:
     assert found.flops == 2 * 4 * (8 * 16 + 16 * 2) + 4 * (4 * 16)
     first, middle, second = 4 * 8 + 8 * 16 + 4 * 16, 2 * 4 * 16, 4 * 16 + 16 * 2 + 4 * 2
     assert found.nbytes == 4 * (first + middle + second)
+
+
+def test_a_fused_kernel_reads_what_goes_into_it_not_what_is_between() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    found = counted("jax", lambda v: ((v[:, None] + v[None, :]) * 2).sum(), jnp.ones(50))
+    assert (found.launches, found.nbytes) == (1, 4 * (50 + 1)), "not the 50 x 50 sums"
 
 
 def test_jax_flops_are_those_of_xla() -> None:
