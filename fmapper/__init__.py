@@ -70,6 +70,7 @@ from fmapper._target import use_backend
 from fmapper._trainable import trainables
 
 if TYPE_CHECKING:  # imported when first asked for, see below
+    from fmapper import random as random
     from fmapper._accelerator import Accelerator
     from fmapper._counts import Counts
     from fmapper._inplace import move_
@@ -223,9 +224,13 @@ _LATE = {
     "summary": "_summary",
 }
 
+_MODULES = ("nn", "random")
+
 
 def __getattr__(name: str) -> object:
     """Imports what is asked for the first time."""
+    if name in _MODULES:
+        return _import_module(f"fmapper.{name}")
     if name not in _LATE:
         raise AttributeError(f"module 'fmapper' has no attribute {name!r}")
     found = getattr(_import_module(f"fmapper.{_LATE[name]}"), name)
@@ -234,7 +239,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *_MODULES, *(name for name in globals() if name.startswith("__"))})
 
 
 def _as_public(found: object) -> object:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from fmapper._dtypes import itemsize
@@ -121,6 +122,8 @@ class Adapter(ABC):
             whose memory nobody can write to are shared.
         order: How it wants host memory: `K` as the source has it, `C` row by row.
         takes_host_arrays: Its functions take NumPy arrays, too.
+        array_types: The classes of its usual arrays, which are then known without a look; a
+            compiler that traces the lookup finds them in a table.
     """
 
     name: ClassVar[str]
@@ -132,6 +135,7 @@ class Adapter(ABC):
     read_only: ClassVar[bool] = False
     order: ClassVar[Literal["K", "C"]] = "K"
     takes_host_arrays: ClassVar[bool] = False
+    array_types: ClassVar[tuple[type, ...]] = ()
 
     # arrays
 
@@ -333,6 +337,18 @@ class Adapter(ABC):
         Returns:
             What takes that back; None where arrays of this kind are replaced by new ones instead.
         """
+        return None
+
+    # neural functions and random numbers
+
+    @cached_property
+    def functional(self) -> Any:
+        """The kernels that `fmapper.nn.functional` calls, a module; None if there are none."""
+        return None
+
+    @cached_property
+    def random(self) -> Any:
+        """The kernels that `fmapper.random` calls, a module; None if there are none."""
         return None
 
     # random generators

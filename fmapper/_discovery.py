@@ -59,7 +59,7 @@ def register_adapter(adapter: Adapter) -> Adapter:
     """
     _loaded[adapter.name] = adapter
     _by_framework[adapter.framework or adapter.name] = adapter
-    _by_type.clear()
+    _forget_types()
     _nodes.forget()
     for hook in _on_adapter:
         hook(adapter)
@@ -77,8 +77,14 @@ def on_adapter(hook: Callable[[Adapter], None]) -> None:
 def unregister_adapter(name: str) -> None:
     """Removes an adapter; one that is found by itself comes back when it is asked for by name."""
     _loaded.pop(name, None)
-    _by_type.clear()
+    _forget_types()
     _nodes.forget()
+
+
+def _forget_types() -> None:
+    _by_type.clear()
+    for adapter in _loaded.values():
+        _by_type.update(dict.fromkeys(adapter.array_types, adapter))
 
 
 def load_new() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
@@ -42,6 +43,7 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
+@functools.cache
 def is_inexact(dtype: str) -> bool:
     """Whether a dtype is floating or complex."""
     return dtype.startswith(("float", "bfloat", "complex"))

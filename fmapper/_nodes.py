@@ -129,15 +129,18 @@ class NodeType:
         passengers: `node -> [(name, object)]`, what only movers see: random generators among the
             settings. The node puts what has become of them into place with `at_end`.
         put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
-        static: `node -> what else decides what the node computes`, to be compared with `==`; needed
-            where that is not simply the other attributes, so that a compiled program is made anew
-            for another one.
+        static: `node -> what else decides what the node computes`, a dict of values to compare or
+            one; needed where that is not simply the other attributes, so that a compiled program is
+            made anew for another one.
+        box: Whether a program may give the one child of a node another value, as that of a variable
+            in NNX; then transformations see to it that it does so to the node they were given.
     """
 
     __slots__ = (
         "_items",
         "aside",
         "borrowed",
+        "box",
         "carried",
         "follows",
         "open",
@@ -161,6 +164,7 @@ class NodeType:
         follows: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
         static: Callable[[Any], Any] | None = None,
+        box: bool = False,
     ) -> None:
         def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
             assert rebuild is not None
@@ -193,6 +197,7 @@ class NodeType:
         self.passengers: Callable[[Any], Iterable[Item]] | None = None
         self.put = put
         self.static = static
+        self.box = box
 
     @classmethod
     def opening(
@@ -205,6 +210,7 @@ class NodeType:
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
         passengers: Callable[[Any], Iterable[Item]] | None = None,
         static: Callable[[Any], Any] | None = None,
+        box: bool = False,
     ) -> NodeType:
         """A node type from an opener of its own: the fast way, for types that are walked often."""
         made: NodeType = _new(cls)
@@ -218,6 +224,7 @@ class NodeType:
         made.passengers = passengers
         made.put = put
         made.static = static
+        made.box = box
         return made
 
     def items(self, node: Any) -> Iterable[Item]:
@@ -645,7 +652,7 @@ def _restricted(kind: NodeType, cls: type, declaration: Declaration) -> NodeType
     def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
         return kind.rebuild(node, kind.children(node) | dict(new_children))
 
-    return NodeType(children, rebuild)
+    return NodeType(children, rebuild)  # the rest of the children counts as static, by identity
 
 
 # --- finding the node type of a class -----------------------------------------------------------

@@ -235,7 +235,10 @@ def _optree_type(cls: type) -> NodeType | None:
         flat = optree.tree_flatten_one_level(node, namespace=NAMESPACE)
         return flat.unflatten_func(flat.metadata, [new_children[key] for key in flat.entries])
 
-    return NodeType(children, rebuild)
+    def static(node: Any) -> Any:
+        return optree.tree_flatten_one_level(node, namespace=NAMESPACE).metadata
+
+    return NodeType(children, rebuild, static=static)
 
 
 on_class(_enroll)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fmapper._discovery import adapter_of
-from fmapper._fmap import fmap
+from fmapper._fmap import UNSET, _Map
 from fmapper._functor import CONTAINERS, slot_names
 from fmapper._nodes import (
     ATOM,
@@ -33,10 +33,12 @@ class Structure:
 
     Attributes:
         arrays: Those of the tree, and the numbers that count as such.
-        tree: The tree itself. Both are emptied where a structure outlives its tree.
+        boxes: Its nodes to which a program may give another value, each once, in order.
+        tree: The tree itself. All three are emptied where a structure outlives its tree.
+        hollow: Whether the arrays are but keeping places.
     """
 
-    __slots__ = ("_hash", "_moving", "_parts", "_statics", "arrays", "tree")
+    __slots__ = ("_hash", "_moving", "_parts", "_statics", "arrays", "boxes", "hollow", "tree")
 
     def __init__(
         self,
@@ -48,6 +50,8 @@ class Structure:
     ) -> None:
         self.tree = tree
         self.arrays = arrays
+        self.boxes: list[Any] = []
+        self.hollow = False
         self._parts = parts
         self._statics = statics
         self._moving = moving  # of each number in the order of the walk: is it in the list?
@@ -63,9 +67,9 @@ class Structure:
             and all(map(_same, self._statics, other._statics))
         )
 
-    def filled(self, new: Iterable[Any]) -> Any:
-        """The tree with other arrays."""
-        memo: dict[Any, Any] = {}
+    def filled(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
+        """The tree with other arrays; the memo knows then what each node has become."""
+        memo = {} if memo is None else memo
         numbers: list[Any] = []
         for before, after in zip(self.arrays, new, strict=True):
             if kind_of(type(before)) is ATOM:
@@ -83,10 +87,15 @@ class Structure:
 
         return refilled(self.tree, memo, f)
 
+    def hollowed(self, hollow: Callable[[Any], Any]) -> None:
+        """Puts something that keeps its place where each array is."""
+        arrays = list(map(hollow, self.arrays))
+        self.tree, self.arrays, self.hollow = self.filled(arrays), arrays, True
+
 
 def refilled(tree: Any, memo: dict[Any, Any], f: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
     """A tree with other objects in the place of those whose ids the memo has."""
-    return fmap(f, tree, cache=memo)
+    return _Map(f, None, UNSET, UNSET, None, memo=memo)(tree)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -107,6 +116,7 @@ def structure_of(
     parts: list[Any] = []
     statics: list[Any] = []
     moving: list[bool] = []
+    boxes: list[Any] = []
     seen: dict[int, tuple[int, Any]] = {}
     stack: list[tuple[Iterator[Item], bool]] = []
     items: Iterator[Item] = iter(((None, tree),))
@@ -136,6 +146,8 @@ def structure_of(
                 parts.append(len(inner))
                 if cls not in _BARE:
                     statics.append(_beside(child, kind, inner))
+                    if kind.box:
+                        boxes.append(child)
                 stack.append((items, free))
                 items = iter(inner)
                 free = free and issubclass(cls, CONTAINERS)
@@ -144,8 +156,41 @@ def structure_of(
                 statics.append(child)
         else:
             if not stack:
-                return Structure(tree, arrays, tuple(parts), statics, moving)
+                found = Structure(tree, arrays, tuple(parts), statics, moving)
+                found.boxes = boxes
+                return found
             items, free = stack.pop()
+
+
+def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[int, Any]]:
+    """What a program has done to the boxes of its arguments.
+
+    Args:
+        boxes: Those of the tree that the arguments were made from.
+        memo: What has become of its nodes and arrays in the arguments.
+
+    Returns:
+        (index of the box, its new value) of those that have another one now.
+    """
+    found = []
+    for index, box in enumerate(boxes):
+        kind = kind_of(type(box))
+        if not isinstance(kind, NodeType) or id(box) not in memo:
+            continue
+        ((_, before),) = kind.items(box)
+        ((_, after),) = kind.items(memo[id(box)])
+        if after is not memo.get(id(before), before):
+            found.append((index, after))
+    return found
+
+
+def put_into(box: Any, value: Any) -> None:
+    """Gives a box another value, in place."""
+    kind = kind_of(type(box))
+    assert isinstance(kind, NodeType)
+    assert kind.put is not None
+    ((key, _),) = kind.items(box)
+    kind.put(box, {key: value})
 
 
 class _Beside(dict[str, Any]):
@@ -155,7 +200,8 @@ class _Beside(dict[str, Any]):
 def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     """What decides beside its children what a node is."""
     if kind.static is not None:
-        return kind.static(node)
+        found = kind.static(node)
+        return _Beside(found) if type(found) is dict else found
     children = {id(child) for _, child in items}
     names = {key for key, _ in items} | set(cached_names(type(node)))
     rest = _Beside(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fmapper._discovery import adapter_of, adapters
+from fmapper._discovery import adapter_of, adapters, on_adapter
 from fmapper._dtypes import is_inexact
 from fmapper._errors import DeclarationError, FmapperError, StructureMismatchError
 from fmapper._functor import declaration_of
 from fmapper._holders import check_leaf
 from fmapper._keypath import KeyPath, Link, format_link, name_of
-from fmapper._nodes import LEAVES, Item, NodeType, kind_of, sync
+from fmapper._nodes import ATOM, LEAF, LEAVES, Item, NodeType, kind_of, kinds, sync
 from fmapper._visit import say_where
 
 Predicate = Callable[[Any], bool]
@@ -82,7 +82,6 @@ class Trained:
         self._strict = strict
         self.leaves: dict[int, Any] = {}
         self.links: dict[int, Link] = {}
-        self._below: dict[type, Predicate | None] = {}
         self._look(tree)
 
     def __contains__(self, leaf: Any) -> bool:
@@ -102,17 +101,20 @@ class Trained:
                 link = (parent, key) if len(stack) > 1 else None
                 rule = above if names is None or key in names else _not
                 kind = kind_of(type(child))
+                if kind is ATOM:
+                    continue
                 if kind in LEAVES:
                     self._meet(child, link, rule)
                     continue
                 if not isinstance(kind, NodeType):
                     continue
-                rule = rule if rule is _not else (self._rule_of(type(child)) or rule)
+                if rule is not _not:
+                    rule = _rule_of(type(child)) or rule
                 if (id(child), rule) in seen:
                     continue
                 seen[id(child), rule] = child
                 try:
-                    below = dict(kind.items(child))
+                    below = kind.children(child)
                 except FmapperError as error:
                     say_where(error, KeyPath.from_link(link).keys)
                     raise
@@ -129,14 +131,81 @@ class Trained:
             return
         i = id(leaf)
         self.leaves.setdefault(i, leaf)
-        if i not in self.links and is_inexact(adapter.dtype(leaf)) and rule(leaf):
-            self.links[i] = link
+        if i not in self.links and is_inexact(adapter.dtype(leaf)):
+            trained = adapter.is_trainable(leaf) if rule is _by_itself else rule(leaf)
+            if trained:
+                self.links[i] = link
 
-    def _rule_of(self, cls: type) -> Predicate | None:
-        if cls not in self._below:
-            said = (adapter.trained_below(cls) for adapter in adapters())
-            self._below[cls] = next(filter(None, said), None)
-        return self._below[cls]
+
+def trained_arrays(tree: Any, boxes: list[Any]) -> dict[int, Any] | None:
+    """The trained arrays of a tree by id, without their paths, which cost more than all else.
+
+    None where that takes a closer look: `Trained` has the answer, or the error. The nodes to which
+    a program may give another value are added to `boxes`.
+    """
+    found: dict[int, Any] = {}
+    nodes: dict[int, tuple[Any, Predicate | None]] = {}
+    stack: list[tuple[Iterator[Item], Predicate | None]] = []
+    items: Iterator[Item] = iter(((None, tree),))
+    rule: Predicate | None = None
+    while True:
+        for _, child in items:
+            cls = type(child)
+            kind = kinds.get(cls) or kind_of(cls)
+            if kind is LEAF:
+                adapter = adapter_of(child)
+                if adapter is None:
+                    if not _is_harmless(child):
+                        return None
+                elif is_inexact(adapter.dtype(child)) and (
+                    adapter.is_trainable(child) if rule is None else rule(child)
+                ):
+                    found[id(child)] = child
+            elif isinstance(kind, NodeType):
+                i = id(child)
+                if i in nodes:
+                    if nodes[i][1] is not rule:
+                        return None
+                    continue
+                nodes[i] = child, rule
+                if kind.box:
+                    boxes.append(child)
+                declaration = declaration_of(cls)
+                if declaration is not None and declaration.trainable is not None:
+                    return None
+                stack.append((items, rule))
+                rule = _rule_of(cls) or rule
+                try:
+                    items = iter(kind.items(child))
+                except FmapperError:
+                    return None
+                break
+        else:
+            if not stack:
+                return found
+            items, rule = stack.pop()
+
+
+def _is_harmless(leaf: Any) -> bool:
+    try:
+        check_leaf(leaf, lambda _: None)
+    except FmapperError:
+        return False
+    return True
+
+
+_below: dict[type, Predicate | None] = {}
+on_adapter(lambda _: _below.clear())
+
+
+def _rule_of(cls: type) -> Predicate | None:
+    """Which arrays below a node are trained as its framework has it; None if that says nothing."""
+    try:
+        return _below[cls]
+    except KeyError:
+        said = (adapter.trained_below(cls) for adapter in adapters())
+        found = _below[cls] = next(filter(None, said), None)
+        return found
 
 
 def _by_itself(leaf: Any) -> bool:

@@ -13,11 +13,11 @@ from fmapper._errors import MixedDevicesError, NotCompiledWarning, TransformErro
 from fmapper._fmap import children
 from fmapper._functor import functor
 from fmapper._gradient import filling_gradient, no_gradient
-from fmapper._keypath import KeyPath, Link, format_link
+from fmapper._keypath import format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import sync
-from fmapper._structure import Structure, refilled, structure_of
-from fmapper._trainable import Trained
+from fmapper._structure import Structure, changes, put_into, refilled, structure_of
+from fmapper._trainable import Trained, trained_arrays
 from fmapper._visit import visit
 from fmapper._warn import warn
 
@@ -76,26 +76,37 @@ def value_and_grad(
     def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         sync()
         places = [_place(number, args) for number in numbers]
-        adapter, trained = _trained(args, places)
+        boxes: list[Any] = []
+        adapter, trained = _trained(args, places, boxes)
         ids, arrays = [*trained], [*trained.values()]
         rest: list[Structure] = []
+        changed: list[tuple[int, Any]] = []
 
         def run(new: Sequence[Any]) -> tuple[Any, list[Any]]:
-            given = args
+            given: Sequence[Any] = args
+            memo: dict[Any, Any] = {}
             if any(after is not before for after, before in zip(new, arrays, strict=True)):
-                given = _with(args, places, dict(zip(ids, new, strict=True)))
+                memo = dict(zip(ids, new, strict=True))
+                given = _with(args, places, memo)
             result = fun(*given, **kwargs)
+            changed[:] = changes(boxes, memo) if boxes else ()
+            effects = [value for _, value in changed]
             if not has_aux:
-                return _checked(result), []
+                return _checked(result), effects
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TransformError(
                     f"has_aux=True: the function must return (loss, aux), not {_a(result)}."
                 )
             aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
             rest.append(aux)
-            return _checked(result[0]), aux.arrays
+            return _checked(result[0]), [*aux.arrays, *effects]
 
         value, further, gradients = adapter.value_and_grad(run, arrays)
+        if changed:
+            effects = further[-len(changed) :]
+            del further[-len(changed) :]
+            for (index, _), effect in zip(changed, effects, strict=True):
+                put_into(boxes[index], effect)
         filling = filling_gradient.set(True)
         try:
             memo = dict(zip(ids, gradients, strict=True))
@@ -144,37 +155,25 @@ def _place(number: int, args: tuple[Any, ...]) -> int:
     return place
 
 
-def _trained(args: tuple[Any, ...], places: Sequence[int]) -> tuple[Adapter, dict[int, Any]]:
+def _trained(
+    args: tuple[Any, ...], places: Sequence[int], boxes: list[Any]
+) -> tuple[Adapter, dict[int, Any]]:
     """What is trained in some arguments, each array once, by id; and whose arrays these are."""
     found: dict[int, Any] = {}
-    links: dict[int, Link] = {}
     for place in places:
-        trained = Trained(args[place])
-        for i, link in trained.links.items():
-            found[i] = trained.leaves[i]
-            links.setdefault(i, _in_argument(link, place, len(args)))
-        if not trained.links:
-            raise TransformError(_nothing_trained(trained, place, args[place]))
-    by_backend: dict[str, int] = {}
-    for i, array in found.items():
-        adapter = adapter_of(array)
-        assert adapter is not None
-        by_backend.setdefault(adapter.name, i)
-    if len(by_backend) > 1:
-        _refuse_mixture({name: format_link(links[i]) for name, i in by_backend.items()})
-    adapter = _transforming(found[next(iter(by_backend.values()))], "differentiate")
-    return adapter, found
-
-
-def _in_argument(link: Link, place: int, count: int) -> Link:
-    """The path in an argument, with its number if there are several."""
-    if count == 1:
-        return link
-    keys = KeyPath.from_link(link).keys
-    found: Link = (None, place)
-    for key in keys:
-        found = (found, key)
-    return found
+        own = trained_arrays(args[place], boxes)
+        if own is None:
+            trained = Trained(args[place])
+            boxes += structure_of(args[place]).boxes
+            own = {i: trained.leaves[i] for i in trained.links}
+        if not own:
+            raise TransformError(_nothing_trained(Trained(args[place]), place, args[place]))
+        found.update(own)
+    owners = {adapter_of(array): array for array in found.values()}
+    if len(owners) > 1:
+        trees = args[places[0]] if len(args) == 1 else args
+        _refuse_mixture({_adapter(x).name: _path_of(x, trees) for x in owners.values()})
+    return _transforming(next(iter(owners.values())), "differentiate"), found
 
 
 def _refuse_mixture(paths: Mapping[str, str]) -> None:
@@ -404,13 +403,15 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
 
     def program_for(adapter: Adapter) -> Program:
         def run(arrays: Sequence[Any], key: Any) -> tuple[list[Any], Any]:
-            args, kwargs = key.filled(arrays)
+            memo: dict[Any, Any] = {}
+            args, kwargs = key.filled(arrays, memo)
             result = fun(*(arg.value if type(arg) is _Fixed else arg for arg in args), **kwargs)
+            changed = changes(key.boxes, memo)
             rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
-            out = rest.arrays
-            rest.arrays = list(map(adapter.hollow, out))
-            rest.tree = _refilled_with(rest, out)
-            return out, rest
+            return [*rest.arrays, *(value for _, value in changed)], (
+                rest,
+                [index for index, _ in changed],
+            )
 
         return adapter.compiled(run, give_up)
 
@@ -426,16 +427,23 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         if adapter.name not in programs:
             programs[adapter.name] = program_for(adapter)
         found = programs[adapter.name](key.arrays, key)
-        key.tree, key.arrays = None, []  # the program outlives them
+        boxes = key.boxes
+        key.tree, key.arrays, key.boxes = None, [], []  # the program outlives them
         if found is None:
             return fun(*args, **kwargs)
-        out, rest = found
+        out, (rest, changed) = found
+        if changed:
+            out, effects = out[: -len(changed)], out[-len(changed) :]
+            for index, effect in zip(changed, effects, strict=True):
+                put_into(boxes[index], effect)
+        if not rest.hollow:  # it holds what stood for arrays while they were recorded
+            rest.hollowed(adapter.hollow)
         return rest.filled(out)
 
     return compiled
 
 
-Program = Callable[[list[Any], Structure], "tuple[Sequence[Any], Structure] | None"]
+Program = Callable[[list[Any], Structure], "tuple[Sequence[Any], Any] | None"]
 
 
 @functor(children=("value",))
@@ -446,12 +454,6 @@ class _Fixed:
 
     def __init__(self, value: Any) -> None:
         self.value = value
-
-
-def _refilled_with(rest: Structure, old: Sequence[Any]) -> Any:
-    """The tree of a result with what keeps the places of its arrays."""
-    memo = {id(before): after for before, after in zip(old, rest.arrays, strict=True)}
-    return refilled(rest.tree, memo)
 
 
 def _backend(arrays: Sequence[Any], verb: str, trees: Any) -> Adapter:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 FRAMEWORKS = {"numpy", "torch", "jax", "flax", "optree", "array_api_compat", "ml_dtypes"}
 CORE = sorted((ROOT / "fmapper").glob("*.py"))
 ADAPTERS = sorted((ROOT / "adapters").rglob("*.py"))
-ORDER = ["_errors", "_keypath", "_functor", "_nodes", "_visit", "_batch", "_fmap"]
+ORDER = ["_errors", "_keypath", "_functor", "_gradient", "_nodes", "_visit", "_batch", "_fmap"]
 
 
 def imports(path, *, everywhere):

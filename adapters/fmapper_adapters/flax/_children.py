@@ -107,4 +107,4 @@ def boxed(cls: type, key: str, box_key: Any) -> NodeType | None:
         found = registered.children(node)
         return {box_key if name == key else name: child for name, child in found.items()}
 
-    return NodeType(children, registered.rebuild)
+    return NodeType(children, registered.rebuild, static=registered.static)

@@ -62,8 +62,14 @@ def _module_type() -> NodeType:
     def beside(module: Any) -> list[tuple[str, Any]]:
         return carried((name, value) for name, value in fields(module) if not test(value))
 
+    def static(module: Any) -> dict[str, Any]:
+        found = {name: value for name, value in fields(module) if not test(value)}
+        if module.scope is not None:
+            found |= {"mutable": module.scope.mutable, "flags": module.scope.flags}
+        return found
+
     test = ChildTest(own)
-    return NodeType(children, _rebuilt, carried=beside)
+    return NodeType(children, _rebuilt, carried=beside, static=static)
 
 
 def fields(module: Any) -> list[tuple[str, Any]]:
@@ -105,4 +111,4 @@ def _frozen_dict_type(cls: type) -> NodeType:
         _set(new, "_hash", None)
         return new, iter(frozen._dict.items()), slots, None
 
-    return NodeType.opening(open, items)
+    return NodeType.opening(open, items, static=lambda frozen: None)

@@ -123,7 +123,9 @@ def _variable_type(cls: type) -> NodeType:
         if value is not items(variable)[0][1]:
             (_set_ref if get_metadata(variable).get("ref") else set_value)(variable, value)
 
-    return NodeType.opening(open, items, put=put)
+    return NodeType.opening(
+        open, items, put=put, static=lambda variable: dict(get_metadata(variable)), box=True
+    )
 
 
 def _slot(cls: Any, name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
@@ -217,7 +219,13 @@ def _module_type(cls: Any) -> NodeType:
         _, unmarked = find(state)
         _mark(module, state, unmarked, None)
 
-    return NodeType.opening(open, items, carried=beside, put=put)
+    def settings(module: Any) -> dict[str, Any]:
+        state = module.__dict__
+        children = dict.fromkeys(name for name, _ in find(state)[0])
+        beside = children.keys() | _BOOKKEEPING.keys()
+        return {name: value for name, value in state.items() if name not in beside}
+
+    return NodeType.opening(open, items, carried=beside, put=put, static=settings)
 
 
 def _fresh(state: Any) -> Any:
@@ -276,4 +284,4 @@ def _state_type(cls: type) -> NodeType:
     def put(state: Any, new: Mapping[Any, Any]) -> None:
         state.__dict__["_mapping"].update(new)
 
-    return NodeType.opening(open, items, put=put)
+    return NodeType.opening(open, items, put=put, static=lambda state: None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -45,6 +46,16 @@ class JaxAdapter(Adapter):
     order: ClassVar[Literal["K", "C"]] = "C"
     takes_host_arrays: ClassVar[bool] = True
     aliases: ClassVar[dict[str, str]] = _KINDS
+
+    @cached_property
+    def functional(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.jax._functional")
+
+    @cached_property
+    def random(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.jax._random")
 
     def is_array_type(self, cls: type) -> bool:
         """Arrays, PRNG keys, and what stands for them: tracers and shapes."""

@@ -24,7 +24,10 @@ def registered_type(cls: type) -> NodeType | None:
         treedef: Any = jax.tree.structure(node, is_leaf=lambda inner: inner is not node)
         return treedef.unflatten(list(new_children.values()))
 
-    return NodeType(children, rebuild)
+    def static(node: Any) -> Any:
+        return jax.tree.structure(node, is_leaf=lambda inner: inner is not node)
+
+    return NodeType(children, rebuild, static=static)
 
 
 def _key(key: Any) -> Any:

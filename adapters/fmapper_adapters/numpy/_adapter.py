@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -29,6 +30,17 @@ class NumpyAdapter(Adapter):
     host_only: ClassVar[bool] = True
     keeps_memory: ClassVar[bool] = True
     read_only: ClassVar[bool] = True
+    array_types: ClassVar[tuple[type, ...]] = (np.ndarray,)
+
+    @cached_property
+    def functional(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.numpy._functional")
+
+    @cached_property
+    def random(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.numpy._random")
 
     def is_array_type(self, cls: type) -> bool:
         """Arrays of any dtype; scalars of numbers, but not of strings and dates."""

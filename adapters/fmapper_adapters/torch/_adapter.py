@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -26,6 +29,17 @@ class TorchAdapter(Adapter):
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
     aliases: ClassVar[dict[str, str]] = {"gpu": "cuda"}
+    array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
+
+    @cached_property
+    def functional(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.torch._functional")
+
+    @cached_property
+    def random(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.torch._random")
 
     def is_array_type(self, cls: type) -> bool:
         """Tensors and all subclasses."""
@@ -41,7 +55,7 @@ class TorchAdapter(Adapter):
 
     def dtype(self, array: Any) -> str:
         """`array.dtype` without its module."""
-        return str(array.dtype).removeprefix("torch.")
+        return _name(array.dtype)
 
     def shape(self, array: Any) -> tuple[int, ...]:
         """`array.shape`."""
@@ -259,7 +273,9 @@ class TorchAdapter(Adapter):
         self, run: Callable[[Sequence[Any]], tuple[Any, list[Any]]], arrays: Sequence[Any]
     ) -> tuple[Any, list[Any], Sequence[Any]]:
         """Autograd, or `torch.func` within `torch.func`."""
-        return _transforms().value_and_grad(run, arrays)
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.value_and_grad(run, arrays)
 
     def vectorized(
         self,
@@ -268,7 +284,9 @@ class TorchAdapter(Adapter):
         axes: Sequence[int | None],
     ) -> list[Any]:
         """`torch.func.vmap`."""
-        return _transforms().vectorized(run, arrays, axes)
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.vectorized(run, arrays, axes)
 
     def compiled(
         self,
@@ -276,11 +294,13 @@ class TorchAdapter(Adapter):
         give_up: Callable[[str], None],
     ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
         """`torch.compile`."""
-        return _transforms().compiled(run, give_up)
+        from fmapper_adapters.torch import _transforms  # brings torch's tracer, slow to import
+
+        return _transforms.compiled(run, give_up)
 
     def hollow(self, array: Any) -> Any:
         """A tensor on the device `meta`; a parameter if the array is one."""
-        values = torch.empty_like(array, device="meta", requires_grad=False)
+        values = torch.empty(array.shape, dtype=array.dtype, device="meta")
         if isinstance(array, torch.nn.Parameter):
             return torch.nn.Parameter(values, requires_grad=array.requires_grad)
         return values
@@ -298,14 +318,12 @@ class TorchAdapter(Adapter):
         _nodes.register_functor(cls)
 
 
-def _transforms() -> Any:
-    """The module that only transformations need: with it comes the tracer of torch, slow to import."""
-    from fmapper_adapters.torch import _transforms
-
-    return _transforms
-
-
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_never_trained(array: Any) -> bool:

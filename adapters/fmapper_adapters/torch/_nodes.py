@@ -47,6 +47,7 @@ _HOOKS = tuple(
 )
 _GRADIENT = "_fmapper_gradient"  # an attribute of a gradient: None in its tables is no_gradient
 _SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _SETTINGS = frozenset({int, float, str, bool, type(None)})
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
@@ -123,8 +124,15 @@ def node_type(cls: type) -> NodeType | None:
             if isinstance(value, torch.Generator)
         ]
 
+    def static(module: Any) -> dict[str, Any]:
+        state = module.__dict__
+        beside = {name for name, _ in _extra(state)}.union(_REGISTRIES)
+        return {name: value for name, value in state.items() if name not in beside}
+
     put = partial(_put, numbered)
-    return NodeType.opening(open, items, carried=carried, put=put, passengers=passengers)
+    return NodeType.opening(
+        open, items, carried=carried, put=put, passengers=passengers, static=static
+    )
 
 
 def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
@@ -304,7 +312,9 @@ def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep:
     """Makes parameters of what takes the place of parameters."""
     for name, new in slots.items():
         old_tensor = known[name]
-        if new is not old_tensor and type(new) is not type(old_tensor):
+        if new is not old_tensor and (
+            type(new) is not type(old_tensor) or type(new) not in _PLAIN_TENSORS
+        ):
             slots[name] = _tensor(old, name, old_tensor, new, keep)
 
 
@@ -472,7 +482,7 @@ def registered_type(cls: type) -> NodeType | None:
         keys, _, context = take(node)
         return entry.unflatten_fn([new_children[key] for key in keys], context)
 
-    return NodeType(children, rebuild)
+    return NodeType(children, rebuild, static=lambda node: take(node)[2])
 
 
 def _key(key: Any) -> Any:

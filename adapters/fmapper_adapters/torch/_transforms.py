@@ -19,14 +19,12 @@ _here = threading.local()
 
 def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
     """Autograd; `torch.func` where that is at work already."""
-    if _in_functorch(arrays):
+    if _in_functorch():
         return _functional(run, arrays)
     depth = getattr(_here, "depth", 0)
     if depth:
-        # Another gradient is being taken through this one: it goes on through views of the arrays.
-        leaves = [
-            array.view_as(array) if array.requires_grad else _fresh(array) for array in arrays
-        ]
+        # Another gradient is being taken through this one, and goes on through views of the arrays.
+        leaves = [x.view_as(x) if x.requires_grad else _fresh(x) for x in arrays]
     else:
         leaves = [
             array if array.requires_grad and array.is_leaf else _fresh(array) for array in arrays
@@ -61,7 +59,7 @@ def _recording() -> AbstractContextManager[object]:
     return nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
 
 
-def _in_functorch(arrays: Sequence[Any]) -> bool:
+def _in_functorch() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -107,7 +105,7 @@ def compiled(
     programs: dict[Hashable, Any] = {}
 
     def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any] | None:
-        if _is_recorded(arrays):
+        if _is_recorded():
             return None  # a part of what is being recorded already
         tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
         numbers = tuple((type(x), x) for x in arrays if not isinstance(x, torch.Tensor))
@@ -115,8 +113,8 @@ def compiled(
         if signature not in programs:
             if len(programs) >= _AT_MOST:
                 give_up(
-                    f"there are {_AT_MOST} programs of it already. A number that changes with every "
-                    "call is to be given as a tensor."
+                    f"there are {_AT_MOST} programs of it already. Give what changes with every "
+                    "call as a tensor, not as a number."
                 )
                 return None
             programs[signature] = _recorded(run, arrays, key, give_up)
@@ -164,8 +162,8 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}"
 
 
-def _is_recorded(arrays: Sequence[Any]) -> bool:
-    return get_proxy_mode() is not None or _in_functorch(arrays)
+def _is_recorded() -> bool:
+    return get_proxy_mode() is not None or _in_functorch()
 
 
 def _modes() -> tuple[Hashable, ...]:
