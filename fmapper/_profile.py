@@ -24,6 +24,8 @@ from fmapper._profile_where import Places, places_for
 from fmapper._timing import Timing
 from fmapper._warn import keeping_warnings
 
+_UNSTEADY = 0.5  # distance of the quartiles, as a part of the median
+
 
 def profile(
     model: Any,
@@ -114,6 +116,7 @@ def profile(
         cells = measured_bounds(cells)
         card = chosen or _card_here(places) or find_accelerator("H200")
         predicted, more = _predict_all(places, bench, card, {cell.device for cell in cells})
+    notes += _unsteady(cells)
     made = {cell.device for cell in predicted}
     absent = [f"{why}; {_fate(name, made)}." for name, why in places.absent.items()]
     notes = [*absent, *places.notes, *notes, *more, *dict.fromkeys(text for text, _ in warned)]
@@ -133,6 +136,21 @@ def _call(model: Any, *inputs: Any) -> Any:
 
 def _name(model: Any) -> str:
     return str(getattr(model, "__qualname__", None) or type(model).__qualname__)
+
+
+def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
+    """A word on times that vary too much to be compared."""
+    found = [
+        f"{cell.device} at {cell.batch_size:,}"
+        for cell in cells
+        if cell.total.upper - cell.total.lower > _UNSTEADY * cell.total.median
+    ]
+    if not found:
+        return []
+    return [
+        f"the times vary a lot: {', '.join(found)}. Is something else running here? More seconds= "
+        "give steadier medians."
+    ]
 
 
 def _fate(name: str, predicted: set[str]) -> str:

@@ -117,6 +117,21 @@ def test_a_real_sleep_is_seen() -> None:
     assert took < 2
 
 
+@pytest.mark.parametrize("jitter", [0.0, 4.0])
+def test_times_that_vary_are_noted(clock: Clock, jitter: float) -> None:
+    runs = 0
+
+    def model(x: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        clock.takes(2.0 + jitter * (runs % 2))
+        return x
+
+    made = fmapper.profile(model, X, ["numpy:cpu"], [1], seconds=50, predict=False)
+    noted = [note for note in made.notes if "vary a lot: numpy:cpu at 1." in note]
+    assert len(noted) == (1 if jitter else 0)
+
+
 def test_rounds_keep_to_their_time(clock: Clock) -> None:
     def once() -> tuple[float]:
         clock.takes(1.0)
@@ -284,6 +299,17 @@ def test_jax_is_compiled_once_for_each_size_unless_told_otherwise() -> None:
     run(False)
     assert calls[None] == 3
     assert calls[False] > 9
+
+
+@pytest.mark.parametrize("compile", [None, False, True])
+def test_torch_is_compiled_on_request(
+    compile: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda f: (compiled.append(f), f)[1])
+    fmapper.profile(torch.nn.Linear(4, 2), X, ["torch:cpu"], [1], compile=compile, **QUICK)
+    assert len(compiled) == (1 if compile else 0)
 
 
 def test_equinox_needs_no_declaration() -> None:
