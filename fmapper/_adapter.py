@@ -327,6 +327,13 @@ class Adapter(ABC):
         """
         raise TypeError(f"the {self.name} adapter cannot cast {self.dtype(array)} to {dtype}")
 
+    def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
+        """`cast` for many arrays, in order, where there is a quicker way for all at once.
+
+        An error is about the array whose turn it is, or a `BatchError`.
+        """
+        return (self.cast(array, dtype) for array in arrays)
+
     def like(self, new: Any, old: Any) -> Any:
         """`new` as what `old` is beside its values: a parameter, for example."""
         return new

@@ -178,6 +178,11 @@ class MovedLeaves:
         return next((link for link, value, _ in self._visit() if value is wanted), None)
 
 
+def _holds_only_leaves(node: dict[Any, Any]) -> bool:
+    """Whether a dict is a flat one of arrays, as a state dict is; False where none was met yet."""
+    return all(kinds.get(cls) is LEAF for cls in {*map(type, node.values())})
+
+
 def _collected(
     tree: Any,
     is_leaf: Callable[[Any], bool] | None,
@@ -213,6 +218,9 @@ def _collected(
             elif isinstance(kind, NodeType):
                 seen[i] = child
                 check(child, kind)
+                if type(child) is dict and not known and _holds_only_leaves(child):
+                    leaves.update(zip(map(id, child.values()), child.values(), strict=True))
+                    continue
                 if kind.borrowed:
                     borrowers.append((child, kind))
                     continue

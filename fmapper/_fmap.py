@@ -108,7 +108,8 @@ def fmap(
         )
         options.f = moved
         if prune is UNSET and cache is UNSET:
-            options.memo = moved.memo
+            options.known = moved.memo
+            options.memo = moved.memo.copy()
     return options(tree, rest)
 
 
@@ -364,6 +365,7 @@ def _run(
     caching: bool,
     prune: Any,
     cursor: _Cursor | None,
+    known: Mapping[int, Any] | None = None,
 ) -> Any:
     """Maps a tree depth first, left to right, on a stack of its own: no depth is too deep.
 
@@ -410,6 +412,12 @@ def _run(
                     if caching and open is not open_childless and child is not _EMPTY:
                         memo[i] = new
                 elif open is open_dict and cursor is None:  # the commonest node, in line
+                    if known is not None:
+                        try:  # a flat one, as a state dict is, takes no loop
+                            memo[i] = slots[key] = {k: known[id(x)] for k, x in child.items()}
+                            continue
+                        except KeyError:  # no, it has nodes in it
+                            pass
                     stack.append((items, slots, key, i, finish))
                     source = child.copy()
                     keep(source)
@@ -465,6 +473,7 @@ class _Map:
     walk: Walk | None
     with_path: bool = False
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict)  # may know results beforehand
+    known: Mapping[int, Any] | None = None  # results for leaves alone, of a batch
     kept: Kept = dataclasses.field(init=False)
     tree: Any = None
 
@@ -514,6 +523,7 @@ class _Map:
             caching=self.cache is not None,
             prune=self.prune,
             cursor=cursor,
+            known=self.known,
         )
         return self._completed(result, several=bool(rest))
 

@@ -176,16 +176,13 @@ class Mover:
             UnsupportedLeafError: The target cannot hold an array.
             DeviceError: An array cannot be on the device that is asked for.
         """
-        classes = list(map(type, leaves))
+        classes = set(map(type, leaves))
         by_class: dict[type, list[int]] = {}
-        if len(set(classes)) == 1:
-            by_class[classes[0]] = list(range(len(leaves)))
-        else:
-            for place, cls in enumerate(classes):
-                by_class.setdefault(cls, []).append(place)
+        for place, leaf in enumerate(leaves if len(classes) > 1 else ()):
+            by_class.setdefault(type(leaf), []).append(place)
         routes: list[Route] = []
         others: list[int] = []
-        for places in by_class.values():
+        for places in by_class.values() if len(classes) != 1 else (range(len(leaves)),):
             adapter = adapter_of(leaves[places[0]])
             if adapter is None:
                 others += places
@@ -382,7 +379,7 @@ def _why_unsupported(adapter: Adapter, leaf: Any, target: Adapter, dtype: str) -
     return f"{target.name} has no dtype {dtype}"
 
 
-def _alike(signatures: Sequence[Hashable], places: list[int]) -> Iterable[list[int]]:
+def _alike(signatures: Sequence[Hashable], places: Sequence[int]) -> Iterable[Sequence[int]]:
     """The places, sorted by signature; nearly always all arrays of a model are of one dtype."""
     if len(set(signatures)) == 1:
         return [places]

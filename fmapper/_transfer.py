@@ -98,6 +98,13 @@ class _Batch:
     def route(self, at: int) -> Route:
         return self.routes[bisect.bisect_right(self.ends, at)]
 
+    @property
+    def casts(self) -> list[int]:
+        """The arrays whose dtype changes."""
+        if not self.is_cast:
+            return []
+        return [at for at in range(len(self.arrays)) if self.route(at).is_cast]
+
     def path(self, at: int) -> str:
         return format_link(self.where(self.places[at]))
 
@@ -232,12 +239,8 @@ def _moved(batch: _Batch, copy: bool | None) -> list[Any]:
     new = batch.done(lambda: target.take(exchange, batch.device, share=copy is False))
     if not batch.is_cast:
         return new
-    return [
-        _checked_cast(target, array, batch, at)
-        if target.dtype(array) != batch.route(at).held
-        else array
-        for at, array in enumerate(new)
-    ]
+    wrong = [at for at, array in enumerate(new) if target.dtype(array) != batch.route(at).held]
+    return _cast(target, new, wrong, batch)
 
 
 def _abstracted(batch: _Batch, copy: bool | None) -> Iterable[Any]:
@@ -250,8 +253,7 @@ def _abstracted(batch: _Batch, copy: bool | None) -> Iterable[Any]:
     arrays: Iterable[Any] = batch.arrays
     if copy or batch.origin != batch.device:
         arrays = source.to_device(batch.arrays, batch.device, copy=copy)
-    for at, array in enumerate(arrays):
-        yield _checked_cast(source, array, batch, at) if batch.route(at).is_cast else array
+    yield from _cast(source, arrays, batch.casts, batch)
 
 
 def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
@@ -261,10 +263,7 @@ def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
         raise _no_copy(batch, 0)
     if not batch.is_cast:
         return source.to_device(batch.arrays, device, copy=copy)
-    casts = [
-        _checked_cast(source, array, batch, at) if batch.route(at).is_cast else array
-        for at, array in enumerate(batch.arrays)
-    ]
+    casts = _cast(source, batch.arrays, batch.casts, batch)
     if batch.origin != device:
         return source.to_device(casts, device, copy=None)
     if copy is True:  # those that were cast are copies
@@ -278,15 +277,14 @@ def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
 def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
     """The arrays on their way to another backend, as it may have them."""
     source, target, arrays = batch.source, batch.target, batch.arrays
-    casts = [at for at in range(len(arrays)) if batch.route(at).is_cast] if batch.is_cast else []
+    casts = batch.casts
     if casts and copy is False:
         raise _no_copy(batch, casts[0])
     fresh = [at for at in casts if source.storable(batch.route(at).held) == batch.route(at).held]
     if source.frozen:  # what it casts it would not let go without another copy
         exchange = _cast_on_host(batch, batch.exported(arrays), fresh)
     else:
-        cast = {at: _checked_cast(source, arrays[at], batch, at) for at in fresh}
-        arrays = [cast.get(at, array) for at, array in enumerate(arrays)] if cast else arrays
+        arrays = _cast(source, arrays, fresh, batch) if fresh else arrays
         exchange = batch.exported(arrays)
     if copy is False:
         for at, (array, data) in enumerate(zip(arrays, exchange.data, strict=True)):
@@ -329,9 +327,7 @@ def _cast_on_host(batch: _Batch, exchange: Exchange, casts: Sequence[int]) -> Ex
     """The exchange with some of its arrays cast into memory of their own."""
     if not casts or exchange.device is not None:
         return exchange
-    data = list(exchange.data)
-    for at in casts:
-        data[at] = _checked_cast(get_adapter("numpy"), data[at], batch, at)
+    data = _cast(get_adapter("numpy"), exchange.data, casts, batch)
     own = {*exchange.private, *casts}
     return dataclasses.replace(exchange, data=data, private=own, owners=None)
 
@@ -342,32 +338,51 @@ def _no_copy(batch: _Batch, at: int) -> Exception:
     return batch.failure(at, BufferError(f"going {what} takes a copy"))
 
 
-def _checked_cast(adapter: Adapter, array: Any, batch: _Batch, at: int) -> Any:
+def _cast(
+    adapter: Adapter, arrays: Iterable[Any], chosen: Sequence[int], batch: _Batch
+) -> list[Any]:
+    """The arrays, the chosen ones in the dtypes of their routes.
+
+    Raises:
+        LossyCastError: One of them has values that its new dtype cannot hold.
+    """
+    results = list(arrays)
+    for route, members in itertools.groupby(chosen, key=batch.route):
+        ats = list(members)
+        done = 0
+        try:
+            for new, survived in adapter.casts([results[at] for at in ats], route.held):
+                if not survived:
+                    raise _lossy(batch, ats[done])
+                results[ats[done]] = new
+                done += 1
+        except BatchError as error:
+            cause = error.__cause__
+            reason = cause if isinstance(cause, Exception) else error
+            raise batch.failure(ats[error.index], reason) from reason
+        except FmapperError:
+            raise
+        except Exception as error:
+            raise batch.failure(ats[done], error) from error
+    return results
+
+
+def _lossy(batch: _Batch, at: int) -> LossyCastError:
     step = batch.route(at)
-    try:
-        new, survived = adapter.cast(array, step.held)
-    except FmapperError:
-        raise
-    except Exception as error:
-        raise batch.failure(at, error) from error
-    if not survived:
-        kind = "values do not fit"
-        if not is_inexact(step.dtype):
-            kind = "integers do not fit"
-        elif is_inexact(step.held):
-            complex_to_real = step.dtype.startswith("complex") > step.held.startswith("complex")
-            kind = (
-                "imaginary parts are lost" if complex_to_real else "finite values become infinite"
-            )
-        limit = ""
-        if step.held != step.wanted:
-            limit = f" ({step.target.name} holds no {step.wanted} here)"
-        raise LossyCastError(
-            f"{batch.path(at)}: {kind} going from {step.dtype} to {step.held}{limit}. "
-            "Scale the values, or keep a wider dtype"
-            + (" (for JAX: jax.config.update('jax_enable_x64', True))." if limit else ".")
-        )
-    return new
+    kind = "values do not fit"
+    if not is_inexact(step.dtype):
+        kind = "integers do not fit"
+    elif is_inexact(step.held):
+        complex_to_real = step.dtype.startswith("complex") > step.held.startswith("complex")
+        kind = "imaginary parts are lost" if complex_to_real else "finite values become infinite"
+    limit = ""
+    if step.held != step.wanted:
+        limit = f" ({step.target.name} holds no {step.wanted} here)"
+    return LossyCastError(
+        f"{batch.path(at)}: {kind} going from {step.dtype} to {step.held}{limit}. "
+        "Scale the values, or keep a wider dtype"
+        + (" (for JAX: jax.config.update('jax_enable_x64', True))." if limit else ".")
+    )
 
 
 def _restore_view(

@@ -590,6 +590,20 @@ class AdapterConformance:
                 want = source.astype(target)
             np.testing.assert_array_equal(np.array(self.values(got)), want)
 
+    @pytest.mark.parametrize(("old", "new", "numbers", "survives"), CASTS)
+    def test_many_casts_are_as_each_alone(
+        self, adapter: Adapter, old: str, new: str, numbers: list[Any], survives: bool
+    ) -> None:
+        if not {old, new} <= set(self.dtypes):
+            pytest.skip(f"{adapter.name} does not hold both {old} and {new}")
+        arrays = [self.make(np.array(x, host_dtype(old))) for x in ([1], numbers, [0, 1])]
+        found = list(adapter.casts(arrays, new))
+        alone = [adapter.cast(array, new) for array in arrays]
+        assert survives is all(survived for _, survived in found)
+        assert [survived for _, survived in found] == [survived for _, survived in alone]
+        for (one, _), (other, _) in zip(found, alone, strict=True):
+            assert_exact(self.values(one), self.values(other))
+
     def test_the_mover_refuses_what_a_cast_would_lose(self, mover: Mover) -> None:
         if not {"float32", "float16"} <= set(self.dtypes):
             pytest.skip(f"{mover.backend} does not hold float32 and float16")

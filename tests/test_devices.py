@@ -655,6 +655,8 @@ EIGHT = """
             new = to_device(spelt)({"w": source})["w"]
             assert place(new) == [3] and np.array_equal(np.asarray(new), values), (name, spelt)
             assert place(to_jax(source, device=spelt)) == [3]
+    mixed = to_device("cpu:1")({"a": split, "b": one, "c": part, "d": copied})
+    assert mixed["b"] is one and all(place(x) == [1] for x in mixed.values())
     out["stays"] = [to_cpu(one) is one, to_jax(one) is one, to_device("cpu:1")(one) is one]
     out["split stays"] = [to_jax(split) is split, to_jax(copied) is copied]
     out["split to cpu"] = [place(to_cpu(split)), place(to_device("cpu")(part))]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import subprocess
 import sys
@@ -1772,3 +1773,63 @@ def test_a_storage_that_was_shrunk_is_refused(torch: Any, target: str, left: int
         tensor.untyped_storage().resize_(left)
         with pytest.raises(fmapper.UnsupportedLeafError, match=r"model\.w: .*storage .* was freed"):
             MOVERS[target]({"ok": torch.ones(2), "w": tensor}, copy=True)
+
+
+@pytest.mark.parametrize("source", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("bad", [0, 7, 39])
+def test_one_overflow_among_many_small_leaves_is_named(torch: Any, source: str, bad: int) -> None:
+    """Small casts are checked together, and still each by itself where one of them is lost."""
+    pytest.importorskip(source)
+    model = [make(source, [1.0, float("inf")], "float32") for _ in range(40)]
+    assert [numbers(leaf) for leaf in to_torch(model, dtype="float16")] == [[1.0, np.inf]] * 40
+    model[bad] = make(source, [1.0, 1e5], "float32")
+    for mover in (to_torch, MOVERS[source]):
+        with pytest.raises(fmapper.LossyCastError, match=rf"^model\[{bad}\]: finite values"):
+            mover(model, dtype="float16")
+
+
+def test_a_cast_looks_at_large_and_small_leaves(torch: Any) -> None:
+    large = torch.ones((1 << 18) + 3)
+    for lost in (False, True):
+        model = {"a": torch.ones(3), "b": large, "c": torch.ones(2), "d": large.clone()}
+        model["d"][-1] = 1e5 if lost else 6e4
+        if lost:
+            with pytest.raises(fmapper.LossyCastError, match=r"^model\.d: finite values"):
+                to_torch(model, dtype="float16")
+        else:
+            new = to_torch(model, dtype="float16")
+            assert all(torch.equal(new[key], model[key].half()) for key in model)
+
+
+def test_a_shrunk_storage_is_refused_by_a_cast_of_many(torch: Any) -> None:
+    model = [torch.ones(64) for _ in range(9)]
+    model[5].untyped_storage().resize_(8)
+    with pytest.raises(fmapper.MoveError, match=r"model\[5\]: .*storage .* was freed"):
+        to_torch(model, dtype="bfloat16")
+
+
+def test_a_flat_dict_keeps_its_order_its_ties_and_its_source() -> None:
+    """A dict of arrays alone is moved without a loop over it."""
+    w, b = np.ones(2), np.zeros(3)
+    inner = {"b": b, "w": w, "again": b}
+    tree = {"first": inner, "second": {"w": w}, "third": inner, "none": {}}
+    new = to_numpy(tree, copy=True)
+    assert list(new) == list(tree)
+    assert list(new["first"]) == list(inner)
+    assert new["first"] is new["third"] is not inner
+    assert new["first"]["b"] is new["first"]["again"] is not b
+    assert new["second"]["w"] is new["first"]["w"] is not w
+    assert new["none"] == {}
+    assert new["none"] is not tree["none"]
+    assert inner == {"b": b, "w": w, "again": b}
+
+
+def test_the_quick_look_for_shared_memory_is_right_for_dense_tensors(torch: Any) -> None:
+    """All triples of spans, empty ones and one that is larger than the others included."""
+    adapter = fmapper.get_adapter("torch")
+    memory = torch.zeros(6, dtype=torch.uint8)
+    spans = [(low, high) for low in range(6) for high in range(low, min(low + 3, 6))] + [(0, 6)]
+    for chosen in itertools.combinations_with_replacement(spans, 3):
+        pairs = itertools.combinations(chosen, 2)
+        meet = any(max(a, c) < min(b, d) for (a, b), (c, d) in pairs)
+        assert adapter.may_share_memory([memory[a:b] for a, b in chosen]) is meet, chosen

@@ -27,7 +27,8 @@ _NARROWED = {
     "uint64": "uint32",
     "complex128": "complex64",
 }
-_look = attrgetter("dtype", "sharding")
+_dtype = attrgetter("dtype")
+_devices_of = attrgetter("sharding.device_set")
 _META = Device("jax", "meta")
 _shape_only: Any = jax.ShapeDtypeStruct
 _KINDS = {"cuda": "gpu", "rocm": "gpu"}
@@ -152,11 +153,17 @@ class JaxAdapter(Adapter):
         return int(math.prod(array.shape) * array.dtype.itemsize)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The dtype and the sharding."""
+        """The dtype, and the devices unless those are the same for all."""
         cls = type(arrays[0])
         if issubclass(cls, jax.core.Tracer):
             return super().signatures(arrays)
-        return list(map(_look, arrays))
+        dtypes = list(map(_dtype, arrays))
+        if issubclass(cls, jax.ShapeDtypeStruct):
+            return dtypes
+        places = list(map(_devices_of, arrays))  # shardings take longer to compare
+        if places.count(places[0]) == len(places):
+            return dtypes
+        return list(zip(dtypes, map(frozenset, places), strict=True))
 
     def stays(self, array: Any) -> str | None:
         """PRNG keys: other frameworks draw no numbers from them."""
@@ -185,7 +192,7 @@ class JaxAdapter(Adapter):
         if origin.kind == "gpu" and target.kind == "cuda" and isinstance(origin.index, int):
             return Exchange(arrays, frozen=True, device=origin)
         try:
-            data = [np.asarray(array) for array in arrays]
+            data = list(map(np.asarray, arrays))
         except (TypeError, RuntimeError):
             for array in arrays:
                 _host.refuse(array)

@@ -178,6 +178,10 @@ class TorchAdapter(Adapter):
         new = _host.cast(array, getattr(torch, dtype))
         return new, _host.survived(array.detach(), new.detach())
 
+    def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
+        """The same for many, with one look at the results of many small ones."""
+        return _host.casts(arrays, getattr(torch, dtype))
+
     def like(self, new: Any, old: Any) -> Any:
         """A parameter where there was one; inside torch.func a tensor stays what it is."""
         wrapped = torch._C._functorch.is_functorch_wrapped_tensor(new)

@@ -21,11 +21,12 @@ def to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
     """
     sources: list[torch.Tensor] = []
     owners: list[int] = []  # whose a source is
-    for at, tensor in enumerate(tensors):
+    for at, tensor in enumerate(() if _host.are_whole(tensors) else tensors):
         try:
             _host.check_filled(tensor)
         except TypeError as error:
             raise BatchError(at) from error
+    for at, tensor in enumerate(tensors):
         is_plain = tensor.is_leaf and not _host.is_transformed(tensor)
         sources.append(tensor.detach() if is_plain and tensor.requires_grad else tensor)
         owners.append(at)
@@ -53,10 +54,12 @@ def carried(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch
     """
     results: dict[int, torch.Tensor] = {}
     for way in ("cpu", "cuda"):
+        if way == device.type:
+            continue
         batch = [at for at, t in enumerate(tensors) if t.device.type == way and _is_bare(t)]
         chosen = [tensors[at] for at in batch]
         try:
-            if not batch or way == device.type:
+            if not batch:
                 continue
             if way == "cpu" and device.type == "cuda":
                 results.update(zip(batch, _link.upload(chosen, device), strict=True))

@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -102,18 +102,13 @@ def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     """NumPy views of plain CPU tensors; None if one of them needs a closer look."""
-    if not _PLAIN.issuperset(map(type, tensors)):
+    if not are_whole(tensors):
         return None
     try:
-        if any(map(_mirrors, tensors)) or any(map(torch.Tensor.storage_offset, tensors)):
-            return None
-        storages = map(torch.Tensor.untyped_storage, tensors)
-        held = map(torch.UntypedStorage.nbytes, storages)
-        if not all(map(operator.ge, held, map(_nbytes, tensors))):  # freed, or shrunk
-            return None
-        if not all(map(torch.Tensor.is_contiguous, tensors)):  # they may reach further
-            return None
-        bare = [t.detach() if t.requires_grad else t for t in tensors]
+        try:
+            return list(map(torch.Tensor.numpy, tensors))
+        except (TypeError, RuntimeError):  # parameters, or a dtype that NumPy does not have
+            bare = [t.detach() if t.requires_grad else t for t in tensors]
         (dtype,) = set(map(_dtype, bare))
         if dtype not in _FOREIGN:
             return list(map(torch.Tensor.numpy, bare))
@@ -124,6 +119,22 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     except (TypeError, ValueError, RuntimeError):  # several dtypes, a lazy conjugate, sparse ...
         pass
     return None
+
+
+def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all are dense and have the memory that they say; False if in doubt."""
+    if not _PLAIN.issuperset(map(type, tensors)):
+        return False
+    try:
+        if any(map(_mirrors, tensors)) or any(map(torch.Tensor.storage_offset, tensors)):
+            return False
+        storages = map(torch.Tensor.untyped_storage, tensors)
+        held = map(torch.UntypedStorage.nbytes, storages)
+        if not all(map(operator.ge, held, map(_nbytes, tensors))):  # freed, or shrunk
+            return False
+        return all(map(torch.Tensor.is_contiguous, tensors))  # others may reach further
+    except RuntimeError:  # sparse, or inside a transform
+        return False
 
 
 def generator_on(old: torch.Generator, device: torch.device) -> torch.Generator:
@@ -151,12 +162,13 @@ def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
         starts = list(map(torch.Tensor.data_ptr, tensors))
     except RuntimeError:  # no strided memory
         return True
-    reach = 0
-    for start, size in sorted(zip(starts, map(_nbytes, tensors), strict=True)):
-        if size and start < reach:
-            return True
-        reach = start + size
-    return False
+    sizes = list(map(_nbytes, tensors))
+    ordered = sorted(starts)
+    if min(map(operator.sub, ordered[1:], ordered), default=0) >= max(sizes, default=0):
+        return False  # the quicker answer, where all are small
+    ends = sorted(map(operator.add, starts, sizes))
+    # Each ends before the next one begins: nowhere have two begun and not ended.
+    return any(map(operator.gt, ends, ordered[1:]))
 
 
 def nbytes(tensor: torch.Tensor) -> int:
@@ -324,9 +336,64 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def casts(
+    tensors: Sequence[torch.Tensor], dtype: torch.dtype
+) -> Iterator[tuple[torch.Tensor, bool]]:
+    """`cast`, and whether every value has survived; many small tensors are looked at at once.
+
+    Raises:
+        BatchError: One of them cannot be cast.
+    """
+    trusted = are_whole(tensors)
+    waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+    size = 0
+    for at, tensor in enumerate(tensors):
+        try:
+            new = cast(tensor, dtype, check=not trusted)
+        except Exception as error:
+            raise BatchError(at) from error
+        if size + new.numel() > _PART:  # so that a large one is looked at alone
+            yield from _judged(waiting, trusted)
+            waiting, size = [], 0
+        waiting.append((tensor, new))
+        size += new.numel()
+    yield from _judged(waiting, trusted)
+
+
+def _judged(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], trusted: bool
+) -> Iterator[tuple[torch.Tensor, bool]]:
+    """The new ones of (old, new) pairs, each with whether every value has survived.
+
+    Args:
+        pairs: Tensors of any kind; the new ones are of one dtype.
+        trusted: They are whole, so that a look at all at once may do.
+    """
+    have_survived = trusted and len(pairs) > 1 and _have_survived(pairs)
+    for old, new in pairs:
+        yield new, have_survived or survived(old.detach(), new.detach())
+
+
+def _have_survived(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    """Whether all values of some small dense tensors have survived a cast; False if in doubt."""
+    (new,) = {new.dtype for _, new in pairs}
+    dtypes = {old.dtype for old, _ in pairs}
+    if all(_holds_all_of(new, old) for old in dtypes):
+        return True
+    if new.itemsize == 1 or not all(dtype.is_floating_point for dtype in (new, *dtypes)):
+        return False  # torch makes no infinities of what is too large for float8
+    try:
+        with torch.no_grad():
+            values = torch.cat([tensor.view(-1) for _, tensor in pairs])
+            return math.isfinite(values.sum(dtype=torch.float64).item())
+    except RuntimeError:  # no values: meta, or inside a transform
+        return False
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> torch.Tensor:
     """The tensor in another dtype, still a leaf of autograd and a parameter if it was one."""
-    check_filled(tensor)
+    if check:
+        check_filled(tensor)
 
     def change(values: torch.Tensor) -> torch.Tensor:
         real = values.real if values.is_complex() and not dtype.is_complex else values
