@@ -26,8 +26,10 @@ from fmapper._errors import (
     PathError,
     PlacementError,
     PrecisionWarning,
+    ProfileError,
     RebuildError,
     StructureMismatchError,
+    TargetError,
     TieWarning,
     TransformError,
     UnsupportedLeafError,
@@ -69,24 +71,31 @@ from fmapper._trainable import trainables
 
 if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random
+    from fmapper._accelerator import Accelerator
+    from fmapper._counts import Counts
     from fmapper._inplace import move_
     from fmapper._inventory import SummaryRow
     from fmapper._loader import DeviceLoader
     from fmapper._materialize import materialize
     from fmapper._place import Placement, cast, keep, place
     from fmapper._plan import Plan, PlannedLeaf, plan
+    from fmapper._profile import profile
+    from fmapper._profile_result import Profile, ProfileCell, Verdict
     from fmapper._summary import Summary, summary
+    from fmapper._timing import Timing
     from fmapper._transforms import grad, jit, value_and_grad, vmap
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Accelerator",
     "Adapter",
     "Aside",
     "BackendUnavailableError",
     "BatchError",
     "BoxKey",
     "CopyNeededError",
+    "Counts",
     "CycleError",
     "DeclarationError",
     "Device",
@@ -116,14 +125,20 @@ __all__ = [
     "Plan",
     "PlannedLeaf",
     "PrecisionWarning",
+    "Profile",
+    "ProfileCell",
+    "ProfileError",
     "RebuildError",
     "Static",
     "StructureMismatchError",
     "Summary",
     "SummaryRow",
+    "TargetError",
     "TieWarning",
+    "Timing",
     "TransformError",
     "UnsupportedLeafError",
+    "Verdict",
     "array_namespace",
     "at_end",
     "cast",
@@ -158,6 +173,7 @@ __all__ = [
     "no_gradient",
     "place",
     "plan",
+    "profile",
     "put_together",
     "rebuild",
     "refitted",
@@ -182,6 +198,8 @@ __all__ = [
 
 # What many programs never use, by the module that has it: importing fmapper is to be quick.
 _LATE = {
+    "Accelerator": "_accelerator",
+    "Counts": "_counts",
     "vmap": "_transforms",
     "jit": "_transforms",
     "grad": "_transforms",
@@ -190,14 +208,19 @@ _LATE = {
     "Placement": "_place",
     "Plan": "_plan",
     "PlannedLeaf": "_plan",
+    "Profile": "_profile_result",
+    "ProfileCell": "_profile_result",
     "Summary": "_summary",
     "SummaryRow": "_inventory",
+    "Timing": "_timing",
+    "Verdict": "_profile_result",
     "cast": "_place",
     "keep": "_place",
     "materialize": "_materialize",
     "move_": "_inplace",
     "place": "_place",
     "plan": "_plan",
+    "profile": "_profile",
     "summary": "_summary",
 }
 

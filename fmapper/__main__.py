@@ -1,21 +1,36 @@
-"""`python -m fmapper`: what this machine has, from the command line."""
+"""`python -m fmapper`: what this machine has, and where the time of a model goes."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from fmapper import _cli_profile
 from fmapper._adapter import Device, DeviceInfo
 from fmapper._device import device_info, devices, missing
+from fmapper._errors import FmapperError
+
+Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+"""What it is good for, what adds its options, and what runs it and gives the exit status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status."""
+    """Runs a command; returns the exit status: 0, or 1 where it failed."""
     parser = argparse.ArgumentParser(prog="python -m fmapper", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("devices", help="every device, its memory, and what is missing")
-    parser.parse_args(arguments)
+    for name, (purpose, add_options, _) in COMMANDS.items():
+        add_options(commands.add_parser(name, help=purpose, description=purpose))
+    options = parser.parse_args(arguments)
+    try:
+        return COMMANDS[options.command][2](options)
+    except (FmapperError, OSError, ValueError) as error:
+        print(f"fmapper {options.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def run_devices(options: argparse.Namespace) -> int:
+    """Prints the table of devices."""
     print_devices()
     return 0
 
@@ -56,6 +71,19 @@ def _ask(device: Device) -> DeviceInfo:
 def _size(count: int | None) -> str:
     return "" if count is None else f"{count / 2**30:.1f} GiB"
 
+
+def _no_options(parser: argparse.ArgumentParser) -> None:
+    """For a command that takes none."""
+
+
+COMMANDS: dict[str, Command] = {
+    "devices": ("every device, its memory, and what is missing", _no_options, run_devices),
+    "profile": (
+        "where the time of a model goes, and from which batch size an accelerator pays",
+        _cli_profile.add_options,
+        _cli_profile.run,
+    ),
+}
 
 if __name__ == "__main__":
     sys.exit(main())

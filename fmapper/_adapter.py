@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from fmapper._dtypes import itemsize
 from fmapper._errors import DeviceUnavailableError
 from fmapper._nodes import NodeType
+
+if TYPE_CHECKING:
+    from fmapper._counts import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +408,42 @@ class Adapter(ABC):
 
         It holds until a class further down says otherwise; None for a class that does not say.
         """
+        return None
+
+    # running models
+
+    def computes_with(self, cls: type) -> str | None:
+        """The one backend with whose arrays a class of this framework computes.
+
+        None for a class that is not of this framework, or that works with any arrays.
+        """
+        return None
+
+    def to_evaluation(self, node: Any) -> None:  # noqa: B027  (most nodes have no modes)
+        """Puts a node of this framework, which nobody else holds, into its mode for inference."""
+
+    def runner(
+        self, call: Callable[..., Any], model: Any, *, compile: bool | None
+    ) -> Callable[..., Any]:
+        """How this backend runs a model for inference: a function of the inputs alone.
+
+        Args:
+            call: `call(model, *inputs)` is one run.
+            model: Its arrays are of this backend, on one device.
+            compile: Whether the backend's compiler is used; None for what is usual there.
+        """
+        return functools.partial(call, model)
+
+    def wait(self, device: Device, results: Any) -> None:  # noqa: B027  (nothing runs behind one)
+        """Waits until what runs on one of its devices has been computed.
+
+        Args:
+            device: The device.
+            results: What the runs gave, an array or a tree with some.
+        """
+
+    def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
+        """What one run asks of an accelerator, found out without one; None where nobody knows."""
         return None
 
     # transformations

@@ -14,6 +14,8 @@ FmapperError
 ├── BackendUnavailableError (ImportError) a framework that is not installed
 ├── TransformError (TypeError)            what cannot be differentiated, compiled or batched
 ├── LossyCastError (ValueError)           a value that the target dtype cannot hold
+├── ProfileError (RuntimeError)           a model could not be run to see where its time goes
+├── TargetError (ValueError)              FILE:NAME or example inputs that cannot be read
 ├── BatchError (RuntimeError)             an adapter says which array of a batch failed
 └── MoveError (RuntimeError)              a leaf could not be moved; nothing was
     ├── UnsupportedLeafError (TypeError)  its dtype or layout has no counterpart in the target
@@ -92,6 +94,14 @@ class TransformError(FmapperError, TypeError):
 
 class LossyCastError(FmapperError, ValueError):
     """A value would be lost in the target dtype."""
+
+
+class ProfileError(FmapperError, RuntimeError):
+    """A model that is to be profiled could not be run; the message says on which device."""
+
+
+class TargetError(FmapperError, ValueError):
+    """A `FILE:NAME` that leads to nothing, or an expression for example inputs that is none."""
 
 
 class BatchError(FmapperError, RuntimeError):

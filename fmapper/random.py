@@ -83,8 +83,11 @@ def fold_in(key: Any, data: Any, *, like: Any = None) -> Any:
     Args:
         key: A key.
         data: An integer, of which the lower 32 bits count, or a scalar array of them.
-        like: An array whose backend and device the key is to have.
+        like: An array whose backend and device the key is to have. A NumPy key goes where the
+            number is, so that the number may be traced.
     """
+    if like is None and adapter_of(data) is not None and _kernels(key, "key").HOST:
+        like = data
     return _exact("fold_in", key, like, "uint32", data)
 
 
@@ -118,7 +121,7 @@ def uniform(
     Examples:
         >>> from fmapper import random
         >>> random.uniform(random.key(0), 3)
-        array([0.947667 , 0.9785799, 0.33229148], dtype=float32)
+        array([0.947667  , 0.9785799 , 0.33229148], dtype=float32)
     """
     name = _dtype(dtype, _FLOATS)
     return _exact("uniform", key, like, name, _shape(shape), name, minval, maxval)

@@ -9,7 +9,7 @@ import fmapper
 
 ROOT = Path(__file__).parent.parent
 FRAMEWORKS = {"numpy", "torch", "jax", "flax", "optree", "array_api_compat", "ml_dtypes"}
-CORE = sorted((ROOT / "fmapper").glob("*.py"))
+CORE = sorted((ROOT / "fmapper").rglob("*.py"))
 ADAPTERS = sorted((ROOT / "adapters").rglob("*.py"))
 ORDER = ["_errors", "_keypath", "_functor", "_gradient", "_nodes", "_visit", "_batch", "_fmap"]
 
@@ -29,7 +29,7 @@ def test_there_is_something_to_look_at():
     assert {path.parent.name for path in ADAPTERS} >= {"numpy", "torch", "jax"}
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CORE, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_the_core_imports_no_framework_and_no_adapter(path):
     tops = {module.partition(".")[0] for module, _ in imports(path, everywhere=False)}
     assert not tops & FRAMEWORKS

@@ -40,6 +40,19 @@ else:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_modules_are_imported_when_they_are_asked_for():
+    script = """
+import sys, fmapper
+assert not {"fmapper.nn", "fmapper.random"} & set(sys.modules)
+assert {"nn", "random"} <= set(dir(fmapper))
+assert fmapper.nn.functional.relu and fmapper.random.key
+import fmapper.nn.functional as F
+from fmapper import nn, random
+assert F is nn.functional and random is fmapper.random
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
 def test_public_names_report_the_public_module():
     for name in fmapper.__all__:
         assert getattr(fmapper, name).__module__.partition(".")[0] == "fmapper"

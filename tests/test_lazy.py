@@ -42,6 +42,7 @@ def frameworks_loaded_by(code: str, cwd: Path) -> set[str]:
         pytest.param("import fmapper", id="core"),
         pytest.param("import fmapper_adapters", id="adapters"),
         pytest.param(DECLARE_AND_WALK, id="walk"),
+        pytest.param("import fmapper.nn.functional, fmapper.random", id="functional"),
     ],
 )
 def test_no_framework_is_imported(code: str, tmp_path: Path) -> None:

@@ -76,7 +76,9 @@ def test_core_depends_on_no_framework(metadata: Message) -> None:
 
 
 def test_extras(metadata: Message) -> None:
-    assert set(metadata.get_all("Provides-Extra", [])) == {"numpy", "torch", "jax", "flax", "all"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        *("numpy", "torch", "jax", "flax", "plot", "all")
+    }
 
 
 def test_sdist_can_be_tested_and_carries_no_leftovers(tmp_path: Path) -> None:

@@ -323,6 +323,30 @@ def test_vmap_over_keys(name):
     np.testing.assert_array_max_ulp(np.asarray(got), expected, limit)
 
 
+def test_a_host_key_goes_where_the_number_is_that_is_folded_in():
+    expected = random.fold_in(HOST, 5)
+    traced = jax.jit(lambda step: random.fold_in(HOST, step))(5)
+    tensor = random.fold_in(HOST, torch.tensor(5))
+    assert (np.asarray(traced) == expected).all()
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("make", [torch.tensor, jax.numpy.asarray])
+def test_bounds_and_probabilities_may_be_arrays_of_the_backend(make):
+    low, high = np.array([0.0, -2.0, 5.0], np.float32), np.array([1.0, 3.3, 6.1], np.float32)
+    key = make(HOST)
+    got = random.uniform(key, (4, 3), minval=make(low), maxval=make(high))
+    expected = random.uniform(HOST, (4, 3), minval=low, maxval=high)
+    np.testing.assert_array_equal(np.asarray(got), expected)
+    p = np.array([0.1, 0.9], np.float32)
+    got = random.bernoulli(key, make(p), (50, 2))
+    np.testing.assert_array_equal(np.asarray(got), random.bernoulli(HOST, p, (50, 2)))
+    ends = np.array([0, -5]), np.array([3, 100])
+    got = random.randint(key, (50, 2), *map(make, ends))
+    np.testing.assert_array_equal(np.asarray(got), random.randint(HOST, (50, 2), *ends))
+
+
 def test_the_setting_of_jax_does_not_matter():
     expected = random.uniform(HOST, (10,))
     with jax.threefry_partitionable(False):

@@ -78,6 +78,8 @@ def sizes(function: str, name: str, value: Any, count: int, *, least: int = 1) -
     Raises:
         ValueError: They are too many, too few, or too small.
     """
+    if type(value) is int and value >= least:  # as nearly always
+        return (value,) * count
     if isinstance(value, int):
         found: tuple[int, ...] = (value,) * count
     elif isinstance(value, Sequence):

@@ -224,11 +224,12 @@ def _conv(
     groups: int,
 ) -> Any:
     found = common(function, x, ("weight", weight), ("bias", bias))
-    rank, shape = len(x.shape), weight.shape
+    given, shape = tuple(x.shape), tuple(weight.shape)  # slices of a torch.Size are slow
+    rank = len(given)
     if (
         not count < rank <= count + 2
         or len(shape) != count + 2
-        or x.shape[rank - count - 1] != shape[1] * groups
+        or given[rank - count - 1] != shape[1] * groups
         or shape[0] % groups
     ):
         raise shape_error(
@@ -239,12 +240,15 @@ def _conv(
         )
     if bias is not None and tuple(bias.shape) != (shape[0],):
         raise shape_error(function, "a bias (out,)", weight=weight, bias=bias)
-    kernel = tuple(shape[2:])
     stride = sizes(function, "stride", stride, count)
     dilation = sizes(function, "dilation", dilation, count)
-    padding = pads(function, padding, kernel, stride, dilation)
-    spread = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
-    check_windows(function, x, spread, padding)
+    padding = pads(function, padding, shape[2:], stride, dilation)
+    for size, kernel, step, (low, high) in zip(
+        given[-count:], shape[2:], dilation, padding, strict=True
+    ):
+        if size + low + high <= step * (kernel - 1):
+            spread = [d * (k - 1) + 1 for d, k in zip(dilation, shape[2:], strict=True)]
+            check_windows(function, x, spread, padding)
     if rank == count + 1:
         return found.conv(x[None], weight, bias, stride, padding, dilation, groups)[0]
     return found.conv(x, weight, bias, stride, padding, dilation, groups)
@@ -621,7 +625,7 @@ def batch_norm(
         bias: What is added, of shape (channels,).
         training: Whether to take mean and variance from the batch, else what is known of them.
         momentum: How much of the batch goes into the running values: new = (1 - momentum) * old +
-            momentum * batch, with the unbiased variance. These carry no gradient.
+            momentum * batch, with the unbiased variance. No gradient goes through these.
         eps: Added to the variance.
 
     Returns:
@@ -669,8 +673,9 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
     Args:
         x: Of any shape.
         rate: The probability.
-        key: A key of `fmapper.random`, of any backend. The same key drops the same elements on
-            every backend: those where `random.bernoulli(key, 1 - rate, x.shape)` is false.
+        key: A key of `fmapper.random`, of any backend; inside torch.compile a tensor. The same key
+            drops the same elements on every backend: those where
+            `random.bernoulli(key, 1 - rate, x.shape)` is false.
         training: Whether to do so at all; else x comes back.
     """
     found = kernels("dropout", x)

@@ -23,6 +23,20 @@ class FlaxAdapter(NodeAdapter):
             return _yes
         return _no if issubclass(cls, nnx.Variable | nnx.Module) else None
 
+    def computes_with(self, cls: type) -> str | None:
+        """The modules and variables of Flax compute with JAX."""
+        origins = (str(base.__module__) for base in cls.__mro__)
+        own = any(origin.startswith(("flax.nnx", "flax.linen")) for origin in origins)
+        return "jax" if own else None
+
+    def to_evaluation(self, node: Any) -> None:
+        """`module.eval()`, for modules of NNX; those of Linen are told in each call."""
+        if any(str(base.__module__).startswith("flax.nnx") for base in type(node).__mro__):
+            from flax import nnx
+
+            if isinstance(node, nnx.Module):
+                node.eval()  # type: ignore[no-untyped-call]
+
     def node_type(self, cls: type) -> NodeType | None:
         """How a class of Flax, or one that derives from it, is taken apart.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ import numpy as np
 
 from fmapper import Adapter, Device, DeviceInfo, Exchange, NodeType
 from fmapper_adapters.jax import _devices, _host, _nodes, _transforms
+
+if TYPE_CHECKING:
+    from fmapper import Counts  # it is loaded when something is counted
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
 _NARROWED = {
@@ -247,6 +250,28 @@ class JaxAdapter(Adapter):
             return values.astype(dtype), True
         new = _host.cast(values, dtype)
         return new, _host.survived(array, new)
+
+    def computes_with(self, cls: type) -> str | None:
+        """Classes that are in JAX's registry, such as those of Equinox."""
+        return self.name if _nodes.registered_type(cls) is not None else None
+
+    def runner(
+        self, call: Callable[..., Any], model: Any, *, compile: bool | None
+    ) -> Callable[..., Any]:
+        """Under `jax.jit`, unless `compile` is False."""
+        from fmapper_adapters.jax import _running  # few programs are timed
+
+        return _running.runner(call, model, compile)
+
+    def wait(self, device: Device, results: Any) -> None:
+        """`jax.block_until_ready`."""
+        jax.block_until_ready(results)  # type: ignore[no-untyped-call]
+
+    def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
+        """From the jaxpr; nothing is computed."""
+        from fmapper_adapters.jax import _running
+
+        return _running.count(call, model, inputs)
 
     def no_transforms(self) -> str | None:
         """Nothing is in the way."""

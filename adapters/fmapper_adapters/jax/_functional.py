@@ -244,7 +244,7 @@ def batch_norm_with(
     x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
     """With mean and variance that are given."""
-    mean, var = (_channels(_wide(s), x.ndim) for s in (mean, var))
+    mean, var = (_channels(_wide(lax.stop_gradient(s)), x.ndim) for s in (mean, var))
     scales = (None if s is None else _channels(s, x.ndim) for s in (weight, bias))
     return _scaled((_wide(x) - mean) * lax.rsqrt(var + eps), x.dtype, *scales)
 

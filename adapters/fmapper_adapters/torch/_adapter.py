@@ -8,13 +8,16 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.utils.dlpack
 
 from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType
 from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _standin, _threads
+
+if TYPE_CHECKING:
+    from fmapper import Counts  # it is loaded when something is counted
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
@@ -238,6 +241,34 @@ class TorchAdapter(Adapter):
         if issubclass(cls, _WITH_PARAMETERS):
             return _is_trained_parameter
         return _is_never_trained if _optim.node_type(cls) is not None else None
+
+    def computes_with(self, cls: type) -> str | None:
+        """Modules compute with tensors."""
+        return self.name if issubclass(cls, torch.nn.Module) else None
+
+    def to_evaluation(self, node: Any) -> None:
+        """`module.eval()`, for modules: no dropout, running statistics are used and not updated."""
+        if isinstance(node, torch.nn.Module) and node.training:
+            node.eval()
+
+    def runner(
+        self, call: Callable[..., Any], model: Any, *, compile: bool | None
+    ) -> Callable[..., Any]:
+        """Eager and without gradients; behind `torch.compile` if that is asked for."""
+        from fmapper_adapters.torch import _running  # brings the dispatch modes of torch
+
+        return _running.runner(call, model, compile)
+
+    def wait(self, device: Device, results: Any) -> None:
+        """`torch.accelerator.synchronize`."""
+        if device.kind not in ("cpu", "meta"):
+            torch.accelerator.synchronize(_torch_device(device))
+
+    def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
+        """Runs it once under a mode that sees every operation."""
+        from fmapper_adapters.torch import _running
+
+        return _running.count(call, model, inputs)
 
     def no_transforms(self) -> str | None:
         """Nothing is in the way."""

@@ -58,8 +58,9 @@ def conv(
     groups: int,
 ) -> Tensor:
     """`F.conv1d` and so on; zeros that are not the same on both sides are put there before."""
-    even = [min(pair) for pair in padding]
-    if any(low != high for low, high in padding):
+    even = [low for low, high in padding if low == high]
+    if len(even) < len(padding):
+        even = [min(pair) for pair in padding]
         pairs = [
             n - same
             for pair, same in zip(reversed(padding), reversed(even), strict=True)
@@ -98,6 +99,10 @@ def avg_pool(
 ) -> Tensor:
     """`F.avg_pool1d` and so on."""
     pool = _AVERAGE[len(window)]
+    if len(window) == 3 and x.is_cpu and x.dtype.itemsize < 4:  # torch has no such kernel there
+        wide = pool(x.float(), window, stride, padding, count_include_pad=count_include_pad)
+        narrow: Tensor = wide.to(x.dtype)
+        return narrow
     found: Tensor = pool(x, window, stride, padding, count_include_pad=count_include_pad)
     return found
 
@@ -135,7 +140,7 @@ def batch_norm_with(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
     """`F.batch_norm` outside of training."""
-    return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+    return F.batch_norm(x, mean.detach(), var.detach(), weight, bias, eps=eps)
 
 
 def batch_norm(
@@ -148,7 +153,8 @@ def batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`F.batch_norm` in training, on copies of the running values."""
-    if any(map(_host.is_transformed, (x, mean, var))):  # vmap refuses what is in place
+    compiling = torch.compiler.is_compiling()
+    if compiling or any(map(_host.is_transformed, (x, mean, var))):  # nothing in place under vmap
         out = F.batch_norm(x, None, None, weight, bias, True, eps=eps)
         new_var, new_mean = torch.var_mean(x.detach(), [0, *range(2, x.ndim)])
         return out, _mixed(mean, new_mean, momentum), _mixed(var, new_var, momentum)

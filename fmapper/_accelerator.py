@@ -1,0 +1,97 @@
+"""Accelerators that are not here: their data sheets, and how much of it programs reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Range = tuple[float, float, float]
+"""The least, the likely and the most."""
+
+_PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63e9}  # 16 lanes, one direction, after the line code
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """What a prediction needs to know of an accelerator: peaks, shares of them, and fixed costs.
+
+    The peaks are those of the data sheet, without sparsity. The shares and costs are ranges: what
+    programs are seen to reach, at the least, likely and at the most. Where an accelerator is here,
+    they are measured instead.
+
+    Attributes:
+        name: What its maker calls it.
+        flops: Operations per second by dtype, as frameworks compute with that dtype if nobody asks
+            for less precision.
+        memory: Bytes per second of its own memory.
+        link: Bytes per second between it and the host, in one direction.
+        source: Where the peaks are from.
+        compute_share: How much of `flops` is reached.
+        memory_share: How much of `memory` is reached.
+        link_share: How much of `link` is reached from pageable memory, as NumPy has it.
+        launch: Seconds until the next kernel can start that Python starts.
+        compiled_launch: The same in a compiled program.
+        compiled_call: Seconds to start such a program.
+        copy: Seconds that a copy over the link takes beside its bytes.
+        sync: Seconds that it takes to wait for a value.
+    """
+
+    name: str
+    flops: dict[str, float] = field(hash=False)
+    memory: float
+    link: float
+    source: str = ""
+    compute_share: Range = (0.15, 0.4, 0.8)
+    memory_share: Range = (0.4, 0.65, 0.9)
+    # The most is what pinned buffers reach, 52 to 56 of 63 GB/s; pageable copies fall far behind.
+    link_share: Range = (0.15, 0.4, 0.88)
+    # Four to six microseconds are the driver's and the launch itself, the rest is dispatch.
+    launch: Range = (5e-6, 7e-6, 10e-6)
+    compiled_launch: Range = (1.5e-6, 3e-6, 6e-6)
+    compiled_call: Range = (10e-6, 25e-6, 80e-6)
+    copy: Range = (6e-6, 12e-6, 25e-6)
+    sync: Range = (8e-6, 15e-6, 40e-6)
+
+    def peak(self, dtype: str) -> float:
+        """Operations per second in a dtype; one that is not listed computes like float32."""
+        return self.flops.get(dtype, self.flops["float32"])
+
+
+def _gpu(name: str, tflops: tuple[float, float, float], memory: float, pcie: int) -> Accelerator:
+    """Peaks in TFLOP/s (32, 16 and 64 bits) and GB/s, from the page of the same name."""
+    single, half, double = (1e12 * peak for peak in tflops)
+    flops = {"float32": single, "float16": half, "bfloat16": half, "float64": double}
+    page = name.split()[1].lower()
+    source = f"https://www.nvidia.com/en-us/data-center/{'tesla-t4' if page == 't4' else page}"
+    return Accelerator(name, flops, memory * 1e9, _PCIE[pcie], source)
+
+
+# 32 bits are those of the plain units: matrix products use TF32 only where somebody allows it.
+ACCELERATORS = {
+    "H200": _gpu("NVIDIA H200 SXM", (67, 989, 34), 4800, 5),
+    "H100": _gpu("NVIDIA H100 SXM", (67, 989, 34), 3350, 5),
+    "A100": _gpu("NVIDIA A100 SXM 80GB", (19.5, 312, 9.7), 2039, 4),
+    "L4": _gpu("NVIDIA L4", (30.3, 121, 0.47), 300, 4),
+    "V100": _gpu("NVIDIA V100 SXM2", (15.7, 125, 7.8), 900, 3),
+    "T4": _gpu("NVIDIA T4", (8.1, 65, 0.25), 300, 3),
+}
+
+
+def find_accelerator(wanted: str | Accelerator) -> Accelerator:
+    """An accelerator by its short name, in any case.
+
+    Raises:
+        ValueError: There is no such name in the table.
+
+    Examples:
+        >>> find_accelerator("t4").name
+        'NVIDIA T4'
+    """
+    if isinstance(wanted, Accelerator):
+        return wanted
+    found = ACCELERATORS.get(wanted.upper())
+    if found is None:
+        raise ValueError(
+            f"accelerator={wanted!r} is not in the table. Known: {', '.join(ACCELERATORS)}. "
+            "For another one, give a fmapper.Accelerator with its data sheet."
+        )
+    return found

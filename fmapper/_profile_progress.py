@@ -1,0 +1,62 @@
+"""A progress bar for profiles that take long, on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+_PATIENCE = 1.0  # seconds without a bar: a short run needs none
+
+
+class Progress:
+    """Counts steps; shows a bar once it has taken a second, where somebody can see it.
+
+    Args:
+        steps: How many there will be.
+        wanted: Whether to show it; None for where stderr is a terminal.
+    """
+
+    def __init__(self, steps: int, wanted: bool | None) -> None:
+        self._steps, self._done = steps, 0
+        self._forced = wanted is True
+        self._wanted = sys.stderr.isatty() if wanted is None else wanted
+        self._start = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def at(self, what: str) -> None:
+        """What is done next."""
+        late = time.monotonic() - self._start > _PATIENCE
+        if self._bar is None and self._wanted and late:
+            self._show()
+        if self._bar is not None:
+            # Drawn here and never from a thread: that would run while something is measured.
+            self._bar.update(self._task, completed=self._done, description=what, refresh=True)
+
+    def step(self) -> None:
+        """One is done."""
+        self._done += 1
+
+    def _show(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            console=Console(file=sys.stderr, force_terminal=self._forced or None),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=self._steps)
+        self._bar.start()

@@ -1,0 +1,73 @@
+"""Times that can be trusted: medians of many rounds, with quartiles, within a budget."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+clock: Callable[[], float] = time.perf_counter
+"""Seconds, from any moment on."""
+
+_MOST = 200  # rounds: more make a median no better
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A number that was measured several times, or predicted.
+
+    Attributes:
+        median: The median of all rounds; of a prediction, what is likely.
+        lower: The first quartile; of a prediction, the least.
+        upper: The third quartile; of a prediction, the most.
+        n: How many rounds; 0 for a prediction.
+    """
+
+    median: float
+    lower: float
+    upper: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Timing:
+        """The median and the quartiles of some values.
+
+        Examples:
+            >>> Timing.of([3.0, 1.0, 2.0])
+            Timing(median=2.0, lower=1.5, upper=2.5, n=3)
+        """
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0], 1)
+        lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, lower, upper, len(values))
+
+
+@contextmanager
+def no_collector() -> Iterator[None]:
+    """Without the garbage collector, which would count what it does for others."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def rounds(once: Callable[[], tuple[float, ...]], seconds: float) -> list[tuple[float, ...]]:
+    """What `once` gives, again and again until the time is up; at least one time.
+
+    A first round is thrown away, for caches and clocks to warm up, unless it took all the time.
+    """
+    with no_collector():
+        start = clock()
+        first = once()
+        if clock() - start >= seconds:
+            return [first]
+        found: list[tuple[float, ...]] = []
+        while not found or (clock() - start < seconds and len(found) < _MOST):
+            found.append(once())
+        return found
