@@ -132,8 +132,9 @@ class NodeType:
         static: `node -> what else decides what the node computes`, a dict of values to compare or
             one; needed where that is not simply the other attributes, so that a compiled program is
             made anew for another one.
-        box: Whether a program may give the one child of a node another value, as that of a variable
-            in NNX; then transformations see to it that it does so to the node they were given.
+        box: `node -> [(key, child)]`, the children to which a program may give another value, such
+            as what is in a variable of NNX or a buffer of torch; transformations see to it that
+            the node they were given gets it, too.
     """
 
     __slots__ = (
@@ -164,7 +165,7 @@ class NodeType:
         follows: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
         static: Callable[[Any], Any] | None = None,
-        box: bool = False,
+        box: Callable[[Any], Iterable[Item]] | None = None,
     ) -> None:
         def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
             assert rebuild is not None
@@ -210,7 +211,7 @@ class NodeType:
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
         passengers: Callable[[Any], Iterable[Item]] | None = None,
         static: Callable[[Any], Any] | None = None,
-        box: bool = False,
+        box: Callable[[Any], Iterable[Item]] | None = None,
     ) -> NodeType:
         """A node type from an opener of its own: the fast way, for types that are walked often."""
         made: NodeType = _new(cls)

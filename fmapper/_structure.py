@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from fmapper._discovery import adapter_of
 from fmapper._fmap import UNSET, _Map
@@ -153,7 +153,7 @@ def structure_of(
                 parts.append(len(inner))
                 if cls not in _BARE:
                     statics.append(_beside(child, kind, inner))
-                    if kind.box:
+                    if kind.box is not None:
                         boxes.append(child)
                 stack.append((items, free))
                 items = iter(inner)
@@ -169,7 +169,11 @@ def structure_of(
             items, free = stack.pop()
 
 
-def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[int, Any]]:
+Change: TypeAlias = "tuple[int, Any]"
+"""Which box, by its place in the list, and the key of what has changed."""
+
+
+def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[Change, Any]]:
     """What a program has done to the boxes of its arguments.
 
     Args:
@@ -177,27 +181,36 @@ def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[int, Any]]
         memo: What has become of its nodes and arrays in the arguments.
 
     Returns:
-        (index of the box, its new value) of those that have another one now.
+        Each place in a box that has another value now, and the value.
     """
-    found = []
+    found: list[tuple[Change, Any]] = []
     for index, box in enumerate(boxes):
-        kind = kind_of(type(box))
-        if not isinstance(kind, NodeType) or id(box) not in memo:
+        new = memo.get(id(box))
+        if new is None:
             continue
-        ((_, before),) = kind.items(box)
-        ((_, after),) = kind.items(memo[id(box)])
-        if after is not memo.get(id(before), before):
-            found.append((index, after))
+        inside = _inside(box)
+        now = dict(inside(new))
+        for key, before in inside(box):
+            after = now.get(key)
+            if after is not None and after is not memo.get(id(before), before):
+                found.append(((index, key), after))
     return found
 
 
-def put_into(box: Any, value: Any) -> None:
-    """Gives a box another value, in place."""
-    kind = kind_of(type(box))
+def put_into(boxes: Sequence[Any], change: Change, value: Any) -> None:
+    """Gives a place in a box another value."""
+    index, key = change
+    kind = kind_of(type(boxes[index]))
     assert isinstance(kind, NodeType)
     assert kind.put is not None
-    ((key, _),) = kind.items(box)
-    kind.put(box, {key: value})
+    kind.put(boxes[index], {key: value})
+
+
+def _inside(box: Any) -> Callable[[Any], Iterable[Item]]:
+    kind = kind_of(type(box))
+    assert isinstance(kind, NodeType)
+    assert kind.box is not None
+    return kind.box
 
 
 class _Beside(dict[str, Any]):

@@ -168,7 +168,7 @@ def trained_arrays(tree: Any, boxes: list[Any]) -> dict[int, Any] | None:
                         return None
                     continue
                 nodes[i] = child, rule
-                if kind.box:
+                if kind.box is not None:
                     boxes.append(child)
                 declaration = declaration_of(cls)
                 if declaration is not None and declaration.trainable is not None:

@@ -19,7 +19,7 @@ from fmapper._holders import check_leaf
 from fmapper._keypath import format_link
 from fmapper._namespace import array_namespace
 from fmapper._nodes import sync
-from fmapper._structure import Structure, changes, put_into, refilled, structure_of
+from fmapper._structure import Change, Structure, changes, put_into, refilled, structure_of
 from fmapper._trainable import Trained, trained_arrays
 from fmapper._visit import visit
 from fmapper._warn import warn
@@ -86,7 +86,7 @@ def value_and_grad(
         adapter, trained = _trained(args, places, boxes)
         ids, arrays = [*trained], [*trained.values()]
         rest: list[Structure] = []
-        changed: list[tuple[int, Any]] = []
+        changed: list[tuple[Change, Any]] = []
 
         def run(new: Sequence[Any]) -> tuple[Any, list[Any]]:
             given: Sequence[Any] = args
@@ -115,8 +115,8 @@ def value_and_grad(
         if changed:
             effects = further[-len(changed) :]
             del further[-len(changed) :]
-            for (index, _), effect in zip(changed, effects, strict=True):
-                put_into(boxes[index], effect)
+            for (change, _), effect in zip(changed, effects, strict=True):
+                put_into(boxes, change, effect)
         filling = filling_gradient.set(True)
         try:
             memo = dict(zip(ids, gradients, strict=True))
@@ -425,7 +425,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
             rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
             return [*rest.arrays, *(value for _, value in changed)], (
                 rest,
-                [index for index, _ in changed],
+                [change for change, _ in changed],
             )
 
         return adapter.compiled(run, reasons.append)
@@ -467,8 +467,8 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         out, (rest, changed) = found
         if changed:
             out, effects = out[: -len(changed)], out[-len(changed) :]
-            for index, effect in zip(changed, effects, strict=True):
-                put_into(boxes[index], effect)
+            for change, effect in zip(changed, effects, strict=True):
+                put_into(boxes, change, effect)
         with hollowing:
             if not rest.hollow:  # it holds what stood for arrays while they were recorded
                 rest.hollowed(adapter.hollow)

@@ -17,6 +17,7 @@ from fmapper import (
     fmap,
     functor,
     grad,
+    jit,
     load_state,
     no_gradient,
     state,
@@ -459,3 +460,26 @@ def test_nothing_is_kept() -> None:
     del x, value, gradient
     gc.collect()
     assert of_x() is of_gradient() is of_value() is None
+
+
+class Counting(torch.nn.Module):
+    """A module that binds its buffer anew instead of writing into it."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(2))
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x):
+        self.n = self.n + 1
+        return (self.w * x).sum()
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jit], ids=["eager", "jit"])
+def test_a_buffer_that_is_bound_anew_reaches_the_model(transform):
+    model = {"counting": Counting(), "w": torch.ones(2)}  # not all are parameters: it is rebuilt
+    take = transform(value_and_grad(lambda m: m["counting"](m["w"])))
+    for count in (1, 2, 3):
+        _, gradient = take(model)
+        assert model["counting"].n.item() == count
+    assert torch.equal(gradient["counting"].w, torch.ones(2))

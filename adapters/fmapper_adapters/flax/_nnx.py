@@ -124,7 +124,7 @@ def _variable_type(cls: type) -> NodeType:
             (_set_ref if get_metadata(variable).get("ref") else set_value)(variable, value)
 
     return NodeType.opening(
-        open, items, put=put, static=lambda variable: dict(get_metadata(variable)), box=True
+        open, items, put=put, static=lambda variable: dict(get_metadata(variable)), box=items
     )
 
 

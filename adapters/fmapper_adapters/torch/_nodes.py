@@ -130,7 +130,13 @@ def node_type(cls: type) -> NodeType | None:
 
     put = partial(_put, numbered)
     return NodeType.opening(
-        open, items, carried=carried, put=put, passengers=passengers, static=static
+        open,
+        items,
+        carried=carried,
+        put=put,
+        passengers=passengers,
+        static=static,
+        box=lambda module: module.__dict__["_buffers"].items(),
     )
 
 
