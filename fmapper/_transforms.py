@@ -18,7 +18,7 @@ from fmapper._gradient import filling_gradient, no_gradient
 from fmapper._holders import check_leaf
 from fmapper._keypath import format_link
 from fmapper._namespace import array_namespace
-from fmapper._nodes import sync
+from fmapper._nodes import node_type_of, sync
 from fmapper._structure import Change, Structure, changes, put_into, refilled, structure_of
 from fmapper._trainable import Trained, trained_arrays
 from fmapper._visit import visit
@@ -78,7 +78,7 @@ def value_and_grad(
     several = not isinstance(argnums, int)
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
-    @functools.wraps(fun)
+    @functools.wraps(fun, updated=())
     def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         sync()
         places = [_place(number, args) for number in numbers]
@@ -143,7 +143,7 @@ def grad(
     """
     both = value_and_grad(fun, argnums, has_aux=has_aux)
 
-    @functools.wraps(fun)
+    @functools.wraps(fun, updated=())
     def transformed(*args: Any, **kwargs: Any) -> Any:
         value, gradient = both(*args, **kwargs)
         return (gradient, value[1]) if has_aux else gradient
@@ -166,8 +166,8 @@ def _place(number: int, args: tuple[Any, ...]) -> int:
     place = number + len(args) if number < 0 else number
     if not 0 <= place < len(args):
         raise TransformError(
-            f"there is no argument {number} to differentiate by: {len(args)} were given by "
-            "position. Those that are given by name are not differentiated."
+            f"there is no argument {number}: {len(args)} were given by position, and only those "
+            "have a number."
         )
     return place
 
@@ -289,7 +289,7 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
         tensor([1., 1.])
     """
 
-    @functools.wraps(fun)
+    @functools.wraps(fun, updated=())
     def mapped(*args: Any, **kwargs: Any) -> Any:
         sync()
         given = [*args, kwargs]
@@ -389,7 +389,8 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     `if x.sum() > 0`, it runs as it is and says so once.
 
     Args:
-        fun: A function of trees. Without it, `jit` is a decorator with arguments.
+        fun: A function of trees, a model that can be called, or a method of one: then what the
+            model holds is an input, too. Without it, `jit` is a decorator with arguments.
         static_argnums: Arguments whose numbers are static, because they decide shapes or branches.
 
     Raises:
@@ -410,6 +411,10 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     if fun is None:
         return functools.partial(jit, static_argnums=static_argnums)
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    owner, call = _owner_of(fun)
+    if owner is not None:  # what it holds is an input, too
+        inner = jit(call, static_argnums=[number + (number >= 0) for number in numbers])
+        return functools.wraps(fun, updated=())(functools.partial(_call, inner, owner))
     programs: dict[str, Program] = {}
     checked: set[int] = set()
     hollowing = threading.RLock()
@@ -445,7 +450,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         reasons.clear()
         return result
 
-    @functools.wraps(fun)
+    @functools.wraps(fun, updated=())
     def compiled(*args: Any, **kwargs: Any) -> Any:
         sync()
         given = list(args)
@@ -475,6 +480,20 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         return rest.filled(out)
 
     return compiled
+
+
+def _owner_of(fun: Any) -> tuple[Any, Callable[..., Any]]:
+    """The model that a function is, or is a method of, and the function that takes it first."""
+    sync()
+    if isinstance(fun, types.MethodType) and node_type_of(fun.__self__) is not None:
+        return fun.__self__, fun.__func__
+    if node_type_of(fun) is not None:
+        return fun, _call
+    return None, fun
+
+
+def _call(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return fun(*args, **kwargs)
 
 
 Program = Callable[[list[Any], Structure], "tuple[Sequence[Any], Any] | None"]

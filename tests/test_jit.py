@@ -719,3 +719,25 @@ def test_a_step_of_training_inductor(torch: Any) -> None:
         torch.testing.assert_close(value, want)
     assert value < step(plain, x)[1] * 2
     assert model[0].weight.requires_grad
+
+
+@functor
+class Scaling:
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return (self.w * x).sum()
+
+    def twice(self, x):
+        return 2 * self(x)
+
+
+@pytest.mark.parametrize("name", ["__call__", "twice"])
+def test_what_a_model_holds_is_an_input_of_its_methods(xp, name):
+    model = Scaling(xp.array([1.0, 1.0, 1.0]))
+    call = jit(model if name == "__call__" else model.twice)
+    first = float(call(xp.array([1.0, 1.0, 1.0])))
+    model.w = 5 * model.w
+    assert float(call(xp.array([1.0, 1.0, 1.0]))) == 5 * first
+    assert "w" not in vars(call)
