@@ -10,6 +10,7 @@ from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
 from fmapper._errors import (
     BackendUnavailableError,
     BatchError,
+    ConversionError,
     CopyNeededError,
     CycleError,
     DeclarationError,
@@ -25,10 +26,12 @@ from fmapper._errors import (
     PathError,
     PlacementError,
     PrecisionWarning,
+    ProgramInputError,
     RebuildError,
     StructureMismatchError,
     TieWarning,
     UnsupportedLeafError,
+    UnsupportedOpsError,
 )
 from fmapper._fmap import (
     children,
@@ -65,13 +68,26 @@ from fmapper._target import use_backend
 from fmapper._trainable import trainables
 
 if TYPE_CHECKING:  # imported when first asked for, see below
+    from fmapper._convert import convert, lowering
     from fmapper._inplace import move_
     from fmapper._inventory import SummaryRow
     from fmapper._loader import DeviceLoader
     from fmapper._materialize import materialize
     from fmapper._place import Placement, cast, keep, place
     from fmapper._plan import Plan, PlannedLeaf, plan
+    from fmapper._program import (
+        Call,
+        DType,
+        Graph,
+        Input,
+        Lowering,
+        Output,
+        Parameter,
+        Program,
+        Ref,
+    )
     from fmapper._summary import Summary, summary
+    from fmapper._trees import Record, TreeSpec
 
 __version__ = "0.1.0"
 
@@ -81,8 +97,11 @@ __all__ = [
     "BackendUnavailableError",
     "BatchError",
     "BoxKey",
+    "Call",
+    "ConversionError",
     "CopyNeededError",
     "CycleError",
+    "DType",
     "DeclarationError",
     "Device",
     "DeviceError",
@@ -93,8 +112,11 @@ __all__ = [
     "Fitting",
     "FmapperError",
     "FmapperWarning",
+    "Graph",
+    "Input",
     "KeyPath",
     "LossyCastError",
+    "Lowering",
     "Memory",
     "MixedDevicesError",
     "MoveError",
@@ -103,24 +125,33 @@ __all__ = [
     "NodeAdapter",
     "NodeType",
     "NotAFunctorError",
+    "Output",
+    "Parameter",
     "PathError",
     "Placement",
     "PlacementError",
     "Plan",
     "PlannedLeaf",
     "PrecisionWarning",
+    "Program",
+    "ProgramInputError",
     "RebuildError",
+    "Record",
+    "Ref",
     "Static",
     "StructureMismatchError",
     "Summary",
     "SummaryRow",
     "TieWarning",
+    "TreeSpec",
     "UnsupportedLeafError",
+    "UnsupportedOpsError",
     "array_namespace",
     "at_end",
     "cast",
     "children",
     "collecting_walk",
+    "convert",
     "default_walk",
     "destructure",
     "device_info",
@@ -142,6 +173,7 @@ __all__ = [
     "keep",
     "leaf",
     "load_state",
+    "lowering",
     "materialize",
     "move_",
     "place",
@@ -168,14 +200,27 @@ __all__ = [
 
 # What many programs never use, by the module that has it: importing fmapper is to be quick.
 _LATE = {
+    "Call": "_program",
+    "DType": "_program",
     "DeviceLoader": "_loader",
+    "Graph": "_program",
+    "Input": "_program",
+    "Lowering": "_program",
+    "Output": "_program",
+    "Parameter": "_program",
     "Placement": "_place",
     "Plan": "_plan",
     "PlannedLeaf": "_plan",
+    "Program": "_program",
+    "Record": "_trees",
+    "Ref": "_program",
     "Summary": "_summary",
     "SummaryRow": "_inventory",
+    "TreeSpec": "_trees",
     "cast": "_place",
+    "convert": "_convert",
     "keep": "_place",
+    "lowering": "_convert",
     "materialize": "_materialize",
     "move_": "_inplace",
     "place": "_place",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fmapper._dtypes import itemsize
-from fmapper._errors import DeviceUnavailableError
+from fmapper._errors import ConversionError, DeviceUnavailableError
 from fmapper._nodes import NodeType
+
+if TYPE_CHECKING:
+    from fmapper._program import Lowering, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +393,43 @@ class Adapter(ABC):
 
     def register_functor(self, cls: type) -> None:  # noqa: B027  (nothing to do without a registry)
         """Tells this framework's pytree registry about a functor class; called once per class."""
+
+    # programs
+
+    def is_model(self, x: Any) -> bool:
+        """Whether an object is a model of this framework, whose program `convert` can record."""
+        return False
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+    ) -> Program:
+        """Records what a model of this framework computes for example inputs.
+
+        Raises:
+            ConversionError: It cannot be recorded; says why, and where.
+        """
+        raise ConversionError(f"models of {self.name} cannot be recorded")
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A model of this framework that computes what a program says.
+
+        Args:
+            program: The program.
+            lowerings: Those that the user has added, by operation; they win over the built-in ones.
+            options: What is particular to this framework.
+
+        Raises:
+            UnsupportedOpsError: Operations have no lowering; lists all of them.
+        """
+        raise ConversionError(f"programs cannot be lowered to {self.name}")
 
 
 class NodeAdapter(Adapter):

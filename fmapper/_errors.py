@@ -12,6 +12,9 @@ FmapperError
 │   └── MixedDevicesError                 one device was asked for, several were found
 ├── DeviceUnavailableError (RuntimeError) a good device that is not here
 ├── BackendUnavailableError (ImportError) a framework that is not installed
+├── ConversionError (RuntimeError)         a program could not be recorded or lowered
+│   └── UnsupportedOpsError               it has operations that the target has no lowering for
+├── ProgramInputError (TypeError)         a converted program was called with what it is not for
 ├── LossyCastError (ValueError)           a value that the target dtype cannot hold
 ├── BatchError (RuntimeError)             an adapter says which array of a batch failed
 └── MoveError (RuntimeError)              a leaf could not be moved; nothing was
@@ -86,6 +89,26 @@ class BackendUnavailableError(FmapperError, ImportError):
 
 class LossyCastError(FmapperError, ValueError):
     """A value would be lost in the target dtype."""
+
+
+class ConversionError(FmapperError, RuntimeError):
+    """A program could not be recorded in its source framework, or not lowered to the target."""
+
+
+class UnsupportedOpsError(ConversionError):
+    """A program has operations that the target has no lowering for.
+
+    Attributes:
+        ops: Each such operation -> the paths of the modules that use it.
+    """
+
+    def __init__(self, message: str, ops: dict[str, list[str]]) -> None:
+        super().__init__(message)
+        self.ops = ops
+
+
+class ProgramInputError(FmapperError, TypeError):
+    """A converted program was called with inputs that it was not recorded for."""
 
 
 class BatchError(FmapperError, RuntimeError):

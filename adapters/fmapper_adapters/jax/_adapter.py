@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Adapter, Device, DeviceInfo, Exchange, NodeType
+from fmapper import Adapter, Device, DeviceInfo, Exchange, Lowering, NodeType, Program
 from fmapper_adapters.jax import _devices, _host, _nodes
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
@@ -236,6 +236,14 @@ class JaxAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `jax.tree_util`."""
         _nodes.register_functor(cls)
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A `JaxModel`."""
+        from fmapper_adapters.jax import _model  # with all lowerings: only where it is used
+
+        return _model.from_program(program, lowerings, **options)
 
 
 def _is_usable(array: Any) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
 import torch.utils.dlpack
 
-from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType
+from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType, Program
 from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _threads
 
 CPU = Device("torch", "cpu")
@@ -231,6 +231,26 @@ class TorchAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
         _nodes.register_functor(cls)
+
+    def is_model(self, x: Any) -> bool:
+        """Modules."""
+        return isinstance(x, torch.nn.Module)
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+    ) -> Program:
+        """What `torch.export` records."""
+        from fmapper_adapters.torch import _export  # torch.export is slow to import
+
+        return _export.export_program(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
+        )
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)

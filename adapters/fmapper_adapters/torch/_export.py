@@ -1,0 +1,141 @@
+"""Records a module with `torch.export`, and says in fmapper's words why it cannot be recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError, Program, to_torch
+from fmapper_adapters.torch import _decompose, _graph
+
+
+def export_program(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+) -> Program:
+    """The program of a module for example inputs.
+
+    The module is recorded in evaluation mode, or for `train=True` in training mode; a module that
+    is in training mode already keeps the modes of its submodules. Its modes, parameters and buffers
+    are afterwards what they were.
+
+    Raises:
+        ConversionError: torch cannot record it; gives torch's reason and the usual remedy.
+    """
+    args, inputs = _as_tensors((tuple(args), dict(kwargs)))
+    with _mode(module, train):
+        exported = _exported(module, args, inputs, dynamic_shapes)
+        try:
+            with _quiet():
+                lowered = exported.run_decompositions(_decompose.table())
+        except Exception as error:
+            raise _failure(module, error) from error
+        return _graph.program(module, lowered, train=train)
+
+
+def _as_tensors(tree: Any) -> Any:
+    """Example inputs of other frameworks as tensors; objects that hold tensors as they are."""
+    return to_torch(tree, strict=False)
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Without reading the bytecode first, which is quicker; with it where that fails."""
+    reasons: list[Exception] = []
+    for strict in (False, True):
+        try:
+            with _quiet(), torch.no_grad() if not module.training else contextlib.nullcontext():
+                return torch.export.export(
+                    module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+                )
+        except Exception as error:  # torch raises what its tracing happens to meet
+            reasons.append(error)
+    raise _failure(module, reasons[0]) from reasons[0]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings about its own workings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
+    before = {inner: inner.training for inner in module.modules()}
+    if not train:
+        module.eval()
+    elif not module.training:
+        module.train()
+    try:
+        yield
+    finally:
+        for inner, training in before.items():
+            inner.training = training
+
+
+# What torch says, and what helps.
+_REMEDIES = (
+    (
+        ("GuardOnDataDependentSymNode", "Could not guard on data-dependent"),
+        "The forward branches on the value of a tensor. Write it with torch.where or torch.cond, "
+        "or say what is known with torch._check.",
+    ),
+    (
+        ("ConstraintViolation", "Constraints violated", "specialized"),
+        "A size that dynamic_shapes lets vary is fixed by the code. Leave it out of "
+        "dynamic_shapes, or mark it torch.export.Dim.AUTO.",
+    ),
+    (
+        ("missing a required argument", "positional argument", "unexpected keyword"),
+        "Give the inputs of forward in example_inputs and example_kwargs.",
+    ),
+    (
+        ("pytree", "is not supported as an input", "Unsupported input type"),
+        "Register the class of the input with torch.export.register_dataclass, or give tensors in "
+        "tuples, lists and dicts.",
+    ),
+)
+
+
+def _failure(module: torch.nn.Module, error: Exception) -> ConversionError:
+    text = f"{type(error).__name__}: {error}"
+    remedy = next(
+        (what for signs, what in _REMEDIES if any(sign in text for sign in signs)),
+        "Call torch.export.export(module, args, kwargs) by itself to work on the reason; a part "
+        "that cannot be recorded can be written anew, or given to the caller.",
+    )
+    where = _module_of(module, error)
+    at = f" in {where}" if where else ""
+    return ConversionError(
+        f"{type(module).__name__}: torch.export could not record it{at}. {_first_lines(text)}\n"
+        f"{remedy}"
+    )
+
+
+def _first_lines(text: str, most: int = 12) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[:most])
+
+
+def _module_of(module: torch.nn.Module, error: Exception) -> str:
+    """The path of the innermost submodule whose forward the error came through."""
+    paths = {id(inner): path for path, inner in module.named_modules()}
+    found = ""
+    frames = error.__traceback__
+    while frames is not None:
+        owner = frames.tb_frame.f_locals.get("self")
+        if frames.tb_frame.f_code.co_name == "forward" and id(owner) in paths:
+            found = paths[id(owner)] or found
+        frames = frames.tb_next
+    return found
