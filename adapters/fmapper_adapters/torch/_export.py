@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError, Program, to_torch
-from fmapper_adapters.torch import _decompose, _graph
+from fmapper_adapters.torch import _decompose, _foreign, _graph
 
 
 def export_program(
@@ -31,7 +31,7 @@ def export_program(
         ConversionError: torch cannot record it; gives torch's reason and the usual remedy.
     """
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
-    with _mode(module, train):
+    with _mode(module, train), _foreign.known(module, (args, inputs)):
         exported = _exported(module, args, inputs, dynamic_shapes)
         try:
             with _quiet():

@@ -32,8 +32,11 @@ def tree_spec(spec: Any) -> TreeSpec:
 
 def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of the children, and of the fields of the class that have none."""
-    # torch gives the class itself for a named tuple, or where one was flattened, that of the tuple
+    # For a named tuple the context is its class.
     named = getattr(spec.context, "_fields", None)
+    for attribute in ("names", "dynamic"):  # of objects known while recording, and of functors
+        if isinstance(getattr(spec.context, attribute, None), tuple):
+            named = getattr(spec.context, attribute)
     if named is None:
         named = _names_in(spec.context, spec.num_children)
     if named is None:
