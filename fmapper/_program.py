@@ -6,11 +6,15 @@ looked up by name, so a program can be written to a file and run where its sourc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fmapper._trees import TreeSpec
+
+
+_UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +237,11 @@ class Program:
             if (low is not None and given < low) or (high is not None and given > high):
                 return f"{shown}: {size} may be from {low} to {high or 'any size'}"
         return ""
+
+    def has_unknown_sizes(self) -> bool:
+        """Whether sizes depend on the values of arrays, as the number of nonzero elements does."""
+        shapes = (shape for call in self.graph.walk() for _, shape in call.result)
+        return any(isinstance(s, str) and _UNKNOWN.search(s) for shape in shapes for s in shape)
 
     def without_state(self) -> Program:
         """The same program without its parameters, buffers and constants."""

@@ -53,7 +53,9 @@ class Code:
         self.lowerings = lowerings
         self.constants = constants
         self.random = any(lowering.random for lowering in lowerings.values())
-        self.concrete = any(lowering.concrete for lowering in lowerings.values())
+        self.concrete = program.has_unknown_sizes() or any(
+            lowering.concrete for lowering in lowerings.values()
+        )
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
         self.fixed_outputs = [

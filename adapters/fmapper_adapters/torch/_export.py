@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError, Program, to_torch
-from fmapper_adapters.torch import _decompose, _foreign, _graph
+from fmapper_adapters.torch import _decompose, _foreign, _gradients, _graph
 
 
 def export_program(
@@ -34,6 +35,7 @@ def export_program(
     with _mode(module, train), _foreign.known(module, (args, inputs)):
         exported = _exported(module, args, inputs, dynamic_shapes)
         try:
+            _gradients.mark(exported)
             with _quiet():
                 lowered = exported.run_decompositions(_decompose.table())
         except Exception as error:
@@ -49,11 +51,15 @@ def _as_tensors(tree: Any) -> Any:
 def _exported(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """Without reading the bytecode first, which is quicker; with it where that fails."""
+    """Without reading the bytecode first, which is quicker; with it where that fails.
+
+    Gradients are switched on, so that `torch.no_grad` is seen, unless only without them it can be
+    recorded: torch has loops that it cannot differentiate.
+    """
     reasons: list[Exception] = []
-    for strict in (False, True):
+    for grad, strict in ((True, False), (False, False), (True, True)):
         try:
-            with _quiet(), torch.no_grad() if not module.training else contextlib.nullcontext():
+            with _quiet(), torch.set_grad_enabled(grad):
                 return torch.export.export(
                     module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
                 )
@@ -64,10 +70,16 @@ def _exported(
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings about its own workings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Without torch's warnings and log about its own workings; what fails is reported anyway."""
+    log = logging.getLogger("torch.export._trace")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 @contextlib.contextmanager

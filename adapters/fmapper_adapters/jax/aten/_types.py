@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core.primitives import convert_element_type_p
 
 Dtype = np.dtype[Any]
 
@@ -50,6 +51,14 @@ def is_number(x: Any) -> bool:
 def is_weak(x: Any) -> bool:
     """Whether an array stands for a number of Python's."""
     return bool(getattr(x, "weak_type", False))
+
+
+def as_number(x: Any) -> Any:
+    """An array of one element as what counts as a Python number when dtypes are promoted."""
+    if not isinstance(x, jax.core.Tracer):
+        return jnp.asarray(x).item()
+    x = x.reshape(())
+    return convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 def is_floating(x: Any) -> bool:

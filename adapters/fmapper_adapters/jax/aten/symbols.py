@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten._table import lowering
+from fmapper_adapters.jax.aten._types import as_number
 
 for _name in ("add", "sub", "mul", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "pow",
               "floordiv", "mod", "and_", "or_", "lshift", "rshift", "abs"):  # fmt: skip
     lowering(f"sym::{_name}", scalar=True)(getattr(operator, _name))
 
 
-@lowering("sym::getitem")
+@lowering("sym::getitem", scalar=True)
 def getitem(x: Any, index: Any) -> Any:
     """One of several results."""
     return x[index]
@@ -114,10 +115,7 @@ def local_scalar_dense(x: Any) -> Any:
 
     A weak array counts as a Python number when dtypes are promoted.
     """
-    if not isinstance(x, jax.core.Tracer):
-        return x.item()
-    kind = float if jnp.issubdtype(x.dtype, jnp.floating) else int
-    return jnp.asarray(kind(0)) + x.reshape(()) if x.dtype != bool else x.reshape(())
+    return as_number(x)
 
 
 @lowering("aten::_assert_scalar", "aten::_assert_async", scalar=True)
