@@ -15,8 +15,8 @@ Each case is a sample of an `OpInfo` of `torch.testing` in one dtype. Its outcom
 * `error`: anything else was raised, or it took too long.
 * `MISMATCH`: other values than torch's, without an error.
 
-Cases run in worker processes, which are replaced when they crash or hang. All samples of one
-operation and dtype are one program, and are taken apart only where that fails.
+Cases run in worker processes, which are replaced when they crash or hang. All samples of several
+operations are one program, which is halved where it fails, down to single samples.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ import time
 import types
 import unittest
 import warnings
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,8 @@ DTYPES = ("float32", "int64", "bool", "complex64")
 # Results that torch leaves undefined.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
              "new_empty_strided", "resize_", "resize_as_")  # fmt: skip
+# Which result is an index that torch leaves open where elements are equal.
+TIES = {"sort": 1, "argsort": 0, "topk": 1, "kthvalue": 1, "median": 1, "nanmedian": 1, "mode": 1}
 TOLERANCE = 1e-5
 
 
@@ -72,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--quick", action="store_true", help="do not take failing batches apart")
     found.add_argument("--x64", action="store_true", help="with jax_enable_x64")
     found.add_argument("--out", default="opinfo", help="reports go to this name .json and .md")
+    found.add_argument("--batch", type=int, default=8, help="operations in one program")
     found.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return found
 
@@ -84,18 +86,23 @@ def drive(options: argparse.Namespace) -> list[dict[str, Any]]:
     wanted = names(options)
     results: list[dict[str, Any]] = []
     while wanted:
-        worker = Worker(wanted)
+        worker = Worker(wanted, options.batch)
+        begun: list[str] = []
         while wanted:
-            answer = worker.answer(6 * options.seconds)
+            answer = worker.answer(10 * options.seconds)
+            if answer is not None and "begun" in answer:
+                begun = answer["begun"]
+                continue
+            if answer is None and options.batch > 1:
+                options.batch = 1  # which one it is shows when each is by itself
+                break
             if answer is None:
                 why = "crashed" if worker.process.poll() is not None else "hung"
-                answer = [case_of(wanted[0], "", 0, "error", f"the worker {why}")]
-                results += answer
-                wanted = wanted[1:]
-                break
-            results += answer
-            wanted = wanted[1:]
-            for case in answer:
+                answer = {"cases": [case_of(wanted[0], "", 0, "error", f"the worker {why}")]}
+                begun = wanted[:1]
+            results += answer["cases"]
+            wanted = wanted[len(begun) :]
+            for case in first_of_each(answer["cases"]):
                 if case["outcome"] not in ("exact", "not exported"):
                     print(line(case), flush=True)
         worker.process.kill()
@@ -131,8 +138,8 @@ def database() -> dict[str, Any]:
 class Worker:
     """A process that answers with one line of JSON per operation."""
 
-    def __init__(self, wanted: list[str]) -> None:
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker"]
+    def __init__(self, wanted: list[str], batch: int) -> None:
+        command = [sys.executable, __file__, *sys.argv[1:], "--worker", f"--batch={batch}"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -148,13 +155,13 @@ class Worker:
                 self._lines.put(text)
         self._lines.put(None)
 
-    def answer(self, seconds: float) -> list[dict[str, Any]] | None:
-        """The cases of the next operation; None where the process died or is silent."""
+    def answer(self, seconds: float) -> dict[str, Any] | None:
+        """What the worker has begun or done next; None where it died or is silent."""
         try:
             text = self._lines.get(timeout=seconds + 60)
         except queue.Empty:
             return None
-        return None if text is None else json.loads(text)["cases"]
+        return None if text is None else json.loads(text)
 
 
 def case_of(op: str, dtype: str, sample: int, outcome: str, why: str = "") -> dict[str, Any]:
@@ -184,45 +191,84 @@ def work(options: argparse.Namespace) -> None:
     jax.config.update("jax_enable_x64", options.x64)
     signal.signal(signal.SIGALRM, on_alarm)
     table = database()
-    for number, name in enumerate(sys.stdin.read().split("\n")):
-        cases = list(cases_of(table[name], options))
+    remember_composite_ops()
+    wanted = sys.stdin.read().split("\n")
+    for start in range(0, len(wanted), options.batch):
+        batch = wanted[start : start + options.batch]
+        print(json.dumps({"begun": batch}), flush=True)
+        cases = cases_of([table[name] for name in batch], options)
         print(json.dumps({"cases": cases}), flush=True)
-        if number % 20 == 19:
-            jax.clear_caches()
-            torch._dynamo.reset()
+        jax.clear_caches()
+        torch._dynamo.reset()
+
+
+def remember_composite_ops() -> None:
+    """torch lists them all anew for each program, which takes longer than all else."""
+    import functools
+
+    from torch._export import utils
+    from torch.export import exported_program
+
+    listed = functools.cache(utils._collect_all_valid_cia_ops)
+    for module in (utils, exported_program):
+        if hasattr(module, "_collect_all_valid_cia_ops"):
+            module._collect_all_valid_cia_ops = lambda: set(listed())
 
 
 def on_alarm(*_: Any) -> None:
     raise TooLongError("took too long")
 
 
-def cases_of(op: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def cases_of(ops: list[Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The cases of some operations, which are one program as long as nothing fails."""
     import torch
 
-    for name in options.dtypes.split(","):
-        dtype = getattr(torch, name)
-        if not op.supports_dtype(dtype, "cpu"):
-            continue
-        try:
-            samples = some_samples(op, dtype, options)
-        except Exception as error:  # a sample that this machine cannot make is no case
-            print(f"no samples of {op.formatted_name}: {error}", file=sys.stderr)
-            continue
-        numbers = sorted(samples)
-        if not numbers:
-            continue
-        found = outcomes(op, [samples[n] for n in numbers], options)
-        if found is None and options.quick:
-            found = outcomes(op, [samples[n] for n in numbers], options, alone=True)
-            found = [found[0]] * len(numbers)
-        if found is None:
-            found = [outcomes(op, [samples[n]], options, alone=True)[0] for n in numbers]
-        for n, (outcome, why) in zip(numbers, found, strict=True):
-            yield case_of(op.formatted_name, name, n, outcome, why)
+    samples: list[Any] = []
+    for op in ops:
+        for name in options.dtypes.split(","):
+            dtype = getattr(torch, name)
+            if op.supports_dtype(dtype, "cpu"):
+                try:
+                    samples += some_samples(op, dtype, options)
+                except Exception as error:  # a sample that this machine cannot make is no case
+                    print(f"no samples of {op.formatted_name}: {error}", file=sys.stderr)
+    found = taken_apart(samples, options)
+    return [
+        case_of(s.op.formatted_name, s.dtype, s.number, outcome, why)
+        for s, (outcome, why) in zip(samples, found, strict=True)
+    ]
 
 
-def some_samples(op: Any, dtype: Any, options: argparse.Namespace) -> dict[int, Any]:
-    """Samples that eager torch can compute, spread over those that there are, by their number."""
+def taken_apart(samples: list[Any], options: argparse.Namespace) -> list[tuple[str, str]]:
+    """The outcomes, from programs of all samples, or of half of them, down to single ones."""
+    if not samples:
+        return []
+    if options.quick and len({(s.op.formatted_name, s.dtype) for s in samples}) == 1:
+        found = outcomes(samples, options)
+        return found or outcomes(samples, options, alone=True) * len(samples)
+    found = outcomes(samples, options, alone=len(samples) == 1)
+    if found is not None:
+        return found
+    kinds = sorted({s.op.formatted_name for s in samples})
+    if len(kinds) > 1:
+        first = set(kinds[: len(kinds) // 2])
+        places = [s.op.formatted_name in first for s in samples]
+    else:
+        dtypes = {s.dtype for s in samples}
+        one = min(dtypes)
+        half = len(samples) // 2
+        places = [s.dtype == one if len(dtypes) > 1 else n < half for n, s in enumerate(samples)]
+    parts = {
+        here: iter(
+            taken_apart([s for s, p in zip(samples, places, strict=True) if p is here], options)
+        )
+        for here in (True, False)
+    }
+    return [next(parts[here]) for here in places]
+
+
+def some_samples(op: Any, dtype: Any, options: argparse.Namespace) -> list[Any]:
+    """Samples that eager torch can compute, spread over those that there are."""
     import torch
 
     torch.manual_seed(0)
@@ -230,26 +276,28 @@ def some_samples(op: Any, dtype: Any, options: argparse.Namespace) -> dict[int, 
     everything = list(islice(make("cpu", dtype, requires_grad=False), 400))
     count = min(options.samples, len(everything))
     chosen = sorted({i * len(everything) // max(count, 1) for i in range(count)})
-    found = {}
+    found = []
     for number in chosen:
-        sample = Sample(op, everything[number])
+        sample = Sample(op, everything[number], str(dtype).removeprefix("torch."), number)
         try:
             with torch.no_grad():
                 sample.want = sample.call(sample.tensors)
         except Exception:  # torch itself refuses it here
             continue
-        found[number] = sample
+        found.append(sample)
     return found
 
 
 class Sample:
     """A call of an operation: its tensors, and the call as a function of them."""
 
-    def __init__(self, op: Any, sample: Any) -> None:
+    def __init__(self, op: Any, sample: Any, dtype: str, number: int) -> None:
         import torch
         from torch.utils._pytree import tree_flatten
 
         self.op = op
+        self.dtype = dtype
+        self.number = number
         leaves, self.spec = tree_flatten((sample.input, sample.args, sample.kwargs))
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self.leaves = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves]
@@ -270,6 +318,10 @@ class Sample:
         found = tree_flatten(self.op.op(first, *args, **kwargs))[0]
         return [leaf for leaf in found if isinstance(leaf, torch.Tensor | int | float | bool)]
 
+    def has_ties(self) -> bool:
+        """Whether elements of the first tensor are equal."""
+        return bool(self.tensors[0].unique().numel() < self.tensors[0].numel())
+
 
 def converted(tensor: Any, dtype: Any) -> Any:
     """The tensor in float64 or complex128, or a copy that a call may change."""
@@ -280,13 +332,13 @@ def converted(tensor: Any, dtype: Any) -> Any:
     return tensor.to(torch.complex128 if tensor.is_complex() else dtype)
 
 
-def outcomes(op: Any, samples: list[Any], options: argparse.Namespace, alone: bool = False) -> Any:
-    """The outcome of each sample, from one program; None where one fails, unless it is alone."""
+def outcomes(samples: list[Any], options: argparse.Namespace, *, alone: bool = False) -> Any:
+    """The outcome of each sample, from one program; None where it fails, unless it is alone."""
     import fmapper
 
     signal.alarm(options.seconds)
     try:
-        return compared(op, samples)
+        return compared(samples)
     except TooLongError:
         return [("error", "took too long")] if alone else None
     except fmapper.UnsupportedOpsError as error:
@@ -302,7 +354,7 @@ def outcomes(op: Any, samples: list[Any], options: argparse.Namespace, alone: bo
         signal.alarm(0)
 
 
-def compared(op: Any, samples: list[Any]) -> list[tuple[str, str]]:
+def compared(samples: list[Any]) -> list[tuple[str, str]] | None:
     import jax
     import torch
 
@@ -318,15 +370,19 @@ def compared(op: Any, samples: list[Any]) -> list[tuple[str, str]]:
     arrays = [fmapper.to_jax(tensor.detach().clone().resolve_conj()) for tensor in tensors]
     key = jax.random.key(0)
     outcome = model.call(tuple(arrays), {}, key=key if model._code.random else None)
-    values = op.name not in UNDEFINED and not model._code.random
+    random = model._code.random
+    if random and len(samples) > 1:
+        return None  # each by itself, so that it is known which draw numbers
     return [
-        difference(got, sample, values) for got, sample in zip(outcome.output, samples, strict=True)
+        difference(got, sample, not random and sample.op.name not in UNDEFINED)
+        for got, sample in zip(outcome.output, samples, strict=True)
     ]
 
 
 def difference(got: list[Any], sample: Any, values: bool) -> tuple[str, str]:
     """Where the outputs of a sample are not torch's."""
     for place, (mine, theirs) in enumerate(zip(got, sample.want, strict=True)):
+        values = values and not (place == TIES.get(sample.op.name) and sample.has_ties())
         found = difference_of_arrays(mine, theirs, sample, place, values)
         if found:
             return "MISMATCH", f"output {place}: {found}"
@@ -464,9 +520,9 @@ def outcome_of_each_op(results: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def first_of_each(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    seen: dict[tuple[str, str], dict[str, Any]] = {}
+    seen: dict[tuple[str, ...], dict[str, Any]] = {}
     for case in cases:
-        seen.setdefault((case["op"], case["dtype"]), case)
+        seen.setdefault((case["op"], case["dtype"], case["outcome"]), case)
     return list(seen.values())
 
 
