@@ -378,7 +378,7 @@ def _airy_left(part: str) -> Callable[[Any], Any]:
 
 @_unary("aten::special_airy_ai")
 def airy_ai(x: Any) -> jax.Array:
-    """The Airy function Ai."""
+    """The Airy function Ai; NaN at both infinities, as in torch."""
     inside = jnp.abs(x) <= _AIRY
     middle = _evaluate(_series(_airy_middle, 60), jnp.where(inside, x, 0) / _AIRY)
     y = jnp.where(inside | is_nan(x), 2 * _AIRY, jnp.abs(x))
@@ -391,7 +391,7 @@ def airy_ai(x: Any) -> jax.Array:
     angle = 2 / 3 * power + math.pi / 4
     cosine, sine = (_evaluate(_series(_airy_left(part), 60), t) for part in ("real", "imag"))
     left = (jnp.sin(angle) * cosine + jnp.cos(angle) * sine) / (math.sqrt(math.pi) * root)
-    outside = jnp.where(ends, 0, jnp.where(x > 0, right, left))
+    outside = jnp.where(ends, jnp.nan, jnp.where(x > 0, right, left))
     return jnp.where(is_nan(x), x, jnp.where(inside, middle, outside))
 
 
