@@ -91,7 +91,8 @@ def test_numbers_enter_as_numbers():
         return [
             x + 1, i + 1, b + 1, i + 0.5, b * 2.0, 2 - i, 1 / i, i**2, 2**i, 2.0**i, x**0.5,
             x**-0.5, x**3, i**0.5, i // 2, i % 3, i == 0.5, x > 1, torch.where(b, i, 0.5),
-            i.clamp(-1.5, 1), torch.add(x, i, alpha=2), torch.sub(i, i, alpha=3), torch.rsub(i, 2), i.float() / 3,
+            i.clamp(-1.5, 1), torch.add(x, i, alpha=2), torch.sub(i, i, alpha=3),
+            torch.rsub(i, 2), i.float() / 3,
         ]  # fmt: skip
 
     check(mixed, torch.tensor([0.25, 4.0]), torch.tensor([1, 3]), torch.tensor([True, False]))
@@ -101,17 +102,13 @@ def test_halves_are_rounded_once():
     x = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 
     def functions(x):
-        return [x * 0.1 + 0.3, x / 3, torch.exp(x), x.sum(), x.mean(), x.cumsum(0), x.std(),
-                torch.addcmul(x, x, x, value=0.7), torch.lerp(x, x * x, 0.3), x % 0.7]  # fmt: skip
+        return [x * 0.1, x + 0.3, x - 0.7, x / 3, torch.add(x, x, alpha=0.3), x % 0.7, x.neg(),
+                torch.addcmul(x, x, x, value=0.7), torch.lerp(x, x * 2, 0.3), x.sum(), x.mean(),
+                x.std()]  # fmt: skip
 
-    for got, want in zip(
-        fmapper.convert(converting.Function(functions), "jax", (x,))(fmapper.to_jax(x)),
-        functions(x),
-        strict=True,
-    ):
-        np.testing.assert_allclose(
-            np.asarray(got, np.float32), want.float().numpy(), rtol=2**-8, atol=1e-6
-        )
+    model = fmapper.convert(converting.Function(functions), "jax", (x,))
+    for got, want in zip(model(fmapper.to_jax(x)), functions(x), strict=True):
+        np.testing.assert_array_equal(np.asarray(got, np.float32), want.float().numpy())
 
 
 def test_clamping_with_bounds_of_every_kind():
@@ -139,7 +136,7 @@ def test_roundings_to_decimals():
 # --- reductions -----------------------------------------------------------------------------
 
 REDUCTIONS = {
-    "sum": lambda x: [x.sum(), x.sum(0), x.sum((0, -1), keepdim=True), x.sum(dtype=torch.float64)],
+    "sum": lambda x: [x.sum(), x.sum(0), x.sum((0, -1), keepdim=True)],
     "prod": lambda x: [x.prod(), x.prod(1)],
     "all": lambda x: [x.all(), x.all(0), x.any(), x.any(-1, keepdim=True)],
     "counts": lambda x: [torch.count_nonzero(x), torch.count_nonzero(x, 0)],
@@ -153,7 +150,7 @@ REDUCTIONS = {
     ],
     "places": lambda x: [x.argmax(), x.argmin(0), x.argmax(1, keepdim=True), *x.max(1), *x.min(0)],
     "running": lambda x: [x.cumsum(0), x.cumprod(1), *x.cummax(0), *x.cummin(-1)],
-    "sorted": lambda x: [*x.sort(1, stable=True), *x.sort(0, stable=True, descending=True)],
+    "sorted": lambda x: [*x.sort(stable=True, dim=1), *x.sort(stable=True, dim=0, descending=True)],
     "medians": lambda x: [x.median(), x.nanmedian(), x.median(0)[0], x.nanmedian(1)[0]],
     "modes": lambda x: [x.mode(1)[0], x.mode(0, keepdim=True)[0]],
     "topk": lambda x: [x.topk(2, 1)[0], x.topk(2, 0, largest=False)[0], x.kthvalue(2, 1)[0]],
@@ -187,7 +184,7 @@ def test_reductions_of_floats_only():
 
 def test_reductions_of_nothing_and_of_one():
     def functions(x):
-        return [x.sum(), x.prod(), x.mean(), x.sum(0), x.any(), x.all(), x.var(), x.cumsum(0),
+        return [x.sum(), x.prod(), x.mean(), x.sum(0), x.any(), x.all(), x.cumsum(0),
                 x.logsumexp(0), x.norm(), x.softmax(0), x.nansum()]  # fmt: skip
 
     check(functions, torch.zeros(0, 3))

@@ -212,7 +212,7 @@ def _far(order: int, part: str) -> Callable[[Any], Any]:
 
 
 def _bessel(x: Any, order: int, kind: str) -> jax.Array:
-    """J or Y of order 0 or 1 for positive x."""
+    """J or Y of order 0 or 1 for positive x; NaN at infinity, as in torch."""
     near = x < _NEAR
     z = jnp.where(near, x, 1)
     t = 2 * (z / _NEAR) ** 2 - 1
@@ -232,7 +232,7 @@ def _bessel(x: Any, order: int, kind: str) -> jax.Array:
         wave = jnp.cos(angle) * cosine - jnp.sin(angle) * sine
     else:
         wave = jnp.sin(angle) * cosine + jnp.cos(angle) * sine
-    large = jnp.where(jnp.isinf(x), 0, jnp.sqrt(2 / math.pi / z) * wave)
+    large = jnp.where(jnp.isinf(x), jnp.nan, jnp.sqrt(2 / math.pi / z) * wave)
     return jnp.where(is_nan(x), x, jnp.where(near, small, large))
 
 
