@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -65,21 +67,60 @@ def _exported(
                 )
         except Exception as error:  # torch raises what its tracing happens to meet
             reasons.append(error)
+            if _is_data_dependent(error):
+                found = _recorded_for_values(module, args, kwargs, dynamic_shapes)
+                if found is not None:
+                    return found
     raise _failure(module, reasons[0]) from reasons[0]
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent")
+    return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
+
+
+# What `draft_export` does where it cannot go on, and that is sound: it goes the way that the
+# examples go, and asserts in the program that other inputs go it too.
+_SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
+
+
+def _recorded_for_values(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram | None:
+    """A program for the values of the examples that checks the values that it is run with."""
+    try:
+        with _quiet(), torch.enable_grad():
+            found = torch.export.draft_export(
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception:  # the reason why it cannot be recorded at all is reported by the caller
+        return None
+    report = getattr(found, "_report", None)
+    failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
+    return found if failures <= _SOUND else None
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings and log about its own workings; what fails is reported anyway."""
-    log = logging.getLogger("torch.export._trace")
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
+    """Without torch's warnings and log about its own workings; what fails is reported anyway.
+
+    Where it fails torch prints the graph so far on stderr, too; what a forward prints there is kept
+    back until it is known that it has not failed.
+    """
+    printed = io.StringIO()
+    # Each has a level of its own, so that of `torch` would not do.
+    logs = [logging.getLogger(name) for name in _LOGS]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
             warnings.simplefilter("ignore")
             yield
+        sys.stderr.write(printed.getvalue())
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -95,6 +136,15 @@ def _mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
         for inner, training in before.items():
             inner.training = training
 
+
+_LOGS = (
+    "torch.export",
+    "torch.export._trace",
+    "torch.export._draft_export",
+    "torch.fx._symbolic_trace",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._guards",
+)
 
 # What torch says, and what helps.
 _REMEDIES = (
