@@ -80,7 +80,8 @@ def convert(
         example_inputs: What the model is called with, by position. Arrays may be of any backend.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
-            fixed to those of the examples.
+            fixed to those of the examples. `auto`: all that the code does not fix; sizes of 0 and 1
+            among the examples are fixed, so give larger ones.
         train: Record what the model does in training: dropout, batch statistics.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
             unless given; None leaves it to `jax.default_matmul_precision`.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
 from fmapper_adapters.torch import _decompose, _foreign, _gradients, _graph
@@ -35,6 +36,8 @@ def export_program(
     """
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
     with _mode(module, train), _foreign.known(module, (args, inputs)):
+        if isinstance(dynamic_shapes, str):
+            dynamic_shapes = _all_sizes(dynamic_shapes, (args, inputs))
         exported = _exported(module, args, inputs, dynamic_shapes)
         try:
             _gradients.mark(exported)
@@ -48,6 +51,23 @@ def export_program(
 def _as_tensors(tree: Any) -> Any:
     """Example inputs of other frameworks as tensors; objects that hold tensors as they are."""
     return to_torch(tree, strict=False)
+
+
+def _all_sizes(word: str, inputs: Any) -> torch.export.ShapesCollection:
+    """Every size of every tensor as one that may vary, unless the code fixes it.
+
+    Raises:
+        ConversionError: The word is not `auto`.
+    """
+    if word != "auto":
+        raise ConversionError(
+            f"dynamic_shapes={word!r} is not known: write 'auto', or what torch.export.export takes"
+        )
+    found = torch.export.ShapesCollection()
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            found[leaf] = dict.fromkeys(range(leaf.ndim), torch.export.Dim.AUTO)
+    return found
 
 
 def _exported(
@@ -140,6 +160,7 @@ def _mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
 _LOGS = (
     "torch.export",
     "torch.export._trace",
+    "torch._export.non_strict_utils",
     "torch.export._draft_export",
     "torch.fx._symbolic_trace",
     "torch.fx.experimental.symbolic_shapes",

@@ -260,7 +260,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _shape(shape: Any) -> tuple[int | str, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in shape)
+    sizes = (size if isinstance(size, int) else str(size) for size in shape)
+    # torch has symbols that have become a number
+    return tuple(int(s) if isinstance(s, str) and s.isdigit() else s for s in sizes)
 
 
 def _symbols(
