@@ -105,6 +105,8 @@ def convert(
     if isinstance(model, Program):
         return lower(model, target, **options)
     source = _source_of(model)
+    if source is target:
+        raise ConversionError(f"{type(model).__name__} is a model of {to} already")
     if source is None:
         if to not in _MOVERS:
             raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")

@@ -18,6 +18,7 @@ from fmapper import (
     Call,
     Input,
     Lowering,
+    Observation,
     Program,
     ProgramInputError,
     Ref,
@@ -103,6 +104,7 @@ class JaxModel:
     params: Arrays
     buffers: Arrays
     precision: str | None
+    is_converted_model = True
 
     def __init__(
         self, params: Arrays, buffers: Arrays, code: Code, precision: str | None = "highest"
@@ -186,6 +188,17 @@ class JaxModel:
                 params=_updated(self.params, changed), buffers=_updated(self.buffers, changed)
             )
         return Outcome(code.program.out_spec.unflatten(outputs), model, new_args, new_kwargs)
+
+    def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
+        """Every operation of a call, run one by one, with its results."""
+        seen: list[Observation] = []
+
+        def observe(call: Call, result: Any) -> None:
+            arrays = tuple(x for x in jax.tree.leaves(result) if isinstance(x, jax.Array))
+            seen.append(Observation(call.module, call.op, call.source, arrays))
+
+        self.call(args, kwargs, observe=observe)
+        return seen
 
     def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
         """Without compiling: for programs whose sizes depend on the values of arrays."""

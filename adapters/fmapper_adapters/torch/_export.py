@@ -35,17 +35,29 @@ def export_program(
         ConversionError: torch cannot record it; gives torch's reason and the usual remedy.
     """
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
-    with _mode(module, train), _foreign.known(module, (args, inputs)):
-        if isinstance(dynamic_shapes, str):
-            dynamic_shapes = _all_sizes(dynamic_shapes, (args, inputs))
-        exported = _exported(module, args, inputs, dynamic_shapes)
-        try:
-            _gradients.mark(exported)
-            with _quiet():
-                lowered = exported.run_decompositions(_decompose.table())
-        except Exception as error:
-            raise _failure(module, error) from error
+    with mode(module, train=train), _foreign.known(module, (args, inputs)):
+        lowered = recorded(module, args, inputs, dynamic_shapes)
         return _graph.program(module, lowered, train=train)
+
+
+def recorded(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """The program as torch has it, with nothing changed in place and what is not lowered apart.
+
+    Raises:
+        ConversionError: torch cannot record it.
+    """
+    if isinstance(dynamic_shapes, str):
+        dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
+    exported = _exported(module, args, kwargs, dynamic_shapes)
+    try:
+        _gradients.mark(exported)
+        with _quiet():
+            lowered: torch.export.ExportedProgram = exported.run_decompositions(_decompose.table())
+            return lowered
+    except Exception as error:
+        raise _failure(module, error) from error
 
 
 def _as_tensors(tree: Any) -> Any:
@@ -53,7 +65,10 @@ def _as_tensors(tree: Any) -> Any:
     return to_torch(tree, strict=False)
 
 
-def _all_sizes(word: str, inputs: Any) -> torch.export.ShapesCollection:
+_collection: Any = torch.export.ShapesCollection  # untyped in torch
+
+
+def _all_sizes(word: str, inputs: Any) -> Any:
     """Every size of every tensor as one that may vary, unless the code fixes it.
 
     Raises:
@@ -63,7 +78,7 @@ def _all_sizes(word: str, inputs: Any) -> torch.export.ShapesCollection:
         raise ConversionError(
             f"dynamic_shapes={word!r} is not known: write 'auto', or what torch.export.export takes"
         )
-    found = torch.export.ShapesCollection()
+    found: Any = _collection()
     for leaf in pytree.tree_leaves(inputs):
         if isinstance(leaf, torch.Tensor) and leaf.ndim:
             found[leaf] = dict.fromkeys(range(leaf.ndim), torch.export.Dim.AUTO)
@@ -144,7 +159,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
+def mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
+    """Inside, the module is in training or in evaluation mode; then as it was."""
     before = {inner: inner.training for inner in module.modules()}
     if not train:
         module.eval()
