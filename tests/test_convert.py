@@ -585,6 +585,16 @@ def test_parameters_may_be_sharded():
     subprocess.run([sys.executable, "-c", SHARDED], check=True)
 
 
+def test_products_of_groups_of_rows():
+    def forward(x, weight, offs):
+        return torch.ops.transformers.grouped_mm_fallback(x, weight, offs)
+
+    pytest.importorskip("transformers.integrations.moe")
+    x, weight = torch.randn(7, 4), torch.randn(4, 4, 3)
+    for ends in ([2, 2, 5, 7], [0, 3, 3, 6]):
+        check(forward, x, weight, torch.tensor(ends, dtype=torch.int32))
+
+
 # --- what is refused, and operations of one's own -------------------------------------------------
 
 torch.library.define("mylib::counted", "(Tensor x) -> Tensor")

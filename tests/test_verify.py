@@ -77,6 +77,20 @@ def test_the_first_operation_is_found_where_only_an_operation_is_wrong():
     assert report.first.path.startswith("in body.2: aten::relu.default")
 
 
+def test_convert_verifies_if_asked():
+    @fmapper.lowering("aten::relu")
+    def relu(x):
+        return jnp.maximum(x, 0.01)
+
+    x = torch.randn(5, 3)
+    try:
+        with pytest.raises(fmapper.ConversionError, match=r"(?s)differs.*in body\.2: aten::relu"):
+            fmapper.convert(Model(), "jax", (x,), verify=True)
+    finally:
+        fmapper._convert._added["jax"].pop("aten::relu")
+    assert fmapper.convert(Model(), "jax", (x,), verify=True)
+
+
 @pytest.mark.parametrize(
     ("a", "b", "note"),
     [

@@ -65,7 +65,7 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
         try:
             kwargs = {key: resolve(value) for key, value in call.kwargs.items()}
             if lowering.random:
-                kwargs["key"] = run.next_key()
+                kwargs["key"] = None if run.key is None else run.next_key()
             result = lowering.function(*[resolve(value) for value in call.args], **kwargs)
         except Exception as error:
             error.add_note(_where(call))

@@ -71,7 +71,7 @@ class Code:
         self.program = program
         self.lowerings = lowerings
         self.constants = constants
-        self.random = any(lowering.random for lowering in lowerings.values())
+        self.random = any(lowering.random is True for lowering in lowerings.values())
         self.concrete = program.has_unknown_sizes() or any(
             lowering.concrete for lowering in lowerings.values()
         )
