@@ -543,18 +543,6 @@ def angle(x: Any) -> jax.Array:
     return jnp.where(x < 0, cast(np.pi, x.dtype), jnp.where(is_nan(x), x, 0))
 
 
-@lowering("aten::view_as_real")
-def view_as_real(x: Any) -> jax.Array:
-    """Real and imaginary parts along a new last dimension."""
-    return jnp.stack([x.real, x.imag], -1)
-
-
-@lowering("aten::view_as_complex")
-def view_as_complex(x: Any) -> jax.Array:
-    """Complex numbers from parts along the last dimension."""
-    return jax.lax.complex(x[..., 0], x[..., 1])
-
-
 # --- copies ---------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from fmapper_adapters.jax.aten._types import (
     wide,
 )
 from fmapper_adapters.jax.aten.elementwise import is_nan
+from fmapper_adapters.jax.aten.norms import vector_norm
 
 
 def axes(x: Any, dim: Any) -> tuple[int, ...]:
@@ -135,63 +136,6 @@ def _root(spread: Any) -> jax.Array:
 _each_of_both("var_mean", "var", lambda spread, _: spread)
 _each_of_both("var_mean", "std", lambda spread, _: _root(spread))
 _each_of_both("var_mean", "std_mean", lambda spread, middle: (_root(spread), middle))
-
-
-# --- norms ----------------------------------------------------------------------------------
-
-
-@lowering("aten::linalg_vector_norm")
-def vector_norm(
-    x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> jax.Array:
-    """The norm of any order; where it is zero the gradient is zero."""
-    x = x if dtype is None else cast(x, dtype)
-    dims = axes(x, dim)
-    size = x if not is_complex(x) else _size(x)
-    result = size.dtype
-    y = size.astype(wide(result))
-    if ord == 2:
-        squares = jnp.sum(y * y, dims, keepdims=keepdim)
-        return _root(squares).astype(result)
-    y = jnp.abs(y)
-    if ord == 1:
-        found = jnp.sum(y, dims, keepdims=keepdim)
-    elif ord == 0:
-        found = jnp.sum((y != 0).astype(y.dtype), dims, keepdims=keepdim)
-    elif ord == math.inf:
-        empty = count_of(x, dims) == 0
-        found = jnp.max(y, dims, keepdims=keepdim, initial=0 if empty else None)
-    elif ord == -math.inf:
-        found = jnp.min(y, dims, keepdims=keepdim)
-    else:
-        zero = y == 0
-        powers = jnp.where(zero, 0.0 if ord > 0 else jnp.inf, jnp.where(zero, 1, y) ** ord)
-        sums = jnp.sum(powers, dims, keepdims=keepdim)
-        none = (sums == 0) | jnp.isinf(sums)
-        root = jnp.where(none, 1, sums) ** (1.0 / ord)
-        found = jnp.where(none, sums ** (1.0 / ord), root)
-    return found.astype(result)
-
-
-def _size(x: Any) -> jax.Array:
-    """The absolute values of complex numbers."""
-    return jnp.abs(x)
-
-
-@lowering("aten::norm.Scalar", "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype",
-          "aten::norm.ScalarOpt_dtype")  # fmt: skip
-def norm(
-    x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> jax.Array:
-    """The norm of order `p`, 2 unless given."""
-    return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
-
-
-@lowering("aten::dist")
-def dist(x: Any, y: Any, p: Any = 2) -> jax.Array:
-    """The norm of the difference."""
-    x, y = promote(x, y)
-    return vector_norm(x - y, p)
 
 
 @lowering("aten::renorm")
