@@ -86,8 +86,9 @@ if TYPE_CHECKING:  # imported when first asked for, see below
         Program,
         Ref,
     )
+    from fmapper._program_file import load_program, save_program
     from fmapper._summary import Summary, summary
-    from fmapper._trees import Record, TreeSpec
+    from fmapper._trees import Record, TreeSpec, record_type
 
 __version__ = "0.1.0"
 
@@ -172,6 +173,7 @@ __all__ = [
     "is_leaf",
     "keep",
     "leaf",
+    "load_program",
     "load_state",
     "lowering",
     "materialize",
@@ -180,8 +182,10 @@ __all__ = [
     "plan",
     "put_together",
     "rebuild",
+    "record_type",
     "refitted",
     "register_adapter",
+    "save_program",
     "set_path",
     "state",
     "structural_walk",
@@ -213,6 +217,7 @@ _LATE = {
     "PlannedLeaf": "_plan",
     "Program": "_program",
     "Record": "_trees",
+    "record_type": "_trees",
     "Ref": "_program",
     "Summary": "_summary",
     "SummaryRow": "_inventory",
@@ -220,11 +225,13 @@ _LATE = {
     "cast": "_place",
     "convert": "_convert",
     "keep": "_place",
+    "load_program": "_program_file",
     "lowering": "_convert",
     "materialize": "_materialize",
     "move_": "_inplace",
     "place": "_place",
     "plan": "_plan",
+    "save_program": "_program_file",
     "summary": "_summary",
 }
 

@@ -75,7 +75,7 @@ def convert(
     A tree without a model of any framework, as a functor, is moved leaf by leaf.
 
     Args:
-        model: A `torch.nn.Module`; it is not changed.
+        model: A `torch.nn.Module`, which is not changed, or a `Program` from `load_program`.
         to: The target: `jax`.
         example_inputs: What the model is called with, by position. Arrays may be of any backend.
         example_kwargs: What it is called with by keyword.
@@ -101,6 +101,8 @@ def convert(
         ((4, 3), ['bias', 'weight'])
     """
     target = get_adapter(to)
+    if isinstance(model, Program):
+        return lower(model, target, **options)
     source = _source_of(model)
     if source is None:
         if to not in _MOVERS:

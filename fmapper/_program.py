@@ -13,7 +13,6 @@ from typing import Any
 
 from fmapper._trees import TreeSpec
 
-
 _UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
 
 
@@ -234,7 +233,8 @@ class Program:
             low, high = self.symbols.get(size, (None, None))
             if not isinstance(given, int):  # a symbol of JAX's: nothing is known of it
                 continue
-            if (low is not None and given < low) or (high is not None and given > high):
+            # torch names 2 as the least for sizes whose zero and one it has not looked at
+            if (low is not None and 2 < low > given) or (high is not None and given > high):
                 return f"{shown}: {size} may be from {low} to {high or 'any size'}"
         return ""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +14,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Input, Lowering, Program, ProgramInputError, Ref, functor, to_jax, to_numpy
+from fmapper import (
+    Input,
+    Lowering,
+    Program,
+    ProgramInputError,
+    Ref,
+    convert,
+    functor,
+    load_program,
+    load_state,
+    save_program,
+    to_jax,
+    to_numpy,
+)
 from fmapper_adapters.jax import _interpret
 from fmapper_adapters.jax.aten import _table, _types
 
@@ -180,15 +196,81 @@ class JaxModel:
             self.precision if precision is ... else precision,
         )
 
+    def as_program(self) -> Program:
+        """The program with the arrays of this model, to be saved or lowered again."""
+        return dataclasses.replace(
+            self.program,
+            parameters=dict(self.params),
+            buffers=dict(self.buffers),
+            constants=dict(self._code.constants),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes arrays and program to one safetensors file; `load` needs no torch to read it.
+
+        Raises:
+            ConversionError: An array has a dtype that the format lacks.
+        """
+        save_program(self.as_program(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> JaxModel:
+        """The model in a file, with the options of `convert`.
+
+        Raises:
+            ConversionError: The file holds no program, or is damaged.
+            UnsupportedOpsError: It has operations of your own that are not added here.
+        """
+        found: JaxModel = convert(load_program(path), "jax", **options)
+        return found
+
     def state_dict(self) -> Arrays:
         """The arrays by the names that the module's own state dict has, tied ones under each."""
         kept = {n: a for n, a in self.buffers.items() if n not in self.program.transient}
         found = {**self.params, **kept}
         return found | {name: found[own] for name, own in self.aliases.items() if own in found}
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> JaxModel:
+        """The same program with other arrays, as those of another checkpoint.
+
+        Args:
+            state: Arrays of any backend by the names of `state_dict`.
+
+        Raises:
+            StructureMismatchError: Names are missing or left over, or a shape differs.
+            LossyCastError: A value does not fit into the dtype of the model.
+        """
+        renamed: Arrays = {}
+        for name, array in state.items():
+            renamed.setdefault(self.aliases.get(name, name), array)
+        for name in self.program.transient:  # in no state dict: they stay
+            renamed.setdefault(name, self.buffers[name])
+        loaded = load_state({**self.params, **self.buffers}, renamed)
+        return self.replace(
+            params={name: loaded[name] for name in self.params},
+            buffers={name: loaded[name] for name in self.buffers},
+        )
+
+    def __reduce__(self) -> Any:
+        """Pickled as its program; the lowerings are found again."""
+        return _unpickled, (self.as_program(), self.precision)
+
+    def __copy__(self) -> JaxModel:
+        return self.replace()
+
+    def __deepcopy__(self, memo: Any) -> JaxModel:
+        """With the same code, which never changes: the copy is not compiled anew."""
+        arrays = copy.deepcopy((self.params, self.buffers), memo)
+        return self.replace(params=arrays[0], buffers=arrays[1])
+
     def __repr__(self) -> str:
         count = sum(int(np.size(array)) for array in self.params.values())
         return f"JaxModel({self.program.name}, {len(self.params)} parameters of {count:,} numbers)"
+
+
+def _unpickled(program: Program, precision: str | None) -> JaxModel:
+    found: JaxModel = convert(program, "jax", precision=precision)
+    return found
 
 
 def from_program(
