@@ -17,7 +17,8 @@ from fmapper_adapters.torch._spec import tree_spec
 # Where results have no use and nothing but the device or the recording itself is at stake.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
 _DROPOUT_INSIDE = frozenset(
-    {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+    """scaled_dot_product_attention lstm gru rnn_tanh rnn_relu rrelu_with_noise
+    rrelu_with_noise_functional""".split()
 )
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
 _EFFECTS = ("aten::_assert",)
@@ -256,7 +257,7 @@ def _drops(node: torch.fx.Node, overload: Any) -> bool:
     """Whether an operation with dropout inside has it switched on: only then it draws numbers."""
     names = [argument.name for argument in overload._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    rate: Any = given.get("dropout_p", given.get("dropout", 0.0))
+    rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
     layers: Any = given.get("num_layers", 2)
     return bool(rate) and given.get("train", True) is not False and layers != 1
 
