@@ -33,6 +33,7 @@ class Rule:
     layers: int | None
     images: int | None
     vocabulary: bool = True
+    heads: bool = False  # fewer heads instead of smaller ones
 
 
 RULES = (
@@ -40,7 +41,9 @@ RULES = (
     Rule(8, 2, None),
     Rule(4, 2, 4),
     Rule(8, 4, None),
+    Rule(8, 2, 4, heads=True),
     Rule(16, 2, None),
+    Rule(32, 2, 4, heads=True),
     Rule(2, 2, 2),
     Rule(1, 2, 4),
     Rule(8, None, None),
@@ -59,7 +62,7 @@ def classes() -> dict[str, str]:
     has seen all architectures rather than all classes of some.
     """
     found: dict[str, list[str]] = {}
-    owner: dict[str, str] = {}
+    owners: dict[str, list[str]] = {}
     mappings = [
         mapping
         for name, mapping in vars(modeling_auto).items()
@@ -70,9 +73,9 @@ def classes() -> dict[str, str]:
     for mapping in mappings:
         for kind, names in mapping.items():
             for name in (names,) if isinstance(names, str) else names:
-                if name not in owner:
-                    owner[name] = kind
-                    found.setdefault(kind, []).append(name)
+                owners.setdefault(name, []).append(kind)
+    for name, kinds_of in owners.items():
+        found.setdefault(max(kinds_of, key=lambda kind: _fit(kind, name)), []).append(name)
     kinds = sorted(found)
     random.Random(0).shuffle(kinds)
     most = max(len(names) for names in found.values())
@@ -82,6 +85,12 @@ def classes() -> dict[str, str]:
         for kind in kinds
         if turn < len(found[kind])
     }
+
+
+def _fit(kind: str, name: str) -> int:
+    """How much of an architecture's name a class begins with: some classes serve several."""
+    plain = re.sub("[^a-z0-9]", "", kind.lower())
+    return len(plain) if name.lower().startswith(plain) else 0
 
 
 # --- configurations -----------------------------------------------------------------------------
@@ -104,6 +113,9 @@ _NO_SIZES = re.compile(
     r"|max_size|shape_size|coordinate_size|buckets|input_channels|sampling|bin|spec_size|input_feat"
 )
 _IMAGES = re.compile(r"(^|_)(image_size|img_size|image_sizes)$|^image_height$|^image_width$")
+_HEADS = re.compile(r"heads$")
+_HEAD_SIZES = re.compile(r"head_dim$|mrope_section|query_pre_attn_scalar|^d_kv$|d_head$")
+_QUERIES = re.compile(r"^num_(object_)?queries$")
 _EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
 _PLACES = re.compile(r"(indexes|indices|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
@@ -187,6 +199,12 @@ class _Shrinker:
             return min(value, layers - 1) if value > 0 else max(value, -layers)
         if _EXPERTS.search(key):
             return min(value, 8)
+        if _QUERIES.search(key):
+            return min(value, 20)
+        if self.rule.heads and _HEADS.search(key):
+            return max(value // self.rule.divide, 1)
+        if self.rule.heads and _HEAD_SIZES.search(key):
+            return value
         if _IMAGES.search(key) and self.rule.images and value >= 192:
             return self._image(value)
         if _SIZES.search(key) and not _NO_SIZES.search(key):
