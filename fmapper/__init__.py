@@ -4,7 +4,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from fmapper import _pytrees as _pytrees
-from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter
+from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter, Observation
 from fmapper._device import device_info, devices, get_device
 from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
 from fmapper._errors import (
@@ -89,6 +89,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper._program_file import load_program, save_program
     from fmapper._summary import Summary, summary
     from fmapper._trees import Record, TreeSpec, record_type
+    from fmapper._verify import Difference, Report, verify
 
 __version__ = "0.1.0"
 
@@ -109,6 +110,7 @@ __all__ = [
     "DeviceInfo",
     "DeviceLoader",
     "DeviceUnavailableError",
+    "Difference",
     "Exchange",
     "Fitting",
     "FmapperError",
@@ -126,6 +128,7 @@ __all__ = [
     "NodeAdapter",
     "NodeType",
     "NotAFunctorError",
+    "Observation",
     "Output",
     "Parameter",
     "PathError",
@@ -139,6 +142,7 @@ __all__ = [
     "RebuildError",
     "Record",
     "Ref",
+    "Report",
     "Static",
     "StructureMismatchError",
     "Summary",
@@ -200,6 +204,7 @@ __all__ = [
     "trainables",
     "unregister_adapter",
     "use_backend",
+    "verify",
 ]
 
 # What many programs never use, by the module that has it: importing fmapper is to be quick.
@@ -207,6 +212,7 @@ _LATE = {
     "Call": "_program",
     "DType": "_program",
     "DeviceLoader": "_loader",
+    "Difference": "_verify",
     "Graph": "_program",
     "Input": "_program",
     "Lowering": "_program",
@@ -217,8 +223,8 @@ _LATE = {
     "PlannedLeaf": "_plan",
     "Program": "_program",
     "Record": "_trees",
-    "record_type": "_trees",
     "Ref": "_program",
+    "Report": "_verify",
     "Summary": "_summary",
     "SummaryRow": "_inventory",
     "TreeSpec": "_trees",
@@ -231,8 +237,10 @@ _LATE = {
     "move_": "_inplace",
     "place": "_place",
     "plan": "_plan",
+    "record_type": "_trees",
     "save_program": "_program_file",
     "summary": "_summary",
+    "verify": "_verify",
 }
 
 

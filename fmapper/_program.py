@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from fmapper._trees import TreeSpec
 
@@ -262,13 +262,14 @@ class Lowering:
     Attributes:
         function: Takes the arguments of the operation as its schema has them, arrays as the
             target's, and returns the results.
-        random: It takes a keyword `key`, the source of its random numbers.
+        random: It takes a keyword `key`, the source of its random numbers; `optional` if that may
+            be None, for operations that draw numbers in training only.
         concrete: The shape of its result depends on values, so it cannot be compiled.
         scalar: It gives a number, which counts as one when dtypes are promoted, not an array.
     """
 
     function: Callable[..., Any]
-    random: bool = False
+    random: bool | Literal["optional"] = False
     concrete: bool = False
     scalar: bool = False
 

@@ -524,6 +524,77 @@ def test_a_value_read_as_a_number_is_promoted_as_a_number():
     check(lambda x: x.to(torch.int8) + x.sum().to(torch.int32).item(), X)
 
 
+FLOAT64 = """
+import jax
+jax.config.update("jax_enable_x64", True)
+import numpy as np, torch, fmapper
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.LayerNorm(4)).double()
+x = torch.randn(5, 3, dtype=torch.float64)
+index = torch.arange(5) + 2**40
+both = fmapper.convert(model, "jax", (x,))
+got = both(x.numpy())
+assert got.dtype == "float64"
+assert np.abs(np.asarray(got) - model(x).detach().numpy()).max() < 1e-14
+
+
+class Shifted(torch.nn.Module):
+    def forward(self, i):
+        return i * 2**20 + 1
+
+
+shifted = fmapper.convert(Shifted(), "jax", (index,))(index.numpy())
+assert shifted.dtype == "int64"
+assert (np.asarray(shifted) == Shifted()(index).numpy()).all()
+"""
+
+
+def test_with_x64_dtypes_are_those_of_torch():
+    subprocess.run([sys.executable, "-c", FLOAT64], check=True)
+
+
+SHARDED = """
+import os
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+import jax, numpy as np, torch, fmapper
+from jax.sharding import NamedSharding, PartitionSpec as P
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+x = torch.randn(16, 8)
+converted = fmapper.convert(model, "jax", (x,))
+mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+specs = {"0.weight": P("model"), "0.bias": P("model"), "2.weight": P(None, "model"), "2.bias": P()}
+shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+sharded = converted.replace(params=jax.device_put(converted.params, shardings))
+batch = jax.device_put(x.numpy(), NamedSharding(mesh, P("data")))
+
+
+def loss(params, x):
+    return (sharded.replace(params=params)(x) ** 2).mean()
+
+
+got = sharded(batch)
+assert len(got.sharding.device_set) == 8
+np.testing.assert_allclose(got, model(x).detach().numpy(), atol=1e-6)
+gradients = jax.jit(jax.grad(loss))(sharded.params, batch)
+assert gradients["0.weight"].sharding.is_equivalent_to(shardings["0.weight"], 2)
+(model(x) ** 2).mean().backward()
+np.testing.assert_allclose(gradients["0.weight"], model[0].weight.grad, atol=1e-6)
+"""
+
+
+def test_parameters_may_be_sharded():
+    subprocess.run([sys.executable, "-c", SHARDED], check=True)
+
+
+def test_products_of_groups_of_rows():
+    def forward(x, weight, offs):
+        return torch.ops.transformers.grouped_mm_fallback(x, weight, offs)
+
+    pytest.importorskip("transformers.integrations.moe")
+    x, weight = torch.randn(7, 4), torch.randn(4, 4, 3)
+    for ends in ([2, 2, 5, 7], [0, 3, 3, 6]):
+        check(forward, x, weight, torch.tensor(ends, dtype=torch.int32))
+
+
 # --- what is refused, and operations of one's own -------------------------------------------------
 
 torch.library.define("mylib::counted", "(Tensor x) -> Tensor")
@@ -566,17 +637,56 @@ def test_a_lowering_of_ones_own():
         fmapper.lowering("add")
 
 
+class Branching(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else -x
+
+
+def test_a_branch_on_values_is_recorded_for_the_examples_and_checked(capfd):
+    model = nn.Sequential(nn.Identity(), Branching())
+    converted = check(model, X)
+    with pytest.raises(fmapper.ProgramInputError, match="asserts in 1 what these inputs do not"):
+        converted(-J)
+    jitted = jax.jit(converted)
+    np.testing.assert_array_equal(jitted(J), 2 * J)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="asserts in 1 what these inputs do not"):
+        jax.block_until_ready(jitted(-J))
+    assert "No stacktrace found" not in capfd.readouterr().err
+
+
+def test_sizes_that_depend_on_values():
+    def forward(x, sizes):
+        return [part.sum(0) for part in torch.split(x, sizes.tolist())]
+
+    x, sizes = torch.randn(4, 3), torch.tensor([1, 3])
+    converted = fmapper.convert(Function(forward), "jax", (x, sizes))
+    for given in (sizes, torch.tensor([2, 2])):
+        compare(converted(x.numpy(), given.numpy()), forward(x, given))
+    with pytest.raises(jax.errors.JAXTypeError) as caught:
+        jax.jit(converted)(x.numpy(), sizes.numpy())
+    assert "depend on the values of arrays" in "".join(caught.value.__notes__)
+
+
 def test_what_torch_cannot_record_is_reported_with_its_reason_the_place_and_a_remedy():
-    class Branching(nn.Module):
+    class Unknown(nn.Module):
         def forward(self, x):
-            return x if x.sum() > 0 else -x
+            return x if bool((x.numpy() > 0).all()) else -x
 
     with pytest.raises(fmapper.ConversionError) as caught:
-        fmapper.convert(nn.Sequential(nn.Identity(), Branching()), "jax", (X,))
+        fmapper.convert(nn.Sequential(nn.Identity(), Unknown()), "jax", (X,))
     message = str(caught.value)
-    assert "in 1" in message
-    assert "data-dependent" in message
-    assert "torch.cond" in message
+    assert "could not record it in 1" in message
+    assert "numpy" in message
+    assert "torch.export.export(module, args, kwargs)" in message
+    with pytest.raises(fmapper.ConversionError, match="example_inputs and example_kwargs"):
+        fmapper.convert(nn.Linear(3, 3), "jax")
+    with pytest.raises(fmapper.ConversionError, match="dynamic_shapes"):
+        fmapper.convert(
+            Function(lambda x: x.reshape(2, 3)),
+            "jax",
+            (X,),
+            dynamic_shapes={"args": ({0: torch.export.Dim("n")},)},
+        )
 
 
 def test_an_error_in_a_lowering_says_which_call_failed():

@@ -15,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import (
+    Call,
     Input,
     Lowering,
+    Observation,
     Program,
     ProgramInputError,
     Ref,
@@ -60,6 +62,7 @@ class Code:
         random: Whether it draws random numbers.
         concrete: Whether shapes depend on values, so that it cannot be compiled.
         paths: What errors call each flattened input.
+        checks: The calls that assert something.
     """
 
     def __init__(
@@ -68,12 +71,13 @@ class Code:
         self.program = program
         self.lowerings = lowerings
         self.constants = constants
-        self.random = any(lowering.random for lowering in lowerings.values())
+        self.random = any(lowering.random is True for lowering in lowerings.values())
         self.concrete = program.has_unknown_sizes() or any(
             lowering.concrete for lowering in lowerings.values()
         )
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
+        self.checks = [call for call in program.graph.calls if _interpret.is_check(call)]
         self.fixed_outputs = [
             None if isinstance(value, Ref) else (value,)
             for value, output in zip(program.graph.outputs, program.outputs, strict=True)
@@ -100,6 +104,7 @@ class JaxModel:
     params: Arrays
     buffers: Arrays
     precision: str | None
+    is_converted_model = True
 
     def __init__(
         self, params: Arrays, buffers: Arrays, code: Code, precision: str | None = "highest"
@@ -164,11 +169,14 @@ class JaxModel:
                 f"{code.program.name} draws random numbers: give it key=jax.random.key(0)"
             )
         state = (self.params, self.buffers)
-        if code.concrete or observe is not None:
+        if code.concrete:
+            found = self._run_eagerly(numbers, arrays, key, observe)
+        elif observe is not None:
             found = _execute(code, numbers, self.precision, *state, arrays, key, observe)
         else:
             found = _compiled(code, numbers, self.precision, *state, arrays, key)
-        users, changed, changed_inputs = found
+        users, changed, changed_inputs, checks = found
+        _look_at(code, checks)
         values = iter(users)
         outputs = [next(values) if fixed is None else fixed[0] for fixed in code.fixed_outputs]
         for position, value in changed_inputs.items():
@@ -180,6 +188,30 @@ class JaxModel:
                 params=_updated(self.params, changed), buffers=_updated(self.buffers, changed)
             )
         return Outcome(code.program.out_spec.unflatten(outputs), model, new_args, new_kwargs)
+
+    def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
+        """Every operation of a call, run one by one, with its results."""
+        seen: list[Observation] = []
+
+        def observe(call: Call, result: Any) -> None:
+            arrays = tuple(x for x in jax.tree.leaves(result) if isinstance(x, jax.Array))
+            seen.append(Observation(call.module, call.op, call.source, arrays))
+
+        self.call(args, kwargs, observe=observe)
+        return seen
+
+    def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
+        """Without compiling: for programs whose sizes depend on the values of arrays."""
+        state = (self.params, self.buffers)
+        try:
+            return _execute(self._code, numbers, self.precision, *state, arrays, key, observe)
+        except jax.errors.JAXTypeError as error:
+            error.add_note(
+                f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
+                "called, and differentiated in parameters that no size depends on, but not "
+                "compiled: call it outside of jax.jit, jax.vmap and jax.export."
+            )
+            raise
 
     def replace(
         self,
@@ -300,8 +332,13 @@ def _execute(  # noqa: PLR0917  (static_argnums goes by position)
     arrays: list[Any],
     key: Any,
     observe: _interpret.Observer | None = None,
-) -> tuple[list[Any], Arrays, dict[int, Any]]:
-    """The program on arrays: users' outputs that are not fixed, and what it changes, by name."""
+) -> tuple[list[Any], Arrays, dict[int, Any], Any]:
+    """The program on arrays.
+
+    Returns:
+        Users' outputs that are not fixed, what it changes by name, the inputs that it changes by
+        position, and whether what it asserts holds, as one array; None if it asserts nothing.
+    """
     program = code.program
     given, static = iter(arrays), iter(numbers)
     tables = {"parameter": params, "buffer": buffers, "constant": code.constants}
@@ -328,10 +365,36 @@ def _execute(  # noqa: PLR0917  (static_argnums goes by position)
             changed_inputs[int(output.target)] = value
         else:
             changed[str(output.target)] = value
-    return users, changed, changed_inputs
+    checks = [jnp.asarray(check).reshape(()).astype(bool) for check in run.checks]
+    return users, changed, changed_inputs, jnp.stack(checks) if checks else None
 
 
 _compiled = partial(jax.jit, static_argnums=(0, 1, 2))(_execute)
+
+
+def _look_at(code: Code, checks: Any) -> None:
+    """Raises if what the program asserts does not hold; inside a transformation, when it runs."""
+    if isinstance(checks, jax.core.Tracer):
+        jax.debug.callback(partial(_raise_unless, code), checks)
+    elif checks is not None:
+        _raise_unless(code, checks)
+
+
+def _raise_unless(code: Code, checks: Any) -> None:
+    rows = np.asarray(checks).reshape(-1, len(code.checks))  # one per element under jax.vmap
+    for i, call in enumerate(code.checks):
+        if not rows[:, i].all():
+            raise ProgramInputError(_broken(code, call))
+
+
+def _broken(code: Code, call: Call) -> str:
+    message = call.args[1] if len(call.args) > 1 else "a condition does not hold"
+    where = f" in {call.module}" if call.module else ""
+    return (
+        f"{code.program.name}: the model asserts{where} what these inputs do not fulfil: "
+        f"{message}. If the program was recorded for values of the examples, convert it with such "
+        "inputs."
+    )
 
 
 @contextlib.contextmanager
