@@ -149,7 +149,7 @@ def multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[jax.Arr
 # --- connectionist temporal classification ------------------------------------------------------
 
 
-@lowering("aten::ctc_loss")
+@lowering("aten::ctc_loss", "fmapper::ctc_loss")
 def ctc_loss(
     log_probs: Any,
     targets: Any,
