@@ -4,12 +4,13 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from fmapper import _pytrees as _pytrees
-from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter
+from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter, Observation
 from fmapper._device import device_info, devices, get_device
 from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
 from fmapper._errors import (
     BackendUnavailableError,
     BatchError,
+    ConversionError,
     CopyNeededError,
     CycleError,
     DeclarationError,
@@ -27,12 +28,14 @@ from fmapper._errors import (
     PlacementError,
     PrecisionWarning,
     ProfileError,
+    ProgramInputError,
     RebuildError,
     StructureMismatchError,
     TargetError,
     TieWarning,
     TransformError,
     UnsupportedLeafError,
+    UnsupportedOpsError,
 )
 from fmapper._fmap import (
     children,
@@ -72,6 +75,7 @@ from fmapper._trainable import trainables
 if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random
     from fmapper._accelerator import Accelerator
+    from fmapper._convert import convert, lowering
     from fmapper._counts import Counts
     from fmapper._inplace import move_
     from fmapper._inventory import SummaryRow
@@ -81,9 +85,23 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper._plan import Plan, PlannedLeaf, plan
     from fmapper._profile import profile
     from fmapper._profile_result import Profile, ProfileCell, Verdict
+    from fmapper._program import (
+        Call,
+        DType,
+        Graph,
+        Input,
+        Lowering,
+        Output,
+        Parameter,
+        Program,
+        Ref,
+    )
+    from fmapper._program_file import load_program, save_program
     from fmapper._summary import Summary, summary
     from fmapper._timing import Timing
     from fmapper._transforms import grad, jit, value_and_grad, vmap
+    from fmapper._trees import Record, TreeSpec, record_type
+    from fmapper._verify import Difference, Report, verify
 
 __version__ = "0.1.0"
 
@@ -94,21 +112,28 @@ __all__ = [
     "BackendUnavailableError",
     "BatchError",
     "BoxKey",
+    "Call",
+    "ConversionError",
     "CopyNeededError",
     "Counts",
     "CycleError",
+    "DType",
     "DeclarationError",
     "Device",
     "DeviceError",
     "DeviceInfo",
     "DeviceLoader",
     "DeviceUnavailableError",
+    "Difference",
     "Exchange",
     "Fitting",
     "FmapperError",
     "FmapperWarning",
+    "Graph",
+    "Input",
     "KeyPath",
     "LossyCastError",
+    "Lowering",
     "Memory",
     "MixedDevicesError",
     "MoveError",
@@ -119,6 +144,9 @@ __all__ = [
     "NodeType",
     "NotAFunctorError",
     "NotCompiledWarning",
+    "Observation",
+    "Output",
+    "Parameter",
     "PathError",
     "Placement",
     "PlacementError",
@@ -128,7 +156,12 @@ __all__ = [
     "Profile",
     "ProfileCell",
     "ProfileError",
+    "Program",
+    "ProgramInputError",
     "RebuildError",
+    "Record",
+    "Ref",
+    "Report",
     "Static",
     "StructureMismatchError",
     "Summary",
@@ -137,13 +170,16 @@ __all__ = [
     "TieWarning",
     "Timing",
     "TransformError",
+    "TreeSpec",
     "UnsupportedLeafError",
+    "UnsupportedOpsError",
     "Verdict",
     "array_namespace",
     "at_end",
     "cast",
     "children",
     "collecting_walk",
+    "convert",
     "default_walk",
     "destructure",
     "device_info",
@@ -167,7 +203,9 @@ __all__ = [
     "jit",
     "keep",
     "leaf",
+    "load_program",
     "load_state",
+    "lowering",
     "materialize",
     "move_",
     "no_gradient",
@@ -176,8 +214,10 @@ __all__ = [
     "profile",
     "put_together",
     "rebuild",
+    "record_type",
     "refitted",
     "register_adapter",
+    "save_program",
     "set_path",
     "state",
     "structural_walk",
@@ -193,35 +233,55 @@ __all__ = [
     "unregister_adapter",
     "use_backend",
     "value_and_grad",
+    "verify",
     "vmap",
 ]
 
 # What many programs never use, by the module that has it: importing fmapper is to be quick.
 _LATE = {
     "Accelerator": "_accelerator",
+    "Call": "_program",
     "Counts": "_counts",
-    "vmap": "_transforms",
-    "jit": "_transforms",
-    "grad": "_transforms",
-    "value_and_grad": "_transforms",
+    "DType": "_program",
     "DeviceLoader": "_loader",
+    "Difference": "_verify",
+    "Graph": "_program",
+    "Input": "_program",
+    "Lowering": "_program",
+    "Output": "_program",
+    "Parameter": "_program",
     "Placement": "_place",
     "Plan": "_plan",
     "PlannedLeaf": "_plan",
     "Profile": "_profile_result",
     "ProfileCell": "_profile_result",
+    "Program": "_program",
+    "Record": "_trees",
+    "Ref": "_program",
+    "Report": "_verify",
     "Summary": "_summary",
     "SummaryRow": "_inventory",
     "Timing": "_timing",
+    "TreeSpec": "_trees",
     "Verdict": "_profile_result",
     "cast": "_place",
+    "convert": "_convert",
+    "grad": "_transforms",
+    "jit": "_transforms",
     "keep": "_place",
+    "load_program": "_program_file",
+    "lowering": "_convert",
     "materialize": "_materialize",
     "move_": "_inplace",
     "place": "_place",
     "plan": "_plan",
     "profile": "_profile",
+    "record_type": "_trees",
+    "save_program": "_program_file",
     "summary": "_summary",
+    "value_and_grad": "_transforms",
+    "verify": "_verify",
+    "vmap": "_transforms",
 }
 
 _MODULES = ("nn", "random")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from fmapper._dtypes import itemsize
-from fmapper._errors import DeviceUnavailableError
+from fmapper._errors import ConversionError, DeviceUnavailableError
 from fmapper._nodes import NodeType
 
 if TYPE_CHECKING:
     from fmapper._counts import Counts
+    from fmapper._program import Lowering, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,23 @@ class Memory:
 
 
 Run: TypeAlias = "Callable[[Sequence[Any], Any], tuple[list[Any], Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An operation that a model has carried out, and what it gave.
+
+    Attributes:
+        module: The path of the part of the model that it belongs to.
+        op: The operation.
+        source: The line of code that it comes from.
+        values: The arrays that it gave.
+    """
+
+    module: str
+    op: str
+    source: str
+    values: tuple[Any, ...]
 
 
 class Adapter(ABC):
@@ -517,6 +535,59 @@ class Adapter(ABC):
 
     def register_functor(self, cls: type) -> None:  # noqa: B027  (nothing to do without a registry)
         """Tells this framework's pytree registry about a functor class; called once per class."""
+
+    # programs
+
+    def is_model(self, x: Any) -> bool:
+        """Whether an object is a model of this framework, whose program `convert` can record."""
+        return False
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+    ) -> Program:
+        """Records what a model of this framework computes for example inputs.
+
+        Raises:
+            ConversionError: It cannot be recorded; says why, and where.
+        """
+        raise ConversionError(f"models of {self.name} cannot be recorded")
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A model of this framework that computes what a program says.
+
+        Args:
+            program: The program.
+            lowerings: Those that the user has added, by operation; they win over the built-in ones.
+            options: What is particular to this framework.
+
+        Raises:
+            UnsupportedOpsError: Operations have no lowering; lists all of them.
+        """
+        raise ConversionError(f"programs cannot be lowered to {self.name}")
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a model gives for inputs that are its own to change, ready to be compared."""
+        return model(*args, **kwargs)
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """The same, computed in float64; None where that cannot be."""
+        return None
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """Every operation of a call, in order; None where they cannot be told."""
+        return None
 
 
 class NodeAdapter(Adapter):

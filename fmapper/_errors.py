@@ -13,6 +13,9 @@ FmapperError
 ├── DeviceUnavailableError (RuntimeError) a good device that is not here
 ├── BackendUnavailableError (ImportError) a framework that is not installed
 ├── TransformError (TypeError)            what cannot be differentiated, compiled or batched
+├── ConversionError (RuntimeError)         a program could not be recorded or lowered
+│   └── UnsupportedOpsError               it has operations that the target has no lowering for
+├── ProgramInputError (TypeError)         a converted program was called with what it is not for
 ├── LossyCastError (ValueError)           a value that the target dtype cannot hold
 ├── ProfileError (RuntimeError)           a model could not be run to see where its time goes
 ├── TargetError (ValueError)              FILE:NAME or example inputs that cannot be read
@@ -102,6 +105,26 @@ class ProfileError(FmapperError, RuntimeError):
 
 class TargetError(FmapperError, ValueError):
     """A `FILE:NAME` that leads to nothing, or an expression for example inputs that is none."""
+
+
+class ConversionError(FmapperError, RuntimeError):
+    """A program could not be recorded in its source framework, or not lowered to the target."""
+
+
+class UnsupportedOpsError(ConversionError):
+    """A program has operations that the target has no lowering for.
+
+    Attributes:
+        ops: Each such operation -> the paths of the modules that use it.
+    """
+
+    def __init__(self, message: str, ops: dict[str, list[str]]) -> None:
+        super().__init__(message)
+        self.ops = ops
+
+
+class ProgramInputError(FmapperError, TypeError):
+    """A converted program was called with inputs that it was not recorded for."""
 
 
 class BatchError(FmapperError, RuntimeError):

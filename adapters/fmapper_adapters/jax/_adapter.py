@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from operator import attrgetter
@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Adapter, Device, DeviceInfo, Exchange, NodeType
+from fmapper import Adapter, Device, DeviceInfo, Exchange, NodeType, Observation
 from fmapper_adapters.jax import _devices, _host, _nodes, _transforms
 
 if TYPE_CHECKING:
-    from fmapper import Counts  # it is loaded when something is counted
+    from fmapper import Counts, Lowering, Program  # loaded when something is counted or converted
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
 _NARROWED = {
@@ -311,6 +311,24 @@ class JaxAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `jax.tree_util`."""
         _nodes.register_functor(cls)
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A `JaxModel`."""
+        from fmapper_adapters.jax import _model  # with all lowerings: only where it is used
+
+        return _model.from_program(program, lowerings, **options)
+
+    def is_model(self, x: Any) -> bool:
+        """What `convert` has given."""
+        return getattr(type(x), "is_converted_model", False) is True
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """The calls of a converted model."""
+        return model.watch(args, kwargs) if self.is_model(model) else None
 
 
 def _is_usable(array: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.utils.dlpack
 
-from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType
+from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType, Observation
 from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _standin, _threads
 
 if TYPE_CHECKING:
-    from fmapper import Counts  # it is loaded when something is counted
+    from fmapper import Counts, Program  # loaded when something is counted or converted
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
@@ -324,6 +324,48 @@ class TorchAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
         _nodes.register_functor(cls)
+
+    def is_model(self, x: Any) -> bool:
+        """Modules."""
+        return isinstance(x, torch.nn.Module)
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+    ) -> Program:
+        """What `torch.export` records."""
+        from fmapper_adapters.torch import _export  # torch.export is slow to import
+
+        return _export.export_program(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
+        )
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A module in evaluation mode, without gradients, on copies of the inputs."""
+        from fmapper_adapters.torch import _watch
+
+        return _watch.call(model, args, kwargs)
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """A copy of a module in float64."""
+        from fmapper_adapters.torch import _watch
+
+        return _watch.call_in_float64(model, args, kwargs)
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """The operations of the program that `convert` records."""
+        from fmapper_adapters.torch import _watch
+
+        return _watch.watch(model, args, kwargs)
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)

@@ -1,0 +1,184 @@
+"""PyTorch's type promotion, and the dtypes that it computes in.
+
+The rules are those of https://docs.pytorch.org/docs/stable/tensor_attributes.html#type-promotion-doc:
+arrays with dimensions outrank arrays without, which outrank Python numbers, unless the lower one is
+of a higher category (bool < integer < floating < complex).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core.primitives import convert_element_type_p
+
+Dtype = np.dtype[Any]
+
+_default: ContextVar[str] = ContextVar("default dtype", default="float32")
+_COMPLEX_OF = {"float16": "complex64", "bfloat16": "complex64", "float32": "complex64"}
+
+
+@contextlib.contextmanager
+def default_dtype_is(name: str) -> Iterator[None]:
+    """Inside, Python floats among integer arrays make arrays of this dtype."""
+    token = _default.set(name)
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
+def default_dtype() -> Dtype:
+    """The dtype that torch gives to floats that have none."""
+    return dtype_of(_default.get())
+
+
+def dtype_of(name: str) -> Dtype:
+    """A dtype by name, as JAX has it: 64 bits are 32 unless `jax_enable_x64` is set."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(name))
+
+
+def is_number(x: Any) -> bool:
+    """Whether a value is a number of Python's, or stands for one in a traced program."""
+    return not isinstance(x, jax.Array | np.ndarray) or (x.ndim == 0 and is_weak(x))
+
+
+def is_weak(x: Any) -> bool:
+    """Whether an array stands for a number of Python's."""
+    return bool(getattr(x, "weak_type", False))
+
+
+def as_number(x: Any) -> Any:
+    """An array of one element as what counts as a Python number when dtypes are promoted."""
+    if not isinstance(x, jax.core.Tracer):
+        return jnp.asarray(x).item()
+    x = x.reshape(())
+    return convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+
+
+def is_floating(x: Any) -> bool:
+    """Whether an array or a dtype is floating, complex not included."""
+    return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.floating))
+
+
+def is_complex(x: Any) -> bool:
+    """Whether an array or a dtype is complex."""
+    return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.complexfloating))
+
+
+def is_integral(x: Any) -> bool:
+    """Whether an array or a dtype is of integers, bool not included."""
+    return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.integer))
+
+
+def category(dtype: Any) -> str:
+    """bool, int, float or complex."""
+    if np.dtype(dtype) == bool:
+        return "bool"
+    if is_integral(np.dtype(dtype)):
+        return "int"
+    return "complex" if is_complex(np.dtype(dtype)) else "float"
+
+
+def result_type(*operands: Any) -> Dtype:
+    """The dtype of what torch computes from arrays and numbers; None among them is left out."""
+    ranks: list[Dtype | None] = [None, None, None]  # with dimensions, without, numbers
+    for operand in operands:
+        if operand is None:
+            continue
+        if is_number(operand):
+            rank, dtype = 2, _dtype_of_number(operand)
+        else:
+            rank, dtype = (0 if operand.ndim else 1), np.dtype(operand.dtype)
+        known = ranks[rank]
+        ranks[rank] = dtype if known is None else jnp.promote_types(known, dtype)
+    found = _combined(ranks[0], _combined(ranks[1], ranks[2]))
+    if found is None:
+        raise TypeError("no operand to take a dtype from")
+    return dtype_of(found.name)
+
+
+def promote(*operands: Any, to_float: bool = False) -> tuple[Any, ...]:
+    """Arrays of one dtype, as torch promotes the operands of an elementwise operation.
+
+    Args:
+        operands: Arrays and numbers; None stays None.
+        to_float: Integers become the default floating dtype, as in division and `sin`.
+    """
+    dtype = result_type(*operands)
+    if to_float and not is_floating(dtype) and not is_complex(dtype):
+        dtype = default_dtype()
+    return tuple(None if x is None else cast(x, dtype) for x in operands)
+
+
+def cast(x: Any, dtype: Any) -> jax.Array:
+    """An array or a number as an array of a dtype, as in C: towards zero, and wrapping."""
+    dtype = dtype_of(np.dtype(dtype).name)
+    if isinstance(x, int) and not isinstance(x, bool) and is_integral(dtype):
+        return jnp.asarray(_held(x, dtype), dtype)
+    if isinstance(x, bool | int | float | complex):
+        if isinstance(x, complex) and not is_complex(dtype):
+            x = x.real
+        return jnp.asarray(x, dtype)
+    array = jnp.asarray(x)
+    if is_complex(array) and not is_complex(dtype) and dtype.kind != "b":
+        array = array.real
+    return array.astype(dtype)
+
+
+def _held(x: int, dtype: Dtype) -> int:
+    """An integer as the dtype holds it; the ends of int64 are those of int32 where that is used."""
+    span = np.iinfo(dtype)
+    low, high = int(span.min), int(span.max)
+    if low <= x <= high:
+        return x
+    if dtype.itemsize >= 4 and dtype_of("int64").itemsize == 4:
+        return high if x > high else low
+    return (x - low) % (high - low + 1) + low
+
+
+def wide(dtype: Any) -> Dtype:
+    """The dtype that torch accumulates in: float32 for halves, itself for the others."""
+    dtype = np.dtype(dtype)
+    return np.dtype("float32") if dtype.name in ("float16", "bfloat16") else dtype
+
+
+def to_complex(dtype: Any) -> Dtype:
+    """The complex dtype of a floating one."""
+    name = np.dtype(dtype).name
+    return (
+        dtype_of(_COMPLEX_OF.get(name, "complex128"))
+        if is_floating(np.dtype(dtype))
+        else (dtype_of(name))
+    )
+
+
+def _dtype_of_number(x: Any) -> Dtype:
+    if isinstance(x, bool):
+        return np.dtype(bool)
+    if isinstance(x, float):
+        return default_dtype()
+    if isinstance(x, complex):
+        return to_complex(default_dtype())
+    if is_weak(x):
+        if is_floating(x):
+            return default_dtype()
+        return to_complex(default_dtype()) if is_complex(x) else np.dtype(x.dtype)
+    return dtype_of("int64")  # an int, or a size that JAX has as a symbol
+
+
+def _combined(higher: Dtype | None, lower: Dtype | None) -> Dtype | None:
+    if higher is None or lower is None:
+        return lower if higher is None else higher
+    if is_complex(higher):
+        return higher
+    if is_floating(higher):
+        return to_complex(higher) if is_complex(lower) else higher
+    if higher.kind == "b" or is_floating(lower) or is_complex(lower):
+        return np.dtype(jnp.promote_types(higher, lower))
+    return higher

@@ -1,0 +1,132 @@
+"""Operations that take functions, and where gradients end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core.primitives import convert_element_type_p
+
+from fmapper_adapters.jax.aten._table import lowering
+from fmapper_adapters.jax.aten._types import is_weak
+
+Function = Callable[..., Any]
+
+
+@lowering("fmapper::stop_gradient")
+def stop_gradient(x: Any) -> jax.Array:
+    """The array, as a constant to differentiation."""
+    return jax.lax.stop_gradient(x)
+
+
+@lowering("higher_order::wrap_with_set_grad_enabled")
+def wrap_with_set_grad_enabled(enabled: bool, function: Function, *args: Any) -> Any:
+    """Calls the function; without gradients where torch had them switched off."""
+    found = function(*args)
+    return found if enabled else jax.lax.stop_gradient(found)
+
+
+@lowering("higher_order::wrap_with_autocast")
+def wrap_with_autocast(
+    device: str, dtype: Any, enabled: bool, cache: Any, function: Function, *args: Any
+) -> Any:
+    """Calls the function.
+
+    Raises:
+        NotImplementedError: The casts were not recorded with it.
+    """
+    if enabled:
+        raise TypeError("casts of torch.autocast were not recorded: export the model inside of it")
+    return function(*args)
+
+
+@lowering("higher_order::tag_activation_checkpoint")
+def checkpoint(function: Function, *args: Any, **_: Any) -> Any:
+    """Calls the function, whose results are computed again for its gradient."""
+    return jax.checkpoint(function)(*args)
+
+
+@lowering("higher_order::invoke_subgraph", "higher_order::wrap")
+def invoke(function: Function, *args: Any, **_: Any) -> Any:
+    """Calls the function; the name that torch gives it is left out."""
+    return function(*[arg for arg in args if not isinstance(arg, str)])
+
+
+@lowering("higher_order::cond", scalar=True)
+def cond(
+    condition: Any, if_true: Function, if_false: Function, operands: Sequence[Any] = ()
+) -> Any:
+    """One of two functions; only that one runs, also where the condition is traced."""
+    if isinstance(condition, bool):
+        return (if_true if condition else if_false)(*operands)
+    condition = jnp.asarray(condition).reshape(()).astype(bool)
+
+    def branch(function: Function) -> Function:
+        return lambda *args: tuple(map(_as_array, function(*args)))
+
+    return jax.lax.cond(condition, branch(if_true), branch(if_false), *map(_as_array, operands))
+
+
+@lowering("higher_order::while_loop", scalar=True)
+def while_loop(
+    condition: Function, body: Function, carried: Sequence[Any], fixed: Sequence[Any] = ()
+) -> Any:
+    """Runs the body while the condition holds; gradients flow forward only, as in JAX."""
+    start = tuple(map(_as_array, carried))
+
+    def holds(state: Any) -> Any:
+        return jnp.asarray(condition(*state, *fixed)).reshape(()).astype(bool)
+
+    def step(state: Any) -> Any:
+        return _like(body(*state, *fixed), start)
+
+    return jax.lax.while_loop(holds, step, start)
+
+
+@lowering("higher_order::scan")
+def scan(body: Function, init: Sequence[Any], xs: Sequence[Any], fixed: Sequence[Any] = ()) -> Any:
+    """Carries a state along the first dimension; the last states, then the stacked results."""
+    start = tuple(map(jnp.asarray, init))
+
+    def step(state: Any, x: Any) -> Any:
+        found = body(*state, *x, *fixed)
+        return _like(found[: len(start)], start), tuple(found[len(start) :])
+
+    state, results = jax.lax.scan(step, start, tuple(xs))
+    return (*state, *results)
+
+
+@lowering("higher_order::map_impl", "higher_order::map")
+def map_over(body: Function, xs: Sequence[Any], fixed: Sequence[Any] = ()) -> Any:
+    """The function for each element along the first dimension, stacked."""
+    return jax.lax.map(lambda x: tuple(body(*x, *fixed)), tuple(xs))
+
+
+@lowering("higher_order::associative_scan")
+def associative_scan(combine: Function, xs: Sequence[Any], fixed: Sequence[Any] = ()) -> Any:
+    """All partial results of an associative function along the first dimension."""
+    count = len(xs)
+
+    def both(left: Any, right: Any) -> Any:
+        return tuple(jax.vmap(lambda *pair: tuple(combine(*pair, *fixed)))(*left, *right))
+
+    return tuple(jax.lax.associative_scan(both, tuple(xs)))[:count]
+
+
+def _as_array(x: Any) -> Any:
+    """A number as a weak array, which goes on counting as a number."""
+    return jnp.asarray(x) if isinstance(x, bool | int | float | complex) else x
+
+
+def _like(found: Sequence[Any], start: Sequence[Any]) -> tuple[Any, ...]:
+    """New states of the dtype and weakness of the old ones, as a loop in JAX wants them."""
+    new = []
+    for value, old in zip(found, start, strict=True):
+        array = jnp.asarray(value)
+        dtype, weak = old.dtype, is_weak(old)
+        new.append(
+            convert_element_type_p.bind(array, new_dtype=dtype, weak_type=weak, sharding=None)
+        )
+    return tuple(new)

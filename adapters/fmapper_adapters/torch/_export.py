@@ -1,0 +1,256 @@
+"""Records a module with `torch.export`, and says in fmapper's words why it cannot be recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fmapper import ConversionError, Program, to_torch
+from fmapper_adapters.torch import _decompose, _foreign, _gradients, _graph, _stand_ins
+
+
+def export_program(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+) -> Program:
+    """The program of a module for example inputs.
+
+    The module is recorded in evaluation mode, or for `train=True` in training mode; a module that
+    is in training mode already keeps the modes of its submodules. Its modes, parameters and buffers
+    are afterwards what they were.
+
+    Raises:
+        ConversionError: torch cannot record it; gives torch's reason and the usual remedy.
+    """
+    module = _plain(module)
+    args, inputs = _as_tensors((tuple(args), dict(kwargs)))
+    with mode(module, train=train), _foreign.known(module, (args, inputs)):
+        lowered = recorded(module, args, inputs, dynamic_shapes)
+        return _graph.program(module, lowered, train=train)
+
+
+def recorded(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """The program as torch has it, with nothing changed in place and what is not lowered apart.
+
+    Raises:
+        ConversionError: torch cannot record it.
+    """
+    if isinstance(dynamic_shapes, str):
+        dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
+    exported = _exported(module, args, kwargs, dynamic_shapes)
+    try:
+        _gradients.mark(exported)
+        with _quiet():
+            lowered: torch.export.ExportedProgram = exported.run_decompositions(_decompose.table())
+            return lowered
+    except Exception as error:
+        raise _failure(module, error) from error
+
+
+def _plain(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that was given to `torch.compile`, or the module itself.
+
+    Raises:
+        ConversionError: It is a ScriptModule.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConversionError(
+            f"{type(module).__name__}: torch.export does not take what torch.jit has made. Convert "
+            "the module that it was made from."
+        )
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, torch.nn.Module) else module
+
+
+def _as_tensors(tree: Any) -> Any:
+    """Example inputs of other frameworks as tensors; objects that hold tensors as they are."""
+    return to_torch(tree, strict=False)
+
+
+_collection: Any = torch.export.ShapesCollection  # untyped in torch
+
+
+def _all_sizes(word: str, inputs: Any) -> Any:
+    """Every size of every tensor as one that may vary, unless the code fixes it.
+
+    Raises:
+        ConversionError: The word is not `auto`.
+    """
+    if word != "auto":
+        raise ConversionError(
+            f"dynamic_shapes={word!r} is not known: write 'auto', or what torch.export.export takes"
+        )
+    found: Any = _collection()
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            found[leaf] = dict.fromkeys(range(leaf.ndim), torch.export.Dim.AUTO)
+    return found
+
+
+def _exported(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Without reading the bytecode first, which is quicker; with it where that fails.
+
+    Gradients are switched on, so that `torch.no_grad` is seen, unless only without them it can be
+    recorded: torch has loops that it cannot differentiate.
+    """
+    reasons: list[Exception] = []
+    for grad, strict in ((True, False), (False, False), (True, True)):
+        try:
+            with _quiet(), torch.set_grad_enabled(grad), _stand_ins.StandIns():
+                return torch.export.export(
+                    module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+                )
+        except Exception as error:  # torch raises what its tracing happens to meet
+            reasons.append(error)
+            if _is_data_dependent(error):
+                found = _recorded_for_values(module, args, kwargs, dynamic_shapes)
+                if found is not None:
+                    return found
+    raise _failure(module, reasons[0]) from reasons[0]
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent")
+    return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
+
+
+# What `draft_export` does where it cannot go on, and that is sound: it goes the way that the
+# examples go, and asserts in the program that other inputs go it too.
+_SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
+
+
+def _recorded_for_values(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram | None:
+    """A program for the values of the examples that checks the values that it is run with."""
+    try:
+        with _quiet(), torch.enable_grad(), _stand_ins.StandIns():
+            found = torch.export.draft_export(
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception:  # the reason why it cannot be recorded at all is reported by the caller
+        return None
+    report = getattr(found, "_report", None)
+    failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
+    return found if failures <= _SOUND else None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warnings and log about its own workings; what fails is reported anyway.
+
+    Where it fails torch prints the graph so far on stderr, too; what a forward prints there is kept
+    back until it is known that it has not failed.
+    """
+    printed = io.StringIO()
+    # Each has a level of its own, so that of `torch` would not do.
+    logs = [logging.getLogger(name) for name in _LOGS]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
+            warnings.simplefilter("ignore")
+            yield
+        sys.stderr.write(printed.getvalue())
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+@contextlib.contextmanager
+def mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
+    """Inside, the module is in training or in evaluation mode; then as it was."""
+    before = {inner: inner.training for inner in module.modules()}
+    if not train:
+        module.eval()
+    elif not module.training:
+        module.train()
+    try:
+        yield
+    finally:
+        for inner, training in before.items():
+            inner.training = training
+
+
+_LOGS = (
+    "torch.export",
+    "torch.export._trace",
+    "torch._export.non_strict_utils",
+    "torch.export._draft_export",
+    "torch.fx._symbolic_trace",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._guards",
+)
+
+# What torch says, and what helps.
+_REMEDIES = (
+    (
+        ("GuardOnDataDependentSymNode", "Could not guard on data-dependent"),
+        "The forward branches on the value of a tensor. Write it with torch.where or torch.cond, "
+        "or say what is known with torch._check.",
+    ),
+    (
+        ("ConstraintViolation", "Constraints violated", "specialized"),
+        "A size that dynamic_shapes lets vary is fixed by the code. Leave it out of "
+        "dynamic_shapes, or mark it torch.export.Dim.AUTO.",
+    ),
+    (
+        ("missing a required argument", "positional argument", "unexpected keyword"),
+        "Give the inputs of forward in example_inputs and example_kwargs.",
+    ),
+    (
+        ("pytree", "is not supported as an input", "Unsupported input type"),
+        "Register the class of the input with torch.export.register_dataclass, or give tensors in "
+        "tuples, lists and dicts.",
+    ),
+)
+
+
+def _failure(module: torch.nn.Module, error: Exception) -> ConversionError:
+    text = f"{type(error).__name__}: {error}"
+    remedy = next(
+        (what for signs, what in _REMEDIES if any(sign in text for sign in signs)),
+        "Call torch.export.export(module, args, kwargs) by itself to work on the reason; a part "
+        "that cannot be recorded can be written anew, or given to the caller.",
+    )
+    where = _module_of(module, error)
+    at = f" in {where}" if where else ""
+    return ConversionError(
+        f"{type(module).__name__}: torch.export could not record it{at}. {_first_lines(text)}\n"
+        f"{remedy}"
+    )
+
+
+def _first_lines(text: str, most: int = 12) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[:most])
+
+
+def _module_of(module: torch.nn.Module, error: Exception) -> str:
+    """The path of the innermost submodule whose forward the error came through."""
+    paths = {id(inner): path for path, inner in module.named_modules()}
+    found = ""
+    frames = error.__traceback__
+    while frames is not None:
+        owner = frames.tb_frame.f_locals.get("self")
+        if frames.tb_frame.f_code.co_name == "forward" and id(owner) in paths:
+            found = paths[id(owner)] or found
+        frames = frames.tb_next
+    return found

@@ -1,0 +1,132 @@
+"""Classes that torch's pytree does not know but that hold tensors, such as key-value caches.
+
+`torch.export` takes and gives only what its pytree can take apart. While a module is recorded, any
+class met among its inputs and outputs is a node whose children are the attributes with tensors; the
+registry is afterwards what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.nn.Module, str)
+_VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, enum.Enum)
+
+
+@contextlib.contextmanager
+def known(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
+    """Inside, the classes of the inputs and outputs of a module are nodes of torch's pytree.
+
+    Args:
+        module: The module; a hook looks at what it returns while it is being recorded.
+        inputs: The example inputs.
+    """
+    added: list[type] = []
+
+    def look(_: Any, __: Any, output: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling():  # the first attempt has seen it
+            _register(output, added)
+
+    hook = module.register_forward_hook(look)
+    try:
+        _register(inputs, added)
+        yield
+    finally:
+        hook.remove()
+        for cls in added:
+            pytree._deregister_pytree_node(cls)
+
+
+def _register(tree: Any, added: list[type]) -> None:
+    """Enters the classes of the leaves of a tree that are foreign, from the outside in."""
+    todo = [tree]
+    while todo:
+        for leaf in pytree.tree_leaves(todo.pop()):
+            if not _is_foreign(leaf):
+                continue
+            cls = type(leaf)
+            if cls not in pytree.SUPPORTED_NODES:
+                _enter(cls)
+                added.append(cls)
+            todo.append(leaf)
+
+
+def _enter(cls: type) -> None:
+    pytree._private_register_pytree_node(
+        cls,
+        _flatten,
+        lambda children, context: _unflatten(cls, children, context),
+        flatten_with_keys_fn=_flatten_with_keys,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+    )
+
+
+class Rest:
+    """What an object is beside its children: their names, and the attributes that hold no tensor.
+
+    Attributes:
+        names: The names of the children.
+        static: The other attributes.
+    """
+
+    def __init__(self, names: tuple[str, ...], static: dict[str, Any]) -> None:
+        self.names = names
+        self.static = static
+
+    def __eq__(self, other: object) -> bool:
+        """By names: what else an object carries may have no answer to `==`."""
+        return isinstance(other, Rest) and self.names == other.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+
+def _flatten(node: Any) -> tuple[list[Any], Rest]:
+    attributes = dict(vars(node))
+    names = tuple(name for name, value in attributes.items() if _holds_tensors(value))
+    children = [attributes.pop(name) for name in names]
+    return children, Rest(names, attributes)
+
+
+def _flatten_with_keys(node: Any) -> tuple[list[Any], Rest]:
+    children, rest = _flatten(node)
+    return list(zip(map(pytree.GetAttrKey, rest.names), children, strict=True)), rest
+
+
+def _unflatten(cls: type, children: Iterable[Any], rest: Rest) -> Any:
+    new: Any = object.__new__(cls)
+    vars(new).update(rest.static)
+    vars(new).update(zip(rest.names, children, strict=True))
+    return new
+
+
+def _is_foreign(leaf: Any) -> bool:
+    """An object with attributes that is no value to torch: a node, even without tensors."""
+    return hasattr(leaf, "__dict__") and not isinstance(leaf, (*_VALUES, *_OPAQUE))
+
+
+def _holds_tensors(x: Any) -> bool:
+    """Whether tensors are among the attributes or items of a value, at any depth."""
+    seen: dict[int, Any] = {}
+    todo = [x]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, torch.Tensor):
+            return True
+        if id(value) in seen or isinstance(value, _OPAQUE):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, dict):
+            todo.extend(value.values())
+        elif isinstance(value, list | tuple):
+            todo.extend(value)
+        elif hasattr(value, "__dict__"):
+            todo.extend(vars(value).values())
+    return False

@@ -1,0 +1,99 @@
+"""Keeps in a recorded program where gradients end: `detach` and `torch.no_grad`.
+
+Decompositions forget both, since neither changes a value. Before they run, each such place gets an
+operation of fmapper's own, which they leave alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+@torch.library.custom_op("fmapper::stop_gradient", mutates_args=())
+def stop_gradient(x: torch.Tensor) -> torch.Tensor:
+    """The same values, through which no gradient flows."""
+    return x.clone()
+
+
+@stop_gradient.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def mark(exported: torch.export.ExportedProgram) -> None:
+    """Marks the ends of gradients in a program that has not been decomposed yet; changes it."""
+    _mark_graph(exported.graph_module)
+
+
+def _mark_graph(owner: torch.fx.GraphModule) -> None:
+    graph = owner.graph
+    changed = False
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        if node.op == "get_attr":
+            inner = getattr(owner, str(node.target), None)
+            if isinstance(inner, torch.fx.GraphModule):
+                _mark_graph(inner)
+                if any(_is_without_gradients(user) for user in node.users):
+                    _mark_outputs(inner)
+        elif node.target is torch.ops.aten.detach.default and not _is_written_to(node, order):
+            node.target = torch.ops.fmapper.stop_gradient.default
+            changed = True
+    if changed:
+        owner.recompile()
+
+
+def _is_without_gradients(node: torch.fx.Node) -> bool:
+    wrap = torch.ops.higher_order.wrap_with_set_grad_enabled
+    return node.target is wrap and node.args[0] is False
+
+
+def _mark_outputs(owner: torch.fx.GraphModule) -> None:
+    graph = owner.graph
+    output = next(iter(reversed(graph.nodes)))
+    with graph.inserting_before(output):
+
+        def ended(value: Any) -> Any:
+            if not isinstance(value.meta.get("val"), torch.Tensor):
+                return value
+            new = graph.call_function(torch.ops.fmapper.stop_gradient.default, (value,))
+            new.meta = dict(value.meta)
+            return new
+
+        output.args = torch.fx.node.map_arg(output.args, ended)
+    owner.recompile()
+
+
+def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool:
+    """Whether what a view shows is changed in place later on: then it must stay a view."""
+    base = node
+    while (seen_through := _base_of(base)) is not None:
+        base = seen_through
+    todo, seen = [base], {base}
+    while todo:
+        value = todo.pop()
+        for user in value.users:
+            schema = getattr(user.target, "_schema", None)
+            if schema is None:
+                continue
+            for argument, given in zip(schema.arguments, user.args, strict=False):
+                info = argument.alias_info
+                if given is not value or info is None:
+                    continue
+                if info.is_write and order[user] > order[node]:
+                    return True
+                if user not in seen:  # a view
+                    seen.add(user)
+                    todo.append(user)
+    return False
+
+
+def _base_of(node: torch.fx.Node) -> torch.fx.Node | None:
+    """What a node shows a view of."""
+    schema = getattr(node.target, "_schema", None)
+    for argument, given in zip(schema.arguments if schema else (), node.args, strict=False):
+        if argument.alias_info is not None and isinstance(given, torch.fx.Node):
+            return given
+    return None

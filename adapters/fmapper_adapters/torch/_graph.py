@@ -1,0 +1,336 @@
+"""From an exported program to a program as plain data."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fmapper import Call, ConversionError, DType, Graph, Input, Output, Parameter, Program, Ref
+from fmapper_adapters.torch._spec import tree_spec
+
+# Where results have no use and nothing but the device or the recording itself is at stake.
+_DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
+_DROPOUT_INSIDE = frozenset(
+    [
+        "scaled_dot_product_attention",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+        "rrelu_with_noise",
+        "rrelu_with_noise_functional",
+    ]
+)
+_CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
+_EFFECTS = ("aten::_assert",)
+_ALIASES = re.compile(r"^L(\['self'\]|__self__)\.?")
+
+
+def program(
+    module: torch.nn.Module, exported: torch.export.ExportedProgram, *, train: bool
+) -> Program:
+    """The program of what `torch.export` has recorded and taken apart.
+
+    Raises:
+        ConversionError: The graph holds what is no plain data.
+    """
+    graph = _GraphReader(exported.graph_module).graph()
+    names = _Names(module, exported)
+    signature = exported.graph_signature
+    nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    inputs = tuple(
+        names.input(spec, node, at) for spec, node, at in _numbered(signature.input_specs, nodes)
+    )
+    outputs = []
+    users = 0
+    for spec in signature.output_specs:
+        kind = spec.kind.name
+        if kind == "USER_OUTPUT":
+            outputs.append(Output("user", users))
+            users += 1
+        elif kind == "BUFFER_MUTATION":
+            outputs.append(Output("buffer", names.canonical(spec.target or "")))
+        elif kind == "PARAMETER_MUTATION":
+            outputs.append(Output("parameter", names.canonical(spec.target or "")))
+        elif kind == "USER_INPUT_MUTATION":
+            at = next(n for n, node in enumerate(nodes) if node.name == spec.target)
+            outputs.append(Output("input", inputs[at].target))
+        else:
+            raise ConversionError(
+                f"{type(module).__name__}: outputs of kind {kind} have no meaning here"
+            )
+    spec = exported.call_spec
+    found = Program(
+        graph=graph,
+        inputs=inputs,
+        outputs=tuple(outputs),
+        in_spec=tree_spec(spec.in_spec),
+        out_spec=tree_spec(spec.out_spec),
+        signature=_signature(module),
+        parameters=names.parameters,
+        buffers=names.buffers,
+        constants=names.constants,
+        aliases=names.aliases,
+        frozen=tuple(n for n, p in names.parameters.items() if not p.requires_grad),
+        transient=names.transient,
+        symbols=_symbols(exported),
+        default_dtype=_name(torch.get_default_dtype()),
+        train=train,
+        name=type(module).__name__,
+    )
+    return found
+
+
+def _numbered(specs: Any, nodes: list[Any]) -> Any:
+    """Each input with its node, and its position among the flattened inputs of the user."""
+    users = 0
+    for spec, node in zip(specs, nodes, strict=True):
+        yield spec, node, users
+        users += spec.kind.name == "USER_INPUT"
+
+
+class _Names:
+    """The arrays of a module by name, each once, and what each input of the graph is."""
+
+    def __init__(self, module: torch.nn.Module, exported: torch.export.ExportedProgram) -> None:
+        self.aliases: dict[str, str] = {}
+        self.parameters = self._each_once(module.named_parameters(remove_duplicate=False))
+        self.buffers = self._each_once(module.named_buffers(remove_duplicate=False))
+        self.constants: dict[str, Any] = {}
+        persistent = {*module.state_dict(keep_vars=True)}
+        self.transient = tuple(name for name in self.buffers if name not in persistent)
+        self._exported = exported
+
+    def _each_once(self, pairs: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        first: dict[int, str] = {}
+        for name, array in pairs:
+            if id(array) in first:
+                self.aliases[name] = first[id(array)]
+            else:
+                first[id(array)] = name
+                found[name] = array
+        return found
+
+    def canonical(self, name: str) -> str:
+        return self.aliases.get(name, name)
+
+    def input(self, spec: Any, node: Any, position: int) -> Input:
+        kind = spec.kind.name
+        value = node.meta.get("val")
+        if kind == "PARAMETER":
+            return self._array("parameter", self.canonical(spec.target), value, self.parameters)
+        if kind == "BUFFER":
+            return self._array("buffer", self.canonical(spec.target), value, self.buffers)
+        if kind == "CONSTANT_TENSOR":
+            self.constants[spec.target] = self._exported.constants[spec.target]
+            return self._array("constant", spec.target, value, self.constants)
+        if kind == "USER_INPUT":
+            if isinstance(value, torch.Tensor):
+                return Input("user", position, _name(value.dtype), _shape(value.shape))
+            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+                dtype = {"SymInt": "int", "SymFloat": "float"}.get(type(value).__name__, "boolean")
+                return Input("user", position, dtype, (), str(value))
+            return Input("static", position, "", (), getattr(spec.arg, "value", value))
+        raise ConversionError(
+            f"{node.name}: an input of kind {kind} ({spec.target}) cannot leave torch. Keep "
+            "objects that are no tensors out of the forward."
+        )
+
+    def _array(self, kind: str, name: str, value: Any, arrays: Mapping[str, Any]) -> Input:
+        if name not in arrays:
+            # An array that torch names otherwise, as an attribute that is no buffer.
+            self.constants[name] = self._exported.state_dict.get(
+                name, self._exported.constants.get(name)
+            )
+            return Input("constant", name, _name(value.dtype), _shape(value.shape))
+        return Input(kind, name, _name(value.dtype), _shape(value.shape))
+
+
+class _GraphReader:
+    """Reads one graph; inner graphs by further readers."""
+
+    def __init__(self, owner: torch.fx.GraphModule) -> None:
+        self._owner = owner
+        self._inner: dict[str, Graph] = {}
+
+    def graph(self) -> Graph:
+        inputs: list[str] = []
+        calls: list[Call] = []
+        outputs: Any = ()
+        for node in self._owner.graph.nodes:
+            if node.op == "placeholder":
+                inputs.append(node.name)
+            elif node.op == "get_attr":
+                self._read_attribute(node)
+            elif node.op == "output":
+                outputs = self._plain(node.args[0], node)
+            elif node.op == "call_function":
+                op = op_name(node)
+                if op.rpartition(".")[0] not in _CHECKS and op not in _CHECKS:
+                    calls.append(self._call(node, op))
+            elif "_guards" not in str(node.target):
+                raise ConversionError(f"{node.name}: a call of {node.target} was left in the graph")
+        found = Graph(tuple(inputs), calls, outputs)
+        return found.without_dead_calls(lambda call: call.op.startswith(_EFFECTS))
+
+    def _read_attribute(self, node: torch.fx.Node) -> None:
+        value = operator.attrgetter(str(node.target))(self._owner)
+        if not isinstance(value, torch.fx.GraphModule):
+            raise ConversionError(
+                f"{node.name}: {node.target} is a {type(value).__name__} inside an inner function; "
+                "give it to that function as an argument"
+            )
+        self._inner[node.name] = _GraphReader(value).graph()
+
+    def _call(self, node: torch.fx.Node, op: str) -> Call:
+        args = self._plain(node.args, node)
+        kwargs = {
+            key: self._plain(value, node)
+            for key, value in node.kwargs.items()
+            if key not in _DROPPED_KWARGS
+        }
+        path, source = place(node)
+        return Call(
+            node.name,
+            op,
+            args,
+            kwargs,
+            path,
+            source,
+            _results(node.meta.get("val")),
+        )
+
+    def _plain(self, value: Any, node: torch.fx.Node) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return self._inner.get(value.name) or Ref(value.name)
+        if value is None or isinstance(value, bool | int | float | complex | str):
+            return value
+        if isinstance(value, list | tuple):
+            return tuple(self._plain(inner, node) for inner in value)
+        if isinstance(value, Mapping):
+            return {key: self._plain(inner, node) for key, inner in value.items()}
+        if isinstance(value, slice):
+            return tuple(self._plain(v, node) for v in (value.start, value.stop, value.step))
+        if isinstance(value, torch.dtype):
+            return DType(_name(value))
+        if isinstance(value, torch.device | torch.layout | torch.memory_format | torch.Generator):
+            return None
+        raise ConversionError(
+            f"{node.name} ({node.target}): an argument of type {type(value).__name__} cannot leave "
+            "torch"
+        )
+
+
+def place(node: torch.fx.Node) -> tuple[str, str]:
+    """The path of the module that a node comes from, and the innermost line that is not torch's."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return _ALIASES.sub("", path), _source(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _source(stack: str) -> str:
+    lines = [line for line in stack.splitlines() if line.startswith('  File "')]
+    own = [line for line in lines if "/torch/nn/" not in line] or lines or [""]
+    found = re.match(r'  File "(.*)", line (\d+)', own[-1])
+    return f"{found[1]}:{found[2]}" if found else ""
+
+
+# The classes of what a node calls; torch has no public name for them.
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
+_HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
+
+
+def op_name(node: torch.fx.Node) -> str:
+    """The name that a program has for what a node calls."""
+    target = node.target
+    if isinstance(target, _OVERLOAD):
+        namespace, name, overload = str(target).split(".")
+        if name in _DROPOUT_INSIDE and _drops(node, target):
+            return f"fmapper::{name}_with_dropout.{overload}"
+        return f"{namespace}::{name}.{overload}"
+    name = getattr(target, "__name__", str(target))
+    if isinstance(target, _HIGHER_ORDER):
+        return f"higher_order::{name}"
+    module = getattr(target, "__module__", "") or ""
+    if module in ("_operator", "operator", "math", "builtins") or module.startswith("torch"):
+        return f"sym::{name}"
+    raise ConversionError(f"{node.name}: a call of {module}.{name} was left in the graph")
+
+
+def _drops(node: torch.fx.Node, overload: Any) -> bool:
+    """Whether an operation with dropout inside has it switched on: only then it draws numbers."""
+    names = [argument.name for argument in overload._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
+    layers: Any = given.get("num_layers", 2)
+    return bool(rate) and given.get("train", True) is not False and layers != 1
+
+
+def _results(value: Any) -> tuple[tuple[str, tuple[int | str, ...]], ...]:
+    if isinstance(value, torch.Tensor):
+        return ((_name(value.dtype), _shape(value.shape)),)
+    if isinstance(value, list | tuple):
+        return tuple(found for inner in value for found in _results(inner))
+    return ()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape(shape: Any) -> tuple[int | str, ...]:
+    sizes = (size if isinstance(size, int) else str(size) for size in shape)
+    # torch has symbols that have become a number
+    return tuple(int(s) if isinstance(s, str) and s.isdigit() else s for s in sizes)
+
+
+def _symbols(
+    exported: torch.export.ExportedProgram,
+) -> dict[str, tuple[int | None, int | None]]:
+    return {
+        str(symbol): (_bound(span.lower), _bound(span.upper))
+        for symbol, span in exported.range_constraints.items()
+    }
+
+
+def _bound(value: Any) -> int | None:
+    """A bound as an integer; None for infinity, which torch writes as an object of its own."""
+    try:
+        return int(value) if math.isfinite(float(value)) and abs(int(value)) < 2**62 else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+_KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional",
+    inspect.Parameter.KEYWORD_ONLY: "keyword",
+    inspect.Parameter.VAR_POSITIONAL: "args",
+    inspect.Parameter.VAR_KEYWORD: "kwargs",
+}
+
+
+def _signature(module: torch.nn.Module) -> tuple[Parameter, ...]:
+    found = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        default = parameter.default
+        required = default is inspect.Parameter.empty
+        plain = default is None or isinstance(default, bool | int | float | str)
+        found.append(
+            Parameter(
+                parameter.name,
+                _KINDS[parameter.kind],
+                default if plain and not required else None,
+                required,
+            )
+        )
+    return tuple(found)

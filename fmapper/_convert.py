@@ -1,0 +1,148 @@
+"""Converting programs: a model of one framework as a model of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
+
+from fmapper._adapter import Adapter
+from fmapper._discovery import adapters, get_adapter
+from fmapper._errors import ConversionError, DeclarationError
+from fmapper._move import Mover, to_jax, to_numpy, to_torch
+from fmapper._program import Lowering, Program
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_added: dict[str, dict[str, Lowering]] = {}
+_MOVERS: dict[str, Mover] = {"jax": to_jax, "flax": to_jax, "torch": to_torch, "numpy": to_numpy}
+
+
+def lowering(
+    *ops: str,
+    to: str = "jax",
+    random: bool | Literal["optional"] = False,
+    concrete: bool = False,
+    scalar: bool = False,
+) -> Callable[[F], F]:
+    """Says how operations are computed in a target framework, such as custom operations of yours.
+
+    The function takes the arguments as the schema of the operation has them, with arrays of the
+    target in place of tensors, and returns arrays. A name without an overload stands for all that
+    have no lowering of their own; a lowering added here wins over a built-in one.
+
+    Args:
+        ops: Their names, as `mylib::op` or `aten::add.Tensor`.
+        to: The target framework.
+        random: The function takes a keyword `key`, the source of its random numbers. `optional`:
+            which may be None, so that a model can be called without one.
+        concrete: The shape of the result depends on values, so a program with it is not compiled.
+        scalar: The result counts as a Python number when dtypes are promoted.
+
+    Returns:
+        A decorator that gives the function back.
+
+    Raises:
+        DeclarationError: A name has no namespace.
+
+    Examples:
+        >>> import fmapper
+        >>> @fmapper.lowering("mylib::twice")
+        ... def twice(x):
+        ...     return 2 * x
+    """
+    for op in ops:
+        if "::" not in op:
+            raise DeclarationError(
+                f"{op!r} names no operation: write it with its namespace, as "
+                f"'aten::{op}' or 'mylib::{op}'."
+            )
+
+    def add(function: F) -> F:
+        for op in ops:
+            _added.setdefault(to, {})[op] = Lowering(function, random, concrete, scalar)
+        return function
+
+    return add
+
+
+def convert(
+    model: Any,
+    to: str,
+    example_inputs: tuple[Any, ...] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+    verify: bool = False,
+    **options: Any,
+) -> Any:
+    """A model of one framework as a model of another: its program is recorded and lowered.
+
+    A tree without a model of any framework, as a functor, is moved leaf by leaf.
+
+    Args:
+        model: A `torch.nn.Module`, which is not changed, or a `Program` from `load_program`.
+        to: The target: `jax`.
+        example_inputs: What the model is called with, by position. Arrays may be of any backend.
+        example_kwargs: What it is called with by keyword.
+        dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
+            fixed to those of the examples. `auto`: all that the code does not fix; sizes of 0 and 1
+            among the examples are fixed, so give larger ones.
+        train: Record what the model does in training: dropout, batch statistics.
+        verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
+        options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
+            unless given; None leaves it to `jax.default_matmul_precision`.
+
+    Returns:
+        For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is.
+
+    Raises:
+        ConversionError: The program cannot be recorded, or its results differ and `verify` is set.
+        UnsupportedOpsError: Operations have no lowering; lists all of them.
+        BackendUnavailableError: The target is not installed.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> linear = torch.nn.Linear(2, 3)
+        >>> model = fmapper.convert(linear, "jax", (torch.ones(4, 2),))
+        >>> model(torch.ones(4, 2).numpy()).shape, sorted(model.params)
+        ((4, 3), ['bias', 'weight'])
+    """
+    target = get_adapter(to)
+    if isinstance(model, Program):
+        return lower(model, target, **options)
+    source = _source_of(model)
+    if source is target:
+        raise ConversionError(f"{type(model).__name__} is a model of {to} already")
+    if source is None:
+        if to not in _MOVERS:
+            raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")
+        return _MOVERS[to](model)
+    if not isinstance(example_inputs, tuple):
+        example_inputs = (
+            tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)
+        )
+    program = source.export_program(
+        model, example_inputs, example_kwargs or {}, dynamic_shapes=dynamic_shapes, train=train
+    )
+    converted = lower(program, target, **options)
+    if verify:
+        _check(model, converted, example_inputs, example_kwargs or {})
+    return converted
+
+
+def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    from fmapper._verify import verify  # which few programs use
+
+    report = verify(model, converted, *args, kwargs=kwargs)
+    if not report:
+        raise ConversionError(f"{type(model).__name__}: the converted model differs. {report}")
+
+
+def lower(program: Program, target: Adapter, **options: Any) -> Any:
+    """The model of a target framework for a program."""
+    return target.from_program(program, dict(_added.get(target.name, {})), **options)
+
+
+def _source_of(model: Any) -> Adapter | None:
+    return next((adapter for adapter in adapters() if adapter.is_model(model)), None)

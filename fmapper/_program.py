@@ -1,0 +1,310 @@
+"""A program as plain data: what a source framework exports and a target framework lowers.
+
+No framework is named here: dtypes are names, operations are names with a namespace, and arrays are
+looked up by name, so a program can be written to a file and run where its source is not installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fmapper._trees import TreeSpec
+
+_UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for the result of a call, or for an input, in the arguments of another call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A dtype by name among the arguments of a call, told apart from a string."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation of a graph.
+
+    Attributes:
+        name: What later calls refer to its result by.
+        op: The operation: `aten::add.Tensor`, `sym::mul`, `higher_order::cond`, `mylib::f.default`.
+        args: Python scalars, strings, None, tuples, dicts, `Ref`, `DType`, and a `Graph` where a
+            higher-order operation takes a function.
+        kwargs: The same by name.
+        module: Path of the submodule that it comes from, as `layers.0.attn`; empty for the root.
+        source: File and line that it comes from.
+        result: dtype and shape of each array that it gave for the example inputs; a dimension that
+            may vary is a string.
+    """
+
+    name: str
+    op: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    module: str = ""
+    source: str = ""
+    result: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """Calls in the order in which they run.
+
+    Attributes:
+        inputs: The names of its inputs, in order.
+        calls: The calls.
+        outputs: What it returns: a tuple of `Ref`s and constants, nested for inner graphs.
+    """
+
+    inputs: tuple[str, ...]
+    calls: list[Call]
+    outputs: Any
+    _last_uses: dict[str, tuple[str, ...]] | None = None
+
+    def walk(self) -> Iterator[Call]:
+        """Every call, those of inner graphs after the call that takes them."""
+        for call in self.calls:
+            yield call
+            for inner in graphs_in((call.args, call.kwargs)):
+                yield from inner.walk()
+
+    def last_uses(self) -> dict[str, tuple[str, ...]]:
+        """The name of each call -> the results that no later call and no output refers to."""
+        if self._last_uses is None:
+            seen = set(refs_in(self.outputs))
+            found: dict[str, tuple[str, ...]] = {}
+            for call in reversed(self.calls):
+                names = dict.fromkeys((*refs_in((call.args, call.kwargs)), call.name))
+                found[call.name] = tuple(name for name in names if name not in seen)
+                seen.update(names)
+            self._last_uses = found
+        return self._last_uses
+
+    def without_dead_calls(self, keep: Callable[[Call], bool]) -> Graph:
+        """This graph without calls whose results nobody uses, unless `keep` says so."""
+        used = set(refs_in(self.outputs))
+        calls = []
+        for call in reversed(self.calls):
+            if call.name in used or keep(call):
+                used.update(refs_in((call.args, call.kwargs)))
+                calls.append(call)
+        return Graph(self.inputs, calls[::-1], self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input of the graph of a program.
+
+    Attributes:
+        kind: parameter, buffer, constant, user (an array or a varying number), or static (a value
+            that the program is fixed to).
+        target: The name of the array; the position among the flattened inputs for users' own.
+        dtype: Of an array; `int`, `float` or `boolean` for a number.
+        shape: Of an array; a dimension that may vary is the name of its size.
+        value: What a static input must be.
+    """
+
+    kind: str
+    target: str | int
+    dtype: str = ""
+    shape: tuple[int | str, ...] = ()
+    value: Any = None
+
+    def is_array(self) -> bool:
+        """Whether it is an array, not a number."""
+        return self.kind != "static" and self.dtype not in ("int", "float", "boolean")
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is the one that a static input must be; True is not 1 here."""
+        return same(self.value, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of the graph of a program.
+
+    Attributes:
+        kind: user, or buffer, parameter, input: the new value of what the program changes in place.
+        target: The name of the array; the position among the flattened inputs or outputs.
+    """
+
+    kind: str
+    target: str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the signature that a program is called with.
+
+    Attributes:
+        name: Its name.
+        kind: positional, keyword, args (`*args`) or kwargs (`**kwargs`).
+        default: The default, where it is None, a bool, a number or a string.
+        required: There is no default.
+    """
+
+    name: str
+    kind: str
+    default: Any = None
+    required: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """What a model computes, with its arrays.
+
+    Attributes:
+        graph: The calls.
+        inputs: What each input of the graph is.
+        outputs: What each output of the graph is.
+        in_spec: The structure of the example inputs: a tuple and a dict of keywords.
+        out_spec: The structure of the outputs.
+        signature: The parameters of the forward method.
+        parameters: Arrays that are trained, by name, each once.
+        buffers: Arrays that are not.
+        constants: Arrays that the code of the model holds.
+        aliases: For tied arrays: the other names -> the name under which it is kept.
+        frozen: Names of parameters that are not trained.
+        transient: Names of buffers that are not part of the state dict.
+        symbols: Sizes that may vary -> the smallest and largest value, None for no bound.
+        default_dtype: The floating dtype of numbers that are given no other.
+        train: Whether it was recorded for training.
+        name: The class of the model.
+    """
+
+    graph: Graph
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    in_spec: TreeSpec
+    out_spec: TreeSpec
+    signature: tuple[Parameter, ...] = ()
+    parameters: dict[str, Any] = field(default_factory=dict)
+    buffers: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+    transient: tuple[str, ...] = ()
+    symbols: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    default_dtype: str = "float32"
+    train: bool = False
+    name: str = ""
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call, in the order of the inputs; see `_calls.bind`."""
+        from fmapper import _calls  # which knows programs
+
+        return _calls.bind(self, args, kwargs)
+
+    def input_paths(self) -> list[str]:
+        """What errors call each flattened input."""
+        from fmapper import _calls
+
+        return _calls.leaf_paths(self)
+
+    def shape_problem(
+        self, wanted: tuple[int | str, ...], have: tuple[Any, ...], sizes: dict[str, Any]
+    ) -> str:
+        """What is wrong with a shape; empty if nothing is.
+
+        Args:
+            wanted: The shape of the examples, with the names of sizes that may vary.
+            have: The shape that is given.
+            sizes: The sizes that are known so far; those that `have` tells are added.
+        """
+        shown = f"shape {tuple(have)} was given, {tuple(wanted)} is wanted"
+        if len(wanted) != len(have):
+            return shown
+        for size, given in zip(wanted, have, strict=True):
+            if isinstance(size, int):
+                if size != given:
+                    return f"{shown}: sizes are fixed unless dynamic_shapes lets them vary"
+                continue
+            if sizes.setdefault(size, given) != given:
+                return f"{shown}: {size} is {sizes[size]} elsewhere"
+            low, high = self.symbols.get(size, (None, None))
+            if not isinstance(given, int):  # a symbol of JAX's: nothing is known of it
+                continue
+            # torch names 2 as the least for sizes whose zero and one it has not looked at
+            if (low is not None and 2 < low > given) or (high is not None and given > high):
+                return f"{shown}: {size} may be from {low} to {high or 'any size'}"
+        return ""
+
+    def has_unknown_sizes(self) -> bool:
+        """Whether sizes depend on the values of arrays, as the number of nonzero elements does."""
+        shapes = (shape for call in self.graph.walk() for _, shape in call.result)
+        return any(isinstance(s, str) and _UNKNOWN.search(s) for shape in shapes for s in shape)
+
+    def without_state(self) -> Program:
+        """The same program without its parameters, buffers and constants."""
+        return replace(self, parameters={}, buffers={}, constants={})
+
+    def ops(self) -> dict[str, list[str]]:
+        """The operations of the program -> the paths of the modules that use them."""
+        found: dict[str, dict[str, None]] = {}
+        for call in self.graph.walk():
+            found.setdefault(call.op, {})[call.module] = None
+        return {op: list(modules) for op, modules in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """How one operation is computed in a target framework.
+
+    Attributes:
+        function: Takes the arguments of the operation as its schema has them, arrays as the
+            target's, and returns the results.
+        random: It takes a keyword `key`, the source of its random numbers; `optional` if that may
+            be None, for operations that draw numbers in training only.
+        concrete: The shape of its result depends on values, so it cannot be compiled.
+        scalar: It gives a number, which counts as one when dtypes are promoted, not an array.
+    """
+
+    function: Callable[..., Any]
+    random: bool | Literal["optional"] = False
+    concrete: bool = False
+    scalar: bool = False
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two constants are equal and of one type; True is not 1 here."""
+    return type(a) is type(b) and (a is b or bool(a == b))
+
+
+def graphs_in(value: Any) -> Iterator[Graph]:
+    """The graphs among arguments."""
+    if isinstance(value, Graph):
+        yield value
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from graphs_in(inner)
+    elif isinstance(value, Mapping):
+        yield from graphs_in(tuple(value.values()))
+
+
+def refs_in(value: Any) -> Iterator[str]:
+    """The names that arguments refer to; inner graphs see only what they are given."""
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from refs_in(inner)
+    elif isinstance(value, Mapping):
+        yield from refs_in(tuple(value.values()))
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Arguments with `change` applied to everything that is no tuple and no dict."""
+    if isinstance(value, tuple):
+        return tuple(mapped(inner, change) for inner in value)
+    if isinstance(value, Mapping):
+        return {key: mapped(inner, change) for key, inner in value.items()}
+    return change(value)

@@ -1,0 +1,113 @@
+"""What the tests of conversion share: converted models against eager torch.
+
+Loaded by path as `converting = load("converting")`, since tests/ is no package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+# Units in the last place of the largest element that two ways to add numbers may differ by.
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 1e-2, "float16": 2e-3}
+
+
+class Function(torch.nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def check(model: Any, *args: Any, scale: float = 1.0, options: Any = None, **kwargs: Any) -> Any:
+    """Converts a module or a function and compares it with torch on the same inputs.
+
+    Every output must have the shape and the dtype that torch's has (64 bits are 32 in JAX), be NaN
+    and infinite where it is, and differ by no more than rounding, `scale` times `TOLERANCE` of the
+    largest element; integers and bools are equal.
+
+    Returns:
+        The converted model.
+    """
+    module = model if isinstance(model, torch.nn.Module) else Function(model)
+    module.eval()
+    with torch.no_grad():
+        converted = fmapper.convert(module, "jax", args, kwargs, **(options or {}))
+        want = module(*clones(args), **clones(kwargs))
+    compare(converted(*arrays(args), **arrays(kwargs)), want, scale=scale)
+    return converted
+
+
+def clones(tree: Any) -> Any:
+    """Inputs that a forward may change."""
+    is_tensor = torch.is_tensor
+    return fmapper.fmap(lambda x: x.detach().clone() if is_tensor(x) else x, tree)
+
+
+def arrays(tree: Any) -> Any:
+    """Inputs as JAX arrays."""
+    return fmapper.fmap(lambda x: fmapper.to_jax(x.detach()) if torch.is_tensor(x) else x, tree)
+
+
+def compare(got: Any, want: Any, *, scale: float = 1.0, path: str = "output") -> None:
+    """Asserts that outputs of JAX are those of torch."""
+    if torch.is_tensor(want):
+        compare_arrays(got, want, scale, path)
+    elif isinstance(want, dict):
+        for key, inner in want.items():
+            compare(got[key], inner, scale=scale, path=f"{path}[{key!r}]")
+    elif isinstance(want, list | tuple):
+        assert len(got) == len(want), path
+        for i, inner in enumerate(want):
+            compare(got[i], inner, scale=scale, path=f"{path}[{i}]")
+    else:
+        assert got == want, path
+
+
+def compare_arrays(got: Any, want: Any, scale: float, path: str) -> None:
+    assert tuple(got.shape) == tuple(want.shape), path
+    expected = str(want.dtype).removeprefix("torch.")
+    assert got.dtype == jax.dtypes.canonicalize_dtype(expected), f"{path}: {got.dtype} {expected}"
+    want = want.detach().resolve_conj().resolve_neg()
+    if want.dtype == torch.bfloat16:
+        want = want.float()
+    a = np.asarray(got)
+    b = want.numpy()
+    if not np.issubdtype(b.dtype, np.inexact):
+        np.testing.assert_array_equal(a, b.astype(a.dtype), err_msg=path)
+        return
+    wide = np.complex128 if np.iscomplexobj(b) else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    finite = np.isfinite(b)
+    np.testing.assert_array_equal(np.isnan(a), np.isnan(b), err_msg=path)
+    np.testing.assert_array_equal(a[~finite & ~np.isnan(b)], b[~finite & ~np.isnan(b)], path)
+    if not finite.any():
+        return
+    size = max(float(np.abs(b[finite]).max()), 1e-30)
+    error = float(np.abs(a[finite] - b[finite]).max()) / size
+    allowed = TOLERANCE.get(expected.replace("complex64", "float32"), 1e-5) * scale
+    assert error <= allowed, f"{path}: off by {error:.2e} of the largest element"
+
+
+def load(name: str) -> Any:
+    """A module beside this one."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
