@@ -638,8 +638,8 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
     sets.append([*required, *pictures[:1]])
     sets.append(required)
     seen = []
-    for names in sets:
-        names = [n for n in dict.fromkeys(names) if n in parameters]
+    for wanted in sets:
+        names = [n for n in dict.fromkeys(wanted) if n in parameters]
         if names in seen or not names:
             continue
         seen.append(names)

@@ -108,7 +108,6 @@ def _network(
     bidirectional: bool,
     *,
     dropout: float = 0.0,
-    *,
     key: Any = None,
     active: Any = None,
 ) -> tuple[Any, ...]:
