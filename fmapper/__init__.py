@@ -4,7 +4,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 from fmapper import _pytrees as _pytrees
-from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter
+from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter, Observation
 from fmapper._device import device_info, devices, get_device
 from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
 from fmapper._errors import (
@@ -86,8 +86,10 @@ if TYPE_CHECKING:  # imported when first asked for, see below
         Program,
         Ref,
     )
+    from fmapper._program_file import load_program, save_program
     from fmapper._summary import Summary, summary
-    from fmapper._trees import Record, TreeSpec
+    from fmapper._trees import Record, TreeSpec, record_type
+    from fmapper._verify import Difference, Report, verify
 
 __version__ = "0.1.0"
 
@@ -108,6 +110,7 @@ __all__ = [
     "DeviceInfo",
     "DeviceLoader",
     "DeviceUnavailableError",
+    "Difference",
     "Exchange",
     "Fitting",
     "FmapperError",
@@ -125,6 +128,7 @@ __all__ = [
     "NodeAdapter",
     "NodeType",
     "NotAFunctorError",
+    "Observation",
     "Output",
     "Parameter",
     "PathError",
@@ -138,6 +142,7 @@ __all__ = [
     "RebuildError",
     "Record",
     "Ref",
+    "Report",
     "Static",
     "StructureMismatchError",
     "Summary",
@@ -172,6 +177,7 @@ __all__ = [
     "is_leaf",
     "keep",
     "leaf",
+    "load_program",
     "load_state",
     "lowering",
     "materialize",
@@ -180,8 +186,10 @@ __all__ = [
     "plan",
     "put_together",
     "rebuild",
+    "record_type",
     "refitted",
     "register_adapter",
+    "save_program",
     "set_path",
     "state",
     "structural_walk",
@@ -196,6 +204,7 @@ __all__ = [
     "trainables",
     "unregister_adapter",
     "use_backend",
+    "verify",
 ]
 
 # What many programs never use, by the module that has it: importing fmapper is to be quick.
@@ -203,6 +212,7 @@ _LATE = {
     "Call": "_program",
     "DType": "_program",
     "DeviceLoader": "_loader",
+    "Difference": "_verify",
     "Graph": "_program",
     "Input": "_program",
     "Lowering": "_program",
@@ -214,18 +224,23 @@ _LATE = {
     "Program": "_program",
     "Record": "_trees",
     "Ref": "_program",
+    "Report": "_verify",
     "Summary": "_summary",
     "SummaryRow": "_inventory",
     "TreeSpec": "_trees",
     "cast": "_place",
     "convert": "_convert",
     "keep": "_place",
+    "load_program": "_program_file",
     "lowering": "_convert",
     "materialize": "_materialize",
     "move_": "_inplace",
     "place": "_place",
     "plan": "_plan",
+    "record_type": "_trees",
+    "save_program": "_program_file",
     "summary": "_summary",
+    "verify": "_verify",
 }
 
 

@@ -98,6 +98,23 @@ class Memory:
     plain: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An operation that a model has carried out, and what it gave.
+
+    Attributes:
+        module: The path of the part of the model that it belongs to.
+        op: The operation.
+        source: The line of code that it comes from.
+        values: The arrays that it gave.
+    """
+
+    module: str
+    op: str
+    source: str
+    values: tuple[Any, ...]
+
+
 class Adapter(ABC):
     """All that fmapper knows of one framework.
 
@@ -430,6 +447,22 @@ class Adapter(ABC):
             UnsupportedOpsError: Operations have no lowering; lists all of them.
         """
         raise ConversionError(f"programs cannot be lowered to {self.name}")
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a model gives for inputs that are its own to change, ready to be compared."""
+        return model(*args, **kwargs)
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """The same, computed in float64; None where that cannot be."""
+        return None
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """Every operation of a call, in order; None where they cannot be told."""
+        return None
 
 
 class NodeAdapter(Adapter):

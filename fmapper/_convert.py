@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fmapper._adapter import Adapter
 from fmapper._discovery import adapters, get_adapter
@@ -18,7 +18,11 @@ _MOVERS: dict[str, Mover] = {"jax": to_jax, "flax": to_jax, "torch": to_torch, "
 
 
 def lowering(
-    *ops: str, to: str = "jax", random: bool = False, concrete: bool = False, scalar: bool = False
+    *ops: str,
+    to: str = "jax",
+    random: bool | Literal["optional"] = False,
+    concrete: bool = False,
+    scalar: bool = False,
 ) -> Callable[[F], F]:
     """Says how operations are computed in a target framework, such as custom operations of yours.
 
@@ -29,7 +33,8 @@ def lowering(
     Args:
         ops: Their names, as `mylib::op` or `aten::add.Tensor`.
         to: The target framework.
-        random: The function takes a keyword `key`, the source of its random numbers.
+        random: The function takes a keyword `key`, the source of its random numbers. `optional`:
+            which may be None, so that a model can be called without one.
         concrete: The shape of the result depends on values, so a program with it is not compiled.
         scalar: The result counts as a Python number when dtypes are promoted.
 
@@ -68,6 +73,7 @@ def convert(
     *,
     dynamic_shapes: Any = None,
     train: bool = False,
+    verify: bool = False,
     **options: Any,
 ) -> Any:
     """A model of one framework as a model of another: its program is recorded and lowered.
@@ -75,13 +81,15 @@ def convert(
     A tree without a model of any framework, as a functor, is moved leaf by leaf.
 
     Args:
-        model: A `torch.nn.Module`; it is not changed.
+        model: A `torch.nn.Module`, which is not changed, or a `Program` from `load_program`.
         to: The target: `jax`.
         example_inputs: What the model is called with, by position. Arrays may be of any backend.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
-            fixed to those of the examples.
+            fixed to those of the examples. `auto`: all that the code does not fix; sizes of 0 and 1
+            among the examples are fixed, so give larger ones.
         train: Record what the model does in training: dropout, batch statistics.
+        verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
             unless given; None leaves it to `jax.default_matmul_precision`.
 
@@ -89,7 +97,7 @@ def convert(
         For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is.
 
     Raises:
-        ConversionError: The program cannot be recorded.
+        ConversionError: The program cannot be recorded, or its results differ and `verify` is set.
         UnsupportedOpsError: Operations have no lowering; lists all of them.
         BackendUnavailableError: The target is not installed.
 
@@ -101,7 +109,11 @@ def convert(
         ((4, 3), ['bias', 'weight'])
     """
     target = get_adapter(to)
+    if isinstance(model, Program):
+        return lower(model, target, **options)
     source = _source_of(model)
+    if source is target:
+        raise ConversionError(f"{type(model).__name__} is a model of {to} already")
     if source is None:
         if to not in _MOVERS:
             raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")
@@ -113,7 +125,18 @@ def convert(
     program = source.export_program(
         model, example_inputs, example_kwargs or {}, dynamic_shapes=dynamic_shapes, train=train
     )
-    return lower(program, target, **options)
+    converted = lower(program, target, **options)
+    if verify:
+        _check(model, converted, example_inputs, example_kwargs or {})
+    return converted
+
+
+def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    from fmapper._verify import verify  # which few programs use
+
+    report = verify(model, converted, *args, kwargs=kwargs)
+    if not report:
+        raise ConversionError(f"{type(model).__name__}: the converted model differs. {report}")
 
 
 def lower(program: Program, target: Adapter, **options: Any) -> Any:

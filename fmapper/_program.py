@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from fmapper._trees import TreeSpec
-
 
 _UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
 
@@ -234,7 +233,8 @@ class Program:
             low, high = self.symbols.get(size, (None, None))
             if not isinstance(given, int):  # a symbol of JAX's: nothing is known of it
                 continue
-            if (low is not None and given < low) or (high is not None and given > high):
+            # torch names 2 as the least for sizes whose zero and one it has not looked at
+            if (low is not None and 2 < low > given) or (high is not None and given > high):
                 return f"{shown}: {size} may be from {low} to {high or 'any size'}"
         return ""
 
@@ -262,13 +262,14 @@ class Lowering:
     Attributes:
         function: Takes the arguments of the operation as its schema has them, arrays as the
             target's, and returns the results.
-        random: It takes a keyword `key`, the source of its random numbers.
+        random: It takes a keyword `key`, the source of its random numbers; `optional` if that may
+            be None, for operations that draw numbers in training only.
         concrete: The shape of its result depends on values, so it cannot be compiled.
         scalar: It gives a number, which counts as one when dtypes are promoted, not an array.
     """
 
     function: Callable[..., Any]
-    random: bool = False
+    random: bool | Literal["optional"] = False
     concrete: bool = False
     scalar: bool = False
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Adapter, Device, DeviceInfo, Exchange, Lowering, NodeType, Program
+from fmapper import Adapter, Device, DeviceInfo, Exchange, Lowering, NodeType, Observation, Program
 from fmapper_adapters.jax import _devices, _host, _nodes
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
@@ -244,6 +244,16 @@ class JaxAdapter(Adapter):
         from fmapper_adapters.jax import _model  # with all lowerings: only where it is used
 
         return _model.from_program(program, lowerings, **options)
+
+    def is_model(self, x: Any) -> bool:
+        """What `convert` has given."""
+        return getattr(type(x), "is_converted_model", False) is True
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """The calls of a converted model."""
+        return model.watch(args, kwargs) if self.is_model(model) else None
 
 
 def _is_usable(array: Any) -> bool:

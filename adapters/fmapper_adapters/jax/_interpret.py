@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -22,12 +22,14 @@ class Run:
         lowerings: By operation.
         key: Where random numbers come from; each operation that draws some gets a key of its own.
         observe: Called with each call and its result.
+        checks: The conditions that the program asserts, in the order of its calls.
         drawn: How many keys were given.
     """
 
     lowerings: Mapping[str, Lowering]
     key: Any = None
     observe: Observer | None = None
+    checks: list[Any] = field(default_factory=list)
     drawn: int = 0
 
     def next_key(self) -> Any:
@@ -63,12 +65,14 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
         try:
             kwargs = {key: resolve(value) for key, value in call.kwargs.items()}
             if lowering.random:
-                kwargs["key"] = run.next_key()
+                kwargs["key"] = None if run.key is None else run.next_key()
             result = lowering.function(*[resolve(value) for value in call.args], **kwargs)
         except Exception as error:
             error.add_note(_where(call))
             raise
         env[call.name] = result if lowering.scalar else _strong(result)
+        if is_check(call):
+            run.checks.append(env[call.name])
         if run.observe is not None:
             run.observe(call, env[call.name])
         for name in dead.get(call.name, ()):
@@ -76,11 +80,20 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
     return resolve(graph.outputs)
 
 
+def is_check(call: Call) -> bool:
+    """Whether a call asserts something and gives nothing."""
+    return call.op.startswith("aten::_assert")
+
+
 def _function(graph: Graph, run: Run) -> Callable[..., Any]:
-    """An inner graph as a function, for operations that take one."""
+    """An inner graph as a function, for operations that take one.
+
+    What it asserts is not looked at: it may be traced, and then nobody outside can.
+    """
 
     def inner(*args: Any) -> Any:
-        return evaluate(graph, args, run)
+        own = Run(run.lowerings, run.next_key() if run.key is not None else None, run.observe)
+        return evaluate(graph, args, own)
 
     return inner
 

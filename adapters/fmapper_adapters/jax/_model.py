@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Input, Lowering, Program, ProgramInputError, Ref, functor, to_jax, to_numpy
+from fmapper import (
+    Call,
+    Input,
+    Lowering,
+    Observation,
+    Program,
+    ProgramInputError,
+    Ref,
+    convert,
+    functor,
+    load_program,
+    load_state,
+    save_program,
+    to_jax,
+    to_numpy,
+)
 from fmapper_adapters.jax import _interpret
 from fmapper_adapters.jax.aten import _table, _types
 
@@ -44,6 +62,7 @@ class Code:
         random: Whether it draws random numbers.
         concrete: Whether shapes depend on values, so that it cannot be compiled.
         paths: What errors call each flattened input.
+        checks: The calls that assert something.
     """
 
     def __init__(
@@ -52,12 +71,13 @@ class Code:
         self.program = program
         self.lowerings = lowerings
         self.constants = constants
-        self.random = any(lowering.random for lowering in lowerings.values())
+        self.random = any(lowering.random is True for lowering in lowerings.values())
         self.concrete = program.has_unknown_sizes() or any(
             lowering.concrete for lowering in lowerings.values()
         )
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
+        self.checks = [call for call in program.graph.calls if _interpret.is_check(call)]
         self.fixed_outputs = [
             None if isinstance(value, Ref) else (value,)
             for value, output in zip(program.graph.outputs, program.outputs, strict=True)
@@ -84,6 +104,7 @@ class JaxModel:
     params: Arrays
     buffers: Arrays
     precision: str | None
+    is_converted_model = True
 
     def __init__(
         self, params: Arrays, buffers: Arrays, code: Code, precision: str | None = "highest"
@@ -148,11 +169,14 @@ class JaxModel:
                 f"{code.program.name} draws random numbers: give it key=jax.random.key(0)"
             )
         state = (self.params, self.buffers)
-        if code.concrete or observe is not None:
+        if code.concrete:
+            found = self._run_eagerly(numbers, arrays, key, observe)
+        elif observe is not None:
             found = _execute(code, numbers, self.precision, *state, arrays, key, observe)
         else:
             found = _compiled(code, numbers, self.precision, *state, arrays, key)
-        users, changed, changed_inputs = found
+        users, changed, changed_inputs, checks = found
+        _look_at(code, checks)
         values = iter(users)
         outputs = [next(values) if fixed is None else fixed[0] for fixed in code.fixed_outputs]
         for position, value in changed_inputs.items():
@@ -164,6 +188,30 @@ class JaxModel:
                 params=_updated(self.params, changed), buffers=_updated(self.buffers, changed)
             )
         return Outcome(code.program.out_spec.unflatten(outputs), model, new_args, new_kwargs)
+
+    def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
+        """Every operation of a call, run one by one, with its results."""
+        seen: list[Observation] = []
+
+        def observe(call: Call, result: Any) -> None:
+            arrays = tuple(x for x in jax.tree.leaves(result) if isinstance(x, jax.Array))
+            seen.append(Observation(call.module, call.op, call.source, arrays))
+
+        self.call(args, kwargs, observe=observe)
+        return seen
+
+    def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
+        """Without compiling: for programs whose sizes depend on the values of arrays."""
+        state = (self.params, self.buffers)
+        try:
+            return _execute(self._code, numbers, self.precision, *state, arrays, key, observe)
+        except jax.errors.JAXTypeError as error:
+            error.add_note(
+                f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
+                "called, and differentiated in parameters that no size depends on, but not "
+                "compiled: call it outside of jax.jit, jax.vmap and jax.export."
+            )
+            raise
 
     def replace(
         self,
@@ -180,15 +228,81 @@ class JaxModel:
             self.precision if precision is ... else precision,
         )
 
+    def as_program(self) -> Program:
+        """The program with the arrays of this model, to be saved or lowered again."""
+        return dataclasses.replace(
+            self.program,
+            parameters=dict(self.params),
+            buffers=dict(self.buffers),
+            constants=dict(self._code.constants),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes arrays and program to one safetensors file; `load` needs no torch to read it.
+
+        Raises:
+            ConversionError: An array has a dtype that the format lacks.
+        """
+        save_program(self.as_program(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> JaxModel:
+        """The model in a file, with the options of `convert`.
+
+        Raises:
+            ConversionError: The file holds no program, or is damaged.
+            UnsupportedOpsError: It has operations of your own that are not added here.
+        """
+        found: JaxModel = convert(load_program(path), "jax", **options)
+        return found
+
     def state_dict(self) -> Arrays:
         """The arrays by the names that the module's own state dict has, tied ones under each."""
         kept = {n: a for n, a in self.buffers.items() if n not in self.program.transient}
         found = {**self.params, **kept}
         return found | {name: found[own] for name, own in self.aliases.items() if own in found}
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> JaxModel:
+        """The same program with other arrays, as those of another checkpoint.
+
+        Args:
+            state: Arrays of any backend by the names of `state_dict`.
+
+        Raises:
+            StructureMismatchError: Names are missing or left over, or a shape differs.
+            LossyCastError: A value does not fit into the dtype of the model.
+        """
+        renamed: Arrays = {}
+        for name, array in state.items():
+            renamed.setdefault(self.aliases.get(name, name), array)
+        for name in self.program.transient:  # in no state dict: they stay
+            renamed.setdefault(name, self.buffers[name])
+        loaded = load_state({**self.params, **self.buffers}, renamed)
+        return self.replace(
+            params={name: loaded[name] for name in self.params},
+            buffers={name: loaded[name] for name in self.buffers},
+        )
+
+    def __reduce__(self) -> Any:
+        """Pickled as its program; the lowerings are found again."""
+        return _unpickled, (self.as_program(), self.precision)
+
+    def __copy__(self) -> JaxModel:
+        return self.replace()
+
+    def __deepcopy__(self, memo: Any) -> JaxModel:
+        """With the same code, which never changes: the copy is not compiled anew."""
+        arrays = copy.deepcopy((self.params, self.buffers), memo)
+        return self.replace(params=arrays[0], buffers=arrays[1])
+
     def __repr__(self) -> str:
         count = sum(int(np.size(array)) for array in self.params.values())
         return f"JaxModel({self.program.name}, {len(self.params)} parameters of {count:,} numbers)"
+
+
+def _unpickled(program: Program, precision: str | None) -> JaxModel:
+    found: JaxModel = convert(program, "jax", precision=precision)
+    return found
 
 
 def from_program(
@@ -218,8 +332,13 @@ def _execute(  # noqa: PLR0917  (static_argnums goes by position)
     arrays: list[Any],
     key: Any,
     observe: _interpret.Observer | None = None,
-) -> tuple[list[Any], Arrays, dict[int, Any]]:
-    """The program on arrays: users' outputs that are not fixed, and what it changes, by name."""
+) -> tuple[list[Any], Arrays, dict[int, Any], Any]:
+    """The program on arrays.
+
+    Returns:
+        Users' outputs that are not fixed, what it changes by name, the inputs that it changes by
+        position, and whether what it asserts holds, as one array; None if it asserts nothing.
+    """
     program = code.program
     given, static = iter(arrays), iter(numbers)
     tables = {"parameter": params, "buffer": buffers, "constant": code.constants}
@@ -246,10 +365,36 @@ def _execute(  # noqa: PLR0917  (static_argnums goes by position)
             changed_inputs[int(output.target)] = value
         else:
             changed[str(output.target)] = value
-    return users, changed, changed_inputs
+    checks = [jnp.asarray(check).reshape(()).astype(bool) for check in run.checks]
+    return users, changed, changed_inputs, jnp.stack(checks) if checks else None
 
 
 _compiled = partial(jax.jit, static_argnums=(0, 1, 2))(_execute)
+
+
+def _look_at(code: Code, checks: Any) -> None:
+    """Raises if what the program asserts does not hold; inside a transformation, when it runs."""
+    if isinstance(checks, jax.core.Tracer):
+        jax.debug.callback(partial(_raise_unless, code), checks)
+    elif checks is not None:
+        _raise_unless(code, checks)
+
+
+def _raise_unless(code: Code, checks: Any) -> None:
+    rows = np.asarray(checks).reshape(-1, len(code.checks))  # one per element under jax.vmap
+    for i, call in enumerate(code.checks):
+        if not rows[:, i].all():
+            raise ProgramInputError(_broken(code, call))
+
+
+def _broken(code: Code, call: Call) -> str:
+    message = call.args[1] if len(call.args) > 1 else "a condition does not hold"
+    where = f" in {call.module}" if call.module else ""
+    return (
+        f"{code.program.name}: the model asserts{where} what these inputs do not fulfil: "
+        f"{message}. If the program was recorded for values of the examples, convert it with such "
+        "inputs."
+    )
 
 
 @contextlib.contextmanager

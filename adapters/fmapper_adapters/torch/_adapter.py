@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 import torch.utils.dlpack
 
-from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType, Program
+from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType, Observation, Program
 from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _threads
 
 CPU = Device("torch", "cpu")
@@ -251,6 +251,28 @@ class TorchAdapter(Adapter):
         return _export.export_program(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
         )
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A module in evaluation mode, without gradients, on copies of the inputs."""
+        from fmapper_adapters.torch import _watch
+
+        return _watch.call(model, args, kwargs)
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """A copy of a module in float64."""
+        from fmapper_adapters.torch import _watch
+
+        return _watch.call_in_float64(model, args, kwargs)
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """The operations of the program that `convert` records."""
+        from fmapper_adapters.torch import _watch
+
+        return _watch.watch(model, args, kwargs)
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
 from fmapper_adapters.torch import _decompose, _foreign, _gradients, _graph
@@ -32,20 +35,54 @@ def export_program(
         ConversionError: torch cannot record it; gives torch's reason and the usual remedy.
     """
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
-    with _mode(module, train), _foreign.known(module, (args, inputs)):
-        exported = _exported(module, args, inputs, dynamic_shapes)
-        try:
-            _gradients.mark(exported)
-            with _quiet():
-                lowered = exported.run_decompositions(_decompose.table())
-        except Exception as error:
-            raise _failure(module, error) from error
+    with mode(module, train=train), _foreign.known(module, (args, inputs)):
+        lowered = recorded(module, args, inputs, dynamic_shapes)
         return _graph.program(module, lowered, train=train)
+
+
+def recorded(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """The program as torch has it, with nothing changed in place and what is not lowered apart.
+
+    Raises:
+        ConversionError: torch cannot record it.
+    """
+    if isinstance(dynamic_shapes, str):
+        dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
+    exported = _exported(module, args, kwargs, dynamic_shapes)
+    try:
+        _gradients.mark(exported)
+        with _quiet():
+            lowered: torch.export.ExportedProgram = exported.run_decompositions(_decompose.table())
+            return lowered
+    except Exception as error:
+        raise _failure(module, error) from error
 
 
 def _as_tensors(tree: Any) -> Any:
     """Example inputs of other frameworks as tensors; objects that hold tensors as they are."""
     return to_torch(tree, strict=False)
+
+
+_collection: Any = torch.export.ShapesCollection  # untyped in torch
+
+
+def _all_sizes(word: str, inputs: Any) -> Any:
+    """Every size of every tensor as one that may vary, unless the code fixes it.
+
+    Raises:
+        ConversionError: The word is not `auto`.
+    """
+    if word != "auto":
+        raise ConversionError(
+            f"dynamic_shapes={word!r} is not known: write 'auto', or what torch.export.export takes"
+        )
+    found: Any = _collection()
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            found[leaf] = dict.fromkeys(range(leaf.ndim), torch.export.Dim.AUTO)
+    return found
 
 
 def _exported(
@@ -65,25 +102,65 @@ def _exported(
                 )
         except Exception as error:  # torch raises what its tracing happens to meet
             reasons.append(error)
+            if _is_data_dependent(error):
+                found = _recorded_for_values(module, args, kwargs, dynamic_shapes)
+                if found is not None:
+                    return found
     raise _failure(module, reasons[0]) from reasons[0]
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent")
+    return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
+
+
+# What `draft_export` does where it cannot go on, and that is sound: it goes the way that the
+# examples go, and asserts in the program that other inputs go it too.
+_SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
+
+
+def _recorded_for_values(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram | None:
+    """A program for the values of the examples that checks the values that it is run with."""
+    try:
+        with _quiet(), torch.enable_grad():
+            found = torch.export.draft_export(
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception:  # the reason why it cannot be recorded at all is reported by the caller
+        return None
+    report = getattr(found, "_report", None)
+    failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
+    return found if failures <= _SOUND else None
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings and log about its own workings; what fails is reported anyway."""
-    log = logging.getLogger("torch.export._trace")
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
+    """Without torch's warnings and log about its own workings; what fails is reported anyway.
+
+    Where it fails torch prints the graph so far on stderr, too; what a forward prints there is kept
+    back until it is known that it has not failed.
+    """
+    printed = io.StringIO()
+    # Each has a level of its own, so that of `torch` would not do.
+    logs = [logging.getLogger(name) for name in _LOGS]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL + 1)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
             warnings.simplefilter("ignore")
             yield
+        sys.stderr.write(printed.getvalue())
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
 
 
 @contextlib.contextmanager
-def _mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
+def mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
+    """Inside, the module is in training or in evaluation mode; then as it was."""
     before = {inner: inner.training for inner in module.modules()}
     if not train:
         module.eval()
@@ -95,6 +172,16 @@ def _mode(module: torch.nn.Module, train: bool) -> Iterator[None]:
         for inner, training in before.items():
             inner.training = training
 
+
+_LOGS = (
+    "torch.export",
+    "torch.export._trace",
+    "torch._export.non_strict_utils",
+    "torch.export._draft_export",
+    "torch.fx._symbolic_trace",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._guards",
+)
 
 # What torch says, and what helps.
 _REMEDIES = (

@@ -59,7 +59,7 @@ def _register(tree: Any, added: list[type]) -> None:
 
 
 def _enter(cls: type) -> None:
-    pytree._register_pytree_node(
+    pytree._private_register_pytree_node(
         cls,
         _flatten,
         lambda children, context: _unflatten(cls, children, context),
@@ -108,7 +108,7 @@ def _unflatten(cls: type, children: Iterable[Any], rest: Rest) -> Any:
 
 
 def _is_foreign(leaf: Any) -> bool:
-    """An object with attributes that is no value to torch: even without tensors it must be a node."""
+    """An object with attributes that is no value to torch: a node, even without tensors."""
     return hasattr(leaf, "__dict__") and not isinstance(leaf, (*_VALUES, *_OPAQUE))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import operator
@@ -148,7 +149,6 @@ class _GraphReader:
     def __init__(self, owner: torch.fx.GraphModule) -> None:
         self._owner = owner
         self._inner: dict[str, Graph] = {}
-        self._sources: dict[str, str] = {}
 
     def graph(self) -> Graph:
         inputs: list[str] = []
@@ -162,7 +162,7 @@ class _GraphReader:
             elif node.op == "output":
                 outputs = self._plain(node.args[0], node)
             elif node.op == "call_function":
-                op = _op_name(node)
+                op = op_name(node)
                 if op.rpartition(".")[0] not in _CHECKS and op not in _CHECKS:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
@@ -186,15 +186,14 @@ class _GraphReader:
             for key, value in node.kwargs.items()
             if key not in _DROPPED_KWARGS
         }
-        stack = node.meta.get("nn_module_stack") or {}
-        path = next(reversed(stack.values()))[0] if stack else ""
+        path, source = place(node)
         return Call(
             node.name,
             op,
             args,
             kwargs,
-            _ALIASES.sub("", path),
-            self._source(node.meta.get("stack_trace") or ""),
+            path,
+            source,
             _results(node.meta.get("val")),
         )
 
@@ -218,14 +217,20 @@ class _GraphReader:
             "torch"
         )
 
-    def _source(self, stack: str) -> str:
-        """The innermost line that is not torch's own."""
-        if stack not in self._sources:
-            lines = [line for line in stack.splitlines() if line.startswith('  File "')]
-            own = [line for line in lines if "/torch/nn/" not in line] or lines or [""]
-            found = re.match(r'  File "(.*)", line (\d+)', own[-1])
-            self._sources[stack] = f"{found[1]}:{found[2]}" if found else ""
-        return self._sources[stack]
+
+def place(node: torch.fx.Node) -> tuple[str, str]:
+    """The path of the module that a node comes from, and the innermost line that is not torch's."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return _ALIASES.sub("", path), _source(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _source(stack: str) -> str:
+    lines = [line for line in stack.splitlines() if line.startswith('  File "')]
+    own = [line for line in lines if "/torch/nn/" not in line] or lines or [""]
+    found = re.match(r'  File "(.*)", line (\d+)', own[-1])
+    return f"{found[1]}:{found[2]}" if found else ""
 
 
 # The classes of what a node calls; torch has no public name for them.
@@ -233,7 +238,8 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)
 _HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
 
 
-def _op_name(node: torch.fx.Node) -> str:
+def op_name(node: torch.fx.Node) -> str:
+    """The name that a program has for what a node calls."""
     target = node.target
     if isinstance(target, _OVERLOAD):
         namespace, name, overload = str(target).split(".")
@@ -260,7 +266,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _shape(shape: Any) -> tuple[int | str, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in shape)
+    sizes = (size if isinstance(size, int) else str(size) for size in shape)
+    # torch has symbols that have become a number
+    return tuple(int(s) if isinstance(s, str) and s.isdigit() else s for s in sizes)
 
 
 def _symbols(

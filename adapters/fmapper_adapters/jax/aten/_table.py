@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fmapper import Lowering, UnsupportedOpsError
 
@@ -16,7 +16,10 @@ LOWERINGS: dict[str, Lowering] = {}
 
 
 def lowering(
-    *ops: str, random: bool = False, concrete: bool = False, scalar: bool = False
+    *ops: str,
+    random: bool | Literal["optional"] = False,
+    concrete: bool = False,
+    scalar: bool = False,
 ) -> Callable[[F], F]:
     """Enters a function for operations: `aten::relu` for all overloads, `aten::add.Tensor` for one.
 

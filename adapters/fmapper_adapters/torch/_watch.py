@@ -1,0 +1,87 @@
+"""Running a module to compare it: in evaluation mode, in float64, or operation by operation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fmapper import Observation
+from fmapper_adapters.torch import _export, _foreign, _graph
+
+
+def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The output for copies of the inputs, in evaluation mode; buffers stay as they were."""
+    if not isinstance(model, torch.nn.Module):
+        return model(*args, **kwargs)
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with _export.mode(model, train=False), torch.no_grad():
+        try:
+            return model(*args, **kwargs)
+        finally:
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:
+    """The output of a copy in float64; None where code of the model wants another dtype."""
+    if not isinstance(model, torch.nn.Module):
+        return None
+
+    def widened(x: Any) -> Any:
+        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    with _foreign.known(model, (args, kwargs)):
+        args, kwargs = pytree.tree_map(widened, (args, dict(kwargs)))
+    try:
+        return call(copy.deepcopy(model).double(), args, kwargs)
+    except RuntimeError:  # torch's answer to mixed dtypes
+        return None
+
+
+def watch(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Observation] | None:
+    """Every operation of the program that is recorded for these inputs, as torch computes it."""
+    if not isinstance(model, torch.nn.Module):
+        return None
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    with _export.mode(model, train=False), _foreign.known(model, (args, kwargs)):
+        exported = _export.recorded(model, args, dict(kwargs), None)
+        inputs = _flat_inputs(exported, args, kwargs)
+    return _run(exported, inputs)
+
+
+def _flat_inputs(
+    exported: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """What the placeholders of the graph stand for."""
+    order = exported.call_spec.in_spec.child(1).context
+    users = iter(pytree.tree_leaves((args, {name: kwargs[name] for name in order})))
+    arrays = {**exported.constants, **exported.state_dict}
+    return [
+        next(users) if spec.kind.name == "USER_INPUT" else arrays[spec.target]
+        for spec in exported.graph_signature.input_specs
+    ]
+
+
+def _run(exported: torch.export.ExportedProgram, inputs: Any) -> Iterator[Observation]:
+    seen: list[Observation] = []
+
+    class Watching(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            result = super().run_node(n)
+            if n.op == "call_function":
+                tensors = tuple(x for x in pytree.tree_leaves(result) if torch.is_tensor(x))
+                path, source = _graph.place(n)
+                seen.append(Observation(path, _graph.op_name(n), source, tensors))
+            return result
+
+    with torch.no_grad():
+        Watching(exported.graph_module).run(*inputs)
+    return iter(seen)

@@ -1,0 +1,287 @@
+"""Comparing two models on the same inputs, and finding the first operation where they part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fmapper._adapter import Adapter, Observation
+from fmapper._device import get_device
+from fmapper._discovery import adapter_of, adapters, get_adapter
+from fmapper._move import to_jax, to_numpy, to_torch
+
+_MOVERS = {"torch": to_torch, "jax": to_jax, "numpy": to_numpy}
+
+# What rounding may make of the largest element of an output, by the coarser of two dtypes.
+_ROUNDING = {
+    "float64": 1e-10,
+    "complex128": 1e-10,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one array of `b` is from that of `a`.
+
+    Attributes:
+        path: Where it is: the output, or the operation that gives it.
+        error: The largest difference of two elements; infinite where shapes, NaN or infinite
+            elements do not agree.
+        scale: The largest finite element of `a`, by absolute value.
+        allowed: The difference that is allowed.
+        note: What else does not agree.
+    """
+
+    path: str
+    error: float
+    scale: float
+    allowed: float
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the difference is allowed."""
+        return not self.note and self.error <= self.allowed
+
+    def __str__(self) -> str:
+        if self.note:
+            return f"{self.path}: {self.note}"
+        sign = "<=" if self.ok else ">"
+        return f"{self.path}: differs by {self.error:.2e} {sign} {self.allowed:.2e}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` has found; true if all outputs agree.
+
+    Attributes:
+        outputs: One difference per array of the output.
+        first: The first operation whose results differ, where they are known of both models.
+        exact: The largest error of `a` and of `b` against `a` in float64, relative to the largest
+            element; None where that was not computed.
+    """
+
+    outputs: tuple[Difference, ...]
+    first: Difference | None = None
+    exact: tuple[float, float] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether all outputs agree."""
+        return all(output.ok for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        wrong = [output for output in self.outputs if not output.ok]
+        lines = [
+            f"{len(self.outputs) - len(wrong)} of {len(self.outputs)} outputs agree",
+            *(f"  {output}" for output in (wrong or self.outputs)),
+        ]
+        if self.first is not None:
+            lines.append(f"first difference: {self.first}")
+        if self.exact is not None:
+            a, b = self.exact
+            lines.append(f"against float64: a is off by {a:.2e}, b by {b:.2e} of the largest")
+        return "\n".join(lines)
+
+
+def verify(
+    a: Any,
+    b: Any,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Report:
+    """Calls two models with the same inputs and compares every output.
+
+    Where they differ and both can be watched, as a torch module and what was converted from it, the
+    first operation whose results differ is named with its module; and where `a` can be run in
+    float64, the error of both against that tells whose rounding it is.
+
+    Args:
+        a: A model of any framework, or any callable. A torch module is run in evaluation mode.
+        b: The other one.
+        inputs: What both are called with; arrays are brought to the backend of each model.
+        kwargs: The same by keyword.
+        rtol: What may differ, relative to the largest element of an output. None: by dtype, 1e-4
+            for float32.
+        atol: What may differ in any case.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> linear = torch.nn.Linear(2, 3)
+        >>> x = torch.ones(4, 2)
+        >>> bool(fmapper.verify(linear, fmapper.convert(linear, "jax", (x,)), x))
+        True
+    """
+    given = kwargs or {}
+    got = [_run(model, inputs, given) for model in (a, b)]
+    outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
+    if all(output.ok for output in outputs):
+        return Report(outputs)
+    return Report(outputs, _first(a, b, (inputs, given), rtol, atol), _exact(a, got, inputs, given))
+
+
+def _run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    adapter = _adapter_of_model(model)
+    if adapter is None:
+        return model(*args, **kwargs)
+    args, kwargs = _MOVERS[adapter.name]((args, dict(kwargs)), strict=False)
+    return adapter.call(model, args, kwargs)
+
+
+def _adapter_of_model(model: Any) -> Adapter | None:
+    found = next((adapter for adapter in adapters() if adapter.is_model(model)), None)
+    if found is not None:
+        return found
+    device = get_device(model)
+    return None if device is None else get_adapter(device.backend)
+
+
+def _differences(
+    a: Any, b: Any, path: str, rtol: float | None, atol: float | None
+) -> Iterator[Difference]:
+    """One per array; structures are compared by what they hold, since classes differ."""
+    if adapter_of(a) is not None or adapter_of(b) is not None:
+        yield _difference(a, b, path, rtol, atol)
+        return
+    ours, theirs = _parts(a), _parts(b)
+    if ours is None or theirs is None:
+        if a != b:
+            yield Difference(path, math.inf, 0.0, 0.0, f"{a!r} and {b!r}")
+        return
+    if len(ours) != len(theirs):
+        yield Difference(path, math.inf, 0.0, 0.0, f"{len(ours)} and {len(theirs)} parts")
+        return
+    for i, (key, value) in enumerate(ours.items()):
+        other = theirs[key] if key in theirs else list(theirs.values())[i]
+        at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+        yield from _differences(value, other, at, rtol, atol)
+
+
+def _parts(x: Any) -> dict[Any, Any] | None:
+    """What a structure holds by key; None for what holds nothing."""
+    if isinstance(x, Mapping):
+        return dict(x)
+    fields = getattr(x, "_fields", None)
+    if isinstance(x, tuple) and fields is not None:
+        return dict(zip(fields, x, strict=True))
+    if isinstance(x, list | tuple):
+        return dict(enumerate(x))
+    if hasattr(x, "__dict__") and not callable(x):
+        held = {key: value for key, value in vars(x).items() if _holds_arrays(value)}
+        return held or None
+    return None
+
+
+def _holds_arrays(x: Any) -> bool:
+    if adapter_of(x) is not None:
+        return True
+    parts = _parts(x)
+    return parts is not None and any(map(_holds_arrays, parts.values()))
+
+
+def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | None) -> Difference:
+    if adapter_of(a) is None or adapter_of(b) is None:
+        return Difference(path, math.inf, 0.0, 0.0, f"{type(a).__name__} and {type(b).__name__}")
+    error, scale, dtype, note = _compared(a, b)
+    factor = _ROUNDING.get(dtype, 0.0) if rtol is None else rtol
+    return Difference(path, error, scale, factor * scale + (atol or 0.0), note)
+
+
+def _compared(a: Any, b: Any) -> tuple[float, float, str, str]:
+    """The largest difference, the largest element of `a`, the coarser dtype, and what is wrong."""
+    import numpy as np
+
+    first, second = to_numpy([a, b], copy=None)
+    dtype = max(first.dtype.name, second.dtype.name, key=lambda name: _ROUNDING.get(name, 0.0))
+    if first.shape != second.shape:
+        return math.inf, 0.0, dtype, f"shape {first.shape} and {second.shape}"
+    if not first.size:
+        return 0.0, 0.0, dtype, ""
+    if dtype not in _ROUNDING:  # integers and bools; int64 may be int32 in JAX
+        wrong = int((first != second).sum())
+        return 0.0, 0.0, dtype, f"{wrong} of {first.size} elements are not equal" if wrong else ""
+    wide = np.complex128 if np.iscomplexobj(first) else np.float64
+    x, y = first.astype(wide), second.astype(wide)
+    finite = np.isfinite(x)
+    scale = float(np.abs(x[finite]).max()) if finite.any() else 0.0
+    if (np.isnan(x) != np.isnan(y)).any():
+        return math.inf, scale, dtype, "NaN at other places"
+    special = ~finite & ~np.isnan(x)
+    if (x[special] != y[special]).any() or not np.isfinite(y[finite]).all():
+        return math.inf, scale, dtype, "infinite at other places"
+    error = float(np.abs(x[finite] - y[finite]).max()) if finite.any() else 0.0
+    return error, scale, dtype, ""
+
+
+def _first(
+    a: Any,
+    b: Any,
+    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
+    rtol: float | None,
+    atol: float | None,
+) -> Difference | None:
+    """The first operation, in the order of `a`, whose results differ."""
+    args, kwargs = inputs
+    watched = [_watch(model, args, kwargs) for model in (a, b)]
+    if watched[0] is None or watched[1] is None:
+        return None
+    theirs = dict(_numbered(watched[1]))
+    for key, seen in _numbered(watched[0]):
+        other = theirs.get(key)
+        if other is None:
+            continue
+        where = f"in {seen.module}: " if seen.module else ""
+        source = f" ({seen.source})" if seen.source else ""
+        for x, y in zip(seen.values, other.values, strict=False):
+            found = _difference(x, y, f"{where}{seen.op}{source}", rtol, atol)
+            if not found.ok:
+                return found
+    return None
+
+
+def _watch(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterable[Observation] | None:
+    adapter = _adapter_of_model(model)
+    if adapter is None:
+        return None
+    args, kwargs = _MOVERS[adapter.name]((args, dict(kwargs)), strict=False)
+    return adapter.watch(model, args, kwargs)
+
+
+def _numbered(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
+    """Each with its module, its operation, and how often that was there before."""
+    counts: dict[tuple[str, str], int] = {}
+    for one in seen:
+        key = one.module, one.op
+        counts[key] = counts.get(key, 0) + 1
+        yield (*key, counts[key]), one
+
+
+def _exact(
+    a: Any, got: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[float, float] | None:
+    """The errors of both outputs against those of `a` in float64."""
+    adapter = _adapter_of_model(a)
+    if adapter is None:
+        return None
+    args, kwargs = _MOVERS[adapter.name]((args, dict(kwargs)), strict=False)
+    reference = adapter.call_in_float64(a, args, kwargs)
+    if reference is None:
+        return None
+    errors = []
+    for outputs in got:
+        found = _differences(reference, outputs, "output", None, None)
+        errors.append(max((d.error / d.scale for d in found if d.scale), default=0.0))
+    return errors[0], errors[1]

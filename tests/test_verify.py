@@ -1,0 +1,127 @@
+"""Comparing models: what counts as equal, and where the first difference is found."""
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x, *, scale=None):
+        y = self.body(x)
+        y = y if scale is None else y * scale
+        return {"logits": self.head(y), "all": [y, None, 3]}
+
+
+def test_a_converted_model_agrees_and_the_module_is_as_it_was():
+    model = Model()
+    x, scale = torch.randn(5, 3), torch.tensor(2.0)
+    converted = fmapper.convert(model, "jax", (x,), {"scale": scale})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = fmapper.verify(model, converted, x.numpy(), kwargs={"scale": scale})
+    assert report
+    assert [output.path for output in report.outputs] == ["output.logits", "output.all[0]"]
+    assert "2 of 2 outputs agree" in str(report)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert fmapper.verify(converted, model, x, kwargs={"scale": scale})
+
+
+def test_the_first_operation_that_differs_is_named_with_its_module():
+    model = Model()
+    x = torch.randn(5, 3)
+    converted = fmapper.convert(model, "jax", (x,))
+    wrong = dict(converted.params)
+    wrong["body.3.bias"] = wrong["body.3.bias"].at[1].add(0.5)
+    report = fmapper.verify(model, converted.replace(params=wrong), x)
+    assert not report
+    assert report.first.path.startswith("in body.3: aten::linear.default")
+    assert report.first.error == pytest.approx(0.5, rel=1e-5)
+    a, b = report.exact
+    assert a < 1e-6
+    assert b > 0.1
+    text = str(report)
+    assert "0 of 2 outputs agree" in text
+    assert "first difference: in body.3" in text
+    assert "against float64" in text
+
+
+def test_the_first_operation_is_found_where_only_an_operation_is_wrong():
+    @fmapper.lowering("aten::relu")
+    def relu(x):
+        return jnp.maximum(x, 0.01)
+
+    model = Model()
+    x = torch.randn(5, 3)
+    try:
+        converted = fmapper.convert(model, "jax", (x,))
+    finally:
+        fmapper._convert._added["jax"].pop("aten::relu")
+    report = fmapper.verify(model, converted, x)
+    assert report.first.path.startswith("in body.2: aten::relu.default")
+
+
+def test_convert_verifies_if_asked():
+    @fmapper.lowering("aten::relu")
+    def relu(x):
+        return jnp.maximum(x, 0.01)
+
+    x = torch.randn(5, 3)
+    try:
+        with pytest.raises(fmapper.ConversionError, match=r"(?s)differs.*in body\.2: aten::relu"):
+            fmapper.convert(Model(), "jax", (x,), verify=True)
+    finally:
+        fmapper._convert._added["jax"].pop("aten::relu")
+    assert fmapper.convert(Model(), "jax", (x,), verify=True)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "note"),
+    [
+        ([1.0, 2.0], [1.0, 2.0, 3.0], r"shape \(2,\) and \(3,\)"),
+        ([1.0, np.nan], [1.0, 2.0], "NaN at other places"),
+        ([1.0, np.inf], [1.0, -np.inf], "infinite at other places"),
+        ([1.0, 2.0], [1.0, np.inf], "infinite at other places"),
+        ([1, 2], [1, 3], "1 of 2 elements are not equal"),
+        ([True], [False], "1 of 1 elements are not equal"),
+    ],
+)
+def test_what_is_never_rounding(a, b, note):
+    report = fmapper.verify(lambda: np.array(a), lambda: np.array(b))
+    assert not report
+    with pytest.raises(AssertionError, match=note):
+        raise AssertionError(str(report))
+
+
+def test_structures_and_plain_values_are_compared():
+    assert fmapper.verify(lambda: {"a": [np.ones(2)], "b": 3}, lambda: {"b": 3, "a": (np.ones(2),)})
+    assert not fmapper.verify(lambda: [np.ones(1)], lambda: [np.ones(1), np.ones(1)])
+    assert not fmapper.verify(lambda: 3, lambda: 4)
+    assert not fmapper.verify(lambda: np.ones(1), lambda: None)
+
+
+def test_what_may_differ_is_relative_to_the_largest_element_and_by_dtype():
+    big = np.array([1000.0, 1.0], np.float32)
+    near = np.array([1000.0, 1.05], np.float32)
+    assert fmapper.verify(lambda: big, lambda: near)
+    assert not fmapper.verify(lambda: big, lambda: near, rtol=1e-5)
+    assert fmapper.verify(lambda: big, lambda: near, rtol=0, atol=0.1)
+    assert not fmapper.verify(lambda: big.astype(float), lambda: near.astype(float))
+    half = jnp.asarray([1.0], "bfloat16")
+    assert fmapper.verify(lambda: torch.tensor([1.01]), lambda: half)
