@@ -69,6 +69,8 @@ def embedding_bag(  # noqa: PLR0917
         used = indices != padding_idx
     rows = jnp.take(weight, indices, axis=0).astype(wide(weight.dtype))
     sizes = jnp.zeros((count,), number).at[bag].add(used.astype(number))
+    if include_last_offset and mode != _MAX:
+        used = used & (at < offsets[count])
     if mode == _MAX:
         result, winners = _largest_rows(rows, bag, used, count)
         taken = jnp.take(indices, winners, axis=0, mode="clip").astype(number)

@@ -16,7 +16,8 @@ from fmapper_adapters.jax.aten._types import cast, dtype_of
 @lowering("aten::index", "aten::_unsafe_index")
 def index(x: Any, indices: Sequence[Any]) -> jax.Array:
     """`x[indices]`, where None is a whole dimension; masks stand for where they are true."""
-    return x[_positions(indices)]
+    # what is out of range is NaN, rather than another element
+    return x.at[_positions(indices)].get(mode="fill")
 
 
 @lowering("aten::index_put", "aten::_unsafe_index_put")
