@@ -88,9 +88,9 @@ def floating(outputs: Any) -> list[Any]:
     """The outputs that have gradients, in order."""
     if isinstance(outputs, dict):
         outputs = list(outputs.values())
-    if not isinstance(outputs, list | tuple):
-        outputs = [outputs]
-    return [y for y in outputs if "float" in str(y.dtype)]
+    if isinstance(outputs, list | tuple):
+        return [y for inner in outputs for y in floating(inner)]
+    return [outputs] if "float" in str(outputs.dtype) else []
 
 
 def clones(tree: Any) -> Any:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import fmapper
-
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")

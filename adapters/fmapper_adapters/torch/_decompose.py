@@ -48,7 +48,22 @@ def table() -> Any:
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
     chosen[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
+    chosen.update(_UNCHECKED)
     return chosen
+
+
+# Without the check that a factorisation has worked, which would be an effect in the program. One
+# that fails gives NaN or infinity: compiled programs cannot raise.
+_aten: Any = torch.ops.aten
+_UNCHECKED = {
+    _aten.linalg_inv.default: lambda a: _aten.linalg_inv_ex(a)[0],
+    _aten.linalg_cholesky.default: lambda a, **kwargs: _aten.linalg_cholesky_ex(a, **kwargs)[0],
+    _aten.linalg_lu_factor.default: lambda a, **kwargs: _aten.linalg_lu_factor_ex(a, **kwargs)[:2],
+    _aten.linalg_solve.default: lambda a, b, **kwargs: _aten._linalg_solve_ex(a, b, **kwargs)[0],
+    _aten.linalg_solve_ex.default: (
+        lambda a, b, *, left=True, check_errors=False: _aten._linalg_solve_ex(a, b, left=left)[::3]
+    ),
+}
 
 
 def _as_strided_of_contiguous(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:

@@ -28,7 +28,7 @@ def embedding(
 
 @lowering("aten::embedding_bag.default", "aten::_embedding_bag",
           "aten::_embedding_bag_forward_only")  # fmt: skip
-def embedding_bag(  # noqa: PLR0917
+def embedding_bag(
     weight: Any,
     indices: Any,
     offsets: Any,
@@ -85,7 +85,7 @@ def embedding_bag(  # noqa: PLR0917
 
 
 @lowering("aten::embedding_bag.padding_idx")
-def embedding_bag_with_padding(  # noqa: PLR0917
+def embedding_bag_with_padding(
     weight: Any,
     indices: Any,
     offsets: Any,

@@ -6,6 +6,7 @@ singular one, is NaN or infinite here: a compiled program cannot raise.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,20 @@ def _h(x: Any) -> jax.Array:
     """The conjugate transposes of matrices."""
     y = jnp.swapaxes(x, -1, -2)
     return y.conj() if is_complex(y) else y
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _hermitian(a: Any, lower: bool) -> Any:
+    """The Hermitian matrices of which one triangle is given; gradients go to both, as in torch."""
+    half = jnp.tril(a) if lower else jnp.triu(a)
+    rest = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
+    return half + _h(rest)
+
+
+@_hermitian.defjvp
+def _hermitian_jvp(lower: bool, primals: Any, tangents: Any) -> Any:
+    (da,) = tangents
+    return _hermitian(*primals, lower), (da + _h(da)) / 2
 
 
 def _batched(*matrices: Any) -> tuple[Any, ...]:
@@ -167,7 +182,7 @@ def cholesky_ex(
 
     Only one triangle is read.
     """
-    b = _h(a) if upper else a
+    b = _hermitian(a, not upper)
     factor = jnp.tril(jax.lax.linalg.cholesky(b, symmetrize_input=False))
     return (_h(factor) if upper else factor), _first_indefinite_minor(b, factor)
 
@@ -309,7 +324,8 @@ def svd(
 @lowering("aten::_linalg_eigh")
 def eigh(a: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues in ascending order and eigenvectors; only one triangle is read."""
-    v, w = jax.lax.linalg.eigh(a, lower=UPLO.upper() == "L", symmetrize_input=False)
+    a = _hermitian(a, UPLO.upper() == "L")
+    v, w = jax.lax.linalg.eigh(a, symmetrize_input=False)
     return w, v if compute_v else jnp.zeros((0,), a.dtype)
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, is_complex, promote, wide
+from fmapper_adapters.jax.aten._types import cast, promote, wide
 
 
 def _axes(x: Any, dim: Any) -> tuple[int, ...]:
@@ -38,10 +38,8 @@ def norm(
 
 def magnitudes(x: Any) -> jax.Array:
     """Absolute values, of complex numbers too, with gradient zero where they are zero."""
-    if not is_complex(x):
-        return jnp.abs(x)
     zero = x == 0
-    return jnp.where(zero, 0, jnp.abs(jnp.where(zero, 1, x)))
+    return jnp.where(zero, 0, jnp.abs(jnp.where(zero, 1, x)))  # JAX has 1 and NaN there
 
 
 def p_norm(y: Any, p: Any, dims: tuple[int, ...], keepdim: bool = False) -> jax.Array:
@@ -84,7 +82,7 @@ def cdist(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> ja
     many = x.shape[-2] > 25 or y.shape[-2] > 25
     if p == 2 and (compute_mode == 1 or (compute_mode in (None, 0) and many)):
         return _euclidean(x, y)
-    return p_norm(jnp.abs(x[..., :, None, :] - y[..., None, :, :]), p, (-1,))
+    return p_norm(magnitudes(x[..., :, None, :] - y[..., None, :, :]), p, (-1,))
 
 
 def _euclidean(x: Any, y: Any) -> jax.Array:
@@ -101,4 +99,4 @@ def _euclidean(x: Any, y: Any) -> jax.Array:
 def pdist(x: Any, p: float = 2.0) -> jax.Array:
     """Distances between each row and the rows after it."""
     rows, columns = jnp.triu_indices(x.shape[0], 1)
-    return p_norm(jnp.abs(x[rows] - x[columns]), p, (-1,))
+    return p_norm(magnitudes(x[rows] - x[columns]), p, (-1,))
