@@ -32,7 +32,9 @@ special_erfcx nan_to_num lerp hypot deg2rad rad2deg sgn frac heaviside copysign 
 logaddexp2 aminmax count_nonzero mode nansum nanmedian median floor_divide square linspace
 logspace eye full_like zeros_like ones_like new_zeros new_ones new_full rand randn randint
 randperm rand_like randn_like randint_like gru lstm rnn_tanh rnn_relu nll_loss_forward
-nll_loss2d_forward mse_loss smooth_l1_loss huber_loss binary_cross_entropy
+nll_loss2d_forward mse_loss pad reflection_pad1d reflection_pad2d
+reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _pad_circular
+smooth_l1_loss huber_loss binary_cross_entropy
 """
 
 
@@ -45,4 +47,33 @@ def table() -> Any:
             continue
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
+    chosen[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
     return chosen
+
+
+def _as_strided_of_contiguous(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """Strided views where there is no storage: as views of a contiguous array of the elements.
+
+    Raises:
+        ValueError: The view shows elements that x does not have.
+    """
+    start = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    last = start + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if all(size) and not (start >= 0 and last < x.numel()):
+        raise ValueError(
+            f"as_strided({list(size)}, {list(stride)}, {storage_offset}) shows elements of the "
+            f"storage that are not in the tensor of shape {list(x.shape)} that it is called on; "
+            "call it on the tensor that owns them"
+        )
+    if x.is_contiguous():
+        if start == (storage_offset or 0):
+            return NotImplemented
+        return x.reshape(-1).clone().as_strided(size, stride, start)
+    order = sorted(range(x.dim()), key=lambda d: (-x.stride(d), -x.size(d)))
+    dense = x.permute(order)
+    if not dense.is_contiguous():
+        raise ValueError(
+            f"as_strided on a tensor of shape {list(x.shape)} and stride {list(x.stride())}, "
+            "whose elements are not all of its storage; call contiguous() first"
+        )
+    return dense.reshape(-1).clone().as_strided(size, stride, start)

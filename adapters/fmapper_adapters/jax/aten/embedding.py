@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten._table import lowering
+from fmapper_adapters.jax.aten._types import dtype_of, wide
 
 
 @lowering("aten::embedding")
@@ -23,3 +24,104 @@ def embedding(
         row = jnp.arange(weight.shape[0])[:, None] == padding_idx
         weight = jnp.where(row, jax.lax.stop_gradient(weight), weight)
     return jnp.take(weight, indices, axis=0)
+
+
+@lowering("aten::embedding_bag.default", "aten::_embedding_bag",
+          "aten::_embedding_bag_forward_only")  # fmt: skip
+def embedding_bag(  # noqa: PLR0917
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Sums (0), means (1) or maxima (2) of bags of rows; empty ones are zero.
+
+    Args:
+        weight: The table.
+        indices: Rows of the table, the bags one after the other.
+        offsets: Where bags begin.
+        scale_grad_by_freq: Refused, as it changes nothing but gradients.
+        mode: 0, 1 or 2.
+        sparse: Without meaning here.
+        per_sample_weights: A factor for each row, for sums.
+        include_last_offset: Whether the last offset is where the last bag ends.
+        padding_idx: A row that is left out, if it is not negative.
+
+    Returns:
+        The bags, the bag of each index, the bags' sizes, and the indices of the maxima.
+
+    Raises:
+        ValueError: Gradients would be scaled.
+    """
+    if scale_grad_by_freq:
+        raise ValueError("embedding_bag with scale_grad_by_freq=True has no lowering to JAX")
+    count = offsets.shape[0] - int(include_last_offset)
+    number = dtype_of("int64")
+    at = jnp.arange(indices.shape[0], dtype=number)
+    bag = jnp.searchsorted(offsets[:count].astype(number), at, side="right") - 1
+    used = jnp.ones(indices.shape, bool)
+    if padding_idx >= 0:
+        used = indices != padding_idx
+    rows = jnp.take(weight, indices, axis=0).astype(wide(weight.dtype))
+    sizes = jnp.zeros((count,), number).at[bag].add(used.astype(number))
+    if mode == _MAX:
+        result, winners = _largest_rows(rows, bag, used, count)
+        taken = jnp.take(indices, winners, axis=0, mode="clip").astype(number)
+        return result.astype(weight.dtype), bag.astype(number), sizes, taken
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.astype(rows.dtype)[:, None]
+    rows = jnp.where(used[:, None], rows, 0)
+    result = jnp.zeros((count, weight.shape[1]), rows.dtype).at[bag].add(rows)
+    if mode == _MEAN:
+        result = result / jnp.maximum(sizes, 1).astype(rows.dtype)[:, None]
+    return result.astype(weight.dtype), bag.astype(number), sizes, jnp.zeros((count,), number)
+
+
+@lowering("aten::embedding_bag.padding_idx")
+def embedding_bag_with_padding(  # noqa: PLR0917
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Any,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """As `embedding_bag`; negative rows count from the end here."""
+    left_out = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    return embedding_bag(
+        weight,
+        indices,
+        offsets,
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        left_out,
+    )
+
+
+_MEAN, _MAX = 1, 2
+
+
+def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array, jax.Array]:
+    """The maxima of each bag, and which row they are from: the first of several."""
+    known = jax.lax.stop_gradient(jnp.where(used[:, None], rows, -jnp.inf))
+    shape = (count, rows.shape[1])
+    top = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(known)
+    wins = (known == top[bag]) & used[:, None]
+    none = rows.shape[0]
+    order = jnp.where(wins, jnp.arange(none)[:, None], none)
+    winners = jnp.full(shape, none, order.dtype).at[bag].min(order)
+    if none == 0:
+        return jnp.zeros(shape, rows.dtype), winners
+    found = jnp.take_along_axis(rows, jnp.minimum(winners, none - 1), 0)
+    return jnp.where(winners < none, found, 0), winners

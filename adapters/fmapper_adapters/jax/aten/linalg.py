@@ -103,7 +103,7 @@ def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.A
     operands = of_one_dtype(*operands)
     if path is None:
         return jnp.einsum(equation, *operands, optimize="optimal" if len(operands) < 6 else "auto")
-    pairs = [(path[i], path[i + 1]) for i in range(0, len(path), 2)]
+    pairs: list[tuple[int, ...]] = [(path[i], path[i + 1]) for i in range(0, len(path), 2)]
     return jnp.einsum(equation, *operands, optimize=pairs)
 
 
