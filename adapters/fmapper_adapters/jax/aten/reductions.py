@@ -13,7 +13,6 @@ import numpy as np
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import (
     cast,
-    default_dtype,
     dtype_of,
     is_complex,
     is_floating,
@@ -420,36 +419,7 @@ def mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.A
     return _at(x, jnp.take_along_axis(order, longest, dim), dim, keepdim)
 
 
-# --- histograms -----------------------------------------------------------------------------
-
-
-@lowering("aten::bincount", concrete=True)
-def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
-    """How often each number from 0 to the largest is there, or the sum of their weights."""
-    largest = int(np.asarray(x).max()) + 1 if x.size else 0
-    length = max(largest, minlength)
-    if weights is None:
-        return jnp.zeros(length, dtype_of("int64")).at[x].add(1)
-    weights = weights if weights.dtype == np.float32 else cast(weights, "float64")
-    return jnp.zeros(length, weights.dtype).at[x].add(weights)
-
-
-@lowering("aten::histc")
-def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
-    """How many elements are in each of so many equal bins; of the array's own dtype."""
-    inner = wide(x.dtype) if is_floating(x) else default_dtype()
-    y = x.reshape(-1).astype(inner)
-    low, high = jnp.asarray(min, inner), jnp.asarray(max, inner)
-    if x.size:
-        unknown = low == high
-        low, high = jnp.where(unknown, jnp.min(y), low), jnp.where(unknown, jnp.max(y), high)
-    flat_range = low == high
-    low, high = jnp.where(flat_range, low - 1, low), jnp.where(flat_range, high + 1, high)
-    inside = (y >= low) & (y <= high)
-    place = ((y - low) * bins / (high - low)).astype(jnp.int32)
-    place = jnp.where(inside, jnp.minimum(place, bins - 1), bins)
-    counts = jnp.zeros(bins + 1, dtype_of("int64")).at[place].add(1)
-    return counts[:bins].astype(x.dtype)
+# --- pieces of a dimension ------------------------------------------------------------------
 
 
 @lowering("aten::segment_reduce")
