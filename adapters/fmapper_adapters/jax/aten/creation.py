@@ -97,6 +97,14 @@ def scalar_tensor(value: Any, *, dtype: Any = None) -> jax.Array:
     return cast(value, default_dtype() if dtype is None else dtype)
 
 
+@lowering("aten::resize")
+def resize(x: Any, size: Sequence[Any], *, memory_format: Any = None) -> jax.Array:
+    """The elements row by row in another shape, as many as there are; zeros behind them."""
+    count = math.prod(size)
+    flat = x.reshape(-1)[:count]
+    return jnp.pad(flat, (0, count - flat.size)).reshape(size)
+
+
 # --- ranges ---------------------------------------------------------------------------------
 
 

@@ -92,6 +92,7 @@ def _hurwitz(s: Any, q: Any) -> jax.Array:
     pole = (q <= 0) & (q == jnp.floor(q))
     found = jnp.where(pole, jnp.inf, jnp.where((q <= 0) & (s != jnp.floor(s)), jnp.nan, found))
     found = jnp.where((q <= -_FARTHEST) & ~pole, jnp.nan, found)
+    found = jnp.where((q == jnp.inf) & (s == 2), 0, found)  # torch's trigamma
     return jnp.where(s == 1, jnp.inf, jnp.where((s < 1) | is_nan(q), jnp.nan, found))
 
 
