@@ -124,8 +124,8 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> jax.Arr
         start, end, step = (_truncated(value) for value in (start, end, step))
         length = -(-(end - start) // step) if step != 1 else end - start
     else:
-        length = (end - start) / step
-        length = math.ceil(length) if isinstance(length, float) else -(-(end - start) // step)
+        known = all(isinstance(value, int | float) for value in (start, end, step))
+        length = math.ceil((end - start) / step) if known else -(-(end - start) // step)
     if isinstance(length, int):
         length = max(length, 0)
     if is_floating(dtype) and all(isinstance(v, int | float) for v in (start, length, step)):
