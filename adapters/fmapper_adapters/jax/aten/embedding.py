@@ -127,3 +127,11 @@ def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array
         return jnp.zeros(shape, rows.dtype), winners
     found = jnp.take_along_axis(rows, jnp.minimum(winners, none - 1), 0)
     return jnp.where(winners < none, found, 0), winners
+
+
+@lowering("aten::one_hot")
+def one_hot(x: Any, num_classes: Any = -1) -> jax.Array:
+    """One at each index; for -1, where the largest index says how many there are, run eagerly."""
+    if isinstance(num_classes, int) and num_classes == -1:
+        num_classes = int(jnp.max(x)) + 1
+    return (x[..., None] == jnp.arange(num_classes)).astype(x.dtype)

@@ -177,7 +177,7 @@ def masked_select(x: Any, mask: Any) -> jax.Array:
 @lowering("aten::nonzero", "aten::argwhere", concrete=True)
 def nonzero(x: Any) -> jax.Array:
     """The indices of elements that are not zero, one row for each."""
-    return jnp.asarray(np.argwhere(np.asarray(x)), dtype_of("int64")).reshape(-1, x.ndim)
+    return jnp.asarray(np.argwhere(np.asarray(x)), dtype_of("int64"))
 
 
 @lowering("aten::nonzero_numpy", concrete=True)
