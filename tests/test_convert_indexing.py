@@ -222,12 +222,15 @@ def test_weighted_bags_of_embeddings():
     check_gradients(function, torch.randn(6, 4), torch.randn(4))
 
 
-def test_bags_whose_gradients_are_scaled_are_refused():
+def test_gradients_of_bags_that_torch_scales_are_refused():
     def function(w, i):
-        return F.embedding_bag(i, w, torch.tensor([0]), scale_grad_by_freq=True)
+        offsets = torch.tensor([0, 3])
+        return F.embedding_bag(i, w, offsets, mode="sum", scale_grad_by_freq=True)
 
+    inputs = torch.randn(3, 2), torch.tensor([0, 1, 1, 0, 1])
+    check(function, *inputs)
     with pytest.raises(ValueError, match="scale_grad_by_freq"):
-        check(function, torch.randn(3, 2), torch.tensor([0, 1]))
+        check_gradients(function, *inputs)
 
 
 def test_indices_that_are_out_of_range_are_nan():

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
-from fmapper_adapters.torch import _decompose, _foreign, _gradients, _graph
+from fmapper_adapters.torch import _decompose, _foreign, _gradients, _graph, _stand_ins
 
 
 def export_program(
@@ -34,6 +34,7 @@ def export_program(
     Raises:
         ConversionError: torch cannot record it; gives torch's reason and the usual remedy.
     """
+    module = _plain(module)
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
     with mode(module, train=train), _foreign.known(module, (args, inputs)):
         lowered = recorded(module, args, inputs, dynamic_shapes)
@@ -58,6 +59,21 @@ def recorded(
             return lowered
     except Exception as error:
         raise _failure(module, error) from error
+
+
+def _plain(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that was given to `torch.compile`, or the module itself.
+
+    Raises:
+        ConversionError: It is a ScriptModule.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConversionError(
+            f"{type(module).__name__}: torch.export does not take what torch.jit has made. Convert "
+            "the module that it was made from."
+        )
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, torch.nn.Module) else module
 
 
 def _as_tensors(tree: Any) -> Any:
@@ -96,7 +112,7 @@ def _exported(
     reasons: list[Exception] = []
     for grad, strict in ((True, False), (False, False), (True, True)):
         try:
-            with _quiet(), torch.set_grad_enabled(grad):
+            with _quiet(), torch.set_grad_enabled(grad), _stand_ins.StandIns():
                 return torch.export.export(
                     module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
                 )
@@ -124,7 +140,7 @@ def _recorded_for_values(
 ) -> torch.export.ExportedProgram | None:
     """A program for the values of the examples that checks the values that it is run with."""
     try:
-        with _quiet(), torch.enable_grad():
+        with _quiet(), torch.enable_grad(), _stand_ins.StandIns():
             found = torch.export.draft_export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )

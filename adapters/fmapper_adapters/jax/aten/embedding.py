@@ -26,6 +26,15 @@ def embedding(
     return jnp.take(weight, indices, axis=0)
 
 
+@lowering("aten::embedding_renorm")
+def embedding_renorm(weight: Any, indices: Any, max_norm: float, norm_type: float) -> jax.Array:
+    """The table, with the rows that are looked up made no longer than a norm."""
+    looked_up = jnp.zeros((weight.shape[0],), bool).at[indices.reshape(-1)].set(True)
+    norms = jnp.linalg.norm(weight.astype(wide(weight.dtype)), norm_type, 1, keepdims=True)
+    shorter = weight * (max_norm / (norms + 1e-7)).astype(weight.dtype)
+    return jnp.where(looked_up[:, None] & (norms > max_norm), shorter, weight)
+
+
 @lowering("aten::embedding_bag.default", "aten::_embedding_bag",
           "aten::_embedding_bag_forward_only")  # fmt: skip
 def embedding_bag(
@@ -45,7 +54,7 @@ def embedding_bag(
         weight: The table.
         indices: Rows of the table, the bags one after the other.
         offsets: Where bags begin.
-        scale_grad_by_freq: Refused, as it changes nothing but gradients.
+        scale_grad_by_freq: Without effect on the result; there are no gradients then.
         mode: 0, 1 or 2.
         sparse: Without meaning here.
         per_sample_weights: A factor for each row, for sums.
@@ -54,12 +63,7 @@ def embedding_bag(
 
     Returns:
         The bags, the bag of each index, the bags' sizes, and the indices of the maxima.
-
-    Raises:
-        ValueError: Gradients would be scaled.
     """
-    if scale_grad_by_freq:
-        raise ValueError("embedding_bag with scale_grad_by_freq=True has no lowering to JAX")
     count = offsets.shape[0] - int(include_last_offset)
     number = dtype_of("int64")
     at = jnp.arange(indices.shape[0], dtype=number)
@@ -68,6 +72,8 @@ def embedding_bag(
     if padding_idx >= 0:
         used = indices != padding_idx
     rows = jnp.take(weight, indices, axis=0).astype(wide(weight.dtype))
+    if scale_grad_by_freq:
+        rows = _without_gradient(rows)
     sizes = jnp.zeros((count,), number).at[bag].add(used.astype(number))
     if include_last_offset and mode != _MAX:
         used = used & (at < offsets[count])
@@ -112,6 +118,17 @@ def embedding_bag_with_padding(
 
 
 _MEAN, _MAX = 1, 2
+
+
+@jax.custom_jvp
+def _without_gradient(x: Any) -> Any:
+    return x
+
+
+@_without_gradient.defjvp
+def _no_jvp(primals: Any, tangents: Any) -> Any:
+    # what torch divides by here is not how often a row is looked up, as documented
+    raise ValueError("embedding_bag with scale_grad_by_freq=True has no gradient in JAX")
 
 
 def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array, jax.Array]:

@@ -86,7 +86,7 @@ class _Windows:
         ones = (1,) * (x.ndim - self.count)
         return jax.lax.reduce_window(
             self.padded(x, value),
-            np.asarray(value, x.dtype)[()],  # known, or JAX cannot differentiate it
+            np.asarray(value, x.dtype),  # known while tracing: only then there is a gradient
             function,
             (*ones, *self.kernel),
             (*ones, *self.stride),
