@@ -52,6 +52,47 @@ def check(model: Any, *args: Any, scale: float = 1.0, options: Any = None, **kwa
     return converted
 
 
+def check_gradients(model: Any, *args: Any, scale: float = 1.0) -> None:
+    """Compares the gradients of all floating inputs with torch's.
+
+    What is differentiated is the sum of all floating outputs, each element times a number of its
+    own.
+    """
+    module = model if isinstance(model, torch.nn.Module) else Function(model)
+    module.eval()
+    converted = fmapper.convert(module, "jax", args)
+    inputs = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in args]
+    outputs = floating(module(*inputs))
+    generator = torch.Generator().manual_seed(0)
+    factors = [torch.rand(y.shape, generator=generator) + 0.5 for y in outputs]
+    torch.autograd.backward(outputs, factors)
+    numbers = [fmapper.to_jax(w) for w in factors]
+    places = [i for i, x in enumerate(inputs) if x.requires_grad]
+    given = [fmapper.to_jax(x.detach()) for x in args]
+
+    def loss(chosen: Any) -> Any:
+        values = list(given)
+        for place, value in zip(places, chosen, strict=True):
+            values[place] = value
+        found = floating(converted(*values))
+        return sum((y * w).sum() for y, w in zip(found, numbers, strict=True))
+
+    got = jax.grad(loss)([given[i] for i in places])
+    for place, gradient in zip(places, got, strict=True):
+        want = inputs[place].grad
+        want = torch.zeros_like(inputs[place]) if want is None else want
+        compare_arrays(gradient, want, scale, f"gradient of input {place}")
+
+
+def floating(outputs: Any) -> list[Any]:
+    """The outputs that have gradients, in order."""
+    if isinstance(outputs, dict):
+        outputs = list(outputs.values())
+    if isinstance(outputs, list | tuple):
+        return [y for inner in outputs for y in floating(inner)]
+    return [outputs] if "float" in str(outputs.dtype) else []
+
+
 def clones(tree: Any) -> Any:
     """Inputs that a forward may change."""
     is_tensor = torch.is_tensor

@@ -92,6 +92,7 @@ def drive(options: argparse.Namespace) -> list[dict[str, Any]]:
             answer = worker.answer(10 * options.seconds)
             if answer is not None and "begun" in answer:
                 begun = answer["begun"]
+                print(f"{len(wanted)} left, now {begun[0]} to {begun[-1]}", file=sys.stderr)
                 continue
             if answer is None and options.batch > 1:
                 options.batch = 1  # which one it is shows when each is by itself
@@ -316,7 +317,8 @@ class Sample:
         ]
         first, args, kwargs = self.spec.unflatten(leaves)
         found = tree_flatten(self.op.op(first, *args, **kwargs))[0]
-        return [leaf for leaf in found if isinstance(leaf, torch.Tensor | int | float | bool)]
+        numbers = (int, float, bool, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
+        return [leaf for leaf in found if isinstance(leaf, (torch.Tensor, *numbers))]
 
     def has_ties(self) -> bool:
         """Whether elements of the first tensor are equal."""

@@ -32,7 +32,10 @@ special_erfcx nan_to_num lerp hypot deg2rad rad2deg sgn frac heaviside copysign 
 logaddexp2 aminmax count_nonzero mode nansum nanmedian median floor_divide square linspace
 logspace eye full_like zeros_like ones_like new_zeros new_ones new_full rand randn randint
 randperm rand_like randn_like randint_like gru lstm rnn_tanh rnn_relu nll_loss_forward
-nll_loss2d_forward mse_loss smooth_l1_loss huber_loss binary_cross_entropy multi_margin_loss
+nll_loss2d_forward mse_loss pad reflection_pad1d reflection_pad2d
+reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _pad_circular
+smooth_l1_loss huber_loss binary_cross_entropy
+multi_margin_loss
 multilabel_margin_loss_forward ctc_loss _ctc_loss lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 rrelu_with_noise_functional _fused_rms_norm _scaled_dot_product_flash_attention_for_cpu
 """
@@ -47,4 +50,48 @@ def table() -> Any:
             continue
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
+    chosen[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
+    chosen.update(_UNCHECKED)
     return chosen
+
+
+# Without the check that a factorisation has worked, which would be an effect in the program. One
+# that fails gives NaN or infinity: compiled programs cannot raise.
+_aten: Any = torch.ops.aten
+_UNCHECKED = {
+    _aten.linalg_inv.default: lambda a: _aten.linalg_inv_ex(a)[0],
+    _aten.linalg_cholesky.default: lambda a, **kwargs: _aten.linalg_cholesky_ex(a, **kwargs)[0],
+    _aten.linalg_lu_factor.default: lambda a, **kwargs: _aten.linalg_lu_factor_ex(a, **kwargs)[:2],
+    _aten.linalg_solve.default: lambda a, b, **kwargs: _aten._linalg_solve_ex(a, b, **kwargs)[0],
+    _aten.linalg_solve_ex.default: (
+        lambda a, b, *, left=True, check_errors=False: _aten._linalg_solve_ex(a, b, left=left)[::3]
+    ),
+}
+
+
+def _as_strided_of_contiguous(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """Strided views where there is no storage: as views of a contiguous array of the elements.
+
+    Raises:
+        ValueError: The view shows elements that x does not have.
+    """
+    start = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    last = start + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if all(size) and not (start >= 0 and last < x.numel()):
+        raise ValueError(
+            f"as_strided({list(size)}, {list(stride)}, {storage_offset}) shows elements of the "
+            f"storage that are not in the tensor of shape {list(x.shape)} that it is called on; "
+            "call it on the tensor that owns them"
+        )
+    if x.is_contiguous():
+        if start == (storage_offset or 0):
+            return NotImplemented
+        return x.reshape(-1).clone().as_strided(size, stride, start)
+    order = sorted(range(x.dim()), key=lambda d: (-x.stride(d), -x.size(d)))
+    dense = x.permute(order)
+    if not dense.is_contiguous():
+        raise ValueError(
+            f"as_strided on a tensor of shape {list(x.shape)} and stride {list(x.stride())}, "
+            "whose elements are not all of its storage; call contiguous() first"
+        )
+    return dense.reshape(-1).clone().as_strided(size, stride, start)

@@ -219,6 +219,8 @@ class _GraphReader:
             return {key: self._plain(inner, node) for key, inner in value.items()}
         if isinstance(value, slice):
             return tuple(self._plain(v, node) for v in (value.start, value.stop, value.step))
+        if value is torch.complex32:
+            raise ConversionError(f"{node.name} ({node.target}): only torch has complex32")
         if isinstance(value, torch.dtype):
             return DType(_name(value))
         if isinstance(value, torch.device | torch.layout | torch.memory_format | torch.Generator):

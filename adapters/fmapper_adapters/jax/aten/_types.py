@@ -128,7 +128,19 @@ def cast(x: Any, dtype: Any) -> jax.Array:
     array = jnp.asarray(x)
     if is_complex(array) and not is_complex(dtype) and dtype.kind != "b":
         array = array.real
+    if is_floating(array) and is_integral(dtype):
+        return _to_integer(array, dtype)
     return array.astype(dtype)
+
+
+def _to_integer(x: Any, dtype: Dtype) -> jax.Array:
+    """As the processors that torch runs on: what no integer can hold becomes the least one."""
+    if dtype.itemsize >= 4:
+        outside = jnp.isnan(x) | (x >= 2.0**63)
+        return jnp.where(outside, np.iinfo(dtype).min, x.astype(dtype))
+    x = x.astype(jnp.promote_types(x.dtype, np.float32))  # float16 cannot hold the bound
+    outside = jnp.isnan(x) | (jnp.abs(x) >= 2.0**31)
+    return jnp.where(outside, 0, x).astype(np.int32).astype(dtype)
 
 
 def _held(x: int, dtype: Dtype) -> int:

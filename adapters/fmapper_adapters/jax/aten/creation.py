@@ -97,6 +97,14 @@ def scalar_tensor(value: Any, *, dtype: Any = None) -> jax.Array:
     return cast(value, default_dtype() if dtype is None else dtype)
 
 
+@lowering("aten::resize")
+def resize(x: Any, size: Sequence[Any], *, memory_format: Any = None) -> jax.Array:
+    """The elements row by row in another shape, as many as there are; zeros behind them."""
+    count = math.prod(size)
+    flat = x.reshape(-1)[:count]
+    return jnp.pad(flat, (0, count - flat.size)).reshape(size)
+
+
 # --- ranges ---------------------------------------------------------------------------------
 
 
@@ -116,8 +124,8 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> jax.Arr
         start, end, step = (_truncated(value) for value in (start, end, step))
         length = -(-(end - start) // step) if step != 1 else end - start
     else:
-        length = (end - start) / step
-        length = math.ceil(length) if isinstance(length, float) else -(-(end - start) // step)
+        known = all(isinstance(value, int | float) for value in (start, end, step))
+        length = math.ceil((end - start) / step) if known else -(-(end - start) // step)
     if isinstance(length, int):
         length = max(length, 0)
     if is_floating(dtype) and all(isinstance(v, int | float) for v in (start, length, step)):

@@ -23,11 +23,12 @@ from fmapper_adapters.jax.aten._types import (
 # --- arithmetic -----------------------------------------------------------------------------
 
 
-def in_opmath(*operands: Any, to_float: bool = False) -> tuple[Any, tuple[Any, ...]]:
+def in_opmath(*operands: Any, to_float: bool = False, exact: bool = False) -> tuple[Any, Any]:
     """The dtype of a result, and the operands in the dtype that torch computes it in.
 
     Halves are computed in float32 and rounded once. Numbers, and arrays without dimensions among
-    others that have some, enter with the precision of float32.
+    others that have some, are rounded to the half first as torch does on a CPU, unless they are to
+    be `exact`, as in products.
     """
     dtype = promote(*operands, to_float=to_float)[0].dtype if to_float else result_type(*operands)
     inner = wide(dtype)
@@ -36,11 +37,17 @@ def in_opmath(*operands: Any, to_float: bool = False) -> tuple[Any, tuple[Any, .
     def entering(x: Any) -> Any:
         if x is None:
             return None
-        if inner == dtype or is_number(x) or (ranked and x.ndim == 0):
+        if inner == dtype or (exact and (is_number(x) or (ranked and x.ndim == 0))):
             return cast(x, inner)
         return cast(cast(x, dtype), inner)
 
     return dtype, tuple(map(entering, operands))
+
+
+def _factor(number: Any, dtype: Any) -> Any:
+    """A factor as the dtype of the result holds it; 1 stays what it is."""
+    one = isinstance(number, int | float) and number == 1
+    return 1 if one else cast(number, dtype).astype(wide(dtype))
 
 
 @lowering("aten::add")
@@ -49,14 +56,14 @@ def add(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     dtype, (x, y) = in_opmath(x, y)
     if _is_bool(dtype):
         return x | (y & bool(alpha))
-    return (x + _times(alpha, y)).astype(dtype)
+    return (x + _times(_factor(alpha, dtype), y)).astype(dtype)
 
 
 @lowering("aten::sub")
 def sub(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     """`x - alpha * y`."""
     dtype, (x, y) = in_opmath(x, y)
-    return (x - _times(alpha, y)).astype(dtype)
+    return (x - _times(_factor(alpha, dtype), y)).astype(dtype)
 
 
 @lowering("aten::rsub")
@@ -72,14 +79,14 @@ def _times(number: Any, x: Any) -> Any:
 @lowering("aten::mul")
 def mul(x: Any, y: Any) -> jax.Array:
     """The product; for bool, logical and."""
-    dtype, (x, y) = in_opmath(x, y)
+    dtype, (x, y) = in_opmath(x, y, exact=True)
     return x & y if _is_bool(dtype) else (x * y).astype(dtype)
 
 
 @lowering("aten::div", "aten::true_divide")
 def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
     """The quotient; integers give floats unless it is rounded (`trunc` or `floor`)."""
-    dtype, (x, y) = in_opmath(x, y, to_float=rounding_mode is None)
+    dtype, (x, y) = in_opmath(x, y, to_float=rounding_mode is None, exact=True)
     if rounding_mode is None:
         return (x / y).astype(dtype)
     x, y = jax.lax.stop_gradient(jnp.broadcast_arrays(x, y))
@@ -124,7 +131,7 @@ def fmod(x: Any, y: Any) -> jax.Array:
 @lowering("aten::pow")
 def power(x: Any, y: Any) -> jax.Array:
     """`x ** y`, with torch's special cases for exponents that are numbers."""
-    dtype, (base, exponent) = in_opmath(x, y)
+    dtype, (base, exponent) = in_opmath(x, y, exact=True)
     if not (is_floating(dtype) or is_complex(dtype)):
         known = isinstance(y, int) and not isinstance(y, bool)
         return jax.lax.integer_pow(base, y) if known and y >= 0 else _integer_power(base, exponent)
@@ -179,21 +186,21 @@ def is_signed(dtype: Any) -> bool:
 @lowering("aten::addcmul")
 def addcmul(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
     """`x + value * y * z`."""
-    dtype, (x, y, z) = in_opmath(x, y, z)
+    dtype, (x, y, z) = in_opmath(x, y, z, exact=True)
     return (x + _times(value, y) * z).astype(dtype)
 
 
 @lowering("aten::addcdiv")
 def addcdiv(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
     """`x + value * y / z`."""
-    dtype, (x, y, z) = in_opmath(x, y, z)
+    dtype, (x, y, z) = in_opmath(x, y, z, exact=True)
     return (x + _times(value, y) / z).astype(dtype)
 
 
 @lowering("aten::lerp")
 def lerp(start: Any, end: Any, weight: Any) -> jax.Array:
     """Between start and end, counted from the nearer one."""
-    dtype, (x, y, w) = in_opmath(start, end, weight)
+    dtype, (x, y, w) = in_opmath(start, end, weight, exact=True)
     near = jnp.abs(w) < 0.5
     return jnp.where(near, x + w * (y - x), y - (y - x) * (1 - w)).astype(dtype)
 
@@ -208,6 +215,14 @@ def _unary(function: Callable[..., Any], *ops: str, to_float: bool = False) -> N
         return function(x)
 
     lowering(*ops)(lowered)
+
+
+def absolute(x: Any) -> jax.Array:
+    """Absolute values, of complex numbers too; the gradient at zero is zero."""
+    if not (is_floating(x) or is_complex(x)):
+        return x if x.dtype.kind in "bu" else jnp.abs(x)
+    zero = x == 0
+    return jnp.where(zero, 0, jnp.abs(jnp.where(zero, 1, x)))
 
 
 def _sign(x: Any) -> jax.Array:
@@ -245,7 +260,7 @@ def _exp2(x: Any) -> jax.Array:
 
 _unary(jnp.negative, "aten::neg")
 _unary(lambda x: x, "aten::positive")
-_unary(lambda x: x if x.dtype == bool else jnp.abs(x), "aten::abs")
+_unary(absolute, "aten::abs")
 _unary(_sign, "aten::sign", "aten::sgn")
 _unary(lambda x: x & x if x.dtype == bool else x * x, "aten::square")
 _unary(lambda x: 1 / x, "aten::reciprocal", to_float=True)

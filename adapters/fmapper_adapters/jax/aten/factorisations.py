@@ -6,6 +6,7 @@ singular one, is NaN or infinite here: a compiled program cannot raise.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,23 @@ def _h(x: Any) -> jax.Array:
     """The conjugate transposes of matrices."""
     y = jnp.swapaxes(x, -1, -2)
     return y.conj() if is_complex(y) else y
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def _hermitian(a: Any, lower: bool, symmetric: bool = True) -> Any:
+    """The Hermitian matrices of which one triangle is given.
+
+    Gradients go to the whole matrix, as in torch: `symmetric`, or as they are.
+    """
+    half = jnp.tril(a) if lower else jnp.triu(a)
+    rest = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
+    return half + _h(rest)
+
+
+@_hermitian.defjvp
+def _hermitian_jvp(lower: bool, symmetric: bool, primals: Any, tangents: Any) -> Any:
+    (da,) = tangents
+    return _hermitian(*primals, lower, symmetric), (da + _h(da)) / 2 if symmetric else da
 
 
 def _batched(*matrices: Any) -> tuple[Any, ...]:
@@ -167,7 +185,7 @@ def cholesky_ex(
 
     Only one triangle is read.
     """
-    b = _h(a) if upper else a
+    b = _hermitian(a, not upper)
     factor = jnp.tril(jax.lax.linalg.cholesky(b, symmetrize_input=False))
     return (_h(factor) if upper else factor), _first_indefinite_minor(b, factor)
 
@@ -309,7 +327,8 @@ def svd(
 @lowering("aten::_linalg_eigh")
 def eigh(a: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues in ascending order and eigenvectors; only one triangle is read."""
-    v, w = jax.lax.linalg.eigh(a, lower=UPLO.upper() == "L", symmetrize_input=False)
+    a = _hermitian(a, UPLO.upper() == "L")
+    v, w = jax.lax.linalg.eigh(a, symmetrize_input=False)
     return w, v if compute_v else jnp.zeros((0,), a.dtype)
 
 
@@ -338,20 +357,34 @@ def pinv(a: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False)
     m, n = a.shape[-2:]
     if a.size == 0:
         return jnp.zeros((*a.shape[:-2], n, m), a.dtype)
-    if hermitian:
-        w, v = eigh(a)
-        u, s, vh = v, jnp.abs(w), _h(v) * jnp.sign(w)[..., None]
-    else:
-        u, s, vh = svd(a)
-    if atol is None:
-        atol = jnp.zeros((), s.dtype)
+    real = a.real.dtype
+    atol = jnp.zeros((), real) if atol is None else cast(atol, real)
     if rtol is None:
-        default = max(m, n) * float(np.finfo(s.dtype).eps)
-        rtol = jnp.where(atol > 0, 0, default)
-    limit = jnp.maximum(cast(atol, s.dtype), cast(rtol, s.dtype) * jnp.max(s, -1))[..., None]
-    kept = s > limit
+        rtol = jnp.where(atol > 0, 0, _default_cut(a))
+    return _inverted(_hermitian(a, True, False) if hermitian else a, atol, cast(rtol, real))
+
+
+def _default_cut(a: Any) -> float:
+    return max(a.shape[-2:]) * float(np.finfo(a.dtype).eps)
+
+
+@jax.custom_jvp
+def _inverted(a: Any, atol: Any, rtol: Any) -> Any:
+    """The pseudoinverse, with a gradient that needs no distinct singular values."""
+    u, s, vh = svd(a)
+    kept = s > jnp.maximum(atol, rtol * jnp.max(s, -1))[..., None]
     inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
     return _h(vh) @ (inverse[..., None] * _h(u))
+
+
+@_inverted.defjvp
+def _inverted_jvp(primals: Any, tangents: Any) -> Any:
+    # Golub and Pereyra, 1973: for matrices whose rank does not change
+    a, p, da = primals[0], _inverted(*primals), tangents[0]
+    adjoint = _h(da)
+    one = p @ _h(p) @ (adjoint - adjoint @ a @ p)
+    other = (adjoint - p @ a @ adjoint) @ _h(p) @ p
+    return p, one + other - p @ da @ p
 
 
 @lowering("aten::linalg_lstsq")
@@ -363,16 +396,15 @@ def lstsq(
     driver = driver or "gelsy"
     is_vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     y = b[..., None] if is_vector else b
-    u, s, vh = svd(a)
-    cut = float(np.finfo(s.dtype).eps) * max(m, n) if rcond is None else rcond
+    cut = _default_cut(a) if rcond is None else rcond
+    cut = -1.0 if driver == "gels" else cut
+    s = svd(a, compute_uv=False)[1]
+    real = s.dtype
+    inverse = _inverted(a, jnp.asarray(-1.0, real), jnp.asarray(cut, real))
+    x = jnp.matmul(*_batched(inverse, y))
     kept = s > cut * jnp.max(s, -1, keepdims=True, initial=0)
-    if driver == "gels":
-        kept = jnp.ones_like(kept)
-    inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
-    u, y = _batched(u, y)
-    x = _h(vh) @ (inverse[..., None] * (_h(u) @ y))
     rank = jnp.sum(kept, -1).astype(dtype_of("int64"))
-    nothing = jnp.zeros((0,), s.dtype)
+    nothing = jnp.zeros((0,), real)
     residuals = nothing
     if m > n and driver != "gelsy":
         left = jnp.abs(a @ x - y)

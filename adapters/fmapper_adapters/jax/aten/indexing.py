@@ -16,7 +16,8 @@ from fmapper_adapters.jax.aten._types import cast, dtype_of
 @lowering("aten::index", "aten::_unsafe_index")
 def index(x: Any, indices: Sequence[Any]) -> jax.Array:
     """`x[indices]`, where None is a whole dimension; masks stand for where they are true."""
-    return x[_positions(indices)]
+    # what is out of range is NaN, rather than another element
+    return x.at[_positions(indices)].get(mode="fill")
 
 
 @lowering("aten::index_put", "aten::_unsafe_index_put")
@@ -176,7 +177,7 @@ def masked_select(x: Any, mask: Any) -> jax.Array:
 @lowering("aten::nonzero", "aten::argwhere", concrete=True)
 def nonzero(x: Any) -> jax.Array:
     """The indices of elements that are not zero, one row for each."""
-    return jnp.asarray(np.argwhere(np.asarray(x)), dtype_of("int64")).reshape(-1, x.ndim)
+    return jnp.asarray(np.argwhere(np.asarray(x)), dtype_of("int64"))
 
 
 @lowering("aten::nonzero_numpy", concrete=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, promote, wide
+from fmapper_adapters.jax.aten._types import cast, dtype_of, promote, wide
 
 
 def of_one_dtype(x: Any, *others: Any) -> tuple[Any, ...]:
@@ -103,7 +103,7 @@ def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.A
     operands = of_one_dtype(*operands)
     if path is None:
         return jnp.einsum(equation, *operands, optimize="optimal" if len(operands) < 6 else "auto")
-    pairs: Any = [(path[i], path[i + 1]) for i in range(0, len(path), 2)]
+    pairs: list[tuple[int, ...]] = [(path[i], path[i + 1]) for i in range(0, len(path), 2)]
     return jnp.einsum(equation, *operands, optimize=pairs)
 
 
@@ -150,3 +150,11 @@ def cross(x: Any, y: Any, *, dim: int = -1) -> jax.Array:
     x, y = jnp.broadcast_arrays(*promote(x, y))
     (a, b, c), (d, e, f) = jnp.moveaxis(x, dim, 0), jnp.moveaxis(y, dim, 0)
     return jnp.stack([b * f - c * e, c * d - a * f, a * e - b * d], dim)
+
+
+@lowering("aten::trace")
+def trace(x: Any) -> jax.Array:
+    """The sum of the diagonal; integers and bool give int64."""
+    dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else dtype_of("int64")
+    diagonal = jnp.diagonal(x).astype(wide(dtype))
+    return jnp.sum(diagonal).astype(dtype)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, is_complex, promote, wide
+from fmapper_adapters.jax.aten._types import cast, promote, wide
+from fmapper_adapters.jax.aten.elementwise import absolute
 
 
 def _axes(x: Any, dim: Any) -> tuple[int, ...]:
@@ -24,7 +25,7 @@ def vector_norm(
 ) -> jax.Array:
     """The norm over dimensions; the gradient of zero is zero. Halves in float32."""
     x = x if dtype is None else cast(x, dtype)
-    y = magnitudes(x)
+    y = absolute(x)
     return p_norm(y.astype(wide(y.dtype)), ord, _axes(x, dim), keepdim).astype(y.dtype)
 
 
@@ -34,14 +35,6 @@ def norm(
 ) -> jax.Array:
     """As `vector_norm`; p=None stands for 2."""
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
-
-
-def magnitudes(x: Any) -> jax.Array:
-    """Absolute values, of complex numbers too, with gradient zero where they are zero."""
-    if not is_complex(x):
-        return jnp.abs(x)
-    zero = x == 0
-    return jnp.where(zero, 0, jnp.abs(jnp.where(zero, 1, x)))
 
 
 def p_norm(y: Any, p: Any, dims: tuple[int, ...], keepdim: bool = False) -> jax.Array:
@@ -84,7 +77,7 @@ def cdist(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> ja
     many = x.shape[-2] > 25 or y.shape[-2] > 25
     if p == 2 and (compute_mode == 1 or (compute_mode in (None, 0) and many)):
         return _euclidean(x, y)
-    return p_norm(jnp.abs(x[..., :, None, :] - y[..., None, :, :]), p, (-1,))
+    return p_norm(absolute(x[..., :, None, :] - y[..., None, :, :]), p, (-1,))
 
 
 def _euclidean(x: Any, y: Any) -> jax.Array:
@@ -101,4 +94,4 @@ def _euclidean(x: Any, y: Any) -> jax.Array:
 def pdist(x: Any, p: float = 2.0) -> jax.Array:
     """Distances between each row and the rows after it."""
     rows, columns = jnp.triu_indices(x.shape[0], 1)
-    return p_norm(jnp.abs(x[rows] - x[columns]), p, (-1,))
+    return p_norm(absolute(x[rows] - x[columns]), p, (-1,))

@@ -53,3 +53,13 @@ def replication_pad(x: Any, padding: Sequence[Any]) -> jax.Array:
 def circular_pad(x: Any, pad: Sequence[Any]) -> jax.Array:
     """The array goes on at the other side."""
     return _padded(x, pad, jnp.remainder)
+
+
+@lowering("aten::pad")
+def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> jax.Array:
+    """Any of these by name."""
+    if mode == "constant":
+        return constant_pad(x, pad, 0 if value is None else value)
+    return {"reflect": reflection_pad, "replicate": replication_pad, "circular": circular_pad}[
+        mode
+    ](x, pad)

@@ -237,9 +237,10 @@ def fractional_max_pool(
     samples = random_samples.reshape(-1, count)
 
     def of_plane(plane: Any, sample: Any) -> Any:
-        # torch keeps the samples from the last dimension on
+        # in two dimensions torch has the sample of the last one first, in three it has not
+        sample = sample[::-1] if count == 2 else sample
         starts = [
-            _fractional_starts(n, k, m, sample[count - 1 - i])
+            _fractional_starts(n, k, m, sample[i])
             for i, (n, k, m) in enumerate(zip(plane.shape, kernel_size, output_size, strict=True))
         ]
         return _argmax(plane, starts, kernel_size, (1,) * count)

@@ -13,7 +13,6 @@ import numpy as np
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import (
     cast,
-    default_dtype,
     dtype_of,
     is_complex,
     is_floating,
@@ -255,6 +254,8 @@ def softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) 
         dtype = half_to_float
     x = x if dtype is None else cast(x, dtype)
     result = jnp.dtype("float32") if half_to_float is True else x.dtype
+    if x.ndim == 0:
+        return softmax(x[None], 0, half_to_float is True)[0]
     y = x.astype(wide(x.dtype)) if is_floating(x) else x
     top = jax.lax.stop_gradient(jnp.max(y, dim, keepdims=True, initial=-jnp.inf))
     unnormalised = jnp.exp(y - top)
@@ -268,6 +269,8 @@ def log_softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = No
         dtype = half_to_float
     x = x if dtype is None else cast(x, dtype)
     result = jnp.dtype("float32") if half_to_float is True else x.dtype
+    if x.ndim == 0:
+        return log_softmax(x[None], 0, half_to_float is True)[0]
     y = x.astype(wide(x.dtype))
     top = jax.lax.stop_gradient(jnp.max(y, dim, keepdims=True, initial=-jnp.inf))
     shifted = y - top
@@ -416,33 +419,51 @@ def mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.A
     return _at(x, jnp.take_along_axis(order, longest, dim), dim, keepdim)
 
 
-# --- histograms -----------------------------------------------------------------------------
+# --- pieces of a dimension ------------------------------------------------------------------
 
 
-@lowering("aten::bincount", concrete=True)
-def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
-    """How often each number from 0 to the largest is there, or the sum of their weights."""
-    largest = int(np.asarray(x).max()) + 1 if x.size else 0
-    length = max(largest, minlength)
-    if weights is None:
-        return jnp.zeros(length, dtype_of("int64")).at[x].add(1)
-    weights = weights if weights.dtype == np.float32 else cast(weights, "float64")
-    return jnp.zeros(length, weights.dtype).at[x].add(weights)
+@lowering("aten::segment_reduce")
+def segment_reduce(
+    data: Any,
+    reduce: str,
+    *,
+    lengths: Any = None,
+    indices: Any = None,
+    offsets: Any = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Any = None,
+) -> jax.Array:
+    """Sums, means, products or extremes of the pieces of a dimension, of so many elements each."""
+    if lengths is not None:
+        ends = jnp.cumsum(lengths, -1)
+        starts = ends - lengths
+    else:
+        starts, ends = offsets[..., :-1], offsets[..., 1:]
 
+    def of_rows(data: Any, starts: Any, ends: Any) -> Any:
+        places = jnp.arange(data.shape[0])[None]
+        inside = (places >= starts[:, None]) & (places < ends[:, None])
+        inside = inside.reshape(*inside.shape, *(1,) * (data.ndim - 1))
+        neutral, function = {
+            "sum": (0, jnp.sum), "mean": (0, jnp.sum), "prod": (1, jnp.prod),
+            "max": (-math.inf, jnp.max), "min": (math.inf, jnp.min),
+        }[reduce]  # fmt: skip
+        start = cast(neutral if initial is None else initial, data.dtype)
+        kept = jnp.where(inside, data[None], cast(neutral, data.dtype))
+        found = function(kept, 1)
+        if reduce in ("sum", "mean"):
+            found = found + start
+        elif reduce == "prod":
+            found = found * start
+        else:
+            found = (jnp.maximum if reduce == "max" else jnp.minimum)(found, start)
+        if reduce != "mean":
+            return found
+        count = (ends - starts).reshape(-1, *(1,) * (data.ndim - 1)).astype(data.dtype)
+        none = start if initial is not None else cast(math.nan, data.dtype)
+        return jnp.where(count > 0, found / jnp.maximum(count, 1), none)
 
-@lowering("aten::histc")
-def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
-    """How many elements are in each of so many equal bins; of the array's own dtype."""
-    inner = wide(x.dtype) if is_floating(x) else default_dtype()
-    y = x.reshape(-1).astype(inner)
-    low, high = jnp.asarray(min, inner), jnp.asarray(max, inner)
-    if x.size:
-        unknown = low == high
-        low, high = jnp.where(unknown, jnp.min(y), low), jnp.where(unknown, jnp.max(y), high)
-    flat_range = low == high
-    low, high = jnp.where(flat_range, low - 1, low), jnp.where(flat_range, high + 1, high)
-    inside = (y >= low) & (y <= high)
-    place = ((y - low) * bins / (high - low)).astype(jnp.int32)
-    place = jnp.where(inside, jnp.minimum(place, bins - 1), bins)
-    counts = jnp.zeros(bins + 1, dtype_of("int64")).at[place].add(1)
-    return counts[:bins].astype(x.dtype)
+    for _ in range(axis):
+        of_rows = jax.vmap(of_rows)
+    return of_rows(data, starts, ends)

@@ -119,7 +119,7 @@ def index_reduce(
 
 def _reduced(x: Any, places: Any, source: Any, reduce: str, include_self: bool) -> jax.Array:
     if reduce == "sum":
-        start = x if include_self else x.at[places].set(jnp.zeros((), x.dtype))
+        start = x if include_self else _replaced(x, places, 0)
         return start.at[places].add(source)
     if reduce == "mean":
         return _mean(x, places, source, include_self)
@@ -131,9 +131,15 @@ def _reduced(x: Any, places: Any, source: Any, reduce: str, include_self: bool) 
     return _extreme(x, places, source, reduce == "amax", include_self)
 
 
+def _replaced(x: Any, places: Any, value: Any) -> jax.Array:
+    """The array with a number at places; unlike an assignment it can be transposed."""
+    here = jnp.zeros(x.shape, bool).at[places].set(True)
+    return jnp.where(here, jnp.asarray(value, x.dtype), x)
+
+
 def _mean(x: Any, places: Any, source: Any, include_self: bool) -> jax.Array:
     y, source = x.astype(wide(x.dtype)), source.astype(wide(x.dtype))
-    start = y if include_self else y.at[places].set(jnp.zeros((), y.dtype))
+    start = y if include_self else _replaced(y, places, 0)
     sums = start.at[places].add(source)
     counts = jnp.full(x.shape, int(include_self), "int32").at[places].add(1)
     counts = jnp.maximum(counts, 1).astype(y.dtype)
@@ -143,7 +149,7 @@ def _mean(x: Any, places: Any, source: Any, include_self: bool) -> jax.Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def _extreme(x: Any, places: Any, source: Any, largest: bool, include_self: bool) -> Any:
-    start = x if include_self else x.at[places].set(_end(x.dtype, low=largest))
+    start = x if include_self else _replaced(x, places, _end(x.dtype, low=largest))
     return start.at[places].max(source) if largest else start.at[places].min(source)
 
 
@@ -165,13 +171,13 @@ def _extreme_jvp(largest: bool, include_self: bool, primals: Any, tangents: Any)
     ties = jnp.maximum(own.at[places].add(given), 1)
     kept = own * dx
     if not include_self:
-        kept = kept.at[places].set(jnp.zeros((), x.dtype))
+        kept = _replaced(kept, places, 0)
     return y, (kept.at[places].add(given * dsource)) / ties
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _prod(x: Any, places: Any, source: Any, include_self: bool) -> Any:
-    start = x if include_self else x.at[places].set(jnp.ones((), x.dtype))
+    start = x if include_self else _replaced(x, places, 1)
     return start.at[places].multiply(source)
 
 
@@ -181,8 +187,7 @@ def _prod_jvp(include_self: bool, primals: Any, tangents: Any) -> Any:
     dx, _, dsource = tangents
     if not include_self:
         # the array's own elements, where something is put, are a factor of one without a gradient
-        x = x.at[places].set(jnp.ones((), x.dtype))
-        dx = dx.at[places].set(jnp.zeros((), dx.dtype))
+        x, dx = _replaced(x, places, 1), _replaced(dx, places, 0)
     y = _prod(x, places, source, True)
     one = jnp.ones((), x.dtype)
     own_zero, zero = x == 0, source == 0

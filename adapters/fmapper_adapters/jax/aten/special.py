@@ -64,7 +64,6 @@ _unary("aten::special_ndtri")(jsp.ndtri)
 _unary("aten::special_ndtr")(jsp.ndtr)
 _unary("aten::special_log_ndtr")(jsp.log_ndtr)
 _unary("aten::special_entr")(jsp.entr)
-_binary("aten::special_zeta")(jsp.zeta)
 _binary("aten::logaddexp")(jnp.logaddexp)
 _binary("aten::logaddexp2")(jnp.logaddexp2)
 
@@ -76,13 +75,48 @@ def digamma(x: Any) -> jax.Array:
     return jnp.where(zero, jnp.copysign(jnp.inf, -x), jax.lax.digamma(jnp.where(zero, 1, x)))
 
 
+@jax.custom_jvp
+def _hurwitz(s: Any, q: Any) -> jax.Array:
+    """The Hurwitz zeta function, for whole s to the left of zero too, where JAX loses digits."""
+
+    def below(q: Any) -> Any:
+        return (q <= 0) & (q > -_FARTHEST)
+
+    def step(state: Any) -> Any:
+        q, found = state
+        return jnp.where(below(q), q + 1, q), jnp.where(below(q), found + q**-s, found)
+
+    start = (q, jnp.zeros_like(q))
+    moved, first = jax.lax.while_loop(lambda state: jnp.any(below(state[0])), step, start)
+    found = first + jsp.zeta(s, jnp.where(moved > 0, moved, 1))
+    pole = (q <= 0) & (q == jnp.floor(q))
+    found = jnp.where(pole, jnp.inf, jnp.where((q <= 0) & (s != jnp.floor(s)), jnp.nan, found))
+    found = jnp.where((q <= -_FARTHEST) & ~pole, jnp.nan, found)
+    found = jnp.where((q == jnp.inf) & (s == 2), 0, found)  # torch's trigamma
+    return jnp.where(s == 1, jnp.inf, jnp.where((s < 1) | is_nan(q), jnp.nan, found))
+
+
+_FARTHEST = 1e5  # as many terms at most
+
+
+@_hurwitz.defjvp
+def _hurwitz_slope(primals: Any, tangents: Any) -> Any:
+    s, q = primals
+    return _hurwitz(s, q), -s * _hurwitz(s + 1, q) * tangents[1]
+
+
+_binary("aten::special_zeta")(_hurwitz)
+
+
 @lowering("aten::polygamma", "aten::special_polygamma")
 def polygamma(n: int, x: Any) -> jax.Array:
     """The nth derivative of digamma."""
     (x,) = promote(x, to_float=True)
     y = x.astype(wide(x.dtype))
-    found = digamma(y) if n == 0 else jsp.polygamma(n, y)
-    return found.astype(x.dtype)
+    if n == 0:
+        return digamma(y).astype(x.dtype)
+    factor = (-1.0) ** (n + 1) * math.factorial(n)
+    return (factor * _hurwitz(jnp.full_like(y, n + 1), y)).astype(x.dtype)
 
 
 @_binary("aten::igamma", "aten::special_gammainc")

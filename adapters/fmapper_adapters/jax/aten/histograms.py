@@ -1,0 +1,119 @@
+"""Histograms and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper_adapters.jax.aten._table import lowering
+from fmapper_adapters.jax.aten._types import cast, default_dtype, dtype_of, is_floating, wide
+from fmapper_adapters.jax.aten.creation import linspace
+
+
+@lowering("aten::bincount", concrete=True)
+def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
+    """How often each number from 0 to the largest is there, or the sum of their weights."""
+    largest = int(np.asarray(x).max()) + 1 if x.size else 0
+    length = max(largest, minlength)
+    if weights is None:
+        return jnp.zeros(length, dtype_of("int64")).at[x].add(1)
+    weights = weights if weights.dtype == np.float32 else cast(weights, "float64")
+    return jnp.zeros(length, weights.dtype).at[x].add(weights)
+
+
+@lowering("aten::histc")
+def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
+    """How many elements are in each of so many equal bins; of the array's own dtype."""
+    inner = wide(x.dtype) if is_floating(x) else default_dtype()
+    y = x.reshape(-1).astype(inner)
+    low, high = jnp.asarray(min, inner), jnp.asarray(max, inner)
+    if x.size:
+        unknown = low == high
+        low, high = jnp.where(unknown, jnp.min(y), low), jnp.where(unknown, jnp.max(y), high)
+    flat_range = low == high
+    low, high = jnp.where(flat_range, low - 1, low), jnp.where(flat_range, high + 1, high)
+    inside = (y >= low) & (y <= high)
+    place = ((y - low) * bins / (high - low)).astype(jnp.int32)
+    place = jnp.where(inside, jnp.minimum(place, bins - 1), bins)
+    counts = jnp.zeros(bins + 1, dtype_of("int64")).at[place].add(1)
+    return counts[:bins].astype(x.dtype)
+
+
+@lowering("aten::histogram.bin_ct")
+def histogram(
+    x: Any, bins: int = 100, *, range: Any = None, weight: Any = None, density: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """How many elements, or how much of their weight, is in each bin, and the edges."""
+    rows = x.reshape(-1, 1)
+    (edges,) = histogramdd_edges(rows, (bins,), range=range)
+    return _counted(rows, (edges,), weight, density), edges
+
+
+@lowering("aten::histogram.bins_tensor")
+def histogram_of_edges(
+    x: Any, bins: Any, *, weight: Any = None, density: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """How many elements are between edges that are given, and the edges."""
+    return _counted(x.reshape(-1, 1), (bins,), weight, density), bins
+
+
+@lowering("aten::_histogramdd_bin_edges")
+def histogramdd_edges(
+    x: Any, bins: Sequence[int], *, range: Any = None, weight: Any = None, density: bool = False
+) -> tuple[jax.Array, ...]:
+    """Equal bins along each column of x, whose last dimension has the columns."""
+    rows = x.reshape(-1, x.shape[-1])
+    found = []
+    for column, count in enumerate(bins):
+        if range is not None:
+            low, high = (jnp.asarray(v, x.dtype) for v in range[2 * column : 2 * column + 2])
+        elif rows.shape[0]:
+            low, high = jnp.min(rows[:, column]), jnp.max(rows[:, column])
+        else:
+            low, high = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
+        same = low == high
+        low, high = jnp.where(same, low - 0.5, low), jnp.where(same, high + 0.5, high)
+        found.append(linspace(low, high, count + 1, dtype=x.dtype))
+    return tuple(found)
+
+
+@lowering("aten::_histogramdd_from_bin_cts")
+def histogramdd(
+    x: Any, bins: Sequence[int], *, range: Any = None, weight: Any = None, density: bool = False
+) -> jax.Array:
+    """How many rows are in each bin."""
+    return _counted(x, histogramdd_edges(x, bins, range=range), weight, density)
+
+
+@lowering("aten::_histogramdd_from_bin_tensors")
+def histogramdd_of_edges(
+    x: Any, bins: Sequence[Any], *, weight: Any = None, density: bool = False
+) -> jax.Array:
+    """How many rows are between edges that are given."""
+    return _counted(x, bins, weight, density)
+
+
+def _counted(x: Any, edges: Sequence[Any], weight: Any, density: bool) -> jax.Array:
+    """Bins hold their lower edge, the last one its upper edge too."""
+    rows = x.reshape(-1, x.shape[-1])
+    inside = jnp.ones(rows.shape[0], bool)
+    places = []
+    for column, ends in enumerate(edges):
+        y = rows[:, column]
+        inside &= (y >= ends[0]) & (y <= ends[-1])
+        place = jnp.searchsorted(ends, y, side="right") - 1
+        places.append(jnp.clip(place, 0, ends.shape[0] - 2))
+    weights = jnp.ones(rows.shape[0], x.dtype) if weight is None else weight.reshape(-1)
+    shape = tuple(ends.shape[0] - 1 for ends in edges)
+    found = jnp.zeros(shape, x.dtype).at[tuple(places)].add(jnp.where(inside, weights, 0))
+    if not density:
+        return found
+    for column, ends in enumerate(edges):
+        widths = jnp.diff(ends)
+        found = found / widths.reshape(-1, *(1,) * (len(edges) - 1 - column))
+    total = jnp.sum(jnp.where(inside, weights, 0))
+    return found / total
