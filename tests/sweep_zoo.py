@@ -152,7 +152,7 @@ sweeping = load("sweeping")
 
 
 def prepare() -> None:
-    """Loads what all cases need before processes are forked; computes nothing, starts no thread."""
+    """Loads what all cases need before processes are forked; JAX must not compute before that."""
     import jax
     import torch
     import transformers
@@ -163,6 +163,9 @@ def prepare() -> None:
 
     assert all((jax, torch, transformers, fmapper_adapters.torch))
     fmapper_adapters.jax.aten._table.load()
+    torch.set_num_threads(1)
+    # Half of what torch.export needs is imported when it first runs.
+    fmapper_adapters.torch._export.export_program(torch.nn.Linear(1, 1), (torch.ones(1),), {})
 
 
 def main() -> None:
@@ -172,7 +175,9 @@ def main() -> None:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     prepare()
-    classes = load("tiny_models").classes()
+    tiny_models = load("tiny_models")
+    tiny_models.build("LlamaForCausalLM", "llama")  # likewise what transformers needs
+    classes = tiny_models.classes()
     cases = {
         name: functools.partial(zoo_case, name.rpartition("/")[2], kind)
         for name, kind in classes.items()
