@@ -58,6 +58,13 @@ def sweeps(session: nox.Session) -> None:
 
 
 @nox.session
+def opinfo(session: nox.Session) -> None:
+    """Convert every operation of torch's test database: `nox -s opinfo -- --shard 1/8`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "tests/sweep_opinfo.py", *session.posargs)
+
+
+@nox.session
 def zoo(session: nox.Session) -> None:
     """Convert every model class of transformers to JAX: `nox -s zoo -- --shard 0/8 llama`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
