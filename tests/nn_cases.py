@@ -136,8 +136,13 @@ for n, size in SIZES.items():
         layer(f"AvgPool{n}d", pool, kernel_size=3, stride=2, **options)
     if n > 1:
         layer(f"AvgPool{n}d", pool, kernel_size=2, divisor_override=3)
-        layer(f"FractionalMaxPool{n}d", pool, kernel_size=2, output_size=(3,) * n,
-              _random_samples=u(2, 3, n))
+        layer(
+            f"FractionalMaxPool{n}d",
+            pool,
+            kernel_size=2,
+            output_size=(3,) * n,
+            _random_samples=u(2, 3, n),
+        )
     layer(f"LPPool{n}d", pool, norm_type=2, kernel_size=2)
     layer(f"LPPool{n}d", pool.abs(), norm_type=1.5, kernel_size=3, stride=2, ceil_mode=True)
     layer(f"AdaptiveAvgPool{n}d", pool, output_size=3)
@@ -155,7 +160,7 @@ for n, size in SIZES.items():
             self.up = getattr(nn, f"MaxUnpool{n}d")(2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.up(*self.down(x))
+            return self.up(*self.down(x), output_size=x.shape)
 
     case(f"MaxUnpool{n}d", Unpool, pool)
     layer("Upsample", pool, scale_factor=2, mode="nearest")
@@ -177,8 +182,8 @@ for mode in ("bilinear", "nearest", "bicubic"):
     for padding_mode in ("zeros", "border", "reflection"):
         case(
             "grid_sample",
-            lambda mode=mode, padding_mode=padding_mode: lambda x, grid: F.grid_sample(
-                x, grid, mode, padding_mode, align_corners=False
+            lambda mode=mode, padding_mode=padding_mode: (
+                lambda x, grid: F.grid_sample(x, grid, mode, padding_mode, align_corners=False)
             ),
             r(2, 3, 5, 6),
             2.4 * u(2, 4, 3, 2) - 1.2,
@@ -223,8 +228,9 @@ INF = float("inf")
 EDGES = torch.tensor(
     [-30, -6, -3.001, -3, -1, -0.5, -0.0, 0, 0.3, 0.5, 1, 3, 3.001, 6, 30, float("nan"), INF, -INF]
 )
-for kind in """ELU CELU SELU Mish Hardswish Hardsigmoid Hardtanh ReLU ReLU6 LeakyReLU Softplus
-Softshrink Hardshrink LogSigmoid SiLU GELU Sigmoid Tanh Tanhshrink Softsign RReLU""".split():
+KINDS = """ELU CELU SELU Mish Hardswish Hardsigmoid Hardtanh ReLU ReLU6 LeakyReLU Softplus
+Softshrink Hardshrink LogSigmoid SiLU GELU Sigmoid Tanh Tanhshrink Softsign RReLU"""
+for kind in KINDS.split():
     layer(kind, EDGES)
     case(kind, lambda kind=kind: getattr(nn, kind)().bfloat16(), EDGES[:15].bfloat16(), name="bf16")
 layer("ELU", EDGES, alpha=0.3)
@@ -263,7 +269,9 @@ LOWEST = torch.zeros(5, 7)
 LOWEST[2] = torch.finfo(torch.float32).min
 case("attention", lambda: sdpa, Q, K, V)
 case("attention", lambda: lambda *a: sdpa(*a, is_causal=True), Q, K, V, name="causal")
-case("attention", lambda: lambda *a: sdpa(*a, is_causal=True), K, Q, V[:, :, :5], name="causal, L>S")
+case(
+    "attention", lambda: lambda *a: sdpa(*a, is_causal=True), K, Q, V[:, :, :5], name="causal, L>S"
+)
 case("attention", lambda: lambda *a: sdpa(*a, scale=-0.3), Q, K, V, name="scale")
 for name, mask in {"bool": MASK, "float": r(5, 7), "-inf": NOWHERE, "lowest": LOWEST}.items():
     case("attention", lambda: sdpa, Q, K, V, mask, name=f"mask {name}")
@@ -289,7 +297,9 @@ for options in (
     layer("MultiheadAttention", query, key, value, embed_dim=8, num_heads=2, **options)
 case(
     "MultiheadAttention",
-    lambda: AttentionWith(need_weights=False, is_causal=True, attn_mask=torch.ones(5, 5).triu(1).bool()),
+    lambda: AttentionWith(
+        need_weights=False, is_causal=True, attn_mask=torch.ones(5, 5).triu(1).bool()
+    ),
     r(5, 2, 8),
     name="causal",
 )

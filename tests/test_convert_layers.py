@@ -1,4 +1,4 @@
-"""Layers of torch.nn in JAX: values, gradients where they are delicate, and what training changes."""
+"""Layers of torch.nn in JAX: values, delicate gradients, and what training changes."""
 
 import importlib.util
 from pathlib import Path
@@ -60,13 +60,14 @@ def assert_same_gradients(function, *inputs):
         np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-6)
 
 
+ACTIVATIONS = """elu celu selu mish hardswish hardsigmoid hardtanh relu relu6 leaky_relu softplus
+softshrink hardshrink logsigmoid silu gelu"""
 EDGES = torch.tensor([-6.0, -3, -1, -0.5, 0, 0.5, 1, 3, 6, 25])
 
 
 @pytest.mark.parametrize(
     "name",
-    """elu celu selu mish hardswish hardsigmoid hardtanh relu relu6 leaky_relu softplus softshrink
-    hardshrink logsigmoid silu gelu""".split(),
+    ACTIVATIONS.split(),
 )
 def test_gradients_of_activations_at_their_edges(name):
     assert_same_gradients(getattr(F, name), EDGES)
@@ -132,7 +133,9 @@ def test_gradients_of_losses(name):
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_gradients_of_embedding_bags(mode):
     indices, offsets = torch.tensor([1, 3, 3, 0, 2]), torch.tensor([0, 3, 3])
-    assert_same_gradients(lambda w: F.embedding_bag(indices, w, offsets, mode=mode), torch.randn(5, 3))
+    assert_same_gradients(
+        lambda w: F.embedding_bag(indices, w, offsets, mode=mode), torch.randn(5, 3)
+    )
 
 
 # --- training -----------------------------------------------------------------------------------

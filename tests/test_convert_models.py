@@ -14,14 +14,14 @@ spec = importlib.util.spec_from_file_location("converting", Path(__file__).paren
 converting = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(converting)
 
-MODELS = """bert/BertForMaskedLM gpt2/GPT2LMHeadModel llama/LlamaForCausalLM mixtral/MixtralForCausalLM
-t5/T5ForConditionalGeneration vit/ViTForImageClassification clip/CLIPModel
-whisper/WhisperForConditionalGeneration wav2vec2/Wav2Vec2ForCTC detr/DetrForObjectDetection
-mamba/MambaForCausalLM""".split()
+MODELS = """bert/BertForMaskedLM gpt2/GPT2LMHeadModel llama/LlamaForCausalLM
+mixtral/MixtralForCausalLM t5/T5ForConditionalGeneration vit/ViTForImageClassification
+clip/CLIPModel whisper/WhisperForConditionalGeneration wav2vec2/Wav2Vec2ForCTC
+detr/DetrForObjectDetection mamba/MambaForCausalLM"""
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs: deprecations, that change with every release
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS.split())
 def test_models(name):
     sweep = converting.load("sweep_zoo")
     kind, _, cls = name.partition("/")

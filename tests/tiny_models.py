@@ -8,7 +8,6 @@ the result, a milder rule is tried, until it computes something in eager PyTorch
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 import math
 import random
@@ -198,7 +197,7 @@ class _Shrinker:
         if _PLACES.search(key) and layers:
             return min(value, layers - 1) if value > 0 else max(value, -layers)
         if _EXPERTS.search(key):
-            return min(value, 8)
+            return min(value, 16)  # two for each of eight groups
         if _QUERIES.search(key):
             return min(value, 20)
         if self.rule.heads and _HEADS.search(key):
@@ -575,9 +574,6 @@ def run(model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
         return model(**copy.deepcopy(inputs))
 
 
-_COUNTS = re.compile(r"tokens: (\d+),? *(?:and )?features:? *(\d+)")
-
-
 def _more(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str, Any] | None:
     """More inputs, as an error asks for them."""
     text = str(error)
@@ -589,8 +585,14 @@ def _more(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str, An
             if maker.get(key) is not None:
                 maker.tokens[key] = max(want, 1)
                 break
-        return {name: maker.make(name) if "ids" in name or "mask" in name else made[name]
-                for name in made} if maker.tokens else None
+        return (
+            {
+                name: maker.make(name) if "ids" in name or "mask" in name else made[name]
+                for name in made
+            }
+            if maker.tokens
+            else None
+        )
     asked = [
         name
         for name in inspect.signature(maker.model.forward).parameters
@@ -633,8 +635,8 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
     sets.append([*required, *pictures[:1]])
     sets.append(required)
     seen = []
-    for names in sets:
-        names = [n for n in dict.fromkeys(names) if n in parameters]
+    for wanted in sets:
+        names = [n for n in dict.fromkeys(wanted) if n in parameters]
         if names in seen or not names:
             continue
         seen.append(names)

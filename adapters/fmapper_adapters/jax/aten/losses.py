@@ -57,9 +57,7 @@ def huber_loss(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> j
 
 
 @lowering("aten::binary_cross_entropy")
-def binary_cross_entropy(
-    x: Any, target: Any, weight: Any = None, reduction: int = 1
-) -> jax.Array:
+def binary_cross_entropy(x: Any, target: Any, weight: Any = None, reduction: int = 1) -> jax.Array:
     """Of probabilities; their logarithms are at least -100, as in torch."""
     x, target, weight, dtype = _wide(x, target, weight)
     # Where the logarithm is cut off torch still has a gradient: that of 1 / (x * (1 - x)).
@@ -203,8 +201,9 @@ def ctc_loss_forward(
     length = labels.shape[1]
     index = jnp.arange(2 * length + 1)
     odd = index % 2 == 1
-    extended = jnp.where(odd, jnp.repeat(labels, 2, 1)[:, jnp.maximum(index - 1, 0)]
-                         if length else 0, blank)
+    extended = jnp.where(
+        odd, jnp.repeat(labels, 2, 1)[:, jnp.maximum(index - 1, 0)] if length else 0, blank
+    )
     before = jnp.pad(extended, ((0, 0), (2, 0)), constant_values=blank)[:, : 2 * length + 1]
     skips = odd & (index > 1) & (extended != before)
     inside = index < 2 * counts[:, None] + 1
@@ -236,7 +235,9 @@ def ctc_loss_forward(
     # torch's gradient is the one that log_softmax passes on unchanged: plus the probabilities.
     alive = jnp.arange(steps)[:, None, None] < times[:, None]
     mass = jnp.sum(jnp.where(alive, jnp.exp(y), 0), (0, 2))
-    loss = jnp.where(jnp.isfinite(loss) & ~impossible, loss + mass - jax.lax.stop_gradient(mass), loss)
+    loss = jnp.where(
+        jnp.isfinite(loss) & ~impossible, loss + mass - jax.lax.stop_gradient(mass), loss
+    )
     alphas = jnp.moveaxis(jnp.concatenate([start[None], alphas]), 0, 1)
     alphas = jnp.where(alphas < _NEVER / 2, -jnp.inf, alphas).astype(log_probs.dtype)
     loss = loss.astype(log_probs.dtype)

@@ -23,7 +23,7 @@ Step = Callable[[Any, State, Sequence[Any]], State]
 
 
 def _lstm_step(gates: Any, state: State, weights: Sequence[Any]) -> State:
-    """Gates from the input, `(batch, 4 * hidden)`, and the state (hidden, cell) -> the new state."""
+    """The next hidden and cell state, from the gates of the input, `(batch, 4 * hidden)`."""
     hidden, cell = state
     recurrent, bias = weights[0], weights[1]
     i, f, g, o = jnp.split(gates + _affine(hidden, recurrent, bias), 4, -1)
@@ -92,9 +92,7 @@ def _layer(
         gate, alive = now
         new = step(gate, state, weights)
         if alive is not None:
-            new = tuple(
-                jnp.where(alive[:, None], a, b) for a, b in zip(new, state, strict=True)
-            )
+            new = tuple(jnp.where(alive[:, None], a, b) for a, b in zip(new, state, strict=True))
         return new, new[0]
 
     last, outputs = jax.lax.scan(body, start, (gates, active), reverse=reverse)
@@ -157,6 +155,7 @@ def _padded(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    *,
     key: Any = None,
 ) -> tuple[Any, ...]:
     if batch_first:
@@ -186,6 +185,7 @@ def _packed(
     dropout: float,
     train: bool,
     bidirectional: bool,
+    *,
     key: Any = None,
 ) -> tuple[Any, ...]:
     """Packed sequences are padded, and the results packed again, which is a gather each."""
@@ -279,9 +279,7 @@ def _cell(
 
 
 @lowering("aten::lstm_cell")
-def lstm_cell(
-    x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
-) -> State:
+def lstm_cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> State:
     """The next hidden and cell state."""
     return _cell(_lstm_step, x, hx, w_ih, w_hh, b_ih, b_hh)
 
