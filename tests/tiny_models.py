@@ -277,8 +277,16 @@ def _line(error: BaseException) -> str:
 
 
 def _defaults(cls: Any, kind: str) -> dict[str, Any]:
-    config = _config_class(cls, kind)()
-    return config.to_dict()
+    config: dict[str, Any] = _config_class(cls, kind)().to_dict()
+    if config.get("prediction_length", 0) is None:  # the one size without a default
+        config["prediction_length"] = 4
+    text, vision = config.get("text_config"), config.get("vision_config")
+    if isinstance(text, dict) and isinstance(vision, dict):
+        # Their defaults can be those of two models that do not go together.
+        into = "out_hidden_size" if "out_hidden_size" in vision else "hidden_size"
+        if (into != "hidden_size" or "embed_dim" in vision) and into in vision:
+            vision[into] = text.get("hidden_size", vision[into])
+    return config
 
 
 def _config_class(cls: Any, kind: str) -> Any:
