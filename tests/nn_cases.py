@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+import pytest
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
 
 Case = tuple[Callable[[], Any], tuple[Any, ...]]
 CASES: dict[str, Case] = {}

@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import transformers
-from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+modeling_auto = transformers.models.auto.modeling_auto
+CONFIG_MAPPING = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 
 LARGEST = 40_000_000  # parameters
 
