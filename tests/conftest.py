@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# Programs and tables of cases: they need frameworks, and have no doctests.
+collect_ignore_glob = ["sweep_*.py", "tiny_models.py", "nn_cases.py"]
+
 # No deadline: the first example of a property may load a framework or compile.
 settings.register_profile("fmapper", deadline=None)
 settings.load_profile("fmapper")

@@ -58,7 +58,7 @@ def mish(x: Any) -> jax.Array:
 @_activation("aten::hardswish")
 def hardswish(x: Any) -> jax.Array:
     """`x * (x + 3) / 6` between -3 and 3, zero below and x above."""
-    return jnp.where(x > 3, x, jnp.where(x < -3, x * 0, x * ((x + 3) / 6)))
+    return jnp.where(x >= 3, x, jnp.where(x <= -3, x * 0, x * ((x + 3) / 6)))
 
 
 @_activation("aten::hardsigmoid")

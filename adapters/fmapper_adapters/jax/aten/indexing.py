@@ -80,6 +80,8 @@ def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> 
     values = values.reshape((1,) * (front + 1 + behind - values.ndim) + values.shape)
     if isinstance(values.shape[front], int) and values.shape[front] == 1:
         each = values.reshape(*values.shape[:front], *(1,) * mask.ndim, *values.shape[front + 1 :])
+    elif isinstance(values.shape[front], int) and values.shape[front] == 0:
+        return x  # as many as the mask has
     else:
         order = jnp.cumsum(mask.reshape(-1).astype("int32")) - 1
         each = jnp.take(values, jnp.maximum(order, 0), axis=front)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import wide
@@ -99,7 +100,7 @@ def fused_rms_norm(
     """As rms_norm, and what was multiplied by. Without eps it is that of the wide dtype."""
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     y = x.astype(wide(x.dtype))
-    least = float(jnp.finfo(y.dtype).eps) if eps is None else eps
+    least = float(np.finfo(y.dtype).eps) if eps is None else eps
     rstd = jax.lax.rsqrt(jnp.mean(y * y, dims, keepdims=True) + least)
     y = y * rstd
     if weight is not None:

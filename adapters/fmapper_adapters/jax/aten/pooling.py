@@ -237,10 +237,10 @@ def fractional_max_pool(
     samples = random_samples.reshape(-1, count)
 
     def of_plane(plane: Any, sample: Any) -> Any:
-        # in two dimensions torch has the sample of the last one first, in three it has not
-        sample = sample[::-1] if count == 2 else sample
+        # torch has the samples of planes from the last dimension on, of volumes from the first
+        order = (1, 0) if count == 2 else (0, 1, 2)
         starts = [
-            _fractional_starts(n, k, m, sample[i])
+            _fractional_starts(n, k, m, sample[order[i]])
             for i, (n, k, m) in enumerate(zip(plane.shape, kernel_size, output_size, strict=True))
         ]
         return _argmax(plane, starts, kernel_size, (1,) * count)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import wide
@@ -22,7 +23,7 @@ Step = Callable[[Any, State, Sequence[Any]], State]
 
 
 def _lstm_step(gates: Any, state: State, weights: Sequence[Any]) -> State:
-    """Gates of the input, `(batch, 4 * hidden)`, and (hidden, cell) -> the new state."""
+    """The next hidden and cell state, from the gates of the input, `(batch, 4 * hidden)`."""
     hidden, cell = state
     recurrent, bias = weights[0], weights[1]
     i, f, g, o = jnp.split(gates + _affine(hidden, recurrent, bias), 4, -1)
@@ -242,8 +243,11 @@ def lstm_packed_dropout(
     return _packed(_lstm_step, data, sizes, hx, params, *options, key=key)
 
 
-def _single(name: str, step: Step) -> None:
-    """Enters a network with one kind of state, in its four variants."""
+Network = Callable[..., tuple[Any, ...]]
+
+
+def _single(name: str, step: Step) -> tuple[Network, Network]:
+    """Enters a network with one kind of state, in its four variants; for padded and packed ones."""
 
     def padded(x: Any, hx: Any, params: Any, *options: Any, key: Any = None) -> tuple[Any, ...]:
         return _padded(step, x, (hx,), params, *options, key=key)
@@ -257,11 +261,12 @@ def _single(name: str, step: Step) -> None:
     lowering(f"aten::{name}.data")(packed)
     lowering(f"fmapper::{name}_with_dropout.input", random=True)(padded)
     lowering(f"fmapper::{name}_with_dropout.data", random=True)(packed)
+    return padded, packed
 
 
-_single("gru", _gru_step)
-_single("rnn_tanh", _tanh_step)
-_single("rnn_relu", _relu_step)
+gru, gru_packed = _single("gru", _gru_step)
+rnn_tanh, rnn_tanh_packed = _single("rnn_tanh", _tanh_step)
+rnn_relu, rnn_relu_packed = _single("rnn_relu", _relu_step)
 
 
 def _cell(
@@ -321,15 +326,9 @@ def fused_lstm_cell(
     return hidden.astype(small), cell.astype(small), workspace
 
 
-@lowering("aten::_pack_padded_sequence")
+@lowering("aten::_pack_padded_sequence", concrete=True)
 def pack_padded_sequence(x: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
-    """The elements of padded sequences step by step, and how many there are of each step.
-
-    Raises:
-        ValueError: The lengths are not known, so that the shapes are not either.
-    """
-    import numpy as np
-
+    """The elements of padded sequences step by step, and how many there are of each step."""
     sizes = np.asarray(lengths)
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)

@@ -1,0 +1,201 @@
+"""Layers of torch.nn in JAX: values, delicate gradients, and what training changes."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+import fmapper  # noqa: E402
+
+spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
+converting = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(converting)
+nn_cases = converting.load("nn_cases")
+nn, F = torch.nn, torch.nn.functional
+
+# A tenth of the cases; `nox -s sweeps` runs all of them, and `nox -s layers` with a report.
+NAMES = [
+    name if index % 10 == 0 else pytest.param(name, marks=pytest.mark.slow)
+    for index, name in enumerate(nn_cases.CASES)
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's: deprecations, and shapes that broadcast
+@pytest.mark.parametrize("name", NAMES)
+def test_layers(name):
+    make, inputs = nn_cases.CASES[name]
+    converting.check(nn_cases.build(make), *inputs)
+
+
+# --- gradients ----------------------------------------------------------------------------------
+
+
+def both_gradients(function, *inputs):
+    """Of the sum of the outputs, each times another number, by all inputs: of JAX and of torch."""
+    tensors = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    module = converting.Function(function)
+    converted = fmapper.convert(module, "jax", tuple(inputs))
+    output = function(*tensors)
+    weights = torch.arange(1.0, output.numel() + 1).reshape(output.shape) / output.numel()
+    (output * weights).sum().backward()
+    floating = [i for i, x in enumerate(tensors) if x.requires_grad]
+    arrays = [fmapper.to_jax(x.detach()) for x in inputs]
+
+    def loss(*chosen):
+        given = list(arrays)
+        for i, array in zip(floating, chosen, strict=True):
+            given[i] = array
+        return (converted(*given) * weights.numpy()).sum()
+
+    found = jax.grad(loss, argnums=tuple(range(len(floating))))(*[arrays[i] for i in floating])
+    return found, [tensors[i].grad for i in floating]
+
+
+def assert_same_gradients(function, *inputs):
+    for got, want in zip(*both_gradients(function, *inputs), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-6)
+
+
+ACTIVATIONS = """elu celu selu mish hardswish hardsigmoid hardtanh relu relu6 leaky_relu softplus
+softshrink hardshrink logsigmoid silu gelu"""
+EDGES = torch.tensor([-6.0, -3, -1, -0.5, 0, 0.5, 1, 3, 6, 25])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ACTIVATIONS.split(),
+)
+def test_gradients_of_activations_at_their_edges(name):
+    assert_same_gradients(getattr(F, name), EDGES)
+
+
+def test_large_inputs_have_finite_gradients():
+    large = torch.tensor([-1e4, 1e4])
+    for function in (F.elu, F.softplus, F.mish):
+        assert_same_gradients(function, large)
+
+
+def test_gradients_of_attention_with_rows_that_see_nothing():
+    q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    mask = torch.ones(4, 4, dtype=torch.bool).tril()
+    mask[0] = False
+    assert_same_gradients(lambda *a: F.scaled_dot_product_attention(*a, attn_mask=mask), q, k, v)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_gradients_of_recurrent_networks(kind):
+    network = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True)
+    assert_same_gradients(lambda x: network(x)[0], torch.randn(5, 2, 3))
+
+
+LOSSES = {
+    "smooth_l1": (F.smooth_l1_loss, EDGES, torch.zeros(10)),
+    "huber": (F.huber_loss, EDGES, torch.zeros(10)),
+    "binary_cross_entropy": (
+        F.binary_cross_entropy,
+        torch.tensor([0.1, 0.5, 0.9]),
+        torch.tensor([0.0, 0.2, 1.0]),
+    ),
+    "cross_entropy": (F.cross_entropy, torch.randn(4, 5), torch.tensor([0, 4, -100, 2])),
+    "multi_margin": (F.multi_margin_loss, torch.randn(4, 5), torch.tensor([0, 4, 1, 2])),
+    "multilabel_margin": (
+        F.multilabel_margin_loss,
+        torch.randn(2, 5),
+        torch.tensor([[3, 0, -1, 1, 2], [1, 2, 3, 4, 0]]),
+    ),
+    "ctc": (
+        lambda x, y: F.ctc_loss(x.log_softmax(-1), y, (12, 9), (4, 2)),
+        torch.randn(12, 2, 6),
+        torch.tensor([[1, 1, 3, 4], [2, 5, 1, 1]]),
+    ),
+    "ctc of logarithms": (
+        lambda x, y: F.ctc_loss(x, y, (12, 9), (4, 2), reduction="none"),
+        torch.randn(12, 2, 6).log_softmax(-1),
+        torch.tensor([[1, 1, 3, 4], [2, 5, 1, 1]]),
+    ),
+    "ctc, too short": (
+        lambda x, y: F.ctc_loss(x.log_softmax(-1), y, (3, 9), (4, 2), zero_infinity=True),
+        torch.randn(12, 2, 6),
+        torch.tensor([[1, 1, 3, 4], [2, 5, 1, 1]]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_losses(name):
+    assert_same_gradients(*LOSSES[name])
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_gradients_of_embedding_bags(mode):
+    indices, offsets = torch.tensor([1, 3, 3, 0, 2]), torch.tensor([0, 3, 3])
+    assert_same_gradients(
+        lambda w: F.embedding_bag(indices, w, offsets, mode=mode), torch.randn(5, 3)
+    )
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.BatchNorm1d(4),
+        lambda: nn.BatchNorm1d(4, momentum=0.3, affine=False),
+        lambda: nn.InstanceNorm1d(4, affine=True, track_running_stats=True),
+    ],
+    ids=["batch", "batch without weights", "instance"],
+)
+def test_running_statistics_move_as_in_torch(make):
+    module = nn_cases.build(make).train()
+    x = 2 * torch.randn(3, 4, 5) + 1
+    converted = fmapper.convert(module, "jax", (x,), train=True)
+    got, moved = converted(fmapper.to_jax(x), mutable=True)
+    want = module(x)
+    converting.compare(got, want)
+    converting.compare(moved.buffers, dict(module.named_buffers()))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_dropout_between_layers_needs_a_key_only_in_training(kind):
+    network = getattr(nn, kind)(3, 4, num_layers=3, dropout=0.5)
+    x = torch.ones(5, 2, 3)
+    converting.check(network, x)
+    converted = fmapper.convert(network, "jax", (x,), train=True)
+    array = fmapper.to_jax(x)
+    with pytest.raises(fmapper.ProgramInputError, match="key"):
+        converted(array)
+    one, same, other = (converted(array, key=jax.random.key(seed))[0] for seed in (0, 0, 1))
+    assert (one == same).all()
+    assert (one != other).any()
+
+
+def test_dropout_of_attention_keeps_the_mean():
+    q, k, v = torch.zeros(1, 1, 50, 4), torch.zeros(1, 1, 200, 4), torch.ones(1, 1, 200, 4)
+    model = converting.Function(lambda *a: F.scaled_dot_product_attention(*a, dropout_p=0.25))
+    converted = fmapper.convert(model, "jax", (q, k, v))
+    out = converted(*map(fmapper.to_jax, (q, k, v)), key=jax.random.key(0))
+    assert out.std() > 0.01
+    assert abs(out.mean() - 1) < 0.05
+
+
+def test_packed_sequences():
+    from fmapper_adapters.jax.aten import recurrent
+
+    for kind in ("LSTM", "GRU"):
+        network = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True)
+        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 3), torch.tensor([5, 3, 1]))
+        with torch.no_grad():
+            want, states = network(packed)
+        zeros = fmapper.to_jax(torch.zeros(4, 3, 4))
+        weights = [fmapper.to_jax(w.detach()) for w in network._flat_weights]
+        run = recurrent.lstm_packed if kind == "LSTM" else recurrent.gru_packed
+        start = (zeros, zeros) if kind == "LSTM" else zeros
+        data, sizes = (fmapper.to_jax(x) for x in (packed.data, packed.batch_sizes))
+        got, *ends = run(data, sizes, start, weights, True, 2, 0.0, False, True)
+        converting.compare(got, want.data)
+        converting.compare(ends, list(states) if kind == "LSTM" else [states])

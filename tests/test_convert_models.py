@@ -1,0 +1,40 @@
+"""Models of transformers in JAX: a spread sample, made small; `nox -s zoo` runs all of them."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+pytest.importorskip("transformers")
+
+spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
+converting = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(converting)
+
+MODELS = """bert/BertForMaskedLM gpt2/GPT2LMHeadModel llama/LlamaForCausalLM
+mixtral/MixtralForCausalLM t5/T5ForConditionalGeneration vit/ViTForImageClassification
+clip/CLIPModel whisper/WhisperForConditionalGeneration wav2vec2/Wav2Vec2ForCTC
+detr/DetrForObjectDetection mamba/MambaForCausalLM"""
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs: deprecations, that change with every release
+@pytest.mark.parametrize("name", MODELS.split())
+def test_models(name):
+    sweep = converting.load("sweep_zoo")
+    kind, _, cls = name.partition("/")
+    found = sweep.zoo_case(cls, kind)
+    assert found["class"] == "ok", found
+
+
+def test_the_sweep_finds_what_is_wrong():
+    sweep = converting.load("sweep_zoo")
+    model = torch.nn.Linear(3, 2)
+    x = torch.ones(4, 3)
+    want = model(x).detach()
+    assert sweep.converted_case(model, (x,), {}, want)["class"] == "ok"
+    assert sweep.converted_case(model, (x,), {}, want + 1e-3)["class"] == "MISMATCH"
+    assert sweep.converted_case(model, (x,), {}, want[:3])["class"] == "MISMATCH"
+    assert sweep.converted_case(model, (x,), {}, want * float("nan"))["class"] == "MISMATCH"
