@@ -133,6 +133,9 @@ class Adapter(ABC):
         read_only: It never writes to the memory of an array, or can be told not to; then arrays
             whose memory nobody can write to are shared.
         order: How it wants host memory: `K` as the source has it, `C` row by row.
+        has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
+            them a program for each.
+        lowers_like: The framework whose lowerings, those that users add, are its own too.
     """
 
     name: ClassVar[str]
@@ -143,6 +146,8 @@ class Adapter(ABC):
     frozen: ClassVar[bool] = False
     read_only: ClassVar[bool] = False
     order: ClassVar[Literal["K", "C"]] = "K"
+    has_modes: ClassVar[bool] = False
+    lowers_like: ClassVar[str] = ""
 
     # arrays
 
