@@ -58,6 +58,27 @@ def sweeps(session: nox.Session) -> None:
 
 
 @nox.session
+def opinfo(session: nox.Session) -> None:
+    """Convert every operation of torch's test database: `nox -s opinfo -- --shard 1/8`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "tests/sweep_opinfo.py", *session.posargs)
+
+
+@nox.session
+def zoo(session: nox.Session) -> None:
+    """Convert every model class of transformers to JAX: `nox -s zoo -- --shard 0/8 llama`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "tests/sweep_zoo.py", *session.posargs)
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Convert every layer of torch.nn with its options to JAX: `nox -s layers -- Conv`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "tests/sweep_nn.py", *session.posargs)
+
+
+@nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest supported version of everything."""
     session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "examples"))

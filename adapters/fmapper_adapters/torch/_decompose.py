@@ -9,7 +9,7 @@ import torch
 # Whole where the target has it whole, or where torch's own decomposition rounds differently.
 _KEPT = """
 linear matmul einsum scaled_dot_product_attention bilinear layer_norm native_layer_norm
-group_norm native_group_norm rms_norm instance_norm conv1d conv2d conv3d conv_transpose1d
+group_norm native_group_norm rms_norm conv1d conv2d conv3d conv_transpose1d
 conv_transpose2d conv_transpose3d convolution embedding embedding_bag _embedding_bag softmax
 log_softmax _softmax _log_softmax logsumexp gelu silu mish elu selu celu hardswish hardsigmoid
 hardtanh leaky_relu softplus softshrink hardshrink log_sigmoid log_sigmoid_forward relu6 prelu
@@ -32,7 +32,9 @@ special_erfcx nan_to_num lerp hypot deg2rad rad2deg sgn frac heaviside copysign 
 logaddexp2 aminmax count_nonzero mode nansum nanmedian median floor_divide square linspace
 logspace eye full_like zeros_like ones_like new_zeros new_ones new_full rand randn randint
 randperm rand_like randn_like randint_like gru lstm rnn_tanh rnn_relu nll_loss_forward
-nll_loss2d_forward mse_loss smooth_l1_loss huber_loss binary_cross_entropy
+nll_loss2d_forward mse_loss smooth_l1_loss huber_loss binary_cross_entropy multi_margin_loss
+multilabel_margin_loss_forward ctc_loss _ctc_loss lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+rrelu_with_noise_functional _fused_rms_norm _scaled_dot_product_flash_attention_for_cpu
 """
 
 

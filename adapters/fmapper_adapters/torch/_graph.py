@@ -17,6 +17,10 @@ from fmapper_adapters.torch._spec import tree_spec
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
+_DROPOUT_INSIDE = frozenset(
+    """scaled_dot_product_attention lstm gru rnn_tanh rnn_relu rrelu_with_noise
+    rrelu_with_noise_functional""".split()
+)
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
 _EFFECTS = ("aten::_assert",)
 _ALIASES = re.compile(r"^L(\['self'\]|__self__)\.?")
@@ -243,6 +247,8 @@ def op_name(node: torch.fx.Node) -> str:
     target = node.target
     if isinstance(target, _OVERLOAD):
         namespace, name, overload = str(target).split(".")
+        if name in _DROPOUT_INSIDE and _drops(node, target):
+            return f"fmapper::{name}_with_dropout.{overload}"
         return f"{namespace}::{name}.{overload}"
     name = getattr(target, "__name__", str(target))
     if isinstance(target, _HIGHER_ORDER):
@@ -251,6 +257,15 @@ def op_name(node: torch.fx.Node) -> str:
     if module in ("_operator", "operator", "math", "builtins") or module.startswith("torch"):
         return f"sym::{name}"
     raise ConversionError(f"{node.name}: a call of {module}.{name} was left in the graph")
+
+
+def _drops(node: torch.fx.Node, overload: Any) -> bool:
+    """Whether an operation with dropout inside has it switched on: only then it draws numbers."""
+    names = [argument.name for argument in overload._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
+    layers: Any = given.get("num_layers", 2)
+    return bool(rate) and given.get("train", True) is not False and layers != 1
 
 
 def _results(value: Any) -> tuple[tuple[str, tuple[int | str, ...]], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,69 @@ def native_layer_norm(
     return y.astype(x.dtype), mean, rstd
 
 
+@lowering("aten::group_norm")
+def group_norm(
+    x: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> jax.Array:
+    """Zero mean and unit variance over groups of channels; halves in float32."""
+    return _group_norm(x, weight, bias, num_groups, eps)[0]
+
+
+@lowering("aten::native_group_norm")
+def native_group_norm(
+    x: Any, weight: Any, bias: Any, n: Any, c: Any, hxw: Any, group: int, eps: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The normalised array, the means and the reciprocal standard deviations of the groups."""
+    return _group_norm(x, weight, bias, group, eps)
+
+
+def _group_norm(
+    x: Any, weight: Any, bias: Any, groups: int, eps: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    batch, channels = x.shape[:2]
+    size = math.prod(x.shape[2:])
+    dtype = wide(x.dtype)
+    y = x.astype(dtype).reshape(batch, groups, channels // groups * size)
+    mean = jnp.mean(y, 2, keepdims=True)
+    centred = y - mean
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, 2, keepdims=True) + eps)
+    y = (centred * rstd).reshape(x.shape)
+    shape = (1, channels, *(1,) * (x.ndim - 2))
+    if weight is not None:
+        y = y * weight.astype(dtype).reshape(shape)
+    if bias is not None:
+        y = y + bias.astype(dtype).reshape(shape)
+    return y.astype(x.dtype), mean[:, :, 0].astype(x.dtype), rstd[:, :, 0].astype(x.dtype)
+
+
+@lowering("aten::rms_norm")
+def rms_norm(
+    x: Any, normalized_shape: Sequence[Any], weight: Any = None, eps: float | None = None
+) -> jax.Array:
+    """Divided by the root of the mean of the squares over the last dimensions."""
+    return fused_rms_norm(x, normalized_shape, weight, eps)[0]
+
+
+@lowering("aten::_fused_rms_norm")
+def fused_rms_norm(
+    x: Any, normalized_shape: Sequence[Any], weight: Any, eps: float | None
+) -> tuple[jax.Array, jax.Array]:
+    """As rms_norm, and what was multiplied by. Without eps it is that of the wide dtype."""
+    dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
+    y = x.astype(wide(x.dtype))
+    least = float(jnp.finfo(y.dtype).eps) if eps is None else eps
+    rstd = jax.lax.rsqrt(jnp.mean(y * y, dims, keepdims=True) + least)
+    y = y * rstd
+    if weight is not None:
+        y = y * weight.astype(y.dtype)
+    return y.astype(x.dtype), rstd
+
+
 @lowering("aten::_native_batch_norm_legit_no_training")
 def batch_norm_no_training(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
@@ -51,6 +115,24 @@ def batch_norm_no_training(
     y = _normalised(x, mean, var, weight, bias, eps)
     nothing = jnp.zeros((0,), wide(x.dtype))
     return y, nothing, nothing
+
+
+@lowering("aten::_native_batch_norm_legit.no_stats")
+def batch_norm_without_averages(
+    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Normalised by the batch's own statistics; also the means and reciprocal deviations."""
+    mean, var = _statistics(x)
+    return _normalised(x, mean, var, weight, bias, eps), mean, jax.lax.rsqrt(var + eps)
+
+
+def _statistics(x: Any) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance of each channel, over the batch."""
+    dims = (0, *range(2, x.ndim))
+    wider = x.astype(wide(x.dtype))
+    mean = jnp.mean(wider, dims)
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    return mean, jnp.mean(jnp.square(wider - mean.reshape(shape)), dims)
 
 
 @lowering("aten::_native_batch_norm_legit_functional")
@@ -70,12 +152,8 @@ def batch_norm_functional(
             x, weight, bias, running_mean, running_var, momentum, eps
         )
         return y, nothing, nothing, running_mean, running_var
-    dims = (0, *range(2, x.ndim))
-    wider = x.astype(wide(x.dtype))
-    mean = jnp.mean(wider, dims)
-    shape = (1, -1, *(1,) * (x.ndim - 2))
-    var = jnp.mean(jnp.square(wider - mean.reshape(shape)), dims)
-    count = wider.size // wider.shape[1]
+    mean, var = _statistics(x)
+    count = math.prod((x.shape[0], *x.shape[2:]))
     unbiased = var * (count / (count - 1))
     y = _normalised(x, mean, var, weight, bias, eps)
     return (

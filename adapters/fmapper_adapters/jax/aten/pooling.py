@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import wide
+from fmapper_adapters.jax.aten._types import cast, dtype_of, is_floating, wide
 
 
 @lowering("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d",
@@ -21,6 +24,8 @@ def adaptive_avg_pool(x: Any, output_size: Any) -> jax.Array:
         n = y.shape[dim]
         if isinstance(m, int) and m == 1:
             y = jnp.mean(y, dim, keepdims=True)
+        elif isinstance(m, int) and m == 0:
+            y = jnp.zeros((*y.shape[:dim], 0, *y.shape[dim + 1 :]), y.dtype)
         elif n % m == 0:
             y = jnp.mean(y.reshape(*y.shape[:dim], m, n // m, *y.shape[dim + 1 :]), dim + 1)
         else:
@@ -28,3 +33,276 @@ def adaptive_avg_pool(x: Any, output_size: Any) -> jax.Array:
             means = [jnp.mean(y[(slice(None),) * dim + (b,)], dim, keepdims=True) for b in bins]
             y = jnp.concatenate(means, dim)
     return y.astype(x.dtype)
+
+
+class _Windows:
+    """Where the windows of a pooling are.
+
+    Attributes:
+        count: The number of spatial dimensions.
+        kernel, stride, padding, dilation: One number for each.
+        outputs: The numbers of windows.
+        widths: How much is put before and after, so that all windows are inside.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        sizes: Sequence[Any],
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+    ) -> None:
+        self.count = count
+        self.kernel = _each(kernel, count)
+        self.stride = _each(stride, count) if stride != () else self.kernel
+        self.padding = _each(padding, count)
+        self.dilation = _each(dilation, count)
+        self.sizes = sizes
+        self.outputs = []
+        self.widths = []
+        for n, k, s, p, d in self._rows():
+            reach = d * (k - 1) + 1
+            out = (n + 2 * p - reach + (s - 1 if ceil_mode else 0)) // s + 1
+            # a window that begins in the padding at the end does not count
+            if ceil_mode and (out - 1) * s >= n + p:
+                out = out - 1
+            self.outputs.append(out)
+            self.widths.append((p, (out - 1) * s + reach - n - p))
+
+    def _rows(self) -> Any:
+        rows = (self.sizes, self.kernel, self.stride, self.padding, self.dilation)
+        return zip(*rows, strict=True)
+
+    def padded(self, x: Any, value: Any) -> jax.Array:
+        """With a value around; what no window sees is cut off."""
+        widths = [(0, 0, 0)] * (x.ndim - self.count) + [(a, b, 0) for a, b in self.widths]
+        return jax.lax.pad(x, cast(value, x.dtype), widths)
+
+    def reduce(self, x: Any, value: Any, function: Any) -> jax.Array:
+        """The windows reduced, without dilation."""
+        ones = (1,) * (x.ndim - self.count)
+        return jax.lax.reduce_window(
+            self.padded(x, value),
+            cast(value, x.dtype) if isinstance(x, jax.core.Tracer) else np.asarray(value, x.dtype),
+            function,
+            (*ones, *self.kernel),
+            (*ones, *self.stride),
+            "VALID",
+        )
+
+    def starts(self) -> list[Any]:
+        """Where windows begin in each dimension, before there is padding."""
+        return [
+            jnp.arange(out) * s - p
+            for out, s, p in zip(self.outputs, self.stride, self.padding, strict=True)
+        ]
+
+
+def _each(value: Any, count: int) -> tuple[Any, ...]:
+    """One number per spatial dimension; a single one stands for all."""
+    values = tuple(value) if isinstance(value, tuple | list) else (value,)
+    return values * count if len(values) == 1 else values
+
+
+def _lowest(dtype: Any) -> Any:
+    return -np.inf if is_floating(dtype) else int(np.iinfo(dtype).min)
+
+
+@lowering("aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices")
+def max_pool_with_indices(
+    x: Any,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """The largest element of each window, and where in its plane it is; NaN counts as largest."""
+    count = len(kernel_size) if isinstance(kernel_size, tuple) else 2
+    sizes = x.shape[x.ndim - count :]
+    windows = _Windows(count, sizes, kernel_size, stride, padding, dilation, ceil_mode)
+    indices = _argmax(x, windows.starts(), windows.kernel, windows.dilation)
+    if all(d == 1 for d in windows.dilation):
+        return windows.reduce(x, _lowest(x.dtype), jax.lax.max), indices
+    return _looked_up(x, indices, count), indices
+
+
+def _argmax(
+    x: Any, starts: Sequence[Any], kernel: Sequence[int], dilation: Sequence[int]
+) -> jax.Array:
+    """Where in its plane the first largest element of each window is, or its last NaN.
+
+    Args:
+        x: Of shape (..., *plane).
+        starts: Where windows begin, for each dimension of the plane; may be outside.
+        kernel: The windows' sizes.
+        dilation: How far apart their elements are.
+    """
+    count = len(kernel)
+    x = jax.lax.stop_gradient(x)
+    sizes = x.shape[x.ndim - count :]
+    best: Any = None
+    where: Any = None
+    for offsets in np.ndindex(*kernel):
+        value, inside, at = x, jnp.ones((), bool), jnp.zeros((), dtype_of("int64"))
+        for i, (start, offset, d, n) in enumerate(
+            zip(starts, offsets, dilation, sizes, strict=True)
+        ):
+            place = start + offset * d
+            inner = (1,) * (count - 1 - i)
+            value = jnp.take(value, place, axis=i - count, mode="clip")
+            inside = inside & ((place >= 0) & (place < n)).reshape(-1, *inner)
+            at = at * n + place.reshape(-1, *inner)
+        value = jnp.where(inside, value, cast(_lowest(x.dtype), x.dtype))
+        if best is None:
+            best, where, found = value, jnp.broadcast_to(at, value.shape), inside
+            continue
+        # what is outside loses even against the lowest number
+        better = inside & ((value > best) | jnp.isnan(value) | ~found)
+        best = jnp.where(better, value, best)
+        where = jnp.where(better, at, where)
+        found = found | inside
+    return where.astype(dtype_of("int64"))
+
+
+def _looked_up(x: Any, indices: Any, count: int) -> jax.Array:
+    """The elements of each plane at indices."""
+    flat = x.reshape(*x.shape[: x.ndim - count], -1)
+    at = indices.reshape(*flat.shape[:-1], -1)
+    return jnp.take_along_axis(flat, at, -1).reshape(indices.shape)
+
+
+@lowering("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
+def adaptive_max_pool(x: Any, output_size: Any) -> tuple[jax.Array, jax.Array]:
+    """The largest element of each bin, and where in its plane it is."""
+    count = len(output_size)
+    starts, kernel, lasts = [], [], []
+    for n, m in zip(x.shape[x.ndim - count :], output_size, strict=True):
+        begin = np.arange(m) * n // max(m, 1)
+        end = -(-(np.arange(m) + 1) * n // max(m, 1))
+        starts.append(begin)
+        kernel.append(int(max(end - begin, default=0)))
+        lasts.append(end - 1)
+    if x.size == 0 or 0 in output_size:
+        shape = (*x.shape[: x.ndim - count], *output_size)
+        return jnp.zeros(shape, x.dtype), jnp.zeros(shape, dtype_of("int64"))
+    indices = _argmax_between(x, starts, lasts, kernel)
+    return _looked_up(x, indices, count), indices
+
+
+def _argmax_between(
+    x: Any, starts: Sequence[Any], lasts: Sequence[Any], kernel: Sequence[int]
+) -> jax.Array:
+    """As `_argmax` for windows of several sizes, which end at `lasts`."""
+    count = len(kernel)
+    x = jax.lax.stop_gradient(x)
+    sizes = x.shape[x.ndim - count :]
+    best: Any = None
+    where: Any = None
+    for offsets in np.ndindex(*kernel):
+        value, at = x, jnp.zeros((), dtype_of("int64"))
+        for i, (start, last, offset, n) in enumerate(
+            zip(starts, lasts, offsets, sizes, strict=True)
+        ):
+            # in a smaller window the last element is looked at again, which changes nothing
+            place = jnp.asarray(np.minimum(start + offset, last))
+            value = jnp.take(value, place, axis=i - count)
+            at = at * n + place.reshape(-1, *(1,) * (count - 1 - i))
+        if best is None:
+            best, where = value, jnp.broadcast_to(at, value.shape)
+            continue
+        better = (value > best) | jnp.isnan(value)
+        best = jnp.where(better, value, best)
+        where = jnp.where(better, at, where)
+    return where.astype(dtype_of("int64"))
+
+
+@lowering("aten::fractional_max_pool2d", "aten::fractional_max_pool3d")
+def fractional_max_pool(
+    x: Any, kernel_size: Any, output_size: Any, random_samples: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The largest element of windows that begin at random places, and where it is.
+
+    Args:
+        x: Of shape (batch, channels, *plane) or without batch.
+        kernel_size: The windows' sizes.
+        output_size: Their numbers.
+        random_samples: Of shape (batch, channels, dimensions), from 0 to 1.
+    """
+    count = len(kernel_size)
+    planes = x.reshape(-1, *x.shape[x.ndim - count :])
+    samples = random_samples.reshape(-1, count)
+
+    def of_plane(plane: Any, sample: Any) -> Any:
+        # torch keeps the samples from the last dimension on
+        starts = [
+            _fractional_starts(n, k, m, sample[count - 1 - i])
+            for i, (n, k, m) in enumerate(zip(plane.shape, kernel_size, output_size, strict=True))
+        ]
+        return _argmax(plane, starts, kernel_size, (1,) * count)
+
+    indices = jax.vmap(of_plane)(planes, samples)
+    indices = indices.reshape(*x.shape[: x.ndim - count], *output_size)
+    return _looked_up(x, indices, count), indices
+
+
+def _fractional_starts(size: Any, kernel: int, outputs: int, sample: Any) -> jax.Array:
+    last = jnp.full((1,), size - kernel)
+    if outputs == 1:
+        return last
+    alpha = jnp.asarray((size - kernel) / (outputs - 1), sample.dtype)
+    steps = jnp.arange(outputs - 1).astype(sample.dtype)
+    starts = ((steps + sample) * alpha).astype("int32") - (sample * alpha).astype("int32")
+    return jnp.concatenate([starts, last.astype("int32")])
+
+
+@lowering("aten::max_unpool2d", "aten::max_unpool3d")
+def max_unpool(
+    x: Any, indices: Any, output_size: Any, stride: Any = (), padding: Any = ()
+) -> jax.Array:
+    """Elements back at the indices of their planes, zero elsewhere."""
+    count = len(output_size)
+    batch = x.shape[: x.ndim - count]
+    values = x.reshape(math.prod(batch), -1)
+    at = indices.reshape(values.shape)
+    rows = jnp.arange(values.shape[0])[:, None]
+    y = jnp.zeros((values.shape[0], math.prod(output_size)), x.dtype).at[rows, at].set(values)
+    return y.reshape(*batch, *output_size)
+
+
+@lowering("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
+def avg_pool(
+    x: Any,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> jax.Array:
+    """The mean of each window; halves in float32.
+
+    The padding counts for `count_include_pad`, but not what `ceil_mode` puts behind it.
+    """
+    count = len(kernel_size)
+    sizes = x.shape[x.ndim - count :]
+    windows = _Windows(count, sizes, kernel_size, stride, padding, 1, ceil_mode)
+    sums = windows.reduce(x.astype(wide(x.dtype)), 0, jax.lax.add)
+    if divisor_override is not None:
+        divisor = jnp.asarray(divisor_override, sums.dtype)
+    else:
+        divisor = jnp.ones((), sums.dtype)
+        starts = windows.starts()
+        for i, (n, k, p) in enumerate(zip(sizes, windows.kernel, windows.padding, strict=True)):
+            end = jnp.minimum(starts[i] + k, n + p)
+            begin = starts[i]
+            if not count_include_pad:
+                begin, end = jnp.maximum(begin, 0), jnp.minimum(end, n)
+            length = (end - begin).astype(sums.dtype)
+            divisor = divisor * length.reshape(-1, *(1,) * (count - 1 - i))
+    if is_floating(sums):
+        return (sums / divisor).astype(x.dtype)
+    return jax.lax.div(sums, jnp.broadcast_to(divisor, sums.shape)).astype(x.dtype)

@@ -1,14 +1,26 @@
-"""Random numbers: each operation gets a key of its own."""
+"""Random numbers: each operation gets a key of its own.
+
+The numbers are others than torch's, from the same distributions.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, is_floating
+from fmapper_adapters.jax.aten._types import (
+    cast,
+    default_dtype,
+    dtype_of,
+    is_complex,
+    is_floating,
+    wide,
+)
 
 
 @lowering("aten::dropout", random=True)
@@ -26,3 +38,204 @@ def native_dropout(x: Any, p: float, train: Any, *, key: Any) -> tuple[jax.Array
     scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
     scaled = x * cast(scale, x.dtype) if is_floating(x) else x * scale
     return jnp.where(kept, scaled, jnp.zeros((), scaled.dtype)), kept
+
+
+def _normal(key: Any, shape: Any, dtype: Any) -> jax.Array:
+    """Standard normal numbers; complex ones have half the variance in each part."""
+    return jax.random.normal(key, tuple(shape), dtype)
+
+
+@lowering("aten::rand", random=True)
+def rand(size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
+    """Uniform in [0, 1)."""
+    dtype = default_dtype() if dtype is None else dtype
+    if is_complex(dtype):
+        both = jax.random.uniform(key, (2, *size), jnp.finfo(dtype).dtype)
+        return jax.lax.complex(both[0], both[1])
+    return jax.random.uniform(key, tuple(size), dtype)
+
+
+@lowering("aten::rand_like", random=True)
+def rand_like(x: Any, *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
+    """Uniform in [0, 1), in the shape of another array."""
+    return rand(x.shape, dtype=x.dtype if dtype is None else dtype, key=key)
+
+
+@lowering("aten::randn", random=True)
+def randn(size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
+    """Standard normal."""
+    return _normal(key, size, default_dtype() if dtype is None else dtype)
+
+
+@lowering("aten::randn_like", random=True)
+def randn_like(x: Any, *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
+    """Standard normal, in the shape of another array."""
+    return _normal(key, x.shape, x.dtype if dtype is None else dtype)
+
+
+@lowering("aten::randint.default", "aten::randint.generator", random=True)
+def randint(
+    high: Any, size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: Any
+) -> jax.Array:
+    """Whole numbers from 0 to below high."""
+    return randint_between(0, high, size, dtype=dtype, key=key)
+
+
+@lowering("aten::randint.low", "aten::randint.low_generator", random=True)
+def randint_between(
+    low: Any, high: Any, size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: Any
+) -> jax.Array:
+    """Whole numbers from low to below high."""
+    drawn = jax.random.randint(key, tuple(size), low, high, dtype_of("int64"))
+    return cast(drawn, dtype_of("int64") if dtype is None else dtype)
+
+
+@lowering("aten::randint_like.default", "aten::randint_like.generator",
+          "aten::randint_like.Tensor", "aten::randint_like.Tensor_generator",
+          random=True)  # fmt: skip
+def randint_like(
+    x: Any, high: Any, *, dtype: Any = None, generator: Any = None, key: Any
+) -> jax.Array:
+    """Whole numbers from 0 to below high, in the shape of another array."""
+    return randint_between(0, high, x.shape, dtype=x.dtype if dtype is None else dtype, key=key)
+
+
+@lowering("aten::randint_like.low_dtype", "aten::randint_like.low_generator_dtype", random=True)
+def randint_like_between(
+    x: Any, low: Any, high: Any, *, dtype: Any = None, generator: Any = None, key: Any
+) -> jax.Array:
+    """Whole numbers from low to below high, in the shape of another array."""
+    return randint_between(low, high, x.shape, dtype=x.dtype if dtype is None else dtype, key=key)
+
+
+@lowering("aten::randperm", random=True)
+def randperm(n: Any, *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
+    """The numbers below n in some order."""
+    return cast(jax.random.permutation(key, n), dtype_of("int64") if dtype is None else dtype)
+
+
+@lowering("aten::bernoulli.default", random=True)
+def bernoulli(x: Any, *, generator: Any = None, key: Any) -> jax.Array:
+    """Ones with the probabilities that the array has."""
+    drawn = jax.random.uniform(key, x.shape, wide(x.dtype))
+    return (drawn < x.astype(drawn.dtype)).astype(x.dtype)
+
+
+@lowering("aten::bernoulli.p", "aten::bernoulli.Tensor", random=True)
+def bernoulli_p(x: Any, p: Any = 0.5, *, generator: Any = None, key: Any) -> jax.Array:
+    """Ones with probability p, in the shape and dtype of the array."""
+    return (jax.random.uniform(key, x.shape) < p).astype(x.dtype)
+
+
+@lowering("aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor",
+          random=True)  # fmt: skip
+def normal(mean: Any, std: Any = 1.0, *, generator: Any = None, key: Any) -> jax.Array:
+    """Normal with means and standard deviations."""
+    shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
+    dtype = mean.dtype if isinstance(mean, jax.Array) and mean.ndim else jnp.asarray(std).dtype
+    if isinstance(mean, jax.Array):
+        dtype = mean.dtype
+    return (_normal(key, shape, dtype) * cast(std, dtype) + cast(mean, dtype)).astype(dtype)
+
+
+@lowering("aten::normal.float_float", random=True)
+def normal_of_size(
+    mean: float, std: float, size: Any, *, dtype: Any = None, generator: Any = None, key: Any
+) -> jax.Array:
+    """Normal with a mean and a standard deviation."""
+    dtype = default_dtype() if dtype is None else dtype
+    return _normal(key, size, dtype) * cast(std, dtype) + cast(mean, dtype)
+
+
+@lowering("aten::normal_functional", random=True)
+def normal_functional(
+    x: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any = None, key: Any
+) -> jax.Array:
+    """Normal, in the shape and dtype of the array."""
+    return normal_of_size(mean, std, x.shape, dtype=x.dtype, key=key)
+
+
+@lowering("aten::uniform", random=True)
+def uniform(x: Any, low: float = 0.0, high: float = 1.0, **options: Any) -> jax.Array:
+    """Uniform in [low, high), in the shape and dtype of the array."""
+    drawn = jax.random.uniform(options["key"], x.shape, wide(x.dtype))
+    return (drawn * (high - low) + low).astype(x.dtype)
+
+
+def _open(x: Any, key: Any) -> jax.Array:
+    """Uniform in (0, 1], so that its logarithm is finite."""
+    return 1 - jax.random.uniform(key, x.shape, wide(x.dtype) if is_floating(x) else None)
+
+
+@lowering("aten::exponential", random=True)
+def exponential(x: Any, lambd: float = 1.0, *, generator: Any = None, key: Any) -> jax.Array:
+    """Exponential with a rate."""
+    return (-jnp.log(_open(x, key)) / lambd).astype(x.dtype)
+
+
+@lowering("aten::geometric", random=True)
+def geometric(x: Any, p: float, *, generator: Any = None, key: Any) -> jax.Array:
+    """How many trials until one succeeds."""
+    trials = jnp.ceil(jnp.log(_open(x, key)) / math.log1p(-p))
+    return cast(jnp.maximum(trials, 1), x.dtype)
+
+
+@lowering("aten::log_normal", random=True)
+def log_normal(
+    x: Any, mean: float = 1.0, std: float = 2.0, *, generator: Any = None, key: Any
+) -> jax.Array:
+    """The exponential of what is normal."""
+    drawn = jax.random.normal(key, x.shape, wide(x.dtype))
+    return jnp.exp(drawn * std + mean).astype(x.dtype)
+
+
+@lowering("aten::cauchy", random=True)
+def cauchy(
+    x: Any, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None, key: Any
+) -> jax.Array:
+    """Cauchy with a median and a width."""
+    return (jax.random.cauchy(key, x.shape, wide(x.dtype)) * sigma + median).astype(x.dtype)
+
+
+@lowering("aten::poisson", random=True)
+def poisson(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
+    """Poisson with the rates that the array has."""
+    # JAX has it for one of its generators of random bits only
+    bits = jax.random.bits(key, (2,), "uint32")
+    key = jax.random.wrap_key_data(bits, impl="threefry2x32")
+    return jax.random.poisson(key, x.astype(wide(x.dtype)), x.shape).astype(x.dtype)
+
+
+@lowering("aten::binomial", random=True)
+def binomial(count: Any, prob: Any, generator: Any = None, *, key: Any) -> jax.Array:
+    """How many of so many trials succeed."""
+    inner = wide(count.dtype)
+    return jax.random.binomial(key, count.astype(inner), prob.astype(inner)).astype(count.dtype)
+
+
+@lowering("aten::_standard_gamma", random=True)
+def standard_gamma(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
+    """Gamma with the shapes that the array has."""
+    return jax.random.gamma(key, x.astype(wide(x.dtype))).astype(x.dtype)
+
+
+@lowering("aten::_sample_dirichlet", random=True)
+def sample_dirichlet(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
+    """Dirichlet with the concentrations along the last dimension."""
+    return jax.random.dirichlet(key, x.astype(wide(x.dtype))).astype(x.dtype)
+
+
+@lowering("aten::multinomial", random=True)
+def multinomial(
+    x: Any, num_samples: Any, replacement: bool = False, *, generator: Any = None, key: Any
+) -> jax.Array:
+    """Indices along the last dimension, with the weights that the array has."""
+    weights = x.astype(wide(x.dtype))
+    logits = jnp.log(weights)
+    if replacement:
+        shape = (*x.shape[:-1], num_samples)
+        drawn = jax.random.categorical(key, logits[..., None, :], -1, shape=shape)
+        return drawn.astype(dtype_of("int64"))
+    # the largest of the logits with Gumbel noise are a sample without replacement
+    noisy = logits + jax.random.gumbel(key, x.shape, logits.dtype)
+    return jax.lax.top_k(noisy, num_samples)[1].astype(dtype_of("int64"))

@@ -1,14 +1,28 @@
-"""Sums, means and other reductions."""
+"""Sums, means, extremes and other reductions."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, dtype_of, is_floating, wide
+from fmapper_adapters.jax.aten._types import (
+    cast,
+    default_dtype,
+    dtype_of,
+    is_complex,
+    is_floating,
+    is_integral,
+    promote,
+    wide,
+)
+from fmapper_adapters.jax.aten.elementwise import is_nan
+from fmapper_adapters.jax.aten.norms import vector_norm
 
 
 def axes(x: Any, dim: Any) -> tuple[int, ...]:
@@ -19,22 +33,218 @@ def axes(x: Any, dim: Any) -> tuple[int, ...]:
     return tuple(d % x.ndim for d in dims) if x.ndim else ()
 
 
+def count_of(x: Any, dims: Sequence[int]) -> Any:
+    """How many elements one result of a reduction is made of."""
+    return math.prod(x.shape[d] for d in dims)
+
+
+def _inexact(x: Any) -> bool:
+    return is_floating(x) or is_complex(x)
+
+
+# --- sums and products ----------------------------------------------------------------------
+
+
 @lowering("aten::sum")
 def total(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
     """The sum; integers and bool give int64, halves are added in float32."""
     if dtype is None:
-        integral = not jnp.issubdtype(x.dtype, jnp.inexact)
-        dtype = dtype_of("int64") if integral else x.dtype
+        dtype = x.dtype if _inexact(x) else dtype_of("int64")
     x = cast(x, dtype)
     return jnp.sum(x.astype(wide(dtype)), axes(x, dim), keepdims=keepdim).astype(dtype)
 
 
+@lowering("aten::nansum")
+def nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
+    """The sum of what is not NaN."""
+    if _inexact(x):
+        x = jnp.where(is_nan(x), jnp.zeros((), x.dtype), x)
+    return total(x, dim, keepdim, dtype=dtype)
+
+
 @lowering("aten::mean")
 def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    """The mean, halves in float32."""
+    """The mean, halves in float32; of nothing it is NaN."""
     dtype = x.dtype if dtype is None else dtype
     x = cast(x, dtype)
     return jnp.mean(x.astype(wide(dtype)), axes(x, dim), keepdims=keepdim).astype(dtype)
+
+
+@lowering("aten::prod")
+def prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
+    """The product; integers and bool give int64."""
+    if dtype is None:
+        dtype = x.dtype if _inexact(x) else dtype_of("int64")
+    x = cast(x, dtype)
+    if np.dtype(dtype).kind == "b":
+        return jnp.all(x, axes(x, dim), keepdims=keepdim)
+    return jnp.prod(x.astype(wide(dtype)), axes(x, dim), keepdims=keepdim).astype(dtype)
+
+
+@lowering("aten::var_mean.correction")
+def var_mean(
+    x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The variance, divided by the count less `correction` (1 unless given), and the mean."""
+    dims = axes(x, dim)
+    y = x.astype(wide(x.dtype))
+    centre = jnp.mean(y, dims, keepdims=True)
+    apart = y - centre
+    squares = apart.real**2 + apart.imag**2 if is_complex(y) else apart * apart
+    left = count_of(x, dims) - (1 if correction is None else correction)
+    divisor = jnp.maximum(jnp.asarray(left, squares.dtype), 0)
+    spread = jnp.sum(squares, dims, keepdims=keepdim) / divisor
+    half = spread.dtype if is_complex(x) else x.dtype
+    middle = centre if keepdim else jnp.squeeze(centre, dims)
+    return spread.astype(half), middle.astype(x.dtype)
+
+
+@lowering("aten::var_mean.default")
+def var_mean_of_all(x: Any, unbiased: bool = True) -> tuple[jax.Array, jax.Array]:
+    """The variance and the mean of all elements."""
+    return var_mean(x, correction=int(unbiased))
+
+
+@lowering("aten::var_mean.dim")
+def var_mean_of_dims(
+    x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """The variance and the mean over dimensions."""
+    return var_mean(x, dim, correction=int(unbiased), keepdim=keepdim)
+
+
+def _each_of_both(source: str, target: str, part: Callable[..., Any]) -> None:
+    """Enters what is made of variance and mean: `var`, `std` and `std_mean`."""
+    for overload, function in (
+        ("correction", var_mean),
+        ("default", var_mean_of_all),
+        ("dim", var_mean_of_dims),
+    ):
+
+        def lowered(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
+            return part(*_function(*args, **kwargs))
+
+        lowering(f"aten::{target}.{overload}")(lowered)
+
+
+def _root(spread: Any) -> jax.Array:
+    """The square root; where it is zero torch's gradient is zero too, as all elements are equal."""
+    zero = spread == 0
+    return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, spread))).astype(spread.dtype)
+
+
+_each_of_both("var_mean", "var", lambda spread, _: spread)
+_each_of_both("var_mean", "std", lambda spread, _: _root(spread))
+_each_of_both("var_mean", "std_mean", lambda spread, middle: (_root(spread), middle))
+
+
+@lowering("aten::renorm")
+def renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> jax.Array:
+    """Slices along a dimension, scaled so that no norm is above `maxnorm`."""
+    others = tuple(d for d in range(x.ndim) if d != dim % x.ndim)
+    size = vector_norm(x.astype(jnp.promote_types(x.dtype, "float32")), p, others, True)
+    factor = jnp.where(size > maxnorm, maxnorm / (size + 1e-7), 1)
+    return (x * factor.astype(wide(x.dtype))).astype(x.dtype)
+
+
+# --- any, all, counts -----------------------------------------------------------------------
+
+
+@lowering("aten::any")
+def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
+    """Whether some element is not zero; of uint8 as uint8."""
+    dims = () if dim == () else axes(x, dim)
+    found = jnp.any(x.astype(bool), dims, keepdims=keepdim)
+    return found.astype(x.dtype) if x.dtype == np.uint8 else found
+
+
+@lowering("aten::all")
+def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
+    """Whether no element is zero; of uint8 as uint8."""
+    dims = () if dim == () else axes(x, dim)
+    found = jnp.all(x.astype(bool), dims, keepdims=keepdim)
+    return found.astype(x.dtype) if x.dtype == np.uint8 else found
+
+
+@lowering("aten::_is_all_true")
+def is_all_true(x: Any) -> jax.Array:
+    """Whether all elements are true."""
+    return jnp.all(x)
+
+
+@lowering("aten::_is_any_true")
+def is_any_true(x: Any) -> jax.Array:
+    """Whether some element is true."""
+    return jnp.any(x)
+
+
+@lowering("aten::count_nonzero")
+def count_nonzero(x: Any, dim: Any = None) -> jax.Array:
+    """How many elements are not zero."""
+    return jnp.sum((x != 0).astype(dtype_of("int64")), axes(x, dim))
+
+
+# --- extremes -------------------------------------------------------------------------------
+
+
+def _highest(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
+    return jnp.max(x, axes(x, dim), keepdims=keepdim)
+
+
+def _lowest(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
+    return jnp.min(x, axes(x, dim), keepdims=keepdim)
+
+
+# where several elements are the largest their gradients are even, as in torch
+lowering("aten::amax", "aten::max.default")(_highest)
+lowering("aten::amin", "aten::min.default")(_lowest)
+
+
+@lowering("aten::argmax")
+def argmax(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
+    """Where the first largest element is; NaN is larger than all others."""
+    return _place(jnp.argmax, x, dim, keepdim)
+
+
+@lowering("aten::argmin")
+def argmin(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
+    """Where the first smallest element is; NaN is smaller than all others."""
+    return _place(jnp.argmin, x, dim, keepdim)
+
+
+def _place(function: Callable[..., Any], x: Any, dim: Any, keepdim: bool) -> jax.Array:
+    if x.ndim == 0:
+        return jnp.zeros((), dtype_of("int64"))
+    return function(x, dim, keepdims=keepdim).astype(dtype_of("int64"))
+
+
+def _at(x: Any, index: Any, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
+    """The elements at an index with a dimension of size one, and the index."""
+    if x.ndim == 0:
+        return x, index.reshape(())
+    values = jnp.take_along_axis(x, index, dim)
+    return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
+
+
+@lowering("aten::max.dim")
+def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The largest elements along a dimension and where the first of each is."""
+    return _at(x, argmax(x, dim, True), dim, keepdim)
+
+
+@lowering("aten::min.dim")
+def min_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The smallest elements along a dimension and where the first of each is."""
+    return _at(x, argmin(x, dim, True), dim, keepdim)
+
+
+@lowering("aten::aminmax")
+def aminmax(x: Any, *, dim: Any = None, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The smallest and the largest elements."""
+    return _lowest(x, dim, keepdim), _highest(x, dim, keepdim)
+
+
+# --- softmax and logsumexp ------------------------------------------------------------------
 
 
 @lowering("aten::softmax", "aten::_softmax")
@@ -49,3 +259,190 @@ def softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) 
     top = jax.lax.stop_gradient(jnp.max(y, dim, keepdims=True, initial=-jnp.inf))
     unnormalised = jnp.exp(y - top)
     return (unnormalised / jnp.sum(unnormalised, dim, keepdims=True)).astype(result)
+
+
+@lowering("aten::log_softmax", "aten::_log_softmax")
+def log_softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) -> jax.Array:
+    """The logarithm of softmax; halves in float32."""
+    if dtype is None and half_to_float is not None and not isinstance(half_to_float, bool):
+        dtype = half_to_float
+    x = x if dtype is None else cast(x, dtype)
+    result = jnp.dtype("float32") if half_to_float is True else x.dtype
+    y = x.astype(wide(x.dtype))
+    top = jax.lax.stop_gradient(jnp.max(y, dim, keepdims=True, initial=-jnp.inf))
+    shifted = y - top
+    logs = jnp.log(jnp.sum(jnp.exp(shifted), dim, keepdims=True))
+    return (shifted - logs).astype(result)
+
+
+@lowering("aten::logsumexp")
+def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> jax.Array:
+    """The logarithm of the sum of exponentials, without overflow."""
+    (x,) = promote(x, to_float=True)
+    dims = axes(x, dim)
+    y = x.astype(wide(x.dtype))
+    found = jax.scipy.special.logsumexp(y, dims, keepdims=keepdim)
+    return found.astype(x.dtype)
+
+
+# --- running reductions ---------------------------------------------------------------------
+
+
+def _along(function: Callable[..., Any], x: Any, dim: int) -> jax.Array:
+    return function(x, dim % x.ndim) if x.ndim else function(x[None], 0)[0]
+
+
+@lowering("aten::cumsum")
+def cumsum(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
+    """Running sums; integers and bool give int64."""
+    if dtype is None:
+        dtype = x.dtype if _inexact(x) else dtype_of("int64")
+    y = cast(x, dtype).astype(wide(dtype))
+    return _along(jax.lax.cumsum, y, dim).astype(dtype)
+
+
+@lowering("aten::cumprod")
+def cumprod(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
+    """Running products; integers and bool give int64."""
+    if dtype is None:
+        dtype = x.dtype if _inexact(x) else dtype_of("int64")
+    y = cast(x, dtype).astype(wide(dtype))
+    return _along(jax.lax.cumprod, y, dim).astype(dtype)
+
+
+@lowering("aten::logcumsumexp")
+def logcumsumexp(x: Any, dim: int) -> jax.Array:
+    """The logarithm of running sums of exponentials."""
+    y = x.astype(wide(x.dtype))
+    return _along(_logcumsumexp, y, dim).astype(x.dtype)
+
+
+def _logcumsumexp(x: Any, dim: int) -> jax.Array:
+    return jax.lax.associative_scan(jnp.logaddexp, x, axis=dim)
+
+
+@lowering("aten::cummax")
+def cummax(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
+    """Running maxima and where the last of each is; after NaN all are NaN."""
+    return _running(x, dim, lambda new, old: new >= old)
+
+
+@lowering("aten::cummin")
+def cummin(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
+    """Running minima and where the last of each is; after NaN all are NaN."""
+    return _running(x, dim, lambda new, old: new <= old)
+
+
+def _running(x: Any, dim: int, wins: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), dtype_of("int64"))
+    dim %= x.ndim
+    places = jax.lax.broadcasted_iota(dtype_of("int64"), x.shape, dim)
+
+    def later(old: Any, new: Any) -> Any:
+        (a, i), (b, j) = old, new
+        # NaN wins over numbers, and a later NaN over an earlier one
+        taken = jnp.where(is_nan(a), is_nan(b), is_nan(b) | wins(b, a))
+        return jnp.where(taken, b, a), jnp.where(taken, j, i)
+
+    if x.size == 0:
+        return x, places
+    _, index = jax.lax.associative_scan(later, (jax.lax.stop_gradient(x), places), axis=dim)
+    return jnp.take_along_axis(x, index, dim), index
+
+
+# --- order statistics -----------------------------------------------------------------------
+
+
+@lowering("aten::median.default")
+def median(x: Any) -> jax.Array:
+    """The lower one of the two in the middle; NaN if there is some, or nothing at all."""
+    if x.size == 0:
+        return cast(math.nan, x.dtype) if is_floating(x) else _no_elements(x)
+    return median_dim(x.reshape(-1), 0)[0]
+
+
+@lowering("aten::nanmedian.default")
+def nanmedian(x: Any) -> jax.Array:
+    """The lower one of the two in the middle of what is not NaN."""
+    if x.size == 0:
+        return cast(math.nan, x.dtype) if is_floating(x) else _no_elements(x)
+    return nanmedian_dim(x.reshape(-1), 0)[0]
+
+
+def _no_elements(x: Any) -> jax.Array:
+    return jnp.asarray(jnp.iinfo(x.dtype).min if is_integral(x) else 0, x.dtype)
+
+
+@lowering("aten::median.dim")
+def median_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The lower one of the two in the middle and where it is; the first NaN if there is some."""
+    return _median(x, dim, keepdim, ignore_nan=False)
+
+
+@lowering("aten::nanmedian.dim")
+def nanmedian_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The lower one of the two in the middle of what is not NaN, and where it is."""
+    return _median(x, dim, keepdim, ignore_nan=True)
+
+
+def _median(x: Any, dim: int, keepdim: bool, *, ignore_nan: bool) -> tuple[jax.Array, jax.Array]:
+    if x.ndim == 0:
+        return x, jnp.zeros((), dtype_of("int64"))
+    order = jnp.argsort(jax.lax.stop_gradient(x), dim, stable=True).astype(dtype_of("int64"))
+    bad = jnp.sum(is_nan(x).astype(dtype_of("int64")), dim, keepdims=True)
+    good = x.shape[dim] - bad
+    if ignore_nan:
+        place = jnp.maximum(good - 1, 0) // 2
+    else:
+        place = jnp.where(bad > 0, good, (x.shape[dim] - 1) // 2)
+    return _at(x, jnp.take_along_axis(order, place, dim), dim, keepdim)
+
+
+@lowering("aten::mode")
+def mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The smallest of the most frequent elements, and where the last of them is."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), dtype_of("int64"))
+    dim %= x.ndim
+    fixed = jax.lax.stop_gradient(x)
+    order = jnp.argsort(fixed, dim, stable=True).astype(dtype_of("int64"))
+    ordered = jnp.take_along_axis(fixed, order, dim)
+    places = jax.lax.broadcasted_iota(dtype_of("int64"), x.shape, dim)
+    before = jnp.roll(ordered, 1, dim)
+    starts = jnp.where((ordered != before) | (places == 0), places, 0)
+    runs = places - jax.lax.cummax(starts, dim)
+    longest = jnp.argmax(runs, dim, keepdims=True)
+    return _at(x, jnp.take_along_axis(order, longest, dim), dim, keepdim)
+
+
+# --- histograms -----------------------------------------------------------------------------
+
+
+@lowering("aten::bincount", concrete=True)
+def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
+    """How often each number from 0 to the largest is there, or the sum of their weights."""
+    largest = int(np.asarray(x).max()) + 1 if x.size else 0
+    length = max(largest, minlength)
+    if weights is None:
+        return jnp.zeros(length, dtype_of("int64")).at[x].add(1)
+    weights = weights if weights.dtype == np.float32 else cast(weights, "float64")
+    return jnp.zeros(length, weights.dtype).at[x].add(weights)
+
+
+@lowering("aten::histc")
+def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
+    """How many elements are in each of so many equal bins; of the array's own dtype."""
+    inner = wide(x.dtype) if is_floating(x) else default_dtype()
+    y = x.reshape(-1).astype(inner)
+    low, high = jnp.asarray(min, inner), jnp.asarray(max, inner)
+    if x.size:
+        unknown = low == high
+        low, high = jnp.where(unknown, jnp.min(y), low), jnp.where(unknown, jnp.max(y), high)
+    flat_range = low == high
+    low, high = jnp.where(flat_range, low - 1, low), jnp.where(flat_range, high + 1, high)
+    inside = (y >= low) & (y <= high)
+    place = ((y - low) * bins / (high - low)).astype(jnp.int32)
+    place = jnp.where(inside, jnp.minimum(place, bins - 1), bins)
+    counts = jnp.zeros(bins + 1, dtype_of("int64")).at[place].add(1)
+    return counts[:bins].astype(x.dtype)

@@ -1,0 +1,77 @@
+"""Operations for what torch computes but cannot record, since it has no shapes for it.
+
+While a module is recorded, calls of such functions become operations of fmapper's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+@torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    reduction: int,
+    zero_infinity: bool,
+) -> torch.Tensor:
+    """As `torch.ctc_loss`, whose shape of forward probabilities depends on the lengths."""
+    return torch.ctc_loss(
+        log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+    )
+
+
+@ctc_loss.register_fake
+def _(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    reduction: int,
+    zero_infinity: bool,
+) -> torch.Tensor:
+    batched = reduction == 0 and log_probs.ndim == 3
+    return log_probs.new_empty((log_probs.shape[1],) if batched else ())
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor | Sequence[int],
+    target_lengths: torch.Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: int | str = 1,
+    zero_infinity: bool = False,
+) -> Any:
+    if isinstance(reduction, str):
+        reduction = ("none", "mean", "sum").index(reduction)
+    lengths = [
+        given if isinstance(given, torch.Tensor) else torch.tensor(list(given), dtype=torch.int64)
+        for given in (input_lengths, target_lengths)
+    ]
+    return ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+
+
+# With the functions that call them: a mode is switched off while it handles a call.
+_STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ctc_loss: _ctc_loss,
+    torch.nn.functional.ctc_loss: _ctc_loss,
+}
+
+
+class StandIns(TorchFunctionMode):
+    """Inside, functions that cannot be recorded are operations that can."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls the stand-in, if there is one."""
+        return _STAND_INS.get(func, func)(*args, **(kwargs or {}))

@@ -1,0 +1,184 @@
+"""Every model class of transformers, made small, converted to JAX and compared with eager PyTorch.
+
+`nox -s zoo` runs all of them; `nox -s zoo -- --shard 0/8 '^bert/' --out zoo` runs some. A sweep
+that was stopped goes on with what has no result yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+TOLERANCE = 1e-4
+HALVES = 100  # how much more numbers of 16 bits may differ
+
+
+def load(name: str) -> Any:
+    """A module beside this one."""
+    path = Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def zoo_case(name: str, kind: str) -> dict[str, Any]:
+    """One class: built, recorded, converted, run and compared."""
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    tiny_models = load("tiny_models")
+    try:
+        tiny = tiny_models.build(name, kind)
+    except tiny_models.CannotBuild as error:
+        return {"class": "not built", "reason": str(error)}
+    about = {name: describe(value) for name, value in tiny.inputs.items()}
+    return converted_case(tiny.model, (), tiny.inputs, tiny.outputs) | {
+        "inputs": about,
+        "rule": str(tiny.rule),
+    }
+
+
+def describe(value: Any) -> str:
+    return str(list(getattr(value, "shape", ()))) if hasattr(value, "shape") else repr(value)
+
+
+def converted_case(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], want: Any, **options: Any
+) -> dict[str, Any]:
+    """Converts a module, runs it on the same inputs and compares all outputs."""
+    import time
+
+    import torch
+
+    import fmapper
+
+    began = time.monotonic()
+    try:
+        converted = fmapper.convert(model, "jax", args, kwargs, **options)
+    except fmapper.UnsupportedOpsError as error:
+        return {"class": "unsupported", "ops": sorted(error.ops), "reason": sweeping.reason(error)}
+    except fmapper.ConversionError as error:
+        export = "torch.export could not record it" in str(error)
+        kind = "torch.export" if export else "refused"
+        return {"class": kind, "reason": sweeping.reason(error), "trace": sweeping.trace(error)}
+    times = {"convert": round(time.monotonic() - began, 1)}
+    given = fmapper.fmap(
+        lambda x: fmapper.to_jax(x.detach().clone()) if torch.is_tensor(x) else x, (args, kwargs)
+    )
+    options = {} if not converted._code.random else {"key": __import__("jax").random.key(0)}
+    got = converted.call(*given, **options).output
+    worst, where = difference(got, want)
+    times["all"] = round(time.monotonic() - began, 1)
+    if worst > TOLERANCE:
+        reason = f"{where}: off by {worst:.2e} of the largest element"
+        return {"class": "MISMATCH", "reason": reason, "worst": worst, "times": times}
+    return {"class": "ok", "worst": worst, "times": times}
+
+
+def difference(got: Any, want: Any, path: str = "output") -> tuple[float, str]:
+    """The largest error among all outputs, relative to the largest element of each, and where."""
+    import numpy as np
+    import torch
+
+    if torch.is_tensor(want):
+        return array_difference(np.asarray(got), want, path), path
+    if isinstance(want, dict):
+        pairs = [(got[key], value, f"{path}.{key}") for key, value in want.items()]
+    elif isinstance(want, list | tuple):
+        if len(got) != len(want):
+            return float("inf"), f"{path} has {len(got)} parts, {len(want)} are wanted"
+        pairs = [(got[i], value, f"{path}[{i}]") for i, value in enumerate(want)]
+    elif want is None or isinstance(want, bool | int | float | str):
+        return (0.0 if got == want else float("inf")), path
+    else:
+        # A cache and the like: its tensors in the order of torch's own flattening.
+        pairs = [(a, b, path) for a, b in zip(parts(got), parts(want), strict=True)]
+    return max((difference(*pair) for pair in pairs), default=(0.0, path))
+
+
+def parts(tree: Any) -> list[Any]:
+    """The arrays in an object, such as a cache, in the order of its attributes."""
+    if hasattr(tree, "shape"):
+        return [tree]
+    if isinstance(tree, dict):
+        return [x for value in tree.values() for x in parts(value)]
+    if isinstance(tree, list | tuple):
+        return [x for value in tree for x in parts(value)]
+    if hasattr(tree, "__dict__") and not isinstance(tree, type) and not callable(tree):
+        return [x for value in vars(tree).values() for x in parts(value)]
+    return []
+
+
+def array_difference(got: Any, want: Any, path: str) -> float:
+    import numpy as np
+
+    want = want.detach().resolve_conj().resolve_neg()
+    b = (want.float() if str(want.dtype) == "torch.bfloat16" else want).numpy()
+    if tuple(got.shape) != tuple(b.shape):
+        return float("inf")
+    if b.size == 0:
+        return 0.0
+    if not np.issubdtype(b.dtype, np.inexact):
+        return 0.0 if np.array_equal(got, b.astype(got.dtype)) else float("inf")
+    kind = np.complex128 if np.iscomplexobj(b) else np.float64
+    a, b = got.astype(kind), b.astype(kind)
+    odd = ~np.isfinite(b)
+    if not np.array_equal(np.isnan(a), np.isnan(b)) or not np.array_equal(
+        a[odd & ~np.isnan(b)], b[odd & ~np.isnan(b)]
+    ):
+        return float("inf")
+    if odd.all():
+        return 0.0
+    # Masks filled with the smallest number would hide everything else.
+    plain = ~odd & (np.abs(b) < 1e30)
+    if not np.array_equal(a[~odd & ~plain], b[~odd & ~plain]):
+        return float("inf")
+    size = max(float(np.abs(b[plain]).max(initial=0)), 1e-6)
+    size *= HALVES if want.dtype.itemsize == 2 else 1
+    return float(np.abs(a[plain] - b[plain]).max(initial=0)) / size
+
+
+sweeping = load("sweeping")
+
+
+def prepare() -> None:
+    """Loads what all cases need before processes are forked; computes nothing, starts no thread."""
+    import jax
+    import torch
+    import transformers
+
+    import fmapper_adapters.jax._model
+    import fmapper_adapters.jax.aten._table
+    import fmapper_adapters.torch._export
+
+    assert all((jax, torch, transformers, fmapper_adapters.torch))
+    fmapper_adapters.jax.aten._table.load()
+
+
+def main() -> None:
+    parser = sweeping.arguments(__doc__ or "", "zoo")
+    options = parser.parse_args()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    prepare()
+    classes = load("tiny_models").classes()
+    cases = {
+        name: functools.partial(zoo_case, name.rpartition("/")[2], kind)
+        for name, kind in classes.items()
+    }
+    sweeping.sweep(cases, options, "Model classes of transformers")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,662 @@
+"""Every model class of transformers, small: configurations shrunk by rule, random weights, inputs.
+
+No list of sizes is kept here. The defaults of a configuration are shrunk by one factor, so that
+what has to be equal, or to add up, or to divide something, still does. Where a model does not take
+the result, a milder rule is tried, until it computes something in eager PyTorch.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+LARGEST = 40_000_000  # parameters
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How much a configuration is shrunk."""
+
+    divide: int
+    layers: int | None
+    images: int | None
+    vocabulary: bool = True
+    heads: bool = False  # fewer heads instead of smaller ones
+
+
+RULES = (
+    Rule(8, 2, 4),
+    Rule(8, 2, None),
+    Rule(4, 2, 4),
+    Rule(8, 4, None),
+    Rule(8, 2, 4, heads=True),
+    Rule(16, 2, None),
+    Rule(32, 2, 4, heads=True),
+    Rule(2, 2, 2),
+    Rule(1, 2, 4),
+    Rule(8, None, None),
+    Rule(1, 2, None, vocabulary=False),
+    Rule(32, 2, 4),
+)
+
+
+# --- which classes there are --------------------------------------------------------------------
+
+
+def classes() -> dict[str, str]:
+    """`architecture/Class` for every class in the automatic mappings -> its configuration's name.
+
+    One class of each architecture first, then a second one of each: a sweep that is stopped early
+    has seen all architectures rather than all classes of some.
+    """
+    found: dict[str, list[str]] = {}
+    owners: dict[str, list[str]] = {}
+    mappings = [
+        mapping
+        for name, mapping in vars(modeling_auto).items()
+        if name.endswith("_MAPPING_NAMES") and not name.startswith("CONFIG")
+    ]
+    # The plain model comes last: the others contain it.
+    mappings.sort(key=lambda mapping: mapping is modeling_auto.MODEL_MAPPING_NAMES)
+    for mapping in mappings:
+        for kind, names in mapping.items():
+            for name in (names,) if isinstance(names, str) else names:
+                owners.setdefault(name, []).append(kind)
+    for name, kinds_of in owners.items():
+        found.setdefault(max(kinds_of, key=lambda kind: _fit(kind, name)), []).append(name)
+    kinds = sorted(found)
+    random.Random(0).shuffle(kinds)
+    most = max(len(names) for names in found.values())
+    return {
+        f"{kind}/{found[kind][turn]}": kind
+        for turn in range(most)
+        for kind in kinds
+        if turn < len(found[kind])
+    }
+
+
+def _fit(kind: str, name: str) -> int:
+    """How much of an architecture's name a class begins with: some classes serve several."""
+    plain = re.sub("[^a-z0-9]", "", kind.lower())
+    return len(plain) if name.lower().startswith(plain) else 0
+
+
+# --- configurations -----------------------------------------------------------------------------
+
+_LAYERS = re.compile(
+    r"^(num_hidden_layers|n_layers?|num_layers|(en|de)coder_layers|depth|num_(en|de)coder_layers"
+    r"|.*num_hidden_layers|num_.*_layers|layers|num_blocks|.*_depth|num_hidden_groups"
+    r"|resampler_depth|num_mel_attn_blocks)$"
+)
+_NO_LAYERS = re.compile(r"num_(upsampling|feat_extract|adapter|lstm|residual|nextn|dense)")
+_SIZES = re.compile(
+    r"(hidden_size|_dims?|_size|^dim|d_model|d_ff|d_kv|d_inner|n_embd|n_inner|channels?|_rank|width"
+    r"|_features|embed_dims?|hidden_sizes?|conv_dim|_units|filters|_expand_dim|^emb_dim|embed_dim"
+    r"|embedding_size|mrope_section|_feats?|query_pre_attn_scalar|feature_sizes|_channel_list"
+    r"|embed_dim_per_stage|dim_head|d_head|pos_feats|mid_channels)(_global|_per_layer_input)?$"
+)
+_NO_SIZES = re.compile(
+    r"vocab|image|patch|kernel|window|chunk|block_size|pool|stride|crop|tile|group_size|resolution"
+    r"|spatial_shape|sample_size|^(num|in)_channels$|roi_size|grid|merge|codebook_size|mel|in_chans"
+    r"|max_size|shape_size|coordinate_size|buckets|input_channels|sampling|bin|spec_size|input_feat"
+)
+_IMAGES = re.compile(r"(^|_)(image_size|img_size|image_sizes)$|^image_height$|^image_width$")
+_HEADS = re.compile(r"heads$")
+_HEAD_SIZES = re.compile(r"head_dim$|mrope_section|query_pre_attn_scalar|^d_kv$|d_head$")
+_QUERIES = re.compile(r"^num_(object_)?queries$")
+_EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
+_TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
+_PLACES = re.compile(r"(indexes|indices|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
+
+
+def shrunk(config: dict[str, Any], rule: Rule) -> dict[str, Any]:
+    """A configuration as a dict, made small."""
+    tokens: dict[int, int] = {}
+    if rule.vocabulary:
+        _number_tokens(config, tokens)
+    return _Shrinker(rule, tokens).walk(config)
+
+
+def _number_tokens(config: Any, tokens: dict[int, int]) -> None:
+    """New numbers for all special tokens that lie beyond a small vocabulary."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _number_tokens(value, tokens)
+        elif not isinstance(key, str):
+            continue
+        elif _TOKENS.search(key):
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if type(one) is int and one >= 100:
+                    tokens.setdefault(one, 100 + len(tokens))
+
+
+class _Shrinker:
+    def __init__(self, rule: Rule, tokens: dict[int, int]) -> None:
+        self.rule = rule
+        self.tokens = tokens
+
+    def walk(self, config: dict[str, Any]) -> dict[str, Any]:
+        counts = {k: v for k, v in config.items() if self._counts_layers(str(k), v)}
+        kept = self._kept_layers(config, max(counts.values(), default=0))
+        new = {}
+        for key, value in config.items():
+            if not isinstance(key, str):
+                new[key] = value
+            elif isinstance(value, dict):
+                new[key] = self.walk(value)
+            elif key in counts:
+                new[key] = min(value, len(kept) if kept else value)
+            elif isinstance(value, list | tuple) and len(value) in counts.values() and kept:
+                whole = len(value) == max(counts.values())
+                new[key] = [value[i] for i in kept] if whole else list(value)[: len(kept)]
+            else:
+                new[key] = self.value(key, value, len(kept))
+        return new
+
+    def _counts_layers(self, key: str, value: Any) -> bool:
+        named = _LAYERS.match(key) and not _NO_LAYERS.match(key)
+        return bool(named) and type(value) is int and self.rule.layers is not None and value > 0
+
+    def _kept_layers(self, config: dict[str, Any], count: int) -> list[int]:
+        """Layers of every kind that there is."""
+        if not self.rule.layers or not count:
+            return []
+        kinds = config.get("layer_types") or config.get("layers_block_type") or [None] * count
+        if len(kinds) != count:
+            kinds = [None] * count
+        chosen = {kinds.index(kind) for kind in dict.fromkeys(kinds)}
+        for layer in range(count):
+            if len(chosen) >= min(self.rule.layers, count):
+                break
+            chosen.add(layer)
+        return sorted(chosen)
+
+    def value(self, key: str, value: Any, layers: int) -> Any:
+        if isinstance(value, list | tuple):
+            if key == "depths" or key.endswith("_depths"):
+                return [min(v, 2) if type(v) is int else v for v in value]
+            return [self.value(key, one, layers) for one in value]
+        if type(value) is not int:
+            return value
+        if "vocab_size" in key or key in ("n_vocab", "num_embeddings", "vocab_offset"):
+            small = 128 + 2 * len(self.tokens)
+            return min(value, small) if self.rule.vocabulary else value
+        if _TOKENS.search(key):
+            return self.tokens.get(value, value)
+        if _PLACES.search(key) and layers:
+            return min(value, layers - 1) if value > 0 else max(value, -layers)
+        if _EXPERTS.search(key):
+            return min(value, 8)
+        if _QUERIES.search(key):
+            return min(value, 20)
+        if self.rule.heads and _HEADS.search(key):
+            return max(value // self.rule.divide, 1)
+        if self.rule.heads and _HEAD_SIZES.search(key):
+            return value
+        if _IMAGES.search(key) and self.rule.images and value >= 192:
+            return self._image(value)
+        if _SIZES.search(key) and not _NO_SIZES.search(key):
+            return self._size(value, 8 if key == "mrope_section" else 64)
+        return value
+
+    def _size(self, value: int, least: int) -> int:
+        divide = self.rule.divide
+        return value // divide if value >= least and value % divide == 0 else value
+
+    def _image(self, value: int) -> int:
+        assert self.rule.images
+        if value % self.rule.images == 0:
+            return value // self.rule.images
+        return value
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Tiny:
+    """A small model with inputs that it takes, and what it gives for them."""
+
+    model: torch.nn.Module
+    inputs: dict[str, Any]
+    outputs: Any
+    rule: Rule
+
+
+class CannotBuild(Exception):
+    """No rule made a model that runs; says what the first one met."""
+
+
+def build(name: str, kind: str) -> Tiny:
+    """The model of a class, its inputs and its outputs.
+
+    Raises:
+        CannotBuild: It runs in no size that is small enough.
+    """
+    cls = getattr(transformers, name, None)
+    if cls is None:
+        raise CannotBuild("is not there: a dependency is missing")
+    if getattr(cls, "is_dummy", False):
+        raise CannotBuild("needs a package that is not installed")
+    defaults = _defaults(cls, kind)
+    reasons = []
+    seen: list[Any] = []
+    for rule in RULES:
+        small = shrunk(copy.deepcopy(defaults), rule)
+        if small in seen:
+            continue
+        seen.append(small)
+        try:
+            model = _model(cls, kind, small)
+        except Exception as error:
+            reasons.append(f"{rule}: {_line(error)}")
+            continue
+        try:
+            inputs, outputs = run_somehow(model)
+        except Exception as error:
+            reasons.append(f"{rule}: forward: {_line(error)}")
+            continue
+        return Tiny(model, inputs, outputs, rule)
+    raise CannotBuild("\n".join(reasons))
+
+
+def _line(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}".strip()
+    return " ".join(text.split())[:300]
+
+
+def _defaults(cls: Any, kind: str) -> dict[str, Any]:
+    config = _config_class(cls, kind)()
+    return config.to_dict()
+
+
+def _config_class(cls: Any, kind: str) -> Any:
+    return getattr(cls, "config_class", None) or CONFIG_MAPPING[kind]
+
+
+def _model(cls: Any, kind: str, small: dict[str, Any]) -> torch.nn.Module:
+    config = _config_class(cls, kind).from_dict(small)
+    with torch.device("meta"):
+        count = sum(p.numel() for p in cls(copy.deepcopy(config)).parameters())
+    if count > LARGEST:
+        raise CannotBuild(f"{count:,} parameters")
+    torch.manual_seed(0)
+    model = cls(config).eval()
+    randomise(model)
+    return model
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Weights that matter: the usual ones leave attention flat and normalisation the identity."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.is_floating_point() or parameter.numel() == 0:
+                continue
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim >= 2:
+                fan_in = parameter.numel() / parameter.shape[0]
+                parameter.copy_(noise / math.sqrt(max(fan_in, 1)))
+            else:
+                parameter.add_(0.05 * noise.to(parameter.dtype))
+        for name, buffer in model.named_buffers():
+            noise = torch.rand(buffer.shape, generator=generator)
+            if name.endswith("running_mean"):
+                buffer.copy_(noise - 0.5)
+            elif name.endswith("running_var"):
+                buffer.copy_(noise + 0.5)
+
+
+# --- inputs -------------------------------------------------------------------------------------
+
+SEQUENCE = 12
+
+
+class Inputs:
+    """Inputs for the arguments of a forward, by their names."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.config: Any = model.config
+        self.text = self._sub("text_config", "llm_config", "language_config", "thinker_config")
+        self.vision = self._sub("vision_config", "backbone_config", "vision_encoder_config")
+        self.audio = self._sub("audio_config", "speech_config", "encoder_config", "audio_encoder")
+        self.batch = 1 if "vision" in str(type(self.config)).lower() else 2
+        self.tokens: dict[str, int] = {}
+        self.generator = torch.Generator().manual_seed(2)
+
+    def _sub(self, *names: str) -> Any:
+        return next((c for n in names if (c := getattr(self.config, n, None)) is not None), None)
+
+    def get(self, *names: str, default: Any = None, of: Any = None) -> Any:
+        for config in (of, self.config, self.text, self.vision, self.audio):
+            for name in names:
+                value = getattr(config, name, None) if config is not None else None
+                if value is not None:
+                    return value
+        return default
+
+    def make(self, name: str) -> Any:
+        """A value for an argument.
+
+        Raises:
+            KeyError: Nothing is known of this argument.
+        """
+        maker: Callable[[], Any] | None = getattr(self, f"make_{name}", None)
+        if maker is None:
+            raise KeyError(name)
+        return maker()
+
+    def ints(self, high: int, *shape: int, low: int = 0) -> torch.Tensor:
+        return torch.randint(low, max(high, low + 1), shape, generator=self.generator)
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    # text
+
+    def make_input_ids(self) -> torch.Tensor:
+        vocabulary = self.get("vocab_size", of=self.text, default=100)
+        vocabulary = vocabulary if isinstance(vocabulary, int) else 100
+        ids = self.ints(min(vocabulary, 90), self.batch, SEQUENCE, low=min(10, vocabulary // 2))
+        at = 1
+        for key, count in self.tokens.items():
+            special = torch.full((self.batch, count), self.get(key))
+            ids = torch.cat([ids[:, :at], special, ids[:, at:]], 1)
+        end = self.get("eos_token_id", of=self.text)
+        if type(end) is int and 0 <= end < vocabulary:
+            ids[:, -1] = end  # some models look for it
+        return ids
+
+    def make_attention_mask(self) -> torch.Tensor:
+        return torch.ones_like(self.make_input_ids())
+
+    def make_decoder_input_ids(self) -> torch.Tensor:
+        return self.make_input_ids()[:, :7]
+
+    def make_labels(self) -> torch.Tensor:
+        return self.make_input_ids()
+
+    def make_token_type_ids(self) -> torch.Tensor:
+        return torch.zeros_like(self.make_input_ids())
+
+    def make_langs(self) -> torch.Tensor:
+        return torch.zeros_like(self.make_input_ids())
+
+    def make_bbox(self) -> torch.Tensor:
+        corner = self.ints(50, *self.make_input_ids().shape, 2)
+        return torch.cat([corner, corner + 20], -1)
+
+    def make_image(self) -> torch.Tensor:
+        return self.make_pixel_values()
+
+    def make_boxes(self) -> torch.Tensor:
+        return self.make_bbox().float()
+
+    def make_perm_mask(self) -> torch.Tensor:
+        return torch.zeros(self.batch, SEQUENCE, SEQUENCE)
+
+    # images
+
+    def _image_size(self) -> tuple[int, int]:
+        size = self.get(
+            "image_size", "img_size", "input_size", "pretrain_image_size", of=self.vision
+        )
+        if isinstance(size, list | tuple):
+            return (size[0], size[-1])
+        if isinstance(size, dict):
+            return (size["height"], size["width"])
+        return (size, size) if isinstance(size, int) and size >= 8 else (64, 64)
+
+    def _channels(self) -> int:
+        found = self.get("num_channels", "in_channels", "in_chans", of=self.vision, default=3)
+        return found if isinstance(found, int) and found < 10 else 3
+
+    def make_pixel_values(self) -> torch.Tensor:
+        return self.floats(1 if self.text else self.batch, self._channels(), *self._image_size())
+
+    def make_pixel_values_videos(self) -> torch.Tensor:
+        frames = self.get("num_frames", "frames_per_clip", of=self.vision, default=4)
+        return self.floats(1, frames, self._channels(), *self._image_size())
+
+    def make_pixel_mask(self) -> torch.Tensor:
+        return torch.ones(self.batch, *self._image_size(), dtype=torch.long)
+
+    def make_task_inputs(self) -> torch.Tensor:
+        return self.ints(90, self.batch, self.get("task_seq_len", default=77))
+
+    def make_prompt_pixel_values(self) -> torch.Tensor:
+        return self.make_pixel_values()
+
+    def make_prompt_masks(self) -> torch.Tensor:
+        return self.make_pixel_values()
+
+    # sound
+
+    def make_input_values(self) -> torch.Tensor:
+        if self.get("sampling_rate") and self.get("audio_channels"):
+            return self.floats(self.batch, self.get("audio_channels"), 2400)
+        if self.get("max_length") and self.get("num_mel_bins") and self.get("time_stride"):
+            return self.floats(self.batch, self.get("max_length"), self.get("num_mel_bins"))
+        return self.floats(self.batch, 4000)
+
+    def make_input_features(self) -> torch.Tensor:
+        bins = self.get(
+            "num_mel_bins", "n_mels", "input_feat_size", "feature_size", "input_dim", of=self.audio
+        )
+        positions = self.get("max_source_positions", of=self.audio, default=None)
+        if self.get("conv_kernel_sizes", "left_max_position_embeddings"):
+            return self.floats(self.batch, 64, bins or 80)
+        if positions:
+            return self.floats(self.batch, bins or 80, positions * 2)
+        return self.floats(self.batch, 64, bins or 80)
+
+    def make_audio_codes(self) -> torch.Tensor:
+        count = self.get("num_quantizers", "n_codebooks", "num_codebooks", default=8)
+        return self.ints(self.get("codebook_size", default=64), self.batch, count, 10)
+
+    def make_spectrogram(self) -> torch.Tensor:
+        bins = self.get("model_in_dim", "num_mel_bins", "upsampler_in_dim", default=80)
+        return self.floats(self.batch, 20, bins)
+
+    # the rest
+
+    def make_past_values(self) -> torch.Tensor:
+        length = self.get("context_length", default=32)
+        size = self.get("num_input_channels", "input_size", default=1)
+        lags = max(self.get("lags_sequence", default=[0]) or [0])
+        if getattr(self.config, "cardinality", None) is not None:
+            shape = (self.batch, length + lags)
+            return self.floats(*shape) if size == 1 else self.floats(*shape, size)
+        return self.floats(self.batch, length, size)
+
+    def make_past_time_features(self) -> torch.Tensor:
+        count = self.get("num_time_features", default=0)
+        return self.floats(*self.make_past_values().shape[:2], count)
+
+    def make_past_observed_mask(self) -> torch.Tensor:
+        return torch.ones_like(self.make_past_values())
+
+    def make_states(self) -> torch.Tensor:
+        return self.floats(self.batch, 6, self.get("state_dim", default=17))
+
+    def make_actions(self) -> torch.Tensor:
+        return self.floats(self.batch, 6, self.get("act_dim", default=4))
+
+    def make_rewards(self) -> torch.Tensor:
+        return self.floats(self.batch, 6, 1)
+
+    def make_returns_to_go(self) -> torch.Tensor:
+        return self.floats(self.batch, 6, 1)
+
+    def make_timesteps(self) -> torch.Tensor:
+        return torch.arange(6).expand(self.batch, 6).contiguous()
+
+    def make_inputs(self) -> torch.Tensor:
+        return self.make_input_ids()
+
+    def make_hidden_states(self) -> torch.Tensor:
+        return self.floats(self.batch, SEQUENCE, self.get("hidden_size", "d_model"))
+
+    def make_inputs_embeds(self) -> torch.Tensor:
+        size = self.get("hidden_size", "d_model", "n_embd", of=self.text)
+        return self.floats(*self.make_input_ids().shape, size)
+
+    def make_encoder_hidden_states(self) -> torch.Tensor:
+        size = self.get("encoder_hidden_size", "hidden_size", "d_model", of=self.text)
+        return self.floats(self.batch, 5, size)
+
+    def make_query_embeds(self) -> torch.Tensor:
+        return self.floats(1, 4, self.get("hidden_size"))
+
+    def make_visual_feats(self) -> torch.Tensor:
+        return self.floats(self.batch, 5, self.get("visual_feat_dim"))
+
+    def make_visual_pos(self) -> torch.Tensor:
+        return self.floats(self.batch, 5, self.get("visual_pos_dim"))
+
+    def make_input_points(self) -> torch.Tensor:
+        return self.floats(self.batch, 1, 2, 2).abs() * 10
+
+    def make_image_grid_thw(self) -> torch.Tensor:
+        return torch.tensor([[1, 4, 4]])
+
+    # Patches of a picture one after the other, which goes with a grid of 4 by 4.
+    def patches(self) -> torch.Tensor:
+        size = self.get("patch_size", of=self.vision)
+        depth = self.get("temporal_patch_size", of=self.vision, default=1)
+        return self.floats(16, self._channels() * depth * size * size)
+
+
+def run_somehow(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
+    """Inputs with which a model runs, and its outputs; the first error where there are none."""
+    first: Exception | None = None
+    for inputs in candidates(model):
+        try:
+            return _repaired(model, inputs)
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _repaired(model: torch.nn.Module, inputs: Inputs | dict[str, Any]) -> tuple[Any, Any]:
+    made, maker = inputs  # type: ignore[misc]
+    for _ in range(3):
+        try:
+            outputs = run(model, made)
+        except Exception as error:
+            made = _more(made, maker, error)
+            if made is None:
+                raise
+            continue
+        tensors = [x for x in flat(outputs) if torch.is_tensor(x)]
+        if not tensors:
+            raise ValueError("no tensor comes out")
+        return made, outputs
+    raise ValueError("no inputs fit")
+
+
+def run(model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
+    torch.manual_seed(3)
+    with torch.no_grad():
+        return model(**copy.deepcopy(inputs))
+
+
+_COUNTS = re.compile(r"tokens: (\d+),? *(?:and )?features:? *(\d+)")
+
+
+def _more(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str, Any] | None:
+    """More inputs, as an error asks for them."""
+    text = str(error)
+    counts = re.search(r"tokens:? *(\d+).*features:? *(\d+)", text, re.DOTALL)
+    if counts and not maker.tokens:
+        want = int(counts[2]) // max(made["input_ids"].shape[0], 1)
+        kind = "video" if "ideo" in text else "audio" if "udio" in text else "image"
+        for key in (f"{kind}_token_id", f"{kind}_token_index"):
+            if maker.get(key) is not None:
+                maker.tokens[key] = max(want, 1)
+                break
+        return {name: maker.make(name) if "ids" in name or "mask" in name else made[name]
+                for name in made} if maker.tokens else None
+    asked = [
+        name
+        for name in inspect.signature(maker.model.forward).parameters
+        if name not in made and re.search(rf"\b{name}\b", text) and hasattr(maker, f"make_{name}")
+    ]
+    if not asked:
+        return None
+    if "exactly one" in text.lower() and made:
+        return None
+    return made | {asked[0]: maker.make(asked[0])}
+
+
+def candidates(model: torch.nn.Module) -> Iterator[Any]:
+    """Sets of inputs, the richest first."""
+    parameters = inspect.signature(model.forward).parameters
+    required = [
+        name
+        for name, p in parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    main = getattr(model, "main_input_name", "input_ids")
+    has_text = "input_ids" in parameters and Inputs(model).get("vocab_size") is not None
+    sets: list[list[str]] = []
+    base = [*required]
+    if main in parameters and main not in base:
+        base.append(main)
+    text = ["input_ids", "attention_mask"] if has_text else []
+    if "decoder_input_ids" in parameters and getattr(model.config, "is_encoder_decoder", False):
+        base.append("decoder_input_ids")
+    pictures = [n for n in ("pixel_values", "input_features", "input_values") if n in parameters]
+    grid = [n for n in ("image_grid_thw",) if n in parameters]
+    extra = [n for n in ("bbox",) if n in parameters]
+    if pictures and has_text:
+        if grid:
+            sets.append([*base, *text, "pixel_values", *grid])
+        sets.append([*base, *text, *extra, *pictures[:1]])
+    sets.append([*base, *text, *extra])
+    sets.append([*base, *(["input_ids"] if has_text else []), *extra])
+    sets.append(base)
+    sets.append([*required, *pictures[:1]])
+    sets.append(required)
+    seen = []
+    for names in sets:
+        names = [n for n in dict.fromkeys(names) if n in parameters]
+        if names in seen or not names:
+            continue
+        seen.append(names)
+        for batch in (2, 1):
+            maker = Inputs(model)
+            maker.batch = batch
+            try:
+                made = {name: maker.make(name) for name in names}
+                if grid and "image_grid_thw" in names:
+                    made["pixel_values"] = maker.patches()
+            except (KeyError, TypeError, ValueError, RuntimeError):
+                continue
+            yield made, maker
+            if "pixel_values" in made and not grid and made["pixel_values"].ndim == 4:
+                video = maker.make_pixel_values_videos()
+                yield made | {"pixel_values": video}, maker
+
+
+def flat(tree: Any) -> list[Any]:
+    """The leaves of outputs: of dicts, tuples, and of caches as far as they are such."""
+    if isinstance(tree, dict):
+        return [x for value in tree.values() for x in flat(value)]
+    if isinstance(tree, list | tuple):
+        return [x for value in tree for x in flat(value)]
+    return [tree]
