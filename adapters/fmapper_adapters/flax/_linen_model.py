@@ -11,8 +11,6 @@ from fmapper import ProgramInputError
 from fmapper_adapters.flax import _programs
 from fmapper_adapters.flax._programs import Programs
 
-Module: Any = linen.Module
-
 _COLLECTIONS = {
     "param": "params",
     "frozen": "frozen",
@@ -43,7 +41,7 @@ class Start:
         return repr(self.programs)
 
 
-class LinenModel(Module):
+class LinenModel(linen.Module):
     """A model that was converted to Flax Linen.
 
     `init` gives the converted arrays, whatever the key: `params`, `batch_stats` (what batch
@@ -91,12 +89,13 @@ class LinenModel(Module):
         """The variables other than parameters by (collection, key), and all arrays by name."""
         places: dict[Any, Any] = {}
         arrays: dict[str, Any] = {}
+        scope: Any = self.scope  # and not self.param: the module has methods of such names
         for collection, tree in self.start.variables.items():
             for key, value in tree.items():
-                if collection == "params":  # of the scope: the module has methods of such names
-                    found = self.scope.param(key, lambda _, value=value: value)
+                if collection == "params":
+                    found = scope.param(key, lambda _, value=value: value)
                 else:
-                    place = self.scope.variable(collection, key, lambda value=value: value)
+                    place = scope.variable(collection, key, lambda value=value: value)
                     places[collection, key] = place
                     found = place.value
                 arrays.update(_programs.flattened({key: found}))
@@ -117,7 +116,12 @@ class LinenModel(Module):
 
 
 def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
-    """The module for programs and their arrays."""
+    """The module for programs and their arrays.
+
+    Raises:
+        ConversionError: A child has the one name that Linen cannot tell from a collection.
+    """
+    _programs.check_names(programs, frozenset({"params"}))
     return LinenModel(Start(programs, arrays), train=programs.evaluation is None)
 
 

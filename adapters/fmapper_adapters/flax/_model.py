@@ -13,18 +13,15 @@ from fmapper import ConversionError, Lowering, Observation, Program, ProgramInpu
 from fmapper_adapters.flax import _programs
 from fmapper_adapters.flax._programs import Programs
 
-Module: Any = nnx.Module
-Variable: Any = nnx.Variable
-
 _RESERVED = frozenset({"deterministic", "rngs", "_programs"})
-_HAS_METHODS = hasattr(Variable, "get_value")  # before Flax 0.12 there is the property alone
+_HAS_METHODS = hasattr(nnx.Variable, "get_value")  # before Flax 0.12 there is the property alone
 
 
-class Buffer(Variable):
+class Buffer(nnx.Variable[Any]):
     """An array of a module that is no parameter and no running statistic."""
 
 
-class FrozenParam(Variable):
+class FrozenParam(nnx.Variable[Any]):
     """A parameter that is not trained: `requires_grad` was False. It is no `nnx.Param`."""
 
 
@@ -36,7 +33,7 @@ _CLASSES: dict[str, Any] = {
 }
 
 
-class Part(Module):
+class Part(nnx.Module):
     """A part of a converted model: variables and further parts, by the names of the module's.
 
     A part with a number for a name is found by index: `model.layers[0].weight`. Parts of the module
@@ -275,7 +272,7 @@ def _children(part: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(part).items()
-        if name not in own and isinstance(value, Part | Variable)
+        if name not in own and isinstance(value, Part | nnx.Variable)
     }
 
 

@@ -70,12 +70,10 @@ class Programs:
 
     def whole(self, arrays: Mapping[str, Any]) -> Program:
         """The program with these arrays; one for training has the other one beside it."""
-        if self.training is None or self.evaluation is None:
-            found: Program = self.bound(arrays, train=self.evaluation is None).as_program()
-            return found
-        return dataclasses.replace(
-            self.bound(arrays, train=True).as_program(), evaluation=self.evaluation.as_program()
-        )
+        found: Program = self.bound(arrays, train=self.training is not None).as_program()
+        if self.training is not None and self.evaluation is not None:
+            found.evaluation = self.evaluation.as_program()
+        return found
 
     def __copy__(self) -> Programs:
         return self
@@ -102,9 +100,8 @@ def from_program(
     """
     from fmapper_adapters.jax import _model  # with all lowerings
 
-    models = [_model.from_program(program, added, precision=precision)]
-    if program.evaluation is not None:
-        models.append(_model.from_program(program.evaluation, added, precision=precision))
+    both = [dataclasses.replace(program, evaluation=None), program.evaluation]
+    models = [_model.from_program(p, added, precision=precision) for p in both if p is not None]
     arrays = {**models[0].params, **models[0].buffers}
     names = tuple(models[0].params), tuple(models[0].buffers)
     shells = [model.replace(params={}, buffers={}) for model in models]

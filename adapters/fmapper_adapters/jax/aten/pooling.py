@@ -86,7 +86,7 @@ class _Windows:
         ones = (1,) * (x.ndim - self.count)
         return jax.lax.reduce_window(
             self.padded(x, value),
-            cast(value, x.dtype) if isinstance(x, jax.core.Tracer) else np.asarray(value, x.dtype),
+            np.asarray(value, x.dtype),  # a constant, from which JAX knows how to differentiate
             function,
             (*ones, *self.kernel),
             (*ones, *self.stride),
