@@ -121,6 +121,10 @@ def convert(
         if to not in _MOVERS:
             raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")
         return _MOVERS[to](model)
+    if verify and train and not target.has_modes:
+        raise ConversionError(
+            "verify=True compares what a model does in evaluation: convert it with train=False, too"
+        )
     if not isinstance(example_inputs, tuple):
         example_inputs = (
             tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)

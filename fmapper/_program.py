@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fmapper._sizes import size_of
 from fmapper._trees import TreeSpec
 
 _UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
@@ -239,6 +240,14 @@ class Program:
             # torch names 2 as the least for sizes whose zero and one it has not looked at
             if (low is not None and 2 < low > given) or (high is not None and given > high):
                 return f"{shown}: {size} may be from {low} to {high or 'any size'}"
+        return ""
+
+    def size_problem(self, sizes: dict[str, Any]) -> str:
+        """Which sizes are not what they must be for the others; empty if all are."""
+        for expression, given in sizes.items():
+            wanted = size_of(expression, sizes)
+            if wanted is not None and wanted != given:
+                return f"a size is {given}, but {expression} is {wanted}"
         return ""
 
     def has_unknown_sizes(self) -> bool:

@@ -128,6 +128,11 @@ def test_a_structure_that_the_program_is_not_for_is_refused():
         converted(J, mask=J)
 
 
+def test_verification_is_of_evaluation():
+    with pytest.raises(fmapper.ConversionError, match="train=False"):
+        fmapper.convert(nn.Linear(3, 3), "jax", (X,), train=True, verify=True)
+
+
 @pytest.mark.parametrize("value", [False, 1, 1.0, 2, None, "x"])
 def test_a_static_input_must_be_what_it_was(value):
     converted = fmapper.convert(Flexible(), "jax", (X,), {"flag": True, "mask": None})
@@ -434,6 +439,20 @@ def test_sizes_that_may_vary():
         converted(jnp.ones((2, 9)), jnp.ones(2))
     with pytest.raises(fmapper.ProgramInputError, match="elsewhere"):
         converted(jnp.ones((2, 4)), jnp.ones(3))
+
+
+def test_sizes_that_depend_on_each_other():
+    dim = torch.export.Dim("n")
+    converted = check(
+        lambda x, y: y[::2] + x,
+        torch.randn(3),
+        torch.randn(6),
+        options={"dynamic_shapes": {"args": ({0: dim}, {0: 2 * dim})}},
+    )
+    x, y = torch.randn(5), torch.randn(10)
+    compare(converted(x.numpy(), y.numpy()), y[::2] + x)
+    with pytest.raises(fmapper.ProgramInputError, match="do not go together: a size is 9"):
+        converted(jnp.ones(5), jnp.ones(9))
 
 
 def test_the_result_is_exported_with_symbolic_sizes():

@@ -41,8 +41,6 @@ class Part(nnx.Module):
     have there, so `len` counts the numbered parts that are here.
     """
 
-    _pytree__has_int_keys = True  # as in nnx.List: numbers are numbers in paths, and in order
-
     def __getitem__(self, key: int | str) -> Any:
         """The child of that number or name.
 
@@ -78,6 +76,16 @@ class Part(nnx.Module):
         return id(self)
 
 
+class Parts(Part):
+    """A part whose children are all numbered, as those of a `ModuleList`.
+
+    As in an `nnx.List` the numbers are numbers in the paths of NNX. Elsewhere they are strings,
+    because Flax cannot sort both together.
+    """
+
+    _pytree__has_int_keys = True
+
+
 class FlaxModel(Part):
     """A model that was converted to Flax.
 
@@ -104,14 +112,8 @@ class FlaxModel(Part):
         for name, kind in programs.kinds.items():
             metadata = {"persistent": False} if name in programs.transient else {}
             made[name] = _CLASSES[kind](arrays[name], **metadata)
-        for name in (*programs.kinds, *programs.aliases):
-            *parents, last = name.split(".")
-            part: Any = self
-            for parent in parents:
-                if parent not in _children(part):
-                    setattr(part, parent, Part())
-                part = vars(part)[parent]
-            setattr(part, last, made[programs.aliases.get(name, name)])
+        made.update((alias, made[name]) for alias, name in programs.aliases.items())
+        _fill(self, _programs.nested(made))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output for the arguments of the module's forward.
@@ -218,6 +220,20 @@ def watched(
     return found
 
 
+def _fill(part: Any, children: Mapping[str, Any]) -> None:
+    for name, child in children.items():
+        if isinstance(child, Mapping):
+            inner = Parts() if all(map(_is_number, child)) else Part()
+            _fill(inner, child)
+            setattr(part, name, inner)
+        else:
+            setattr(part, name, child)
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and str(int(name)) == name
+
+
 # --- variables ------------------------------------------------------------------------------------
 
 
@@ -277,7 +293,7 @@ def _children(part: Any) -> dict[str, Any]:
 
 
 def _numbers(part: Any) -> list[int]:
-    return sorted(int(name) for name in _children(part) if name.isdecimal())
+    return sorted(int(name) for name in _children(part) if _is_number(name))
 
 
 def _value(variable: Any) -> Any:

@@ -441,6 +441,9 @@ def _checked(code: Code, leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]
             arrays.append(_checked_array(code.program, spec, where, leaf, sizes))
         else:
             numbers.append(_checked_number(code.program, spec, where, leaf, sizes))
+    problem = code.program.size_problem(sizes)
+    if problem:
+        raise ProgramInputError(f"{code.program.name}: the inputs do not go together: {problem}")
     return arrays, tuple(numbers)
 
 

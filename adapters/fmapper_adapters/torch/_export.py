@@ -34,6 +34,7 @@ def export_program(
     Raises:
         ConversionError: torch cannot record it; gives torch's reason and the usual remedy.
     """
+    module = _plain(module)
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
     with mode(module, train=train), _foreign.known(module, (args, inputs)):
         lowered = recorded(module, args, inputs, dynamic_shapes)
@@ -58,6 +59,21 @@ def recorded(
             return lowered
     except Exception as error:
         raise _failure(module, error) from error
+
+
+def _plain(module: torch.nn.Module) -> torch.nn.Module:
+    """The module that was given to `torch.compile`, or the module itself.
+
+    Raises:
+        ConversionError: It is a ScriptModule.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConversionError(
+            f"{type(module).__name__}: torch.export does not take what torch.jit has made. Convert "
+            "the module that it was made from."
+        )
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, torch.nn.Module) else module
 
 
 def _as_tensors(tree: Any) -> Any:

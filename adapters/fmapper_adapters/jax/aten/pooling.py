@@ -86,7 +86,7 @@ class _Windows:
         ones = (1,) * (x.ndim - self.count)
         return jax.lax.reduce_window(
             self.padded(x, value),
-            np.asarray(value, x.dtype),  # a constant, from which JAX knows how to differentiate
+            np.asarray(value, x.dtype),  # known while tracing: only then there is a gradient
             function,
             (*ones, *self.kernel),
             (*ones, *self.stride),
