@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from fmapper._adapter import Adapter
@@ -82,7 +83,7 @@ def convert(
 
     Args:
         model: A `torch.nn.Module`, which is not changed, or a `Program` from `load_program`.
-        to: The target: `jax`.
+        to: The target: `jax` or `flax`.
         example_inputs: What the model is called with, by position. Arrays may be of any backend.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
@@ -91,10 +92,12 @@ def convert(
         train: Record what the model does in training: dropout, batch statistics.
         verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
-            unless given; None leaves it to `jax.default_matmul_precision`.
+            unless given; None leaves it to `jax.default_matmul_precision`. For `flax` the same and
+            `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen.
 
     Returns:
-        For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is.
+        For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is. For
+        `flax` a `FlaxModel`, an `nnx.Module` with the variables in a tree of the module's names.
 
     Raises:
         ConversionError: The program cannot be recorded, or its results differ and `verify` is set.
@@ -118,7 +121,7 @@ def convert(
         if to not in _MOVERS:
             raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")
         return _MOVERS[to](model)
-    if verify and train:
+    if verify and train and not target.has_modes:
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
         )
@@ -129,6 +132,11 @@ def convert(
     program = source.export_program(
         model, example_inputs, example_kwargs or {}, dynamic_shapes=dynamic_shapes, train=train
     )
+    if train and target.has_modes:
+        evaluation = source.export_program(
+            model, example_inputs, example_kwargs or {}, dynamic_shapes=dynamic_shapes, train=False
+        )
+        program.evaluation = replace(evaluation, parameters={}, buffers={})
     converted = lower(program, target, **options)
     if verify:
         _check(model, converted, example_inputs, example_kwargs or {})
@@ -145,7 +153,8 @@ def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[st
 
 def lower(program: Program, target: Adapter, **options: Any) -> Any:
     """The model of a target framework for a program."""
-    return target.from_program(program, dict(_added.get(target.name, {})), **options)
+    added = {**_added.get(target.lowers_like, {}), **_added.get(target.name, {})}
+    return target.from_program(program, added, **options)
 
 
 def _source_of(model: Any) -> Adapter | None:

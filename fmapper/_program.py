@@ -180,6 +180,8 @@ class Program:
         default_dtype: The floating dtype of numbers that are given no other.
         train: Whether it was recorded for training.
         name: The class of the model.
+        evaluation: Beside one for training, the program for evaluation: with constants of its own,
+            its parameters and buffers are those of this one.
     """
 
     graph: Graph
@@ -198,6 +200,7 @@ class Program:
     default_dtype: str = "float32"
     train: bool = False
     name: str = ""
+    evaluation: Program | None = None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call, in the order of the inputs; see `_calls.bind`."""

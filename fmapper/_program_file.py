@@ -24,6 +24,7 @@ _KEY = "fmapper.program"
 _VERSION = 1
 _MOST_HEADER = 100_000_000  # bytes, the limit of the format
 _CONSTANT = "constant/"
+_IN_EVALUATION = "evaluation/constant/"
 _DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -63,6 +64,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             **program.parameters,
             **program.buffers,
             **{_CONSTANT + name: array for name, array in program.constants.items()},
+            **{_IN_EVALUATION + name: array for name, array in _in_evaluation(program).items()},
         }
     )
     about = {
@@ -72,6 +74,9 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
         "buffers": list(program.buffers),
         "constants": list(program.constants),
     }
+    if program.evaluation is not None:
+        about["evaluation"] = _encode_program(program.evaluation)
+        about["evaluation_constants"] = list(program.evaluation.constants)
     header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(about, allow_nan=False)}}
     start = 0
     for name, array in arrays.items():
@@ -131,7 +136,16 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     program.parameters = {name: arrays[name] for name in about["parameters"]}
     program.buffers = {name: arrays[name] for name in about["buffers"]}
     program.constants = {name: arrays[_CONSTANT + name] for name in about["constants"]}
+    if "evaluation" in about:
+        program.evaluation = _decode_program(about["evaluation"])
+        program.evaluation.constants = {
+            name: arrays[_IN_EVALUATION + name] for name in about["evaluation_constants"]
+        }
     return program
+
+
+def _in_evaluation(program: Program) -> Mapping[str, Any]:
+    return {} if program.evaluation is None else program.evaluation.constants
 
 
 def _bytes(array: Any) -> Any:
@@ -190,7 +204,7 @@ def _checked(
 
 
 def _encode_program(program: Program) -> dict[str, Any]:
-    left_out = {"parameters", "buffers", "constants"}
+    left_out = {"parameters", "buffers", "constants", "evaluation"}
     return {
         field.name: _encode(getattr(program, field.name))
         for field in fields(program)

@@ -12,7 +12,7 @@ from fmapper._device import get_device
 from fmapper._discovery import adapter_of, adapters, get_adapter
 from fmapper._move import to_jax, to_numpy, to_torch
 
-_MOVERS = {"torch": to_torch, "jax": to_jax, "numpy": to_numpy}
+_MOVERS = {"torch": to_torch, "jax": to_jax, "flax": to_jax, "numpy": to_numpy}
 
 # What rounding may make of the largest element of an output, by the coarser of two dtypes.
 _ROUNDING = {

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-from fmapper import NodeAdapter, NodeType
+from fmapper import Lowering, NodeAdapter, NodeType, Observation, Program
 
 
 class FlaxAdapter(NodeAdapter):
     """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
 
     name: ClassVar[str] = "flax"
+    has_modes: ClassVar[bool] = True
+    lowers_like: ClassVar[str] = "jax"
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
         """`nnx.Param` and what derives from it, and nothing else of NNX."""
@@ -53,6 +56,33 @@ class FlaxAdapter(NodeAdapter):
 
             return _linen.node_type(cls)
         return None
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A `FlaxModel`, or with `linen=True` a `LinenModel`."""
+        from fmapper_adapters.flax import _model
+
+        return _model.from_program(program, lowerings, **options)
+
+    def is_model(self, x: Any) -> bool:
+        """What `convert` has given, of NNX: a module of Linen is called with its variables."""
+        loaded = sys.modules.get("fmapper_adapters.flax._model")
+        return loaded is not None and isinstance(x, loaded.FlaxModel)
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """In evaluation mode, and without changing the model."""
+        from fmapper_adapters.flax import _model
+
+        return _model.evaluated(model, args, kwargs)
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """The calls of a converted model."""
+        from fmapper_adapters.flax import _model
+
+        return _model.watched(model, args, kwargs) if self.is_model(model) else None
 
 
 def _yes(array: Any) -> bool:

@@ -31,6 +31,7 @@ _SETTINGS = (
     functools.partial,
 )
 _PLAIN = frozenset({int, float, bool, str, type(None), type})
+_CONVERTED = __name__.rpartition(".")[0] + "."  # the programs of a converted model
 _WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -92,8 +93,8 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         return not value.__closure__ and not vars(value) and all(map(_is_plain, defaults))
-    if type(value).__module__.startswith("optax."):
-        return True  # arrays that a transformation or schedule closes over are constants of it
+    if type(value).__module__.startswith(("optax.", _CONVERTED)):
+        return True  # arrays that a transformation, schedule or program holds are constants of it
     return isinstance(value, _SETTINGS) and not isinstance(value, _WITH_PARTS)
 
 

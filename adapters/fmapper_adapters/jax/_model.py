@@ -124,6 +124,11 @@ class JaxModel:
         """The other names of tied arrays -> the name under which `params` or `buffers` has them."""
         return self.program.aliases
 
+    @property
+    def is_random(self) -> bool:
+        """Whether a call needs a key."""
+        return self._code.random
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output for the arguments of the module's forward.
 
