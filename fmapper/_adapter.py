@@ -139,15 +139,12 @@ class Adapter(ABC):
         read_only: It never writes to the memory of an array, or can be told not to; then arrays
             whose memory nobody can write to are shared.
         order: How it wants host memory: `K` as the source has it, `C` row by row.
-<<<<<<< HEAD
         takes_host_arrays: Its functions take NumPy arrays, too.
         array_types: The classes of its usual arrays, which are then known without a look; a
             compiler that traces the lookup finds them in a table.
-=======
         has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
             them a program for each.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
->>>>>>> 24e03065c1556003a62b5d770daed32df021292a
     """
 
     name: ClassVar[str]
@@ -158,13 +155,10 @@ class Adapter(ABC):
     frozen: ClassVar[bool] = False
     read_only: ClassVar[bool] = False
     order: ClassVar[Literal["K", "C"]] = "K"
-<<<<<<< HEAD
     takes_host_arrays: ClassVar[bool] = False
     array_types: ClassVar[tuple[type, ...]] = ()
-=======
     has_modes: ClassVar[bool] = False
     lowers_like: ClassVar[str] = ""
->>>>>>> 24e03065c1556003a62b5d770daed32df021292a
 
     # arrays
 

@@ -83,7 +83,7 @@ def test_assignment():
 
     every = slice(None)
 
-    def function(x, i, j, mask, row, v):  # noqa: PLR0917
+    def function(x, i, j, mask, row, v):
         return {
             "rows": put(x, i, v[:2]),
             "apart": put(x, i, every, j, 5.0),

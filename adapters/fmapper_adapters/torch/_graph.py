@@ -17,22 +17,8 @@ from fmapper_adapters.torch._spec import tree_spec
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
-<<<<<<< HEAD
-_DROPOUT_INSIDE = frozenset(
-    [
-        "scaled_dot_product_attention",
-        "lstm",
-        "gru",
-        "rnn_tanh",
-        "rnn_relu",
-        "rrelu_with_noise",
-        "rrelu_with_noise_functional",
-    ]
-)
-=======
 _DROPOUT_INSIDE = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
 _DROPOUT_INSIDE |= {"rrelu_with_noise", "rrelu_with_noise_functional"}
->>>>>>> bd9667e980a7b60e6f3e850e3c0526ef51eda23b
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
 _EFFECTS = ("aten::_assert",)
 _ALIASES = re.compile(r"^L(\['self'\]|__self__)\.?")

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
-def ctc_loss(  # noqa: PLR0917  (as torch.ctc_loss)
+def ctc_loss(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
     input_lengths: torch.Tensor,
@@ -29,7 +29,7 @@ def ctc_loss(  # noqa: PLR0917  (as torch.ctc_loss)
 
 
 @ctc_loss.register_fake
-def _(  # noqa: PLR0917
+def _(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
     input_lengths: torch.Tensor,
@@ -42,7 +42,7 @@ def _(  # noqa: PLR0917
     return log_probs.new_empty((log_probs.shape[1],) if batched else ())
 
 
-def _ctc_loss(  # noqa: PLR0917
+def _ctc_loss(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
     input_lengths: torch.Tensor | Sequence[int],
