@@ -222,6 +222,19 @@ def test_search_in_sorted_rows():
     )
 
 
+def test_histograms_and_triangles():
+    def functions(x):
+        return [*torch.histogram(x.reshape(-1), 4), x.histc(3, -1, 2), x.tril(1), x.triu(-1),
+                *torch.histogram(x, torch.tensor([-1.0, 0.0, 0.5]), density=True)]  # fmt: skip
+
+    check(functions, torch.randn(3, 4, generator=torch.Generator().manual_seed(2)))
+
+
+def test_the_zeta_function_to_the_left_of_zero():
+    x = torch.tensor([-8.478374, -3.5, -0.5, 0.5, 1.5, 0.0])
+    check(lambda x: [torch.polygamma(2, x), torch.special.zeta(3.0, x)], x)
+
+
 # --- new arrays -----------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import (
@@ -50,7 +51,7 @@ def rand(size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: 
     """Uniform in [0, 1)."""
     dtype = default_dtype() if dtype is None else dtype
     if is_complex(dtype):
-        both = jax.random.uniform(key, (2, *size), jnp.finfo(dtype).dtype)
+        both = jax.random.uniform(key, (2, *size), np.zeros((), dtype).real.dtype)
         return jax.lax.complex(both[0], both[1])
     return jax.random.uniform(key, tuple(size), dtype)
 

@@ -374,7 +374,7 @@ def nanmedian(x: Any) -> jax.Array:
 
 
 def _no_elements(x: Any) -> jax.Array:
-    return jnp.asarray(jnp.iinfo(x.dtype).min if is_integral(x) else 0, x.dtype)
+    return jnp.asarray(np.iinfo(x.dtype).min if is_integral(x) else 0, x.dtype)
 
 
 @lowering("aten::median.dim")
@@ -445,10 +445,11 @@ def segment_reduce(
         places = jnp.arange(data.shape[0])[None]
         inside = (places >= starts[:, None]) & (places < ends[:, None])
         inside = inside.reshape(*inside.shape, *(1,) * (data.ndim - 1))
-        neutral, function = {
+        pieces: dict[str, tuple[float, Callable[..., Any]]] = {
             "sum": (0, jnp.sum), "mean": (0, jnp.sum), "prod": (1, jnp.prod),
             "max": (-math.inf, jnp.max), "min": (math.inf, jnp.min),
-        }[reduce]  # fmt: skip
+        }  # fmt: skip
+        neutral, function = pieces[reduce]
         start = cast(neutral if initial is None else initial, data.dtype)
         kept = jnp.where(inside, data[None], cast(neutral, data.dtype))
         found = function(kept, 1)

@@ -8,6 +8,7 @@ depends on SciPy, so that it is always there.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -203,9 +204,7 @@ def _evaluate(series: tuple[float, ...], t: Any) -> jax.Array:
 
 
 def _scipy() -> Any:
-    import scipy.special
-
-    return scipy.special
+    return importlib.import_module("scipy.special")
 
 
 _NEAR = 8.0  # between the series in x and those in 1 / x
