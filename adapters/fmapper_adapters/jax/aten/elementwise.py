@@ -316,7 +316,7 @@ def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) 
         return jax.lax.complex(*parts)
     if not is_floating(x):
         return x
-    ends = jnp.finfo(x.dtype)  # type: ignore[no-untyped-call]
+    ends = jnp.finfo(x.dtype)
     x = jnp.where(jnp.isnan(x), cast(nan or 0.0, x.dtype), x)
     x = jnp.where(x == jnp.inf, cast(ends.max if posinf is None else posinf, x.dtype), x)
     return jnp.where(x == -jnp.inf, cast(ends.min if neginf is None else neginf, x.dtype), x)
