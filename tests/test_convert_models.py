@@ -17,7 +17,7 @@ spec.loader.exec_module(converting)
 MODELS = """bert/BertForMaskedLM gpt2/GPT2LMHeadModel llama/LlamaForCausalLM
 mixtral/MixtralForCausalLM t5/T5ForConditionalGeneration vit/ViTForImageClassification
 clip/CLIPModel whisper/WhisperForConditionalGeneration wav2vec2/Wav2Vec2ForCTC
-detr/DetrForObjectDetection mamba/MambaForCausalLM"""
+swin/SwinForImageClassification mamba/MambaForCausalLM"""
 
 
 @pytest.mark.filterwarnings("ignore")  # theirs: deprecations, that change with every release

@@ -112,7 +112,7 @@ def _exported(
     reasons: list[Exception] = []
     for grad, strict in ((True, False), (False, False), (True, True)):
         try:
-            with _quiet(), torch.set_grad_enabled(grad), _stand_ins.StandIns():
+            with _quiet(), torch.set_grad_enabled(grad), _stand_ins.used(unless=strict):
                 return torch.export.export(
                     module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
                 )

@@ -5,6 +5,7 @@ While a module is recorded, calls of such functions become operations of fmapper
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,3 +76,8 @@ class StandIns(TorchFunctionMode):
     ) -> Any:
         """Calls the stand-in, if there is one."""
         return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
+
+
+def used(*, unless: bool) -> contextlib.AbstractContextManager[object]:
+    """The stand-ins, or nothing: where torch reads bytecode it would read this mode, too."""
+    return contextlib.nullcontext() if unless else StandIns()
