@@ -477,6 +477,17 @@ def test_a_module_around_it_switches_it_too():
     assert np.abs(around(x.numpy()) - want).max() > 1e-3
 
 
+@pytest.mark.skipif(not hasattr(nnx, "view"), reason="an older Flax")
+def test_a_view_in_the_other_mode_shares_its_variables():
+    x = torch.randn(5, 2, 6, 6)
+    model = Convolutional().eval()
+    converted = fmapper.convert(model, "flax", (x,), train=True)
+    view = nnx.view(converted, deterministic=True)
+    assert not converted.deterministic
+    compare(view(x.numpy()), model(x))
+    assert view.head.weight is converted.head.weight
+
+
 # --- weights and files ----------------------------------------------------------------------------
 
 
