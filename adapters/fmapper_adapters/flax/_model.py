@@ -33,6 +33,9 @@ _CLASSES: dict[str, Any] = {
 }
 
 
+_PLAIN = frozenset(_CLASSES.values())
+
+
 class Part(nnx.Module):
     """A part of a converted model: variables and further parts, by the names of the module's.
 
@@ -143,6 +146,15 @@ class FlaxModel(Part):
         outcome = model.call(args, kwargs, key=key)
         _write(variables, arrays, outcome.model)
         return outcome.output
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """What `nnx.view` calls.
+
+        Args:
+            deterministic: Whether the view is in evaluation mode.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
 
     def state_dict(self) -> dict[str, Any]:
         """The arrays by the names that the module's own state dict has, tied ones under each."""
@@ -297,7 +309,15 @@ def _numbers(part: Any) -> list[int]:
 
 
 def _value(variable: Any) -> Any:
-    return variable.get_value() if _HAS_METHODS else variable.value
+    if not _HAS_METHODS:
+        return variable.value
+    if type(variable) in _PLAIN:
+        raw = variable.get_raw_value()
+        # what get_value does beside, for trees, references and hooks, takes longer than the call
+        is_array = isinstance(raw, jax.Array) and not isinstance(raw, jax.core.Tracer)
+        if is_array and not variable.has_metadata("on_get_value"):
+            return raw
+    return variable.get_value()
 
 
 def _write(variables: Mapping[str, Any], before: Mapping[str, Any], model: Any) -> None:
