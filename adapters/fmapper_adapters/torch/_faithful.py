@@ -1,0 +1,110 @@
+"""Whether what torch has recorded computes what the module computes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fmapper import ConversionError
+
+_TOLERANCE = 1e-3  # of the largest value: the same kernels, but not always the same way to them
+
+
+def check(
+    module: torch.nn.Module,
+    exported: torch.export.ExportedProgram,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Runs both on the example inputs.
+
+    A module that asks whether it is being recorded (`torch.compiler.is_compiling`, or a mask that is
+    made in another way then) may do something else when it is not: then its program is wrong, and
+    nobody says so. Programs that draw random numbers are not compared.
+
+    Raises:
+        ConversionError: They differ; says where and by how much.
+    """
+    if any(_is_random(node.target) for node in exported.graph.nodes):
+        return
+    try:
+        program = exported.module()
+        with _undone(module):
+            recorded = _run(program, args, kwargs)
+    except Exception as e:
+        print("CHECKFAIL", repr(e)[:3000])
+        return
+    with _undone(module):
+        wanted = _run(module, args, kwargs)
+    for path, expected in wanted.items():
+        found = recorded.get(path)
+        difference = _difference(found, expected)
+        if difference is not None:
+            raise ConversionError(
+                f"{type(module).__name__}: the program that torch.export has recorded is not "
+                f"what the module computes: output{path} {difference}. The module does something else "
+                "while it is recorded: it asks torch.compiler.is_compiling() or the like. Set it "
+                "up so that it does not (for transformers: give attention masks yourself, or "
+                "another attn_implementation), or pass check=False to take the program as it is."
+            )
+
+
+def _is_random(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def _run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs for copies of the inputs, by path."""
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    with torch.no_grad():
+        found, _ = pytree.tree_flatten_with_path(model(*args, **kwargs))
+    return {pytree.keystr(path): leaf for path, leaf in found}
+
+
+@contextlib.contextmanager
+def _undone(module: torch.nn.Module) -> Iterator[None]:
+    """Inside, a call may change buffers; afterwards they are what they were."""
+    before = [
+        (inner._buffers, name, buffer, buffer.detach().clone())
+        for inner in module.modules()
+        for name, buffer in inner._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffers, name, buffer, values in before:
+                buffer.copy_(values)
+                buffers[name] = buffer
+
+
+def _difference(found: Any, expected: Any) -> str | None:
+    """What is wrong with an output, in words; None if nothing is."""
+    if not isinstance(expected, torch.Tensor):
+        return None
+    if not isinstance(found, torch.Tensor):
+        return "is missing"
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return (
+            f"is {found.dtype} of shape {tuple(found.shape)}, where the module gives "
+            f"{expected.dtype} of shape {tuple(expected.shape)}"
+        )
+    if not expected.numel() or expected.layout is not torch.strided:
+        return None
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return None if torch.equal(found, expected) else "has other values"
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()):
+        return "is finite elsewhere"
+    if not finite.any():
+        return None
+    expected, found = expected[finite].to(torch.complex128), found[finite].to(torch.complex128)
+    worst = (found - expected).abs().max().item()
+    largest = expected.abs().max().item()
+    return None if worst <= _TOLERANCE * max(largest, 1e-6) else f"differs by {worst:.2g}"
