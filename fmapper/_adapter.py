@@ -555,11 +555,13 @@ class Adapter(ABC):
         *,
         dynamic_shapes: Any,
         train: bool,
+        check: bool,
     ) -> Program:
         """Records what a model of this framework computes for example inputs.
 
         Raises:
-            ConversionError: It cannot be recorded; says why, and where.
+            ConversionError: It cannot be recorded; says why, and where. With `check`: what was
+                recorded gives other results for the examples.
         """
         raise ConversionError(f"models of {self.name} cannot be recorded")
 

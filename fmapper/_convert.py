@@ -75,6 +75,7 @@ def convert(
     dynamic_shapes: Any = None,
     train: bool = False,
     verify: bool = False,
+    check: bool = True,
     **options: Any,
 ) -> Any:
     """A model of one framework as a model of another: its program is recorded and lowered.
@@ -91,6 +92,8 @@ def convert(
             among the examples are fixed, so give larger ones.
         train: Record what the model does in training: dropout, batch statistics.
         verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
+        check: Compare what was recorded with the model on the example inputs, in its own framework:
+            a model that asks whether it is being recorded may do something else then.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
             unless given; None leaves it to `jax.default_matmul_precision`. For `flax` the same and
             `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen.
@@ -130,11 +133,21 @@ def convert(
             tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)
         )
     program = source.export_program(
-        model, example_inputs, example_kwargs or {}, dynamic_shapes=dynamic_shapes, train=train
+        model,
+        example_inputs,
+        example_kwargs or {},
+        dynamic_shapes=dynamic_shapes,
+        train=train,
+        check=check,
     )
     if train and target.has_modes:
         evaluation = source.export_program(
-            model, example_inputs, example_kwargs or {}, dynamic_shapes=dynamic_shapes, train=False
+            model,
+            example_inputs,
+            example_kwargs or {},
+            dynamic_shapes=dynamic_shapes,
+            train=False,
+            check=check,
         )
         program.evaluation = replace(evaluation, parameters={}, buffers={})
     converted = lower(program, target, **options)

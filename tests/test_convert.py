@@ -795,3 +795,32 @@ def test_damaged_files_are_refused(tmp_path, damage, message):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(fmapper.ConversionError, match=message):
         fmapper.load_program(path)
+
+
+class DependsOnRecording(torch.nn.Module):
+    """A module that does something else while it is recorded."""
+
+    def forward(self, x):
+        return 2 * x if torch.compiler.is_compiling() else x
+
+
+def test_a_program_that_is_not_what_the_module_computes_is_refused():
+    x = torch.ones(3)
+    with pytest.raises(fmapper.ConversionError, match=r"output.* differs by 1\b"):
+        fmapper.convert(DependsOnRecording(), "jax", (x,))
+    assert fmapper.convert(DependsOnRecording(), "jax", (x,), check=False)(x.numpy()).tolist() == [
+        2,
+        2,
+        2,
+    ]
+
+
+def test_what_the_check_runs_changes_no_buffer():
+    norm = torch.nn.BatchNorm1d(3)
+    before = {name: value.clone() for name, value in norm.state_dict().items()}
+    x = torch.randn(4, 3)
+    given = x.clone()
+    fmapper.convert(norm, "jax", (x,), train=True)
+    assert torch.equal(x, given)
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, before[name])

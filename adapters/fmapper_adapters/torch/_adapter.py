@@ -337,12 +337,13 @@ class TorchAdapter(Adapter):
         *,
         dynamic_shapes: Any,
         train: bool,
+        check: bool,
     ) -> Program:
         """What `torch.export` records."""
         from fmapper_adapters.torch import _export  # torch.export is slow to import
 
         return _export.export_program(
-            model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, check=check
         )
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
-from fmapper_adapters.torch import _decompose, _foreign, _gradients, _graph, _stand_ins
+from fmapper_adapters.torch import _decompose, _faithful, _foreign, _gradients, _graph, _stand_ins
 
 
 def export_program(
@@ -24,6 +24,7 @@ def export_program(
     *,
     dynamic_shapes: Any = None,
     train: bool = False,
+    check: bool = True,
 ) -> Program:
     """The program of a module for example inputs.
 
@@ -32,17 +33,23 @@ def export_program(
     are afterwards what they were.
 
     Raises:
-        ConversionError: torch cannot record it; gives torch's reason and the usual remedy.
+        ConversionError: torch cannot record it; gives torch's reason and the usual remedy. Or what
+            it has recorded gives other results for the examples than the module does.
     """
     module = _plain(module)
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
     with mode(module, train=train), _foreign.known(module, (args, inputs)):
-        lowered = recorded(module, args, inputs, dynamic_shapes)
+        lowered = recorded(module, args, inputs, dynamic_shapes, check=check)
         return _graph.program(module, lowered, train=train)
 
 
 def recorded(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    *,
+    check: bool = False,
 ) -> torch.export.ExportedProgram:
     """The program as torch has it, with nothing changed in place and what is not lowered apart.
 
@@ -52,6 +59,9 @@ def recorded(
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
     exported = _exported(module, args, kwargs, dynamic_shapes)
+    if check:
+        with _quiet():
+            _faithful.check(module, exported, args, kwargs)
     try:
         _gradients.mark(exported)
         with _quiet():
