@@ -26,6 +26,8 @@ from fmapper._warn import warn
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may close over arrays
 
+_CHECKED = 1024  # static objects that one function remembers to have looked into
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -416,7 +418,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         inner = jit(call, static_argnums=[number + (number >= 0) for number in numbers])
         return functools.wraps(fun, updated=())(functools.partial(_call, inner, owner))
     programs: dict[str, Program] = {}
-    checked: set[int] = set()
+    checked: dict[int, Any] = {}
     hollowing = threading.RLock()
     reasons: list[str] = []
     said: list[str] = []
@@ -457,10 +459,12 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         for number in numbers:
             place = _place(number, args)
             given[place] = _Fixed(args[place])
-        key = structure_of((given, kwargs), numbers=True)
-        if hash(key) not in checked:
+        key = structure_of((given, kwargs), numbers=True, shown=_named(args, kwargs))
+        if any(id(leaf) not in checked for leaf in key.opaque):
             _refuse_holders(key, _named(args, kwargs))
-            checked.add(hash(key))
+            if len(checked) > _CHECKED:
+                checked.clear()
+            checked.update((id(leaf), leaf) for leaf in key.opaque)
         adapter = _backend(key.arrays, "compile", _named(args, kwargs))
         if adapter.name not in programs:
             programs[adapter.name] = program_for(adapter)
@@ -492,7 +496,7 @@ def _owner_of(fun: Any) -> tuple[Any, Callable[..., Any]]:
     return None, fun
 
 
-def _call(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return fun(*args, **kwargs)
 
 
@@ -542,7 +546,7 @@ def _refuse_holders(structure: Structure, trees: Any) -> None:
     def where(x: Any) -> Any:
         return next(link for link, leaf, _ in visit(trees, once=True) if leaf is x)
 
-    for leaf in structure.leaves():
+    for leaf in structure.opaque:
         if not isinstance(leaf, _FUNCTIONS):
             check_leaf(leaf, where, leaf)
 
