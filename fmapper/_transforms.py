@@ -100,14 +100,14 @@ def value_and_grad(
             changed[:] = changes(boxes, memo) if boxes else ()
             effects = [value for _, value in changed]
             if not has_aux:
-                return _checked(result), effects
+                return _checked(result, adapter), effects
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TransformError(
                     f"has_aux=True: the function must return (loss, aux), not {_a(result)}."
                 )
             aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
             rest.append(aux)
-            return _checked(result[0]), [*aux.arrays, *effects]
+            return _checked(result[0], adapter), [*aux.arrays, *effects]
 
         def elsewhere() -> bool:
             others = [arg for place, arg in enumerate(args) if place not in places]
@@ -240,9 +240,14 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
     return given
 
 
-def _checked(value: Any) -> Any:
+def _checked(value: Any, owner: Adapter) -> Any:
     """A loss: a float, or a floating array of shape ()."""
     adapter = adapter_of(value)
+    if adapter not in (None, owner) and not (adapter.host_only and owner.takes_host_arrays):
+        raise TransformError(
+            f"the function returned an array of {adapter.name}, but what it is differentiated by "
+            f"is {owner.name}'s: on the way the gradient is lost. Return the loss as it is."
+        )
     if adapter is None:
         if isinstance(value, float):
             return value
@@ -388,7 +393,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
 
     JAX compiles with `jax.jit`. torch records what the function does to its tensors and compiles
     that with `torch.compile`; where there is no compiler, or the function looks at values, as in
-    `if x.sum() > 0`, it runs as it is and says so once.
+    `if x.sum() > 0`, `x.sum().item()` or `x[x > 0]`, it runs as it is and says so once.
 
     Args:
         fun: A function of trees, a model that can be called, or a method of one: then what the
