@@ -68,6 +68,8 @@ def same(mine: Any, other: Any) -> bool:
         return True
     if type(mine) is not type(other):
         return False
+    if isinstance(mine, float | complex):  # 0.0 == -0.0, and NaN is not even itself
+        return repr(mine) == repr(other)
     try:
         return bool(mine == other)
     except (TypeError, ValueError, RuntimeError):  # arrays and the like: `==` has no one answer

@@ -8,8 +8,10 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from fmapper._discovery import adapter_of
+from fmapper._errors import TransformError
 from fmapper._fmap import UNSET, _Map
-from fmapper._functor import CONTAINERS, slot_names
+from fmapper._functor import CONTAINERS, declaration_of, slot_names
+from fmapper._keypath import format_link
 from fmapper._nodes import (
     ATOM,
     CHILDLESS,
@@ -22,6 +24,7 @@ from fmapper._nodes import (
     kinds,
 )
 from fmapper._pytrees import same
+from fmapper._visit import visit
 
 _NOTHING: dict[str, Any] = {}
 _NUMBERS = frozenset({bool, int, float, complex})
@@ -36,12 +39,23 @@ class Structure:
 
     Attributes:
         arrays: Those of the tree, and the numbers that count as such.
+        opaque: Its leaves that are static and no plain values.
         boxes: Its nodes to which a program may give another value, each once, in order.
-        tree: The tree itself. All three are emptied where a structure outlives its tree.
+        tree: The tree itself. It, arrays and boxes are emptied where a structure outlives its tree.
         hollow: Whether the arrays are but keeping places.
     """
 
-    __slots__ = ("_hash", "_moving", "_parts", "_statics", "arrays", "boxes", "hollow", "tree")
+    __slots__ = (
+        "_hash",
+        "_moving",
+        "_parts",
+        "_statics",
+        "arrays",
+        "boxes",
+        "hollow",
+        "opaque",
+        "tree",
+    )
 
     def __init__(
         self,
@@ -54,6 +68,7 @@ class Structure:
         self.tree = tree
         self.arrays = arrays
         self.boxes: list[Any] = []
+        self.opaque: list[Any] = []
         self.hollow = False
         self._parts = parts
         self._statics = statics
@@ -90,10 +105,6 @@ class Structure:
 
         return refilled(self.tree, memo, f)
 
-    def leaves(self) -> Iterator[Any]:
-        """Those that are static and no plain values."""
-        return (leaf for leaf in self._statics if kind_of(type(leaf)) is LEAF)
-
     def hollowed(self, hollow: Callable[[Any], Any]) -> None:
         """Puts something that keeps its place where each array is."""
         arrays = list(map(hollow, self.arrays))
@@ -110,7 +121,11 @@ def _is_array(leaf: Any) -> bool:
 
 
 def structure_of(
-    tree: Any, is_array: Callable[[Any], bool] = _is_array, *, numbers: bool = False
+    tree: Any,
+    is_array: Callable[[Any], bool] = _is_array,
+    *,
+    numbers: bool = False,
+    shown: Any = None,
 ) -> Structure:
     """Takes a tree apart into its arrays, each once, in the order of the walk, and all else.
 
@@ -118,12 +133,17 @@ def structure_of(
         tree: Anything; cycles and ties are no obstacle.
         is_array: Which leaves are arrays.
         numbers: Numbers in nothing but builtin containers count as arrays, each time they occur.
+        shown: The tree whose paths errors name, if that is another one with the same nodes.
+
+    Raises:
+        TransformError: A child is another object each time it is read.
     """
     arrays: list[Any] = []
     parts: list[Any] = []
     statics: list[Any] = []
     moving: list[bool] = []
     boxes: list[Any] = []
+    opaque: list[Any] = []
     seen: dict[int, tuple[int, Any]] = {}
     stack: list[tuple[Iterator[Item], bool]] = []
     items: Iterator[Item] = iter(((None, tree),))
@@ -150,6 +170,8 @@ def structure_of(
                 arrays.append(child)
             elif isinstance(kind, NodeType):
                 inner = tuple(kind.items(child))
+                if has_computed_children(cls):
+                    _check_computed(child, kind, inner, tree if shown is None else shown)
                 parts.append(len(inner))
                 if cls not in _BARE:
                     statics.append(_beside(child, kind, inner))
@@ -161,12 +183,45 @@ def structure_of(
                 break
             else:
                 statics.append(child)
+                if kind is LEAF:
+                    opaque.append(child)
         else:
             if not stack:
                 found = Structure(tree, arrays, tuple(parts), statics, moving)
-                found.boxes = boxes
+                found.boxes, found.opaque = boxes, opaque
                 return found
             items, free = stack.pop()
+
+
+_computed: dict[type, bool] = {}
+
+
+def has_computed_children(cls: type) -> bool:
+    """Whether a functor declares children that are properties, which may be made anew each time."""
+    try:
+        return _computed[cls]
+    except KeyError:
+        declaration = declaration_of(cls)
+        names = () if declaration is None else declaration.children or ()
+        found = any(isinstance(getattr(cls, name, None), property) for name in names)
+        _computed[cls] = found
+        return found
+
+
+def _check_computed(node: Any, kind: NodeType, items: tuple[Item, ...], tree: Any) -> None:
+    """Refuses children that cannot be told from one reading to the next.
+
+    Raises:
+        TransformError: There is one; names its path and the way out.
+    """
+    for (key, child), (_, again) in zip(items, kind.items(node), strict=True):
+        if child is not again and kind_of(type(child)) is not ATOM:
+            link = next(link for link, found, _ in visit(tree, once=True) if found is node)
+            raise TransformError(
+                f"{format_link((link, key))} is computed anew each time it is read, so that "
+                "what a function does to it cannot be followed. Let the children of "
+                f"{type(node).__name__} be the attributes that it is computed from."
+            )
 
 
 Change: TypeAlias = "tuple[int, Any]"

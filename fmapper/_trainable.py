@@ -12,6 +12,7 @@ from fmapper._functor import declaration_of
 from fmapper._holders import check_leaf
 from fmapper._keypath import KeyPath, Link, format_link, name_of
 from fmapper._nodes import ATOM, LEAF, LEAVES, Item, NodeType, kind_of, kinds, sync
+from fmapper._structure import has_computed_children
 from fmapper._visit import say_where
 
 Predicate = Callable[[Any], bool]
@@ -171,7 +172,9 @@ def trained_arrays(tree: Any, boxes: list[Any]) -> dict[int, Any] | None:
                 if kind.box is not None:
                     boxes.append(child)
                 declaration = declaration_of(cls)
-                if declaration is not None and declaration.trainable is not None:
+                if declaration is not None and (
+                    declaration.trainable is not None or has_computed_children(cls)
+                ):
                     return None
                 stack.append((items, rule))
                 rule = _rule_of(cls) or rule

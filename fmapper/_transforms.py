@@ -26,6 +26,8 @@ from fmapper._warn import warn
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may close over arrays
 
+_CHECKED = 1024  # static objects that one function remembers to have looked into
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -98,14 +100,14 @@ def value_and_grad(
             changed[:] = changes(boxes, memo) if boxes else ()
             effects = [value for _, value in changed]
             if not has_aux:
-                return _checked(result), effects
+                return _checked(result, adapter), effects
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TransformError(
                     f"has_aux=True: the function must return (loss, aux), not {_a(result)}."
                 )
             aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
             rest.append(aux)
-            return _checked(result[0]), [*aux.arrays, *effects]
+            return _checked(result[0], adapter), [*aux.arrays, *effects]
 
         def elsewhere() -> bool:
             others = [arg for place, arg in enumerate(args) if place not in places]
@@ -238,9 +240,14 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
     return given
 
 
-def _checked(value: Any) -> Any:
+def _checked(value: Any, owner: Adapter) -> Any:
     """A loss: a float, or a floating array of shape ()."""
     adapter = adapter_of(value)
+    if adapter not in (None, owner) and not (adapter.host_only and owner.takes_host_arrays):
+        raise TransformError(
+            f"the function returned an array of {adapter.name}, but what it is differentiated by "
+            f"is {owner.name}'s: on the way the gradient is lost. Return the loss as it is."
+        )
     if adapter is None:
         if isinstance(value, float):
             return value
@@ -386,7 +393,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
 
     JAX compiles with `jax.jit`. torch records what the function does to its tensors and compiles
     that with `torch.compile`; where there is no compiler, or the function looks at values, as in
-    `if x.sum() > 0`, it runs as it is and says so once.
+    `if x.sum() > 0`, `x.sum().item()` or `x[x > 0]`, it runs as it is and says so once.
 
     Args:
         fun: A function of trees, a model that can be called, or a method of one: then what the
@@ -416,7 +423,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         inner = jit(call, static_argnums=[number + (number >= 0) for number in numbers])
         return functools.wraps(fun, updated=())(functools.partial(_call, inner, owner))
     programs: dict[str, Program] = {}
-    checked: set[int] = set()
+    checked: dict[int, Any] = {}
     hollowing = threading.RLock()
     reasons: list[str] = []
     said: list[str] = []
@@ -457,10 +464,12 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         for number in numbers:
             place = _place(number, args)
             given[place] = _Fixed(args[place])
-        key = structure_of((given, kwargs), numbers=True)
-        if hash(key) not in checked:
+        key = structure_of((given, kwargs), numbers=True, shown=_named(args, kwargs))
+        if any(id(leaf) not in checked for leaf in key.opaque):
             _refuse_holders(key, _named(args, kwargs))
-            checked.add(hash(key))
+            if len(checked) > _CHECKED:
+                checked.clear()
+            checked.update((id(leaf), leaf) for leaf in key.opaque)
         adapter = _backend(key.arrays, "compile", _named(args, kwargs))
         if adapter.name not in programs:
             programs[adapter.name] = program_for(adapter)
@@ -492,7 +501,7 @@ def _owner_of(fun: Any) -> tuple[Any, Callable[..., Any]]:
     return None, fun
 
 
-def _call(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     return fun(*args, **kwargs)
 
 
@@ -542,7 +551,7 @@ def _refuse_holders(structure: Structure, trees: Any) -> None:
     def where(x: Any) -> Any:
         return next(link for link, leaf, _ in visit(trees, once=True) if leaf is x)
 
-    for leaf in structure.leaves():
+    for leaf in structure.opaque:
         if not isinstance(leaf, _FUNCTIONS):
             check_leaf(leaf, where, leaf)
 

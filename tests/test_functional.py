@@ -7,6 +7,8 @@ in float64; that for gradients is central differences of it. Neither torch nor J
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -389,6 +391,16 @@ def test_torch_compile_takes_it_whole(name):
     )
 
 
+def test_torch_compile_takes_the_first_call_of_all():
+    code = (
+        "import torch; from fmapper.nn import functional as F\n"
+        "f = torch.compile(lambda x: F.softmax(x), fullgraph=True, backend='eager')\n"
+        "print(f(torch.zeros(2)).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[0.5, 0.5]\n", done.stderr
+
+
 def test_torch_compile_takes_dropout_with_a_tensor_for_a_key():
     x, key = torch.tensor(grid((5, 6), 0)), torch.tensor(KEY)
     torch.compiler.reset()
@@ -571,6 +583,16 @@ def test_a_mean_over_no_targets_is_nan():
         assert math.isnan(float(F.cross_entropy(x, target)))
 
 
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor, jnp.asarray])
+@pytest.mark.parametrize("name", ["gelu", "silu", "softplus", "softmax", "log_softmax"])
+def test_infinities_give_what_torch_gives_without_a_warning(make, name):
+    x = np.array([[1, math.nan, 2], [math.inf, 1, 0], [-math.inf] * 3], np.float32)
+    native = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}.get(name)
+    want = native(torch.tensor(x), -1) if native else getattr(TF, name)(torch.tensor(x))
+    got = np.asarray(getattr(F, name)(make(x)))
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_max_pool_of_integers_and_ties():
     x = np.zeros((1, 1, 4), np.float32)
     for grad in (
@@ -582,6 +604,27 @@ def test_max_pool_of_integers_and_ties():
     for make in (np.asarray, jnp.asarray):
         got = np.asarray(F.max_pool1d(make(counts), 2, padding=1))
         assert got.ravel().tolist() == [-9, -7, -5, -4]
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor, jnp.asarray])
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (F.conv1d, (0, 2, 5)),
+        (lambda x, w: F.conv_transpose1d(x, w[:, :, :1].reshape(4, 2, 1)), (0, 2, 6)),
+        (lambda x, w: F.max_pool1d(x, 2), (0, 4, 3)),
+        (lambda x, w: F.avg_pool1d(x, 2), (0, 4, 3)),
+        (lambda x, w: F.group_norm(x, 2), (0, 4, 6)),
+        (lambda x, w: F.layer_norm(x, 6), (0, 4, 6)),
+        (lambda x, w: F.softmax(x, 0), (0, 4, 6)),
+        (lambda x, w: F.logsumexp(x, 0), (4, 6)),
+        (lambda x, w: F.scaled_dot_product_attention(w, x[:, 0][None][:, :, :2].reshape(1, 0, 2),
+                                                     w.reshape(1, 8, 2)[:, :0]), (2, 4, 2)),
+    ],
+)  # fmt: skip
+def test_nothing_at_all(make, call, shape):
+    x, w = make(np.zeros((0, 4, 6), np.float32)), make(np.ones((2, 4, 2), np.float32))
+    assert tuple(call(x, w).shape) == shape
 
 
 # --- errors --------------------------------------------------------------------------------------
@@ -640,11 +683,50 @@ T, N, J = torch.ones, np.ones, jnp.ones
         (lambda: F.cross_entropy(N((2, 3)), N(2), label_smoothing=2), ValueError, r"\[0, 1\]"),
         (lambda: F.cross_entropy(N((2, 3)), np.array([0, 3])), IndexError, "0 to 3 for 3"),
         (lambda: F.mse_loss(N(3), N(4)), ValueError, r"target \(4,\)"),
+        (lambda: F.embedding(T(3), T(3, 2)), TypeError, "x holds indices, but is of dtype float32"),
+        (lambda: F.one_hot(J(3), 2), TypeError, "x holds indices, but is of dtype float32"),
+        (lambda: F.cross_entropy(T(2, 3), T(2)), TypeError, "target holds indices"),
     ],
 )  # fmt: skip
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("make", [N, T, J])
+@pytest.mark.parametrize(
+    "call",
+    [
+        F.leaky_relu, F.elu, F.gelu, F.silu, F.sigmoid, F.softplus, F.softmax, F.log_softmax,
+        F.logsumexp, lambda x: F.layer_norm(x, 4), lambda x: F.rms_norm(x, 4),
+        lambda x: F.group_norm(x, 2), lambda x: F.batch_norm(x, x[0], x[0]),
+        lambda x: F.dropout(x, 0.5, KEY), lambda x: F.scaled_dot_product_attention(x, x, x),
+        lambda x: F.cross_entropy(x, x[:, 0]), lambda x: F.mse_loss(x, x),
+        lambda x: F.avg_pool1d(x, 2),
+    ],
+)  # fmt: skip
+def test_integers_are_not_rounded_to(make, call):
+    """The dtype that goes in comes out: a softmax of integers would be nothing but zeros."""
+    x = make((2, 4))
+    x = x.int() if isinstance(x, torch.Tensor) else x.astype("int32")
+    with pytest.raises(TypeError, match=r"is of dtype int32, which cannot hold the result"):
+        call(x)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
+def test_narrow_indices_in_jax(dtype):
+    """JAX counts in the dtype of the indices, modulo 256, and from the end below zero."""
+    x = jnp.zeros((3, 200))
+    target = jnp.asarray([3, 100, 156 if dtype == "uint8" else -100], dtype)
+    got = np.asarray(F.cross_entropy(x, target, reduction="none"))
+    want = F.cross_entropy(np.asarray(x), np.asarray(target), reduction="none")
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    hot = np.asarray(F.one_hot(target, 300))
+    np.testing.assert_array_equal(hot, F.one_hot(np.asarray(target), 300))
+    if dtype != "uint8":
+        no_class = jnp.asarray([3, 100, -1], dtype)
+        got = np.asarray(F.cross_entropy(x, no_class, reduction="none"))
+        assert np.isnan(got).tolist() == [False, False, True]
 
 
 def test_all_names_are_documented_and_listed():

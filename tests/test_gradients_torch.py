@@ -424,6 +424,12 @@ def test_a_tensor_of_a_graph_is_where_the_gradient_ends() -> None:
     assert w.grad is None
 
 
+def test_a_loss_that_has_left_torch_is_refused() -> None:
+    """Its gradient would be zero, in silence."""
+    with pytest.raises(TransformError, match=r"returned an array of numpy, .* is torch's"):
+        grad(lambda w: (w**2).sum().detach().numpy())(torch.ones(2))
+
+
 def test_the_grad_of_parameters_is_left_alone() -> None:
     model = nn.Linear(2, 1)
     model.weight.grad = torch.full((1, 2), 7.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import math
 import threading
 import warnings
 import weakref
@@ -208,6 +209,26 @@ def test_numbers_do_not_record_anew_in_jax() -> None:
     assert fun.count == 1
 
 
+@pytest.mark.parametrize("place", ["argument", "functor"])
+def test_signs_of_zero_and_nan(xp: Any, place: str) -> None:
+    """0.0 == -0.0 and NaN != NaN, but what matters is what a program does with them."""
+    count = 0
+
+    def f(x: Any, model: Any) -> Any:
+        nonlocal count
+        count += 1
+        number = model if place == "argument" else model.power
+        return 1 / (x * number)
+
+    jitted = jit(f)
+    x = ones(xp, 1)
+    for number in (0.0, -0.0, float("nan"), float("nan") * 1):
+        got = jitted(x, number if place == "argument" else Frozen(x, number))
+        want = math.copysign(math.inf, number) if number == 0 else math.nan
+        np.testing.assert_array_equal(xp.host(got), [want])
+    assert count <= 3
+
+
 def test_static_argnums(xp: Any) -> None:
     fun = Counted(lambda x, n, y: [x * i for i in range(n)][-1] + y)
     for argnums in (1, -2, (1,), [1]):
@@ -325,6 +346,15 @@ class Line:
 
     def __call__(self, x: Any) -> Any:
         return self.plain(x)
+
+
+def test_methods_with_arguments_of_any_name(xp: Any) -> None:
+    class Model(Tree):
+        def __call__(self, x: Any, fun: Any) -> Any:
+            return self.w * x * fun
+
+    x = ones(xp, 1)
+    assert xp.host(jit(Model(w=x))(x, fun=x)).tolist() == [1]
 
 
 def test_methods(xp: Any) -> None:
@@ -508,6 +538,37 @@ def test_an_undeclared_holder(xp: Any, args: Callable[..., Any]) -> None:
         jit(lambda *args: args[0])(*args(ones(xp, 1)))
 
 
+def test_an_undeclared_holder_after_one_that_holds_nothing(xp: Any) -> None:
+    jitted = jit(lambda x, holder: x)
+    jitted(ones(xp, 1), Holder(None))
+    with pytest.raises(NotAFunctorError, match=r"\[1\]: Holder holds arrays in \.w"):
+        jitted(ones(xp, 1), Holder(ones(xp, 1)))
+
+
+@functor(children=("w",))
+class Computed:
+    """A child that is another array whenever one looks."""
+
+    def __init__(self, w: Any) -> None:
+        self.raw = w
+
+    @property
+    def w(self) -> Any:
+        return self.raw * 1
+
+    @w.setter
+    def w(self, value: Any) -> None:
+        self.raw = value
+
+
+@pytest.mark.parametrize("transform", [jit, grad, fmapper.vmap])
+def test_children_that_are_computed_are_refused(xp: Any, transform: Any) -> None:
+    """The function would get arrays that are not followed: a gradient of zero, say."""
+    model = [Computed(xp.array(np.ones(2)))]
+    with pytest.raises(TransformError, match=r"model\[0\]\.w is computed anew"):
+        transform(lambda m: m[0].raw.sum())(model)
+
+
 def test_functions_go_along_whatever_they_close_over(xp: Any) -> None:
     w = xp.array([2.0])
     scale = lambda x: x * w  # noqa: E731
@@ -638,11 +699,52 @@ def test_what_looks_at_values_runs_as_it_is(torch: Any, f: Any) -> None:
     assert caught[0].filename == __file__
 
 
-@pytest.mark.parametrize("f", [lambda x: x * x.sum().item(), lambda x: x[x > 0] * 2])
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x[x > 0] * 2,
+        lambda x: (x.sum().item(), x.tolist(), Frozen(x, x[0].item())),
+        lambda x: x[x > 0].shape[0],
+    ],
+    ids=["item", "mask", "values", "size"],
+)
 def test_what_depends_on_values_is_right(torch: Any, f: Any) -> None:
     jitted = jit(f)
+    with pytest.warns(NotCompiledWarning, match="could not be recorded"):
+        jitted(torch.ones(2))
     for x in ([1.0, 2.0], [-1.0, -2.0], [3.0, -1.0], [0.5, 2.0]):
-        assert torch.equal(jitted(torch.tensor(x)), f(torch.tensor(x)))
+        assert repr(jitted(torch.tensor(x))) == repr(f(torch.tensor(x)))
+
+
+def test_signs_that_are_put_off(torch: Any) -> None:
+    """torch keeps the sign of `z.conj().imag` beside the values, where recording loses it."""
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    double = jit(lambda x: x * 2)
+    with pytest.warns(NotCompiledWarning, match="resolve_neg"):
+        assert double(z.conj().imag).tolist() == [-4, 2]
+    assert double(z.imag).tolist() == [4, -2]
+    assert double(z.conj()).tolist() == [2 - 4j, 6 + 2j]
+
+
+def test_a_program_that_calls_another_one(torch: Any) -> None:
+    """An operation of one's own may do so while it is run: it must not wait for itself."""
+    inner = jit(lambda x: x * 3)
+
+    @torch.library.custom_op(
+        "fmapper_tests::tripled", mutates_args=(), schema="(Tensor x) -> Tensor"
+    )
+    def tripled(x: Any) -> Any:
+        return inner(x).clone()
+
+    tripled.register_fake(torch.empty_like)
+    outer = jit(lambda x: tripled(x) + 1)
+    thread = threading.Thread(target=lambda: done.extend(outer(torch.ones(1)) for _ in range(2)))
+    done: list[Any] = []
+    thread.daemon = True
+    thread.start()
+    thread.join(60)
+    assert [x.tolist() for x in done] == [[4], [4]]
 
 
 @pytest.mark.parametrize("when", ["made", "called"])

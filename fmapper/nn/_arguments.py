@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from fmapper._discovery import adapter_of
+from fmapper._dtypes import is_inexact
 from fmapper._errors import MixedDevicesError, UnsupportedLeafError
 
 Ints: TypeAlias = int | Sequence[int]
 Pads: TypeAlias = tuple[tuple[int, int], ...]
+_is_inexact = is_inexact.__wrapped__  # see `_dtype`
+
 Padding: TypeAlias = str | int | Sequence[int] | Sequence[tuple[int, int]]
 
 
@@ -34,6 +37,39 @@ def kernels(function: str, x: Any) -> Any:
             "Move the arrays first: to_torch, to_jax or to_numpy."
         )
     return found
+
+
+def floating(function: str, x: Any, name: str = "x") -> Any:
+    """The kernels for what rounding to integers would make nonsense of.
+
+    Raises:
+        TypeError: `x` is no array of floats, or no array at all.
+        UnsupportedLeafError: Its adapter has no kernels.
+    """
+    found = kernels(function, x)
+    dtype = _dtype(x)
+    if not _is_inexact(dtype):
+        raise TypeError(
+            f"{function}: {name} is of dtype {dtype}, which cannot hold the result. Make it "
+            "floating first, with astype of its fmapper.array_namespace."
+        )
+    return found
+
+
+def check_indices(function: str, name: str, x: Any) -> None:
+    """Refuses indices that a backend would round.
+
+    Raises:
+        TypeError: They are no integers.
+    """
+    dtype = _dtype(x)
+    if _is_inexact(dtype):
+        raise TypeError(f"{function}: {name} holds indices, but is of dtype {dtype}.")
+
+
+def _dtype(x: Any) -> str:
+    """Its name, without the cache of the adapter: torch.compile warns of caches that it traces."""
+    return getattr(x.dtype, "name", None) or str(x.dtype).rpartition(".")[2]
 
 
 def common(function: str, x: Any, *others: tuple[str, Any]) -> Any:

@@ -17,8 +17,10 @@ from fmapper.nn._arguments import (
     Ints,
     Padding,
     axis_of,
+    check_indices,
     check_windows,
     common,
+    floating,
     kernels,
     pads,
     shape_error,
@@ -108,6 +110,7 @@ def embedding(x: Any, weight: Any) -> Any:
     found = common("embedding", x, ("weight", weight))
     if len(weight.shape) != 2:
         raise shape_error("embedding", "a weight (rows, width)", weight=weight)
+    check_indices("embedding", "x", x)
     return found.embedding(x, weight)
 
 
@@ -123,6 +126,7 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None) -> Any:
         Of shape (*x.shape, num_classes); an index out of range gives zeros.
     """
     found = kernels("one_hot", x)
+    check_indices("one_hot", "x", x)
     if num_classes < 1:
         raise ValueError(f"one_hot: num_classes={num_classes} must be at least 1")
     return found.one_hot(x, num_classes, dtype)
@@ -455,7 +459,7 @@ def _pool(
     padding: Ints,
     count_include_pad: bool | None = None,
 ) -> Any:
-    found = kernels(function, x)
+    found = (kernels if count_include_pad is None else floating)(function, x)
     rank = len(x.shape)
     if not count < rank <= count + 2:
         raise shape_error(function, f"x (batch, channels, {count} sizes)", x=x)
@@ -483,12 +487,12 @@ def relu(x: Any) -> Any:
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
     """The positive part of x, elsewhere `negative_slope * x`."""
-    return kernels("leaky_relu", x).leaky_relu(x, negative_slope)
+    return floating("leaky_relu", x).leaky_relu(x, negative_slope)
 
 
 def elu(x: Any, alpha: float = 1.0) -> Any:
     """The positive part of x, elsewhere `alpha * (exp(x) - 1)` (Clevert et al., 2016)."""
-    return kernels("elu", x).elu(x, alpha)
+    return floating("elu", x).elu(x, alpha)
 
 
 def gelu(x: Any, approximate: str = "none") -> Any:
@@ -498,7 +502,7 @@ def gelu(x: Any, approximate: str = "none") -> Any:
         x: Of any shape.
         approximate: "none", or "tanh" for the formula with a hyperbolic tangent.
     """
-    found = kernels("gelu", x)
+    found = floating("gelu", x)
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate={approximate!r} is neither 'none' nor 'tanh'")
     return found.gelu(x, approximate == "tanh")
@@ -506,17 +510,17 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 
 def silu(x: Any) -> Any:
     """`x * sigmoid(x)`."""
-    return kernels("silu", x).silu(x)
+    return floating("silu", x).silu(x)
 
 
 def sigmoid(x: Any) -> Any:
     """`1 / (1 + exp(-x))`."""
-    return kernels("sigmoid", x).sigmoid(x)
+    return floating("sigmoid", x).sigmoid(x)
 
 
 def softplus(x: Any, beta: float = 1.0) -> Any:
     """`log(1 + exp(beta * x)) / beta`, in full precision for all x: there is no threshold."""
-    return kernels("softplus", x).softplus(x, beta)
+    return floating("softplus", x).softplus(x, beta)
 
 
 def softmax(x: Any, dim: int = -1) -> Any:
@@ -524,17 +528,17 @@ def softmax(x: Any, dim: int = -1) -> Any:
 
     float16 and bfloat16 are summed in float32.
     """
-    return kernels("softmax", x).softmax(x, axis_of("softmax", x, dim))
+    return floating("softmax", x).softmax(x, axis_of("softmax", x, dim))
 
 
 def log_softmax(x: Any, dim: int = -1) -> Any:
     """The logarithm of `softmax`."""
-    return kernels("log_softmax", x).log_softmax(x, axis_of("log_softmax", x, dim))
+    return floating("log_softmax", x).log_softmax(x, axis_of("log_softmax", x, dim))
 
 
 def logsumexp(x: Any, dim: int = -1, *, keepdim: bool = False) -> Any:
     """`log(sum(exp(x)))` along a dimension, without overflow."""
-    return kernels("logsumexp", x).logsumexp(x, axis_of("logsumexp", x, dim), keepdim)
+    return floating("logsumexp", x).logsumexp(x, axis_of("logsumexp", x, dim), keepdim)
 
 
 # --- normalisation -------------------------------------------------------------------------------
@@ -552,6 +556,7 @@ def layer_norm(
         bias: What is added, of that shape.
         eps: Added to the variance.
     """
+    floating("layer_norm", x)
     found = common("layer_norm", x, ("weight", weight), ("bias", bias))
     shape = _last("layer_norm", x, normalized_shape, weight=weight, bias=bias)
     return found.layer_norm(x, shape, weight, bias, eps)
@@ -566,6 +571,7 @@ def rms_norm(x: Any, normalized_shape: Ints, weight: Any = None, eps: float | No
         weight: The scale, of that shape.
         eps: Added to the mean square; the machine epsilon of x's dtype if it is None.
     """
+    floating("rms_norm", x)
     found = common("rms_norm", x, ("weight", weight))
     shape = _last("rms_norm", x, normalized_shape, weight=weight)
     return found.rms_norm(x, shape, weight, eps)
@@ -593,6 +599,7 @@ def group_norm(
         bias: What is added, of shape (channels,).
         eps: Added to the variance.
     """
+    floating("group_norm", x)
     found = common("group_norm", x, ("weight", weight), ("bias", bias))
     if len(x.shape) < 2 or num_groups < 1 or x.shape[1] % num_groups:
         raise shape_error(
@@ -632,6 +639,7 @@ def batch_norm(
         The result, the new running mean and the new running variance. Without `training` the last
         two are those that were given.
     """
+    floating("batch_norm", x)
     found = common(
         "batch_norm",
         x,
@@ -683,6 +691,7 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
         raise ValueError(f"dropout: rate={rate} is no probability")
     if not training or rate == 0:
         return x
+    floating("dropout", x)
     kept = random.bernoulli(key, 1 - rate, tuple(x.shape), like=x)
     return found.dropout(x, kept, 0.0 if rate == 1 else 1 / (1 - rate))
 
@@ -715,6 +724,7 @@ def scaled_dot_product_attention(
         Of shape (..., L, V); zeros for a query that may look nowhere by a bool mask.
     """
     name = "scaled_dot_product_attention"
+    floating(name, query, "query")
     found = common(name, query, ("key", key), ("value", value), ("attn_mask", attn_mask))
     ranks = len(query.shape), len(key.shape), len(value.shape)
     if (
@@ -758,6 +768,7 @@ def cross_entropy(
     Returns:
         A scalar, or for "none" an array of the shape of the indices.
     """
+    floating("cross_entropy", x)
     found = common("cross_entropy", x, ("target", target))
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing={label_smoothing} is not in [0, 1]")
@@ -773,6 +784,7 @@ def cross_entropy(
     axis = 0 if len(shape) == 1 else 1
     if given == shape:
         return found.soft_cross_entropy(x, target, axis, reduction, label_smoothing)
+    check_indices("cross_entropy", "target", target)
     return found.cross_entropy(x, target, axis, ignore_index, reduction, label_smoothing)
 
 
@@ -784,6 +796,7 @@ def mse_loss(x: Any, target: Any, *, reduction: str = "mean") -> Any:
         target: Of the same shape.
         reduction: "mean", "sum", or "none".
     """
+    floating("mse_loss", x)
     found = common("mse_loss", x, ("target", target))
     _check_reduction("mse_loss", reduction)
     if tuple(x.shape) != tuple(target.shape):

@@ -20,6 +20,10 @@ Sizes: TypeAlias = tuple[int, ...]
 Pads: TypeAlias = tuple[tuple[int, int], ...]
 
 
+# Infinities that meet give NaN, as in torch and JAX, which do not warn of it either.
+_QUIET = np.errstate(invalid="ignore", divide="ignore")
+
+
 def _wide(x: Array) -> Array:
     return x.astype(np.float32) if x.dtype.itemsize < 4 else np.asarray(x)
 
@@ -92,8 +96,9 @@ def conv(
     split = windows.reshape(batch, groups, inputs, *new, *kernel)
     places = tuple(range(3, 3 + count))
     order = (1, 0, *places, 2, *range(3 + count, 3 + 2 * count))
-    rows = split.transpose(order).reshape(groups, batch * math.prod(new), -1)
-    kernels = _wide(weight).reshape(groups, outputs // groups, -1)
+    window = inputs * math.prod(kernel)
+    rows = split.transpose(order).reshape(groups, batch * math.prod(new), window)
+    kernels = _wide(weight).reshape(groups, outputs // groups, window)
     out = rows @ kernels.transpose(0, 2, 1)
     out = out.reshape(groups, batch, *new, outputs // groups)
     out = np.moveaxis(out, (1, 0, -1), (0, 1, 2)).reshape(batch, outputs, *new)
@@ -182,6 +187,7 @@ def elu(x: Array, alpha: float) -> Array:
     return _as(np.where(wide > 0, wide, alpha * np.expm1(np.minimum(wide, 0))), x)
 
 
+@_QUIET
 def gelu(x: Array, by_tanh: bool) -> Array:
     """By erfc in float64, or the formula with tanh."""
     if by_tanh:
@@ -199,43 +205,47 @@ def sigmoid(x: Array) -> Array:
     return _as(np.where(wide < 0, small, 1) / (1 + small), x)
 
 
+@_QUIET
 def silu(x: Array) -> Array:
     """The product with the sigmoid."""
     wide = _wide(x)
     return _as(wide * sigmoid(wide), x)
 
 
+@_QUIET
 def softplus(x: Array, beta: float) -> Array:
     """`logaddexp` with zero."""
     wide = _wide(x) * beta
     return _as(np.logaddexp(wide, np.zeros((), wide.dtype)) / beta, x)
 
 
-def _shifted(x: Array, axis: int) -> tuple[Array, Array]:
-    """The array less its maximum, and that; a maximum that is infinite is left out."""
-    wide = _wide(x)
-    top = wide.max(axis, keepdims=True)
-    top = np.where(np.isfinite(top), top, 0).astype(wide.dtype)
-    return wide - top, top
+def _largest(x: Array, axis: int) -> Array:
+    return np.asarray(x.max(axis, keepdims=True, initial=-np.inf))  # of nothing, too
 
 
+@_QUIET
 def softmax(x: Array, axis: int) -> Array:
     """Shifted by the maximum."""
-    powers = np.exp(_shifted(x, axis)[0])
+    wide = _wide(x)
+    powers = np.exp(wide - _largest(wide, axis))
     return _as(powers / powers.sum(axis, keepdims=True), x)
 
 
+@_QUIET
 def log_softmax(x: Array, axis: int) -> Array:
     """Shifted by the maximum."""
-    shifted, _ = _shifted(x, axis)
+    wide = _wide(x)
+    shifted = wide - _largest(wide, axis)
     return _as(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)), x)
 
 
+@_QUIET
 def logsumexp(x: Array, axis: int, keepdim: bool) -> Array:
-    """Shifted by the maximum."""
-    shifted, top = _shifted(x, axis)
-    with np.errstate(divide="ignore"):  # a sum of nothing but zeros is minus infinity
-        out = np.log(np.exp(shifted).sum(axis, keepdims=True)) + top
+    """Shifted by the maximum, unless that is infinite."""
+    wide = _wide(x)
+    top = _largest(wide, axis)
+    top = np.where(np.isfinite(top), top, np.zeros((), wide.dtype))
+    out = np.log(np.exp(wide - top).sum(axis, keepdims=True)) + top
     return _as(out if keepdim else out.squeeze(axis), x)
 
 
@@ -284,7 +294,8 @@ def group_norm(
     x: Array, groups: int, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
     """In plain operations."""
-    centred, var = _moments(_wide(x).reshape(x.shape[0], groups, -1), (2,))
+    size = math.prod(x.shape[1:]) // groups
+    centred, var = _moments(_wide(x).reshape(x.shape[0], groups, size), (2,))
     normal = (centred / np.sqrt(var + eps)).reshape(x.shape)
     return _scaled(normal, x, *_per_channel(x.ndim, weight, bias))
 

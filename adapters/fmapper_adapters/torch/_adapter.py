@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -31,15 +29,20 @@ class TorchAdapter(Adapter):
     aliases: ClassVar[dict[str, str]] = {"gpu": "cuda"}
     array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
 
-    @cached_property
+    # No cached_property: that has a lock in Python 3.11, which torch.compile cannot trace.
+    @property
     def functional(self) -> Any:
         """Loaded when first asked for."""
-        return importlib.import_module("fmapper_adapters.torch._functional")
+        from fmapper_adapters.torch import _functional
 
-    @cached_property
+        return _functional
+
+    @property
     def random(self) -> Any:
         """Loaded when first asked for."""
-        return importlib.import_module("fmapper_adapters.torch._random")
+        from fmapper_adapters.torch import _random
+
+        return _random
 
     def is_array_type(self, cls: type) -> bool:
         """Tensors and all subclasses."""

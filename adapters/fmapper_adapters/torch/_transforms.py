@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from fmapper_adapters.torch._host import as_parameter
@@ -125,12 +126,16 @@ def compiled(
     programs: dict[Hashable, Any] = {}
 
     def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any] | None:
-        if _is_recorded():
-            return None  # a part of what is being recorded already
+        if _is_recorded() or turns.taken:
+            return None  # a part of what is being recorded or replayed already
         if here.depth > 1:
             return None  # what torch compiles can be differentiated once
         tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
-        numbers = tuple((type(x), x) for x in arrays if not isinstance(x, torch.Tensor))
+        if any(x.is_neg() or x.is_conj() for x in tensors):
+            give_up("a tensor is negated or conjugated lazily. Call resolve_neg or resolve_conj")
+            return None
+        # By what they look like: 0.0 == -0.0, and NaN is not even itself.
+        numbers = tuple((type(x), repr(x)) for x in arrays if not isinstance(x, torch.Tensor))
         signature = (key, numbers, _modes(), *map(_looks, tensors))
         known = programs.get(signature, _UNKNOWN)
         if known is None:
@@ -170,7 +175,8 @@ def _recorded(
     def traced(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         pending = iter(tensors)
         given = [next(pending) if isinstance(x, torch.Tensor) else x for x in arrays]
-        results, rest = run(given, key)
+        with _without_values(tensors):
+            results, rest = run(given, key)
         rests.append(rest)
         return results
 
@@ -182,6 +188,22 @@ def _recorded(
         return None
     program, results = _compiled(graph, tensors, give_up)
     return None if program is None else (program, rests[-1], results)
+
+
+@contextmanager
+def _without_values(fakes: Sequence[torch.Tensor]) -> Iterator[None]:
+    """What looks at a value or at a size that depends on one raises, and gets no symbol of it.
+
+    A symbol would go out among the results, where no program can fill it in.
+    """
+    modes = {x.fake_mode: x.fake_mode.shape_env for x in fakes if isinstance(x, FakeTensor)}
+    for mode in modes:
+        mode.shape_env = None
+    try:
+        yield
+    finally:
+        for mode, symbols in modes.items():
+            mode.shape_env = symbols
 
 
 def _compiled(

@@ -6,12 +6,22 @@ import threading
 
 
 class Turns:
-    """Any number of threads may replay at once, or one may record."""
+    """Any number of threads may replay at once, or one may record.
+
+    Attributes:
+        taken: Whether this thread has one of them under way: another one it must not wait for.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
         self._replays = 0
         self._records = False
+        self._here = threading.local()
+
+    @property
+    def taken(self) -> bool:
+        """See above."""
+        return getattr(self._here, "taken", False)
 
     def begin_replay(self) -> None:
         """Waits until nobody records."""
@@ -19,9 +29,11 @@ class Turns:
             while self._records:
                 self._changed.wait()
             self._replays += 1
+        self._here.taken = True
 
     def end_replay(self) -> None:
         """For each that has begun."""
+        self._here.taken = False
         with self._changed:
             self._replays -= 1
             if not self._replays:
@@ -32,8 +44,10 @@ class Turns:
             while self._records or self._replays:
                 self._changed.wait()
             self._records = True
+        self._here.taken = True
 
     def __exit__(self, *_: object) -> None:
+        self._here.taken = False
         with self._changed:
             self._records = False
             self._changed.notify_all()
