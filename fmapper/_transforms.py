@@ -42,7 +42,7 @@ def value_and_grad(
     called with trees like those given to it, and may do with them what it likes.
 
     Args:
-        fun: `fun(*args, **kwargs) -> loss`, a real floating scalar of shape ().
+        fun: `fun(*args, **kwargs) -> loss`, a real floating array of shape ().
         argnums: Which arguments to differentiate by: trees or arrays.
         has_aux: `fun` returns (loss, aux); aux is a tree that is handed on.
 
@@ -241,7 +241,7 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
 
 
 def _checked(value: Any, owner: Adapter) -> Any:
-    """A loss: a float, or a floating array of shape ()."""
+    """A loss: a floating array of shape ()."""
     adapter = adapter_of(value)
     if adapter not in (None, owner) and not (adapter.host_only and owner.takes_host_arrays):
         raise TransformError(
@@ -249,9 +249,10 @@ def _checked(value: Any, owner: Adapter) -> Any:
             f"is {owner.name}'s: on the way the gradient is lost. Return the loss as it is."
         )
     if adapter is None:
-        if isinstance(value, float):
-            return value
-        raise TransformError(f"the function must return a real floating scalar, not {_a(value)}.")
+        raise TransformError(
+            f"the function must return a floating array of shape (), not {_a(value)}: on the way to "
+            "a number, by float() or .item(), the gradient is lost."
+        )
     if adapter.shape(value) != ():
         raise TransformError(
             f"the function must return a scalar to differentiate, not an array of shape "

@@ -47,8 +47,8 @@ def check(
             raise ConversionError(
                 f"{type(module).__name__}: the program that torch.export has recorded is not "
                 f"what the module computes: output{path} {difference}. The module does something "
-                "else while it is recorded: it asks torch.compiler.is_compiling() or the like. Set it "
-                "up so that it does not (for transformers: give attention masks yourself, or "
+                "else while it is recorded: it asks torch.compiler.is_compiling() or the like. Set "
+                "it up so that it does not (for transformers: give attention masks yourself, or "
                 "another attn_implementation), or pass check=False to take the program as it is."
             )
 
