@@ -108,6 +108,7 @@ def embedding(x: Any, weight: Any) -> Any:
     found = common("embedding", x, ("weight", weight))
     if len(weight.shape) != 2:
         raise shape_error("embedding", "a weight (rows, width)", weight=weight)
+    _check_indices("embedding", "x", x)
     return found.embedding(x, weight)
 
 
@@ -125,6 +126,7 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None) -> Any:
     found = kernels("one_hot", x)
     if num_classes < 1:
         raise ValueError(f"one_hot: num_classes={num_classes} must be at least 1")
+    _check_indices("one_hot", "x", x)
     return found.one_hot(x, num_classes, dtype)
 
 
@@ -773,6 +775,7 @@ def cross_entropy(
     axis = 0 if len(shape) == 1 else 1
     if given == shape:
         return found.soft_cross_entropy(x, target, axis, reduction, label_smoothing)
+    _check_indices("cross_entropy", "target", target)
     return found.cross_entropy(x, target, axis, ignore_index, reduction, label_smoothing)
 
 
@@ -789,6 +792,12 @@ def mse_loss(x: Any, target: Any, *, reduction: str = "mean") -> Any:
     if tuple(x.shape) != tuple(target.shape):
         raise shape_error("mse_loss", "x and target of one shape", x=x, target=target)
     return found.mse_loss(x, target, reduction)
+
+
+def _check_indices(function: str, name: str, x: Any) -> None:
+    """Here, because torch takes floats now and then, and JAX and NumPy do not."""
+    if "float" in str(x.dtype):
+        raise TypeError(f"{function}: {name} holds indices, so it must be integers, not {x.dtype}")
 
 
 def _check_reduction(function: str, reduction: str) -> None:
