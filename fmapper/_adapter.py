@@ -170,6 +170,10 @@ class Adapter(ABC):
         """Whether equal arrays of a class are one object, as `np.True_`: no sign of a tie."""
         return False
 
+    def is_number(self, array: Any) -> bool:
+        """Whether an array is but a number that cannot be written to, as `np.float64(0.5)`."""
+        return False
+
     def is_fitted_type(self, cls: type) -> bool:
         """Whether nodes of this framework wrap what takes the place of arrays of a class.
 

@@ -108,10 +108,10 @@ def inputs_of(text: str) -> Any:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(word) for word in _words(text))
-    if not sizes or min(sizes) < 1:
-        raise ValueError(text)
-    return sizes
+    words = _words(text)
+    if not words or not all(word.isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: write positive integers, such as 1,8,64")
+    return tuple(map(int, words))
 
 
 def _words(text: str) -> list[str]:

@@ -30,8 +30,8 @@ _UNSTEADY = 0.5  # distance of the quartiles, as a part of the median
 def profile(
     model: Any,
     inputs: Any,
-    devices: Sequence[Any] | None = None,
-    batch_sizes: Sequence[int] = (1, 8, 64, 512),
+    devices: str | Sequence[Any] | None = None,
+    batch_sizes: int | Sequence[int] = (1, 8, 64, 512),
     *,
     call: Callable[..., Any] | None = None,
     train: bool = False,
@@ -96,7 +96,8 @@ def profile(
     The way of predicting is that of the roofline, S. Williams et al., 2009,
     https://doi.org/10.1145/1498765.1498785, with launching as a third roof.
     """
-    sizes = _checked_sizes(batch_sizes)
+    sizes = _checked_sizes([batch_sizes] if isinstance(batch_sizes, int) else batch_sizes)
+    devices = [devices] if isinstance(devices, str) else devices
     if call is None and not callable(model):
         raise ProfileError(
             f"a {type(model).__name__} cannot be called. Give call=, a function of the model and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, TypeVar, overload
 from fmapper._adapter import Adapter
 from fmapper._discovery import adapter_of
 from fmapper._dtypes import is_inexact
-from fmapper._errors import MixedDevicesError, NotCompiledWarning, TransformError
+from fmapper._errors import FmapperError, MixedDevicesError, NotCompiledWarning, TransformError
 from fmapper._fmap import children
 from fmapper._functor import functor
 from fmapper._gradient import filling_gradient, no_gradient
@@ -60,8 +61,9 @@ def value_and_grad(
 
     Raises:
         TransformError: An argument has no array that is trained, or arrays of NumPy; `fun` returns
-            no scalar.
-        MixedDevicesError: What is trained belongs to several backends; lists the paths.
+            no scalar of the backend.
+        MixedDevicesError: What is trained belongs to several backends; lists the paths. Other
+            arguments may have any arrays; an error of `fun` has a note with their paths then.
         NotAFunctorError: An object that nobody declared holds arrays.
 
     The interface is that of `jax.value_and_grad`, https://docs.jax.dev.
@@ -78,7 +80,10 @@ def value_and_grad(
         (tensor(49.), tensor(42.), tensor(14.))
     """
     several = not isinstance(argnums, int)
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    numbers = _numbers("argnums", argnums)
+    if not numbers:
+        raise TransformError("argnums is empty, so there is nothing to differentiate by.")
+    checked: set[int] = set()
 
     @functools.wraps(fun, updated=())
     def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -106,6 +111,7 @@ def value_and_grad(
                     f"has_aux=True: the function must return (loss, aux), not {_a(result)}."
                 )
             aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
+            _refuse_results(aux, checked)
             rest.append(aux)
             return _checked(result[0], adapter), [*aux.arrays, *effects]
 
@@ -113,7 +119,11 @@ def value_and_grad(
             others = [arg for place, arg in enumerate(args) if place not in places]
             return any(_shares(tree, trained) for tree in (*others, *kwargs.values()))
 
-        value, further, gradients = adapter.value_and_grad(run, arrays, elsewhere)
+        try:
+            value, further, gradients = adapter.value_and_grad(run, arrays, elsewhere)
+        except Exception as error:
+            _note_mixture(error, adapter, args, kwargs)
+            raise
         if changed:
             effects = further[-len(changed) :]
             del further[-len(changed) :]
@@ -164,6 +174,33 @@ def _none(leaf: Any) -> Any:
     return no_gradient
 
 
+def _numbers(name: str, given: Any) -> tuple[int, ...]:
+    """What `argnums` or `static_argnums` names."""
+    try:
+        return tuple(map(operator.index, given if isinstance(given, tuple | list) else (given,)))
+    except TypeError:
+        raise TransformError(
+            f"{name}={given!r}: arguments are named by position here, with an integer or several."
+        ) from None
+
+
+def _note_mixture(
+    error: Exception, adapter: Adapter, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Says so if what is not differentiated holds arrays of another backend: it may be for that."""
+    trees = _named(args, kwargs)
+    if isinstance(error, FmapperError):
+        return
+    found: dict[str, Any] = {}
+    for link, leaf, kind in visit(trees, once=True):
+        owner = adapter_of(leaf) if kind is None else None
+        if owner is not None and not (owner.host_only and adapter.takes_host_arrays):
+            found.setdefault(owner.name, link)
+    if len(found) > 1:
+        listed = ", ".join(f"{name} at {format_link(link)}" for name, link in found.items())
+        error.add_note(f"The arguments hold arrays of several backends: {listed}.")
+
+
 def _place(number: int, args: tuple[Any, ...]) -> int:
     place = number + len(args) if number < 0 else number
     if not 0 <= place < len(args):
@@ -189,6 +226,9 @@ def _trained(
             raise TransformError(_nothing_trained(Trained(args[place]), place, args[place]))
         found.update(own)
     owners = {adapter_of(array): array for array in found.values()}
+    if len(owners) > 1:  # numbers of NumPy beside arrays of another backend are settings
+        found = {i: array for i, array in found.items() if not _adapter(array).is_number(array)}
+        owners = {adapter_of(array): array for array in found.values()}
     if len(owners) > 1:
         trees = _named(args, {})
         _refuse_mixture({_adapter(x).name: _path_of(x, trees) for x in owners.values()})
@@ -240,25 +280,25 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
     return given
 
 
-def _checked(value: Any, owner: Adapter) -> Any:
-    """A loss: a floating array of shape ()."""
-    adapter = adapter_of(value)
-    if adapter not in (None, owner) and not (adapter.host_only and owner.takes_host_arrays):
+def _checked(value: Any, adapter: Adapter) -> Any:
+    """A loss: a floating array of shape (), of the backend that differentiates."""
+    found = adapter_of(value)
+    if found is None:
         raise TransformError(
-            f"the function returned an array of {adapter.name}, but what it is differentiated by "
-            f"is {owner.name}'s: on the way the gradient is lost. Return the loss as it is."
+            f"the function must return a floating array of shape (), not {_a(value)}: on the way "
+            "to a number, by float() or .item(), the gradient is lost."
         )
-    if adapter is None:
+    if found is not adapter:
         raise TransformError(
-            f"the function must return a floating array of shape (), not {_a(value)}: on the way to "
-            "a number, by float() or .item(), the gradient is lost."
+            f"the function must return an array of {adapter.name}, whose arrays are trained, not "
+            f"one of {found.name}: on the way there the gradient is lost."
         )
-    if adapter.shape(value) != ():
+    if found.shape(value) != ():
         raise TransformError(
             f"the function must return a scalar to differentiate, not an array of shape "
-            f"{adapter.shape(value)}. Take its mean or sum."
+            f"{found.shape(value)}. Take its mean or sum."
         )
-    dtype = adapter.dtype(value)
+    dtype = found.dtype(value)
     if not is_inexact(dtype) or dtype.startswith("complex"):
         raise TransformError(
             f"the function must return a real floating scalar, not one of dtype {dtype}."
@@ -319,6 +359,7 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
             )
             result = fun(*new_args, **new_kwargs)
             results.append(structure_of(result, lambda leaf: adapter_of(leaf) is adapter))
+            _refuse_results(results[-1], set())
             return results[-1].arrays
 
         new = adapter.vectorized(run, found, along)
@@ -418,7 +459,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     """
     if fun is None:
         return functools.partial(jit, static_argnums=static_argnums)
-    numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    numbers = _numbers("static_argnums", static_argnums)
     owner, call = _owner_of(fun)
     if owner is not None:  # what it holds is an input, too
         inner = jit(call, static_argnums=[number + (number >= 0) for number in numbers])
@@ -436,6 +477,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
             result = fun(*(arg.value if type(arg) is _Fixed else arg for arg in args), **kwargs)
             changed = changes(key.boxes, memo)
             rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
+            _refuse_results(rest, set())
             return [*rest.arrays, *(value for _, value in changed)], (
                 rest,
                 [change for change, _ in changed],
@@ -555,6 +597,13 @@ def _refuse_holders(structure: Structure, trees: Any) -> None:
     for leaf in structure.opaque:
         if not isinstance(leaf, _FUNCTIONS):
             check_leaf(leaf, where, leaf)
+
+
+def _refuse_results(structure: Structure, checked: set[int]) -> None:
+    """An undeclared object would carry what stands for arrays out of the transformation."""
+    if hash(structure) not in checked:
+        _refuse_holders(structure, structure.tree)
+        checked.add(hash(structure))
 
 
 def _path_of(array: Any, trees: Any) -> str:

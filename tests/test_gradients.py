@@ -560,3 +560,10 @@ def test_the_function_keeps_its_name(xp: Any) -> None:
 
     assert value_and_grad(named).__name__ == grad(named).__name__ == "named"
     assert grad(named).__doc__ == "Words."
+
+
+def test_a_number_of_numpy_beside_arrays_is_a_setting(xp: Any) -> None:
+    model = {"w": xp.array([1.0, 2.0]), "scale": 1 / np.sqrt(4)}
+    gradient = grad(lambda m: (m["w"] * float(m["scale"])).sum())(model)
+    close(xp, gradient["w"], xp.array([0.5, 0.5]))
+    assert gradient["scale"] is no_gradient

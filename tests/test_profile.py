@@ -992,3 +992,10 @@ def test_calibration_gives_ranges_in_order() -> None:
         assert 0 <= least <= likely <= most
     assert card.flops["float32"] > 1e8
     assert card.name.endswith("measured here")
+
+
+def test_one_device_and_one_batch_size_need_no_list() -> None:
+    made = fmapper.profile(
+        np.negative, np.ones((1, 4)), "numpy:cpu", 4, seconds=0.01, predict=False
+    )
+    assert [(str(cell.device), cell.batch_size) for cell in made.cells] == [("numpy:cpu", 4)]

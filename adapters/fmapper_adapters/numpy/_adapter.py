@@ -52,6 +52,10 @@ class NumpyAdapter(Adapter):
         """There is one `np.True_` and one `np.False_`."""
         return issubclass(cls, np.bool_)
 
+    def is_number(self, array: Any) -> bool:
+        """NumPy's scalars."""
+        return isinstance(array, np.generic)
+
     def device(self, array: Any) -> Device:
         """Always the host."""
         return CPU

@@ -229,7 +229,7 @@ class TorchAdapter(Adapter):
         start = base.storage_offset() + offset
         if not isinstance(like, torch.Tensor):
             return base.as_strided(shape, strides, start)
-        if not like.is_leaf:
+        if not _host.is_replaceable(like):
             return base.as_strided(shape, strides, start)
         values = base.detach().as_strided(shape, strides, start)
         grad = None if like.grad is None else like.grad.to(values, copy=True)

@@ -27,7 +27,7 @@ def to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
         except TypeError as error:
             raise BatchError(at) from error
     for at, tensor in enumerate(tensors):
-        is_plain = tensor.is_leaf and not _host.is_transformed(tensor)
+        is_plain = _host.is_replaceable(tensor)
         sources.append(tensor.detach() if is_plain and tensor.requires_grad else tensor)
         owners.append(at)
         if is_plain and tensor.grad is not None:
@@ -38,7 +38,7 @@ def to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
     except BatchError as error:
         raise BatchError(owners[error.index]) from error.__cause__
     for tensor in tensors:
-        if not tensor.is_leaf or _host.is_transformed(tensor):
+        if not _host.is_replaceable(tensor):
             yield next(moved)
             continue
         values = next(moved)

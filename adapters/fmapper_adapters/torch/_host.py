@@ -337,6 +337,17 @@ def is_transformed(tensor: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def is_replaceable(tensor: torch.Tensor) -> bool:
+    """Whether a new leaf of autograd may take the place of a tensor.
+
+    Not in that of one with a history, and not where a gradient is being taken by it: the new leaf
+    would cut that off.
+    """
+    if is_transformed(tensor) or not tensor.is_leaf:
+        return False
+    return not (_standin.here.depth and tensor.requires_grad)
+
+
 def casts(
     tensors: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[torch.Tensor, bool]]:
@@ -405,7 +416,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> tor
             new.detach().view(torch.uint8).masked_fill_(wide.isinf(), 0x7F)
         return new
 
-    if not tensor.is_leaf or is_transformed(tensor):
+    if not is_replaceable(tensor):
         return change(tensor)
     grad = None if tensor.grad is None else change(tensor.grad)
     return replaced(tensor, change(tensor.detach() if tensor.requires_grad else tensor), grad)
