@@ -13,6 +13,7 @@ import pytest
 
 import fmapper
 from fmapper.__main__ import main
+from fmapper._convert import _added
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -168,7 +169,7 @@ def test_what_differs_is_not_saved(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(fmapper._convert._added, "jax", {})
+    monkeypatch.setitem(_added, "jax", {})
     fmapper.lowering("aten::relu")(lambda x: x)
     out, report = tmp_path / "net.safetensors", tmp_path / "report.json"
     files = ("--out", str(out), "--json", str(report))
