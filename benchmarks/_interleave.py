@@ -48,7 +48,7 @@ def interleave(
         budget: begin no further round after so many seconds, though never fewer than two.
         keep_gc: leave the cyclic garbage collector on while timing.
         seed: of the shuffle.
-        clock: what is read before and after; the processor time of the process, on a loaded machine.
+        clock: what is read before and after; where a machine is loaded, the time of the process.
 
     Returns:
         Seconds per call: one value per name and round done, in the order of the rounds.
