@@ -33,6 +33,7 @@ def interleave(
     budget: float = math.inf,
     keep_gc: bool = False,
     seed: int = 0,
+    clock: Callable[[], float] = perf_counter,
 ) -> Timings:
     """Time every call once per round, the order shuffled each round.
 
@@ -47,11 +48,12 @@ def interleave(
         budget: begin no further round after so many seconds, though never fewer than two.
         keep_gc: leave the cyclic garbage collector on while timing.
         seed: of the shuffle.
+        clock: what is read before and after; where a machine is loaded, the time of the process.
 
     Returns:
         Seconds per call: one value per name and round done, in the order of the rounds.
     """
-    repeats = {name: 1 if once else _repeats(call, sample) for name, call in calls.items()}
+    repeats = {name: 1 if once else _repeats(call, sample, clock) for name, call in calls.items()}
     order = list(calls)
     timings: Timings = {name: [] for name in calls}
     shuffle = random.Random(seed).shuffle
@@ -69,7 +71,7 @@ def interleave(
                 gc.disable()
             for name in order:
                 call = calls[name]
-                seconds = _time_once(call) if once else _time(call, repeats[name])
+                seconds = _time_once(call, clock) if once else _time(call, repeats[name], clock)
                 timings[name].append(seconds)
             gc.enable()
     finally:
@@ -91,32 +93,32 @@ def paired(ours: list[float], theirs: list[float]) -> tuple[float, float, float]
     return middle, low, high
 
 
-def _repeats(call: Call, sample: float) -> int:
+def _repeats(call: Call, sample: float, clock: Callable[[], float]) -> int:
     """Say how often to repeat a call in one sample; warms the call up on the way."""
-    once = median(_time(call, 1) for _ in range(3))
+    once = median(_time(call, 1, clock) for _ in range(3))
     return max(1, math.ceil(sample / once))
 
 
-def _time(call: Call, repeats: int) -> float:
+def _time(call: Call, repeats: int, clock: Callable[[], float]) -> float:
     """Return the seconds that one of so many calls takes."""
     if isinstance(call, Prepared):
         arguments, do = [call.prepare() for _ in range(repeats)], call.call
-        start = perf_counter()
+        start = clock()
         for argument in arguments:
             do(argument)
-        return (perf_counter() - start) / repeats
-    start = perf_counter()
+        return (clock() - start) / repeats
+    start = clock()
     for _ in range(repeats):
         call()
-    return (perf_counter() - start) / repeats
+    return (clock() - start) / repeats
 
 
-def _time_once(call: Call) -> float:
+def _time_once(call: Call, clock: Callable[[], float]) -> float:
     """Return the seconds that one call takes, without the time to free what it returns."""
     arguments = (call.prepare(),) if isinstance(call, Prepared) else ()
     do = call.call if isinstance(call, Prepared) else call
-    start = perf_counter()
+    start = clock()
     result = do(*arguments)
-    seconds = perf_counter() - start
+    seconds = clock() - start
     del result
     return seconds

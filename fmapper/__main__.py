@@ -1,4 +1,4 @@
-"""`python -m fmapper`: what this machine has, and where the time of a model goes."""
+"""`python -m fmapper`: what this machine has, where a model spends its time, and conversion."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from fmapper import _cli_profile
+from fmapper import _cli_convert, _cli_profile
 from fmapper._adapter import Device, DeviceInfo
 from fmapper._device import device_info, devices, missing
 from fmapper._errors import FmapperError
@@ -78,6 +78,11 @@ def _no_options(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: dict[str, Command] = {
     "devices": ("every device, its memory, and what is missing", _no_options, run_devices),
+    "convert": (
+        "make a JAX or Flax model of a torch module, and say how exact and how fast it is",
+        _cli_convert.add_options,
+        _cli_convert.run,
+    ),
     "profile": (
         "where the time of a model goes, and from which batch size an accelerator pays",
         _cli_profile.add_options,

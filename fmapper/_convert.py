@@ -15,7 +15,7 @@ from fmapper._program import Lowering, Program
 F = TypeVar("F", bound=Callable[..., Any])
 
 _added: dict[str, dict[str, Lowering]] = {}
-_MOVERS: dict[str, Mover] = {"jax": to_jax, "flax": to_jax, "torch": to_torch, "numpy": to_numpy}
+MOVERS: dict[str, Mover] = {"jax": to_jax, "flax": to_jax, "torch": to_torch, "numpy": to_numpy}
 
 
 def lowering(
@@ -117,14 +117,19 @@ def convert(
     target = get_adapter(to)
     if isinstance(model, Program):
         return lower(model, target, **options)
-    source = _source_of(model)
+    source = source_of(model)
     if source is target:
         raise ConversionError(f"{type(model).__name__} is a model of {to} already")
     if source is None:
-        if to not in _MOVERS:
+        if to not in MOVERS:
             raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")
+<<<<<<< HEAD
         return _MOVERS[to](model)
     if verify and train and not target.has_modes:
+=======
+        return MOVERS[to](model)
+    if verify and train:
+>>>>>>> 1310e3c05e40c536a8354b39e6803f4758d19903
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
         )
@@ -170,5 +175,6 @@ def lower(program: Program, target: Adapter, **options: Any) -> Any:
     return target.from_program(program, added, **options)
 
 
-def _source_of(model: Any) -> Adapter | None:
+def source_of(model: Any) -> Adapter | None:
+    """The framework that a model is one of."""
     return next((adapter for adapter in adapters() if adapter.is_model(model)), None)

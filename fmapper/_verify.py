@@ -100,6 +100,7 @@ def verify(
     kwargs: Mapping[str, Any] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    exact: bool = False,
 ) -> Report:
     """Calls two models with the same inputs and compares every output.
 
@@ -115,6 +116,7 @@ def verify(
         rtol: What may differ, relative to the largest element of an output. None: by dtype, 1e-4
             for float32.
         atol: What may differ in any case.
+        exact: Run `a` in float64 even where the outputs agree.
 
     Examples:
         >>> import fmapper, torch
@@ -126,9 +128,10 @@ def verify(
     given = kwargs or {}
     got = [_run(model, inputs, given) for model in (a, b)]
     outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
-    if all(output.ok for output in outputs):
-        return Report(outputs)
-    return Report(outputs, _first(a, b, (inputs, given), rtol, atol), _exact(a, got, inputs, given))
+    agree = all(output.ok for output in outputs)
+    first = None if agree else _first(a, b, (inputs, given), rtol, atol)
+    rounding = _exact(a, got, inputs, given) if exact or not agree else None
+    return Report(outputs, first, rounding)
 
 
 def _run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

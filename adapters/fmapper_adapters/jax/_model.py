@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,10 +31,11 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-from fmapper_adapters.jax import _interpret
+from fmapper_adapters.jax import _interpret, _routes
 from fmapper_adapters.jax.aten import _table, _types
 
 Arrays = dict[str, Any]
+Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as _execute gives them
 
 
 class Outcome(NamedTuple):
@@ -63,6 +65,10 @@ class Code:
         concrete: Whether shapes depend on values, so that it cannot be compiled.
         paths: What errors call each flattened input.
         checks: The calls that assert something.
+        own_keywords: What forward calls as `__call__` calls keywords of its own.
+        names: Of the parameters and of the buffers that the program takes, in order.
+        pick_params, pick_buffers: These arrays from a dict.
+        routes: How calls that were checked before give the inputs.
     """
 
     def __init__(
@@ -83,6 +89,15 @@ class Code:
             for value, output in zip(program.graph.outputs, program.outputs, strict=True)
             if output.kind == "user"
         ]
+        self.all_computed = not any(self.fixed_outputs)
+        self.own_keywords = {p.name for p in program.signature} & {"key", "mutable"}
+        self.names = {
+            kind: [str(i.target) for i in program.inputs if i.kind == kind]
+            for kind in ("parameter", "buffer")
+        }
+        self.pick_params = _picker(self.names["parameter"])
+        self.pick_buffers = _picker(self.names["buffer"])
+        self.routes = _routes.Routes(program)
 
 
 @functor(children=("params", "buffers"), trainable=("params",))
@@ -141,11 +156,19 @@ class JaxModel:
         Raises:
             ProgramInputError: The program was recorded for other inputs.
         """
-        own = {p.name for p in self.program.signature}
-        key = None if "key" in own else kwargs.pop("key", None)
-        mutable = False if "mutable" in own else kwargs.pop("mutable", False)
-        outcome = self.call(args, kwargs, key=key)
-        return (outcome.output, outcome.model) if mutable else outcome.output
+        code = self._code
+        key = None if "key" in code.own_keywords else kwargs.pop("key", None)
+        mutable = False if "mutable" in code.own_keywords else kwargs.pop("mutable", False)
+        arrays = None
+        if not code.concrete and not (code.random and key is None):
+            arrays = code.routes.find(args, kwargs)
+        if arrays is None:
+            outcome = self.call(args, kwargs, key=key)
+            output, model = outcome.output, outcome.model
+        else:
+            found = _compiled(code, (), self.precision, *self._state(), arrays, key)
+            output, model = self._finished(found)
+        return (output, model) if mutable else output
 
     def call(
         self,
@@ -173,26 +196,40 @@ class JaxModel:
             raise ProgramInputError(
                 f"{code.program.name} draws random numbers: give it key=jax.random.key(0)"
             )
-        state = (self.params, self.buffers)
         if code.concrete:
             found = self._run_eagerly(numbers, arrays, key, observe)
         elif observe is not None:
-            found = _execute(code, numbers, self.precision, *state, arrays, key, observe)
+            found = _execute(code, numbers, self.precision, *self._state(), arrays, key, observe)
         else:
-            found = _compiled(code, numbers, self.precision, *state, arrays, key)
-        users, changed, changed_inputs, checks = found
-        _look_at(code, checks)
-        values = iter(users)
-        outputs = [next(values) if fixed is None else fixed[0] for fixed in code.fixed_outputs]
-        for position, value in changed_inputs.items():
+            found = _compiled(code, numbers, self.precision, *self._state(), arrays, key)
+            code.routes.add(args, kwargs or {})
+        output, model = self._finished(found)
+        for position, value in found[2].items():
             leaves[position] = value
         new_args, new_kwargs = code.program.in_spec.unflatten(leaves)
+        return Outcome(output, model, new_args, new_kwargs)
+
+    def _state(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What the program takes of the arrays: without names, which cost time in every call."""
+        return self._code.pick_params(self.params), self._code.pick_buffers(self.buffers)
+
+    def _finished(self, found: Results) -> tuple[Any, JaxModel]:
+        """The output, and the model with what the call has changed."""
+        users, changed, _, checks = found
+        code = self._code
+        if checks is not None:
+            _look_at(code, checks)
+        if code.all_computed:
+            outputs = users
+        else:
+            values = iter(users)
+            outputs = [next(values) if fixed is None else fixed[0] for fixed in code.fixed_outputs]
         model = self
         if changed:
             model = self.replace(
                 params=_updated(self.params, changed), buffers=_updated(self.buffers, changed)
             )
-        return Outcome(code.program.out_spec.unflatten(outputs), model, new_args, new_kwargs)
+        return code.program.out_spec.unflatten(outputs), model
 
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
         """Every operation of a call, run one by one, with its results."""
@@ -207,7 +244,7 @@ class JaxModel:
 
     def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
         """Without compiling: for programs whose sizes depend on the values of arrays."""
-        state = (self.params, self.buffers)
+        state = self._state()
         try:
             return _execute(self._code, numbers, self.precision, *state, arrays, key, observe)
         except jax.errors.JAXTypeError as error:
@@ -332,12 +369,12 @@ def _execute(  # static_argnums goes by position
     code: Code,
     numbers: tuple[Any, ...],
     precision: str | None,
-    params: Arrays,
-    buffers: Arrays,
+    params: tuple[Any, ...],
+    buffers: tuple[Any, ...],
     arrays: list[Any],
     key: Any,
     observe: _interpret.Observer | None = None,
-) -> tuple[list[Any], Arrays, dict[int, Any], Any]:
+) -> Results:
     """The program on arrays.
 
     Returns:
@@ -346,15 +383,17 @@ def _execute(  # static_argnums goes by position
     """
     program = code.program
     given, static = iter(arrays), iter(numbers)
-    tables = {"parameter": params, "buffer": buffers, "constant": code.constants}
+    named = {"parameter": iter(params), "buffer": iter(buffers)}
     inputs = []
     for spec in program.inputs:
         if spec.kind == "static":
             inputs.append(spec.value)
         elif spec.kind == "user":
             inputs.append(_strong(next(given)) if spec.is_array() else next(static))
+        elif spec.kind == "constant":
+            inputs.append(jnp.asarray(code.constants[str(spec.target)]))
         else:
-            inputs.append(jnp.asarray(tables[spec.kind][str(spec.target)]))
+            inputs.append(jnp.asarray(next(named[spec.kind])))
     run = _interpret.Run(code.lowerings, key, observe)
     with _settings(program, precision):
         values = _interpret.evaluate(program.graph, inputs, run)
@@ -375,6 +414,12 @@ def _execute(  # static_argnums goes by position
 
 
 _compiled = partial(jax.jit, static_argnums=(0, 1, 2))(_execute)
+
+
+def _picker(names: list[str]) -> Callable[[Arrays], tuple[Any, ...]]:
+    if len(names) < 2:  # for which itemgetter gives no tuple
+        return lambda arrays: tuple([arrays[name] for name in names])
+    return operator.itemgetter(*names)
 
 
 def _look_at(code: Code, checks: Any) -> None:

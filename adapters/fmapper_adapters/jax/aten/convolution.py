@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.aten import _unfolded
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import cast
 
@@ -108,20 +109,38 @@ def _correlated(
     count = weight.ndim - 2
     batched = x.ndim == weight.ndim
     x = cast(x if batched else x[None], weight.dtype)
+    stride, dilation, spread = (_each(v, count) for v in (stride, dilation, spread))
+    if groups == 1 and set(spread) == {1}:
+        places = _places(x, weight, stride, widths, dilation)
+        if _unfolded.pays(x, weight, places):
+            y = _unfolded.convolved(x, weight, stride, widths, dilation, places)
+            return _with_bias(y, bias, batched=batched)
     spatial = "DHW"[3 - count :]
     y = jax.lax.conv_general_dilated(
         x,
         weight,
-        window_strides=_each(stride, count),
+        window_strides=stride,
         padding=widths,
-        lhs_dilation=_each(spread, count),
-        rhs_dilation=_each(dilation, count),
+        lhs_dilation=spread,
+        rhs_dilation=dilation,
         dimension_numbers=(f"NC{spatial}", f"OI{spatial}", f"NC{spatial}"),
         feature_group_count=groups,
     )
+    return _with_bias(y, bias, batched=batched)
+
+
+def _with_bias(y: Any, bias: Any, *, batched: bool) -> jax.Array:
     if bias is not None:
-        y = y + cast(bias, y.dtype).reshape(1, -1, *(1,) * count)
+        y = y + cast(bias, y.dtype).reshape(1, -1, *(1,) * (y.ndim - 2))
     return y if batched else y[0]
+
+
+def _places(
+    x: Any, weight: Any, stride: Sizes, widths: Sequence[tuple[Any, Any]], dilation: Sizes
+) -> list[Any]:
+    """The spatial sizes of the result."""
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, widths, dilation, strict=True)
+    return [(size + sum(pad) - d * (k - 1) - 1) // s + 1 for size, k, s, pad, d in sizes]
 
 
 @lowering("aten::conv_tbc")

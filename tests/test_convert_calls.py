@@ -1,0 +1,147 @@
+"""Calls of a converted model after the first: checked as it, and given as it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+jnp = jax.numpy
+
+
+class Blend(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(3.0))
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x: Any, y: Any, scale: Any = None, flag: bool = True) -> Any:
+        z = x - self.weight * y
+        z = self.norm(z) if self.training else z
+        return {"z": z if flag else -z, "scaled": None if scale is None else z * scale}
+
+
+X, Y = torch.ones(2, 3), torch.full((2, 3), 2.0)
+A, B = jnp.asarray(X.numpy()), jnp.asarray(Y.numpy())
+WANT = 1 - 2 * np.arange(3.0)
+
+
+def blend(*args: Any, train: bool = False, **kwargs: Any) -> Any:
+    return fmapper.convert(Blend(), "jax", args, kwargs, train=train)
+
+
+def was_routed(model: Any, *args: Any, **kwargs: Any) -> bool:
+    return model._code.routes.find(args, kwargs) is not None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model(A, B),
+        lambda model: model(A, y=B),
+        lambda model: model(y=B, x=A),
+        lambda model: model(A, B, None, True),
+        lambda model: model(A, B, flag=True, scale=None),
+        lambda model: model(np.asarray(A), B),
+    ],
+)
+def test_however_it_is_called_the_second_call_is_the_first(call):
+    model = blend(X, Y)
+    outputs = [call(model) for _ in range(3)]
+    for output in outputs:
+        np.testing.assert_array_equal(output["z"][0], WANT)
+        assert output["scaled"] is None
+
+
+def test_ways_to_call_do_not_mix():
+    model = blend(X, Y)
+    for _ in range(2):
+        np.testing.assert_array_equal(model(A, B)["z"][0], WANT)
+        np.testing.assert_array_equal(model(B, A)["z"][0], 2 - np.arange(3.0))
+        np.testing.assert_array_equal(model(A, A)["z"][0], 1 - np.arange(3.0))
+        np.testing.assert_array_equal(model(y=A, x=B)["z"][0], 2 - np.arange(3.0))
+        np.testing.assert_array_equal(model(B, y=A)["z"][0], 2 - np.arange(3.0))
+    assert was_routed(model, A, B)
+    assert was_routed(model, y=A, x=B)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((jnp.ones((3, 3)), B), {}),
+        ((jnp.ones((2, 3), int), B), {}),
+        ((A,), {}),
+        ((A, B, B), {}),
+        ((A, B, None, False), {}),
+        ((A, B, None, 1), {}),
+        ((A, B), {"flag": False}),
+        ((A, B), {"x": A}),
+        ((A, [1.0]), {}),
+        ((A, X), {}),
+    ],
+)
+def test_what_a_call_may_not_be_it_may_not_be_later(args, kwargs):
+    model = blend(X, Y, None, True)
+    for _ in range(2):
+        model(A, B, None, True)
+        model(A, B)
+        with pytest.raises(fmapper.ProgramInputError):
+            model(*args, **kwargs)
+    assert was_routed(model, A, B, None, True)
+
+
+def test_trees_are_looked_at_in_every_call():
+    class Tree(torch.nn.Module):
+        def forward(self, pair: Any, n: Any) -> Any:
+            return pair[0] * n + pair[1]["x"]
+
+    model = fmapper.convert(Tree(), "jax", ((X, {"x": Y}), X[:, :1]))
+    for n in (2.0, 3.0):
+        for _ in range(2):
+            assert model((A, {"x": B}), jnp.full((2, 1), n))[0, 0] == n + 2
+    assert not was_routed(model, (A, {"x": B}), jnp.ones((2, 1)))
+
+
+def test_other_arrays_of_the_model_and_transformations():
+    model = blend(X, Y)
+    for _ in range(2):
+        model(A, B)
+        doubled = model.replace(params={n: 2 * p for n, p in reversed(model.params.items())})
+        np.testing.assert_array_equal(doubled(A, B)["z"][0], 1 - 4 * np.arange(3.0))
+        gradients = jax.grad(lambda p, m=model: m.replace(params=p)(A, B)["z"].sum())(model.params)
+        np.testing.assert_array_equal(gradients["weight"], [-4.0] * 3)
+        np.testing.assert_array_equal(jax.jit(model)(A, B)["z"][0], WANT)
+        np.testing.assert_array_equal(jax.vmap(model)(A[None], B[None])["z"][0, 0], WANT)
+
+
+def test_what_a_call_changes_is_new_in_every_call():
+    model = blend(X, Y, train=True)
+    for count in range(1, 4):
+        _, model = model(A, B, mutable=True)
+        assert int(model.buffers["norm.num_batches_tracked"]) == count
+    assert was_routed(model, A, B)
+
+
+def test_varying_sizes():
+    model = fmapper.convert(Blend(), "jax", (X, Y), dynamic_shapes="auto")
+    for size in (2, 5, 2, 5):
+        assert model(jnp.ones((size, 3)), jnp.ones((size, 3)))["z"].shape == (size, 3)
+    with pytest.raises(fmapper.ProgramInputError):
+        model(jnp.ones((2, 3)), jnp.ones((5, 3)))
+
+
+def test_random_numbers_need_their_key_in_every_call():
+    x = torch.ones(20, 30)
+    model = fmapper.convert(torch.nn.Dropout(), "jax", (x,), train=True)
+    array = jnp.asarray(x.numpy())
+    first, same, other = (model(array, key=jax.random.key(i)) for i in (0, 0, 1))
+    np.testing.assert_array_equal(first, same)
+    assert (first != other).any()
+    with pytest.raises(fmapper.ProgramInputError, match="draws random numbers"):
+        model(array)
