@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fmapper import _timing
-from fmapper._convert import MOVERS, lower, source_of
+from fmapper._convert import MOVERS, lower, recorded, source_of
 from fmapper._device import get_device
 from fmapper._discovery import adapter_of, get_adapter
 from fmapper._errors import ConversionError
 from fmapper._plan import readable_bytes
 from fmapper._profile_table import readable_seconds
-from fmapper._program import Program
 from fmapper._timing import Timing
 from fmapper._verify import Report, verify
 
@@ -182,10 +181,10 @@ def measured(
             "torch.nn.Module."
         )
     start = _timing.clock()
-    program: Program = source.export_program(
-        model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
+    program = recorded(
+        model, source, target, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
     )
-    recorded = _timing.clock()
+    exported = _timing.clock()
     converted = lower(program, target)
     lowered = _timing.clock()
     found: dict[str, Any] = {
@@ -195,8 +194,8 @@ def measured(
         "parameters": Arrays.of(program.parameters),
         "buffers": Arrays.of(program.buffers),
         "ops": dict(Counter(call.op for call in program.graph.walk()).most_common()),
-        "export_seconds": recorded - start,
-        "lowering_seconds": lowered - recorded,
+        "export_seconds": exported - start,
+        "lowering_seconds": lowered - exported,
     }
     if not train and (compare or seconds > 0):
         now = _waiting(lambda a, k: target.call(converted, a, k), MOVERS[to], args, kwargs)

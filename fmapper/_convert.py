@@ -123,13 +123,8 @@ def convert(
     if source is None:
         if to not in MOVERS:
             raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")
-<<<<<<< HEAD
-        return _MOVERS[to](model)
-    if verify and train and not target.has_modes:
-=======
         return MOVERS[to](model)
-    if verify and train:
->>>>>>> 1310e3c05e40c536a8354b39e6803f4758d19903
+    if verify and train and not target.has_modes:
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
         )
@@ -137,24 +132,16 @@ def convert(
         example_inputs = (
             tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)
         )
-    program = source.export_program(
+    program = recorded(
         model,
+        source,
+        target,
         example_inputs,
         example_kwargs or {},
         dynamic_shapes=dynamic_shapes,
         train=train,
         check=check,
     )
-    if train and target.has_modes:
-        evaluation = source.export_program(
-            model,
-            example_inputs,
-            example_kwargs or {},
-            dynamic_shapes=dynamic_shapes,
-            train=False,
-            check=check,
-        )
-        program.evaluation = replace(evaluation, parameters={}, buffers={})
     converted = lower(program, target, **options)
     if verify:
         _check(model, converted, example_inputs, example_kwargs or {})
@@ -167,6 +154,30 @@ def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[st
     report = verify(model, converted, *args, kwargs=kwargs)
     if not report:
         raise ConversionError(f"{type(model).__name__}: the converted model differs. {report}")
+
+
+def recorded(
+    model: Any,
+    source: Adapter,
+    target: Adapter,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any,
+    train: bool,
+    check: bool = True,
+) -> Program:
+    """The program of a model; for a target that has modes, of both if it is to be trained."""
+
+    def record(*, train: bool) -> Program:
+        return source.export_program(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, check=check
+        )
+
+    program = record(train=train)
+    if train and target.has_modes:
+        program.evaluation = replace(record(train=False), parameters={}, buffers={})
+    return program
 
 
 def lower(program: Program, target: Adapter, **options: Any) -> Any:
