@@ -467,7 +467,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     programs: dict[str, Program] = {}
     checked: dict[int, Any] = {}
     hollowing = threading.RLock()
-    reasons: list[str] = []
+    reasons = _Reasons()
     said: list[str] = []
 
     def program_for(adapter: Adapter) -> Program:
@@ -483,21 +483,21 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
                 [change for change, _ in changed],
             )
 
-        return adapter.compiled(run, reasons.append)
+        return adapter.compiled(run, reasons.add)
 
     def uncompiled(adapter: Adapter, args: Any, kwargs: Any) -> Any:
         try:
             result = fun(*args, **kwargs)
         except BaseException:
-            if reasons:  # it may be for this error that nothing could be recorded
-                reasons.clear()
+            if reasons.found:  # it may be for this error that nothing could be recorded
+                reasons.found.clear()
                 programs.pop(adapter.name, None)
             raise
-        if reasons and not said:
-            said.append(reasons[0])
+        if reasons.found and not said:
+            said.append(reasons.found[0])
             name = getattr(fun, "__qualname__", type(fun).__name__)
-            warn(f"jit runs {name} uncompiled: {reasons[0]}", NotCompiledWarning)
-        reasons.clear()
+            warn(f"jit runs {name} uncompiled: {reasons.found[0]}", NotCompiledWarning)
+        reasons.found.clear()
         return result
 
     @functools.wraps(fun, updated=())
@@ -532,6 +532,16 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         return rest.filled(out)
 
     return compiled
+
+
+class _Reasons(threading.local):
+    """Why the call that this thread is in could not be compiled."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def add(self, reason: str) -> None:
+        self.found.append(reason)
 
 
 def _owner_of(fun: Any) -> tuple[Any, Callable[..., Any]]:
