@@ -53,7 +53,7 @@ def convolved(
     kernel = weight.shape[2:]
     seen = []
     for at in range(math.prod(kernel)):
-        offset: list[Any] = []
+        offset: list[int] = []
         rest = at
         for size, step in zip(reversed(kernel), reversed(dilation), strict=True):
             rest, index = divmod(rest, size)
