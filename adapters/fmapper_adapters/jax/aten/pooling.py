@@ -130,6 +130,27 @@ def max_pool_with_indices(
     return _looked_up(x, indices, count), indices
 
 
+@lowering("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward")
+def max_pool_backward(
+    gradient: Any,
+    x: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Any,
+) -> jax.Array:
+    """The gradient of each window at the place of its largest element; windows may share one."""
+    count = len(kernel_size) if isinstance(kernel_size, tuple) else 2
+    batch = x.shape[: x.ndim - count]
+    rows = math.prod(batch)
+    at = indices.reshape(rows, -1)
+    flat = jnp.zeros((rows, math.prod(x.shape[x.ndim - count :])), x.dtype)
+    found = flat.at[jnp.arange(rows)[:, None], at].add(gradient.reshape(at.shape))
+    return found.reshape(x.shape)
+
+
 def _argmax(
     x: Any, starts: Sequence[Any], kernel: Sequence[int], dilation: Sequence[int]
 ) -> jax.Array:
