@@ -17,6 +17,7 @@ import numpy as np
 from fmapper import (
     Call,
     Input,
+    LossyCastError,
     Lowering,
     Observation,
     Program,
@@ -30,7 +31,7 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-from fmapper_adapters.jax import _interpret
+from fmapper_adapters.jax import _interpret, _narrow
 from fmapper_adapters.jax.aten import _table, _types
 
 Arrays = dict[str, Any]
@@ -63,6 +64,7 @@ class Code:
         concrete: Whether shapes depend on values, so that it cannot be compiled.
         paths: What errors call each flattened input.
         checks: The calls that assert something.
+        too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
     """
 
     def __init__(
@@ -77,12 +79,23 @@ class Code:
         )
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
+        self.too_wide = _narrow.problem(program, constants)
         self.checks = [call for call in program.graph.calls if _interpret.is_check(call)]
+        self.check_width()
         self.fixed_outputs = [
             None if isinstance(value, Ref) else (value,)
             for value, output in zip(program.graph.outputs, program.outputs, strict=True)
             if output.kind == "user"
         ]
+
+    def check_width(self) -> None:
+        """Asks whether the integers of the program fit, now that it is known how wide they are.
+
+        Raises:
+            LossyCastError: They do not.
+        """
+        if self.too_wide and _types.dtype_of("int64").itemsize == 4:
+            raise LossyCastError(self.too_wide)
 
 
 @functor(children=("params", "buffers"), trainable=("params",))
@@ -345,6 +358,7 @@ def _execute(  # static_argnums goes by position
         position, and whether what it asserts holds, as one array; None if it asserts nothing.
     """
     program = code.program
+    code.check_width()
     given, static = iter(arrays), iter(numbers)
     tables = {"parameter": params, "buffer": buffers, "constant": code.constants}
     inputs = []
@@ -354,7 +368,8 @@ def _execute(  # static_argnums goes by position
         elif spec.kind == "user":
             inputs.append(_strong(next(given)) if spec.is_array() else next(static))
         else:
-            inputs.append(jnp.asarray(tables[spec.kind][str(spec.target)]))
+            array = tables[spec.kind][str(spec.target)]
+            inputs.append(jnp.asarray(_narrow.narrowed(array, f"{program.name}: {spec.target}")))
     run = _interpret.Run(code.lowerings, key, observe)
     with _settings(program, precision):
         values = _interpret.evaluate(program.graph, inputs, run)
@@ -464,7 +479,7 @@ def _checked_array(
     problem = program.shape_problem(spec.shape, leaf.shape, sizes)
     if problem:
         raise ProgramInputError(f"{where}: {problem}")
-    return leaf
+    return _narrow.narrowed(leaf, where)
 
 
 def _checked_number(

@@ -188,6 +188,8 @@ class _GraphReader:
                     calls += self._effect(node)
                 elif self._is_behind(node):
                     calls += self._behind(node)
+                elif op.startswith("aten::_assert") and _is_of_storage(node):
+                    continue  # there is none
                 elif op.rpartition(".")[0] not in _CHECKS and op not in _CHECKS:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
@@ -200,31 +202,32 @@ class _GraphReader:
     def _effect(self, node: torch.fx.Node) -> list[Call]:
         """What `with_effects(token, operation, ...)` calls; its results are read by `_behind`."""
         target: Any = node.args[1]
-        if not isinstance(target, _OVERLOAD):
-            raise ConversionError(f"{node.name}: a call of {target} was left in the graph")
-        op = name_of_overload(target)
-        self._effects[node.name] = len(target._schema.returns)
+        value: Any = node.meta.get("val") or ()
+        results = value[1:] if isinstance(value, list | tuple) else ()
+        if isinstance(target, _OVERLOAD):
+            op = name_of_overload(target)
+            self._effects[node.name] = len(target._schema.returns)
+        else:
+            op = f"higher_order::{target}"
+            self._effects[node.name] = len(results)
         if op in _UNCHECKED:
             return []
-        value = node.meta.get("val")
-        results = value[1:] if isinstance(value, list | tuple) else None
         return [self._call(node, op, node.args[2:], results)]
 
     def _behind(self, node: torch.fx.Node) -> list[Call]:
         """The call that reads a result behind the token of `with_effects`, if it takes one."""
-        call, index = node.args
-        name = call.name  # type: ignore[union-attr]  # a node, as `_is_behind` has seen
+        call: Any = node.args[0]
+        index: Any = node.args[1]
         if index == 0:
             return []  # the token
-        if self._effects[name] == 1:
-            self._inner[node.name] = Ref(name)
+        if self._effects[call.name] == 1:
+            self._inner[node.name] = Ref(call.name)
             return []
-        return [self._call(node, "sym::getitem", (call, index - 1))]  # type: ignore[operator]
+        return [self._call(node, "sym::getitem", (call, index - 1))]
 
     def _is_behind(self, node: torch.fx.Node) -> bool:
-        source = node.args[0] if node.args else None
-        is_node = isinstance(source, torch.fx.Node)
-        return node.target is operator.getitem and is_node and source.name in self._effects
+        source: Any = node.args[0] if node.args else None
+        return node.target is operator.getitem and getattr(source, "name", "") in self._effects
 
     def _read_attribute(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self._owner)
@@ -235,9 +238,7 @@ class _GraphReader:
             )
         self._inner[node.name] = _GraphReader(value).graph()
 
-    def _call(
-        self, node: torch.fx.Node, op: str, given: Any = None, results: Any = None
-    ) -> Call:
+    def _call(self, node: torch.fx.Node, op: str, given: Any = None, results: Any = None) -> Call:
         args = self._plain(node.args if given is None else given, node)
         kwargs = {
             key: self._plain(value, node)
@@ -278,6 +279,18 @@ class _GraphReader:
         )
 
 
+def _is_of_storage(node: torch.fx.Node) -> bool:
+    """Whether an assertion is about where in a storage an array begins."""
+    todo = list(node.all_input_nodes)
+    while todo:
+        source = todo.pop()
+        if source.target is torch.ops.aten.sym_storage_offset.default:
+            return True
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            todo += source.all_input_nodes
+    return False
+
+
 def place(node: torch.fx.Node) -> tuple[str, str]:
     """The path of the module that a node comes from, and the innermost line that is not torch's."""
     stack = node.meta.get("nn_module_stack") or {}
@@ -302,7 +315,7 @@ def op_name(node: torch.fx.Node) -> str:
     """The name that a program has for what a node calls."""
     target = node.target
     if isinstance(target, _OVERLOAD):
-        namespace, name, overload = str(target).split(".")
+        _, name, overload = str(target).split(".")
         if name in _DROPOUT_INSIDE and _drops(node, target):
             return f"fmapper::{name}_with_dropout.{overload}"
         return name_of_overload(target)

@@ -62,7 +62,8 @@ def _ctc_loss(
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
     """Of arrays of one shape: torch bounds the number of results by that of the elements of x."""
-    return torch.masked_select(*torch.broadcast_tensors(x, mask))
+    together: Any = torch.broadcast_tensors  # untyped in torch
+    return torch.masked_select(*together(x, mask))
 
 
 # With the functions that call them: a mode is switched off while it handles a call.
