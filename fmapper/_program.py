@@ -55,6 +55,14 @@ class Call:
     source: str = ""
     result: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
 
+    def refs(self) -> list[str]:
+        """The names that its arguments refer to."""
+        return list(refs_in((self.args, self.kwargs)))
+
+    def graphs(self) -> list[Graph]:
+        """The graphs among its arguments."""
+        return list(graphs_in((self.args, self.kwargs)))
+
 
 @dataclass(slots=True, eq=False)
 class Graph:

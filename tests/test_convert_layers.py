@@ -130,6 +130,45 @@ def test_gradients_of_losses(name):
     assert_same_gradients(*LOSSES[name])
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_in_chunks(reduction, weighted):
+    chunks = pytest.importorskip("torch.nn.modules.linear_cross_entropy_options")
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(3, 5)
+
+        def forward(self, x, y):
+            return F.linear_cross_entropy(
+                x,
+                self.last.weight,
+                y,
+                linear_bias=self.last.bias,
+                weight=torch.tensor([1.0, 2.0, 0.5, 0.0, 1.0]) if weighted else None,
+                reduction=reduction,
+                ignore_index=2,
+                options=chunks.LinearCrossEntropyOptions(batch_chunk_size=2),
+            )
+
+    module, x, y = Loss(), torch.randn(7, 3), torch.tensor([0, 1, 2, 3, 4, 2, 1])
+    model = converting.check(module, x, y)
+    assert any("linear_cross_entropy" in op for op in model.program.ops())
+    module(x, y).sum().backward()
+    arrays = (x.numpy(), y.numpy())
+    got = jax.grad(lambda params: model.replace(params=params)(*arrays).sum())(model.params)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(got[name], parameter.grad.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_batch_normalisation_with_update():
+    update = torch.ops.aten._batch_norm_with_update_functional
+    mean, var = torch.randn(3), torch.rand(3)
+    inputs = (torch.randn(2, 3, 4), torch.randn(3), torch.randn(3), mean, var)
+    converting.check(lambda *given: update(*given, 0.1, 1e-5), *inputs)
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_gradients_of_embedding_bags(mode):
     indices, offsets = torch.tensor([1, 3, 3, 0, 2]), torch.tensor([0, 3, 3])

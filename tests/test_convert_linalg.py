@@ -295,3 +295,32 @@ def test_spectrograms():
 
     check(function, torch.randn(2, 80), torch.hann_window(16))
     check_gradients(lambda x: function(x, torch.hann_window(16))[1], torch.randn(2, 80))
+
+
+@pytest.mark.parametrize("kind", ["real", "complex", "hermitian"])
+@pytest.mark.parametrize("diagonal", ["random", "zero"])  # zero: blocks of two rows everywhere
+def test_factors_of_indefinite_matrices(kind, diagonal):
+    a = torch.randn(3, 7, 7, dtype=torch.float32 if kind == "real" else torch.complex64)
+    b = torch.randn(3, 7, 2, dtype=a.dtype)
+    hermitian = kind == "hermitian"
+    a = a + (a.mH if hermitian else a.mT)
+    if diagonal == "zero":
+        a.diagonal(0, -2, -1).fill_(0)
+
+    def function(a, b):
+        factors, pivots, info = torch.linalg.ldl_factor_ex(a, hermitian=hermitian)
+        return (
+            factors,
+            pivots,
+            info,
+            torch.linalg.ldl_solve(factors, pivots, b, hermitian=hermitian),
+        )
+
+    check(function, a, b)
+
+
+def test_factors_of_matrices_without_any():
+    def function(*matrices):
+        return [torch.linalg.ldl_factor_ex(a) for a in matrices]
+
+    check(function, torch.zeros(3, 3), torch.zeros(2, 0, 0), torch.ones(1, 1))

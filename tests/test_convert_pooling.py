@@ -119,6 +119,13 @@ def test_gradients_of_pooling():
     check_gradients(lambda x: function(x)[0], image(2).round())
 
 
+def test_the_backward_of_pooling_as_an_operation():
+    x = image(2)
+    y, at = F.max_pool2d(x, 3, 1, return_indices=True)
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    check(lambda g, x, i: backward(g, x, [3], [1], [0], [1], False, i), torch.randn_like(y), x, at)
+
+
 def test_pooling_of_other_dtypes():
     def function(x):
         half = x.bfloat16()

@@ -18,6 +18,7 @@ import numpy as np
 from fmapper import (
     Call,
     Input,
+    LossyCastError,
     Lowering,
     Observation,
     Program,
@@ -31,7 +32,11 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
+<<<<<<< HEAD
 from fmapper_adapters.jax import _interpret, _routes
+=======
+from fmapper_adapters.jax import _interpret, _narrow
+>>>>>>> 5bbdcf798b08d13c726051774bdac6b6215a1a7a
 from fmapper_adapters.jax.aten import _table, _types
 
 Arrays = dict[str, Any]
@@ -65,10 +70,14 @@ class Code:
         concrete: Whether shapes depend on values, so that it cannot be compiled.
         paths: What errors call each flattened input.
         checks: The calls that assert something.
+<<<<<<< HEAD
         own_keywords: What forward calls as `__call__` calls keywords of its own.
         names: Of the parameters and of the buffers that the program takes, in order.
         pick_params, pick_buffers: These arrays from a dict.
         routes: How calls that were checked before give the inputs.
+=======
+        too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
+>>>>>>> 5bbdcf798b08d13c726051774bdac6b6215a1a7a
     """
 
     def __init__(
@@ -83,7 +92,9 @@ class Code:
         )
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
+        self.too_wide = _narrow.problem(program, constants)
         self.checks = [call for call in program.graph.calls if _interpret.is_check(call)]
+        self.check_width()
         self.fixed_outputs = [
             None if isinstance(value, Ref) else (value,)
             for value, output in zip(program.graph.outputs, program.outputs, strict=True)
@@ -98,6 +109,15 @@ class Code:
         self.pick_params = _picker(self.names["parameter"])
         self.pick_buffers = _picker(self.names["buffer"])
         self.routes = _routes.Routes(program)
+
+    def check_width(self) -> None:
+        """Asks whether the integers of the program fit, now that it is known how wide they are.
+
+        Raises:
+            LossyCastError: They do not.
+        """
+        if self.too_wide and _types.dtype_of("int64").itemsize == 4:
+            raise LossyCastError(self.too_wide)
 
 
 @functor(children=("params", "buffers"), trainable=("params",))
@@ -382,6 +402,7 @@ def _execute(  # static_argnums goes by position
         position, and whether what it asserts holds, as one array; None if it asserts nothing.
     """
     program = code.program
+    code.check_width()
     given, static = iter(arrays), iter(numbers)
     named = {"parameter": iter(params), "buffer": iter(buffers)}
     inputs = []
@@ -393,7 +414,12 @@ def _execute(  # static_argnums goes by position
         elif spec.kind == "constant":
             inputs.append(jnp.asarray(code.constants[str(spec.target)]))
         else:
+<<<<<<< HEAD
             inputs.append(jnp.asarray(next(named[spec.kind])))
+=======
+            array = tables[spec.kind][str(spec.target)]
+            inputs.append(jnp.asarray(_narrow.narrowed(array, f"{program.name}: {spec.target}")))
+>>>>>>> 5bbdcf798b08d13c726051774bdac6b6215a1a7a
     run = _interpret.Run(code.lowerings, key, observe)
     with _settings(program, precision):
         values = _interpret.evaluate(program.graph, inputs, run)
@@ -509,7 +535,7 @@ def _checked_array(
     problem = program.shape_problem(spec.shape, leaf.shape, sizes)
     if problem:
         raise ProgramInputError(f"{where}: {problem}")
-    return leaf
+    return _narrow.narrowed(leaf, where)
 
 
 def _checked_number(

@@ -20,7 +20,10 @@ _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "
 _DROPOUT_INSIDE = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
 _DROPOUT_INSIDE |= {"rrelu_with_noise", "rrelu_with_noise_functional"}
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
-_EFFECTS = ("aten::_assert",)
+_EFFECTS = ("aten::_assert", "aten::_print")
+_WITH_EFFECTS = "higher_order::with_effects"
+# Effects that are left out: a factorisation that fails gives NaN or infinity, as `_decompose` says.
+_UNCHECKED = frozenset({"aten::_linalg_check_errors.default"})
 _ALIASES = re.compile(r"^L(\['self'\]|__self__)\.?")
 
 
@@ -32,17 +35,21 @@ def program(
     Raises:
         ConversionError: The graph holds what is no plain data.
     """
-    graph = _GraphReader(exported.graph_module).graph()
-    names = _Names(module, exported)
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    graph = _without_tokens(_GraphReader(exported.graph_module).graph(), signature)
+    names = _Names(module, exported)
     inputs = tuple(
-        names.input(spec, node, at) for spec, node, at in _numbered(signature.input_specs, nodes)
+        names.input(spec, node, at)
+        for spec, node, at in _numbered(signature.input_specs, nodes)
+        if spec.kind.name != "TOKEN"
     )
     outputs = []
     users = 0
     for spec in signature.output_specs:
         kind = spec.kind.name
+        if kind == "TOKEN":
+            continue
         if kind == "USER_OUTPUT":
             outputs.append(Output("user", users))
             users += 1
@@ -51,7 +58,7 @@ def program(
         elif kind == "PARAMETER_MUTATION":
             outputs.append(Output("parameter", names.canonical(spec.target or "")))
         elif kind == "USER_INPUT_MUTATION":
-            at = next(n for n, node in enumerate(nodes) if node.name == spec.target)
+            at = graph.inputs.index(str(spec.target))
             outputs.append(Output("input", inputs[at].target))
         else:
             raise ConversionError(
@@ -77,6 +84,17 @@ def program(
         name=type(module).__name__,
     )
     return found
+
+
+def _without_tokens(graph: Graph, signature: Any) -> Graph:
+    """The graph without the tokens that keep its effects in order: its calls are in order."""
+    kinds = [spec.kind.name for spec in signature.input_specs]
+    inputs = [n for n, kind in zip(graph.inputs, kinds, strict=True) if kind != "TOKEN"]
+    kinds = [spec.kind.name for spec in signature.output_specs]
+    outputs = [o for o, kind in zip(graph.outputs, kinds, strict=True) if kind != "TOKEN"]
+    if len(outputs) == len(graph.outputs):
+        return graph
+    return Graph(tuple(inputs), graph.calls, tuple(outputs))
 
 
 def _numbered(specs: Any, nodes: list[Any]) -> Any:
@@ -150,7 +168,8 @@ class _GraphReader:
 
     def __init__(self, owner: torch.fx.GraphModule) -> None:
         self._owner = owner
-        self._inner: dict[str, Graph] = {}
+        self._inner: dict[str, Graph | Ref] = {}
+        self._effects: dict[str, int] = {}  # with the numbers of their results
 
     def graph(self) -> Graph:
         inputs: list[str] = []
@@ -165,12 +184,50 @@ class _GraphReader:
                 outputs = self._plain(node.args[0], node)
             elif node.op == "call_function":
                 op = op_name(node)
-                if op.rpartition(".")[0] not in _CHECKS and op not in _CHECKS:
+                if op == _WITH_EFFECTS:
+                    calls += self._effect(node)
+                elif self._is_behind(node):
+                    calls += self._behind(node)
+                elif op.startswith("aten::_assert") and _is_of_storage(node):
+                    continue  # there is none
+                elif op.rpartition(".")[0] not in _CHECKS and op not in _CHECKS:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
                 raise ConversionError(f"{node.name}: a call of {node.target} was left in the graph")
         found = Graph(tuple(inputs), calls, outputs)
-        return found.without_dead_calls(lambda call: call.op.startswith(_EFFECTS))
+        return found.without_dead_calls(
+            lambda call: call.op.startswith(_EFFECTS) or call.name in self._effects
+        )
+
+    def _effect(self, node: torch.fx.Node) -> list[Call]:
+        """What `with_effects(token, operation, ...)` calls; its results are read by `_behind`."""
+        target: Any = node.args[1]
+        value: Any = node.meta.get("val") or ()
+        results = value[1:] if isinstance(value, list | tuple) else ()
+        if isinstance(target, _OVERLOAD):
+            op = name_of_overload(target)
+            self._effects[node.name] = len(target._schema.returns)
+        else:
+            op = f"higher_order::{target}"
+            self._effects[node.name] = len(results)
+        if op in _UNCHECKED:
+            return []
+        return [self._call(node, op, node.args[2:], results)]
+
+    def _behind(self, node: torch.fx.Node) -> list[Call]:
+        """The call that reads a result behind the token of `with_effects`, if it takes one."""
+        call: Any = node.args[0]
+        index: Any = node.args[1]
+        if index == 0:
+            return []  # the token
+        if self._effects[call.name] == 1:
+            self._inner[node.name] = Ref(call.name)
+            return []
+        return [self._call(node, "sym::getitem", (call, index - 1))]
+
+    def _is_behind(self, node: torch.fx.Node) -> bool:
+        source: Any = node.args[0] if node.args else None
+        return node.target is operator.getitem and getattr(source, "name", "") in self._effects
 
     def _read_attribute(self, node: torch.fx.Node) -> None:
         value = operator.attrgetter(str(node.target))(self._owner)
@@ -181,8 +238,8 @@ class _GraphReader:
             )
         self._inner[node.name] = _GraphReader(value).graph()
 
-    def _call(self, node: torch.fx.Node, op: str) -> Call:
-        args = self._plain(node.args, node)
+    def _call(self, node: torch.fx.Node, op: str, given: Any = None, results: Any = None) -> Call:
+        args = self._plain(node.args if given is None else given, node)
         kwargs = {
             key: self._plain(value, node)
             for key, value in node.kwargs.items()
@@ -196,7 +253,7 @@ class _GraphReader:
             kwargs,
             path,
             source,
-            _results(node.meta.get("val")),
+            _results(node.meta.get("val") if results is None else results),
         )
 
     def _plain(self, value: Any, node: torch.fx.Node) -> Any:
@@ -220,6 +277,18 @@ class _GraphReader:
             f"{node.name} ({node.target}): an argument of type {type(value).__name__} cannot leave "
             "torch"
         )
+
+
+def _is_of_storage(node: torch.fx.Node) -> bool:
+    """Whether an assertion is about where in a storage an array begins."""
+    todo = list(node.all_input_nodes)
+    while todo:
+        source = todo.pop()
+        if source.target is torch.ops.aten.sym_storage_offset.default:
+            return True
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            todo += source.all_input_nodes
+    return False
 
 
 def place(node: torch.fx.Node) -> tuple[str, str]:
@@ -246,10 +315,10 @@ def op_name(node: torch.fx.Node) -> str:
     """The name that a program has for what a node calls."""
     target = node.target
     if isinstance(target, _OVERLOAD):
-        namespace, name, overload = str(target).split(".")
+        _, name, overload = str(target).split(".")
         if name in _DROPOUT_INSIDE and _drops(node, target):
             return f"fmapper::{name}_with_dropout.{overload}"
-        return f"{namespace}::{name}.{overload}"
+        return name_of_overload(target)
     name = getattr(target, "__name__", str(target))
     if isinstance(target, _HIGHER_ORDER):
         return f"higher_order::{name}"
@@ -257,6 +326,12 @@ def op_name(node: torch.fx.Node) -> str:
     if module in ("_operator", "operator", "math", "builtins") or module.startswith("torch"):
         return f"sym::{name}"
     raise ConversionError(f"{node.name}: a call of {module}.{name} was left in the graph")
+
+
+def name_of_overload(overload: Any) -> str:
+    """The name that a program has for an operation."""
+    namespace, name, rest = str(overload).split(".")
+    return f"{namespace}::{name}.{rest}"
 
 
 def _drops(node: torch.fx.Node, overload: Any) -> bool:

@@ -61,10 +61,18 @@ def _ctc_loss(
     return ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
 
 
+def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    """Of arrays of one shape: torch bounds the number of results by that of the elements of x."""
+    together: Any = torch.broadcast_tensors  # untyped in torch
+    return torch.masked_select(*together(x, mask))
+
+
 # With the functions that call them: a mode is switched off while it handles a call.
 _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ctc_loss: _ctc_loss,
     torch.nn.functional.ctc_loss: _ctc_loss,
+    torch.masked_select: _masked_select,
+    torch.Tensor.masked_select: _masked_select,
 }
 
 

@@ -8,6 +8,7 @@ of a higher category (bool < integer < floating < complex).
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -16,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core.primitives import convert_element_type_p
+
+from fmapper import LossyCastError
 
 Dtype = np.dtype[Any]
 
@@ -149,9 +152,29 @@ def _held(x: int, dtype: Dtype) -> int:
     low, high = int(span.min), int(span.max)
     if low <= x <= high:
         return x
-    if dtype.itemsize >= 4 and dtype_of("int64").itemsize == 4:
-        return high if x > high else low
+    if dtype.itemsize == 4 and dtype_of("int64").itemsize == 4:
+        if x in (-(2**63), 2**63 - 1):
+            return high if x > high else low
+        raise LossyCastError(
+            f"{x} does not fit into the 32 bits that JAX has for an integer. Set "
+            'jax.config.update("jax_enable_x64", True), or use a smaller number.'
+        )
     return (x - low) % (high - low + 1) + low
+
+
+def within(x: Any, like: Any) -> Any:
+    """A number as a bound of integers: one that needs more than 32 bits is as good as infinity."""
+    known = isinstance(x, int) and not isinstance(x, bool) and is_integral(like)
+    if not known or x in (-(2**63), 2**63 - 1) or dtype_of("int64").itemsize == 8:
+        return x
+    return x if -(2**31) <= x < 2**31 else math.copysign(math.inf, x)
+
+
+def saturated(x: Any) -> Any:
+    """A number as the nearest one that an integer of JAX holds."""
+    if not isinstance(x, int) or dtype_of("int64").itemsize == 8:
+        return x
+    return min(max(x, -(2**31)), 2**31 - 1)
 
 
 def wide(dtype: Any) -> Dtype:

@@ -14,10 +14,13 @@ from fmapper_adapters.jax.aten._types import (
     cast,
     is_complex,
     is_floating,
+    is_integral,
     is_number,
     promote,
     result_type,
+    saturated,
     wide,
+    within,
 )
 
 # --- arithmetic -----------------------------------------------------------------------------
@@ -409,6 +412,8 @@ def gelu(x: Any, *, approximate: str = "none") -> jax.Array:
 @lowering("aten::clamp")
 def clamp(x: Any, min: Any = None, max: Any = None) -> jax.Array:
     """Within bounds, the upper one first; NaN on any side stays; x at a bound has a gradient."""
+    if is_integral(x):
+        min, max = saturated(min), saturated(max)
     x, low, high = promote(x, min, max)
     if low is not None:
         x = jnp.where((x < low) | is_nan(low), low, x)
@@ -462,12 +467,17 @@ def _binary(function: Callable[..., Any], *ops: str) -> None:
     lowering(*ops)(lambda x, y: function(*promote(x, y)))
 
 
-_binary(jnp.equal, "aten::eq")
-_binary(jnp.not_equal, "aten::ne")
-_binary(jnp.less, "aten::lt")
-_binary(jnp.less_equal, "aten::le")
-_binary(jnp.greater, "aten::gt")
-_binary(jnp.greater_equal, "aten::ge")
+def _comparison(function: Callable[..., Any], *ops: str) -> None:
+    """Enters one of two operands; a number that no integer reaches is infinite."""
+    lowering(*ops)(lambda x, y: function(*promote(within(x, y), within(y, x))))
+
+
+_comparison(jnp.equal, "aten::eq")
+_comparison(jnp.not_equal, "aten::ne")
+_comparison(jnp.less, "aten::lt")
+_comparison(jnp.less_equal, "aten::le")
+_comparison(jnp.greater, "aten::gt")
+_comparison(jnp.greater_equal, "aten::ge")
 _binary(jnp.bitwise_and, "aten::bitwise_and", "aten::__and__")
 _binary(jnp.bitwise_or, "aten::bitwise_or", "aten::__or__")
 _binary(jnp.bitwise_xor, "aten::bitwise_xor", "aten::__xor__")

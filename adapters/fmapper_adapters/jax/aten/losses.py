@@ -253,3 +253,68 @@ def _rows(targets: Any, counts: Any, batch: Any) -> Any:
     first = jnp.cumsum(counts) - counts
     places = first[:, None] + jnp.arange(targets.shape[0])[None, :]
     return targets[jnp.clip(places, 0, max(targets.shape[0] - 1, 0))]
+
+
+@lowering("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
+def linear_cross_entropy_of_each(
+    x: Any,
+    linear_weight: Any,
+    target: Any,
+    linear_bias: Any,
+    weight: Any,
+    ignore_index: int,
+    *how_torch_splits_it: Any,
+) -> jax.Array:
+    """The cross entropy of each row of a linear layer's output, as in `linear_cross_entropy`."""
+    loss, _ = _linear_cross_entropy(x, linear_weight, target, linear_bias, weight, ignore_index)
+    return loss.astype(x.dtype)
+
+
+@lowering("torch_nn::_linear_cross_entropy_batch_chunked")
+def linear_cross_entropy(
+    x: Any,
+    linear_weight: Any,
+    target: Any,
+    linear_bias: Any,
+    weight: Any,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    *how_torch_splits_it: Any,
+) -> tuple[jax.Array, ...]:
+    """The mean or the sum of the cross entropies, and the gradients that torch gives along.
+
+    torch's backward reads them; here the loss itself is differentiated, and as long as nothing uses
+    them they are compiled away.
+    """
+    wanted = how_torch_splits_it[-3:]
+
+    def total(x: Any, linear_weight: Any, bias: Any) -> jax.Array:
+        loss, weights = _linear_cross_entropy(x, linear_weight, target, bias, weight, ignore_index)
+        return jnp.sum(loss) / (jnp.sum(weights) if reduction == "mean" else 1)
+
+    zeros = jnp.zeros(linear_weight.shape[:-1], linear_weight.dtype)
+    given = (x, linear_weight, zeros if linear_bias is None else linear_bias)
+    gradients = jax.grad(total, (0, 1, 2))(*given)
+    nothing = (jnp.zeros((0, 0), x.dtype), jnp.zeros((0, 0), x.dtype), jnp.zeros((0,), x.dtype))
+    found = [
+        g.astype(x.dtype) if w else n for g, w, n in zip(gradients, wanted, nothing, strict=True)
+    ]
+    return (total(*given).astype(x.dtype), *found)
+
+
+def _linear_cross_entropy(
+    x: Any, linear_weight: Any, target: Any, bias: Any, weight: Any, ignore_index: int
+) -> tuple[jax.Array, jax.Array]:
+    """The loss of each row, times the weight of its class, and these weights."""
+    dtype = wide(x.dtype)
+    logits = jnp.matmul(x.astype(dtype), linear_weight.astype(dtype).T)
+    if bias is not None:
+        logits = logits + bias.astype(dtype)
+    counts = target != ignore_index
+    classes = jnp.where(counts, target, 0)
+    each = jnp.ones(logits.shape[-1:], dtype) if weight is None else weight.astype(dtype)
+    weights = jnp.where(counts, each[classes], 0)
+    chances = jax.nn.log_softmax(logits, -1)
+    found = jnp.take_along_axis(chances, classes[:, None], 1)[:, 0]
+    return jnp.where(counts, -found * weights, 0), weights

@@ -166,6 +166,15 @@ def batch_norm_functional(
     )
 
 
+@lowering("aten::_batch_norm_with_update_functional")
+def batch_norm_with_update(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> tuple[jax.Array, ...]:
+    """As batch_norm_functional in training, with what only some of torch's devices hold apart."""
+    found = batch_norm_functional(x, weight, bias, mean, var, True, momentum, eps)
+    return (*found[:3], jnp.zeros((0,), "uint8"), *found[3:])
+
+
 def _moved(running: Any, new: Any, momentum: float) -> jax.Array:
     return (running * (1 - momentum) + new.astype(running.dtype) * momentum).astype(running.dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -111,8 +112,8 @@ def _lowest(dtype: Any) -> Any:
     return -np.inf if is_floating(dtype) else int(np.iinfo(dtype).min)
 
 
-@lowering("aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices")
 def max_pool_with_indices(
+    count: int,
     x: Any,
     kernel_size: Any,
     stride: Any = (),
@@ -121,13 +122,40 @@ def max_pool_with_indices(
     ceil_mode: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """The largest element of each window, and where in its plane it is; NaN counts as largest."""
-    count = len(kernel_size) if isinstance(kernel_size, tuple) else 2
     sizes = x.shape[x.ndim - count :]
     windows = _Windows(count, sizes, kernel_size, stride, padding, dilation, ceil_mode)
     indices = _argmax(x, windows.starts(), windows.kernel, windows.dilation)
     if all(d == 1 for d in windows.dilation):
         return windows.reduce(x, _lowest(x.dtype), jax.lax.max), indices
     return _looked_up(x, indices, count), indices
+
+
+lowering("aten::max_pool2d_with_indices")(partial(max_pool_with_indices, 2))
+lowering("aten::max_pool3d_with_indices")(partial(max_pool_with_indices, 3))
+
+
+def max_pool_backward(
+    count: int,
+    gradient: Any,
+    x: Any,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Any,
+) -> jax.Array:
+    """The gradient of each window at the place of its largest element; windows may share one."""
+    batch = x.shape[: x.ndim - count]
+    rows = math.prod(batch)
+    at = indices.reshape(rows, -1)
+    flat = jnp.zeros((rows, math.prod(x.shape[x.ndim - count :])), x.dtype)
+    found = flat.at[jnp.arange(rows)[:, None], at].add(gradient.reshape(at.shape))
+    return found.reshape(x.shape)
+
+
+lowering("aten::max_pool2d_with_indices_backward")(partial(max_pool_backward, 2))
+lowering("aten::max_pool3d_with_indices_backward")(partial(max_pool_backward, 3))
 
 
 def _argmax(

@@ -124,5 +124,11 @@ def assert_scalar(condition: Any, message: str = "") -> Any:
     return condition
 
 
+@lowering("aten::_print", scalar=True)
+def printed(text: str) -> None:
+    """Prints when the program runs."""
+    jax.debug.callback(print, text)
+
+
 def _traced(*values: Any) -> bool:
     return any(isinstance(value, jax.Array) for value in values)
