@@ -7,6 +7,7 @@ that was stopped goes on with what has no result yet.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import sys
@@ -193,6 +194,7 @@ def main() -> None:
     prepare()
     tiny_models = load("tiny_models")
     tiny_models.build("LlamaForCausalLM", "llama")  # likewise what transformers needs
+    gc.freeze()  # or each process would copy all of it
     classes = tiny_models.classes()
     cases = {
         name: functools.partial(zoo_case, name.rpartition("/")[2], kind)

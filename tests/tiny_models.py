@@ -288,7 +288,21 @@ def _defaults(cls: Any, kind: str) -> dict[str, Any]:
         into = "out_hidden_size" if "out_hidden_size" in vision else "hidden_size"
         if (into != "hidden_size" or "embed_dim" in vision) and into in vision:
             vision[into] = text.get("hidden_size", vision[into])
+    _replace_timm(config)
     return config
+
+
+def _replace_timm(config: dict[str, Any]) -> None:
+    """A backbone of transformers instead of one of another package: both are ResNet."""
+    for key, value in config.items():
+        if not isinstance(value, dict):
+            continue
+        if value.get("model_type") == "timm_backbone":
+            config[key] = transformers.ResNetConfig(
+                num_channels=value.get("num_channels", 3), out_indices=value.get("out_indices")
+            ).to_dict()
+        else:
+            _replace_timm(value)
 
 
 def _config_class(cls: Any, kind: str) -> Any:
@@ -655,6 +669,9 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
             maker.batch = batch
             try:
                 made = {name: maker.make(name) for name in names}
+                for name in names:
+                    if str(parameters[name].annotation).startswith("collections.abc.Sequence[tor"):
+                        made[name] = list(made[name].squeeze(-1))  # series of any lengths
                 if grid and "image_grid_thw" in names:
                     made["pixel_values"] = maker.patches()
             except (KeyError, TypeError, ValueError, RuntimeError):
