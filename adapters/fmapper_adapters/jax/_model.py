@@ -32,11 +32,7 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-<<<<<<< HEAD
-from fmapper_adapters.jax import _interpret, _routes
-=======
-from fmapper_adapters.jax import _interpret, _narrow
->>>>>>> 5bbdcf798b08d13c726051774bdac6b6215a1a7a
+from fmapper_adapters.jax import _interpret, _narrow, _routes
 from fmapper_adapters.jax.aten import _table, _types
 
 Arrays = dict[str, Any]
@@ -70,14 +66,11 @@ class Code:
         concrete: Whether shapes depend on values, so that it cannot be compiled.
         paths: What errors call each flattened input.
         checks: The calls that assert something.
-<<<<<<< HEAD
         own_keywords: What forward calls as `__call__` calls keywords of its own.
         names: Of the parameters and of the buffers that the program takes, in order.
         pick_params, pick_buffers: These arrays from a dict.
         routes: How calls that were checked before give the inputs.
-=======
         too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
->>>>>>> 5bbdcf798b08d13c726051774bdac6b6215a1a7a
     """
 
     def __init__(
@@ -414,12 +407,8 @@ def _execute(  # static_argnums goes by position
         elif spec.kind == "constant":
             inputs.append(jnp.asarray(code.constants[str(spec.target)]))
         else:
-<<<<<<< HEAD
-            inputs.append(jnp.asarray(next(named[spec.kind])))
-=======
-            array = tables[spec.kind][str(spec.target)]
-            inputs.append(jnp.asarray(_narrow.narrowed(array, f"{program.name}: {spec.target}")))
->>>>>>> 5bbdcf798b08d13c726051774bdac6b6215a1a7a
+            array = _narrow.narrowed(next(named[spec.kind]), f"{program.name}: {spec.target}")
+            inputs.append(jnp.asarray(array))
     run = _interpret.Run(code.lowerings, key, observe)
     with _settings(program, precision):
         values = _interpret.evaluate(program.graph, inputs, run)
