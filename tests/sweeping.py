@@ -30,6 +30,7 @@ Case = Callable[[], Found]
 CLASSES = {
     OK: "the same numbers",
     MISMATCH: "other numbers, and no error",
+    "rounding": "no more than four times as far from torch as torch is from itself in float64",
     "unsupported": "refused at conversion: operations without a lowering",
     "refused": "refused at conversion for another reason",
     "error": "an error while the converted model ran",

@@ -49,3 +49,15 @@ def test_the_sweep_compares_models_that_draw_numbers():
     sweep = converting.load("sweep_zoo")
     found = sweep.converted_case(Noisy(), (torch.ones(4, 3),), {}, None)
     assert found["class"] == "ok", found
+
+
+def test_the_sweep_tells_rounding_from_errors():
+    class Cancels(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1000.0) - 1000.0
+
+    sweep = converting.load("sweep_zoo")
+    x = torch.rand(4, 3)
+    assert sweep.rounding(Cancels(), (x,), {}) > 1e-5
+    found = sweep.converted_case(Cancels(), (x,), {}, x.sin())
+    assert found["class"] == "MISMATCH", found

@@ -209,6 +209,8 @@ class _Shrinker:
         if _IMAGES.search(key) and self.rule.images and value >= 192:
             return self._image(value)
         if _SIZES.search(key) and not _NO_SIZES.search(key):
+            if key.endswith("intermediate_size"):  # nothing has to divide it
+                return max(value // self.rule.divide // 8, 1) * 8
             return self._size(value, 8 if key == "mrope_section" else 64)
         return value
 
@@ -251,7 +253,10 @@ def build(name: str, kind: str) -> Tiny:
         raise CannotBuild("is not there: a dependency is missing")
     if getattr(cls, "is_dummy", False):
         raise CannotBuild("needs a package that is not installed")
-    defaults = _defaults(cls, kind)
+    try:
+        defaults = _defaults(cls, kind)
+    except Exception as error:  # of every configuration its own
+        raise CannotBuild(f"its configuration has no valid defaults: {_line(error)}") from error
     reasons = []
     seen: list[Any] = []
     for rule in RULES:
@@ -289,6 +294,10 @@ def _defaults(cls: Any, kind: str) -> dict[str, Any]:
         if (into != "hidden_size" or "embed_dim" in vision) and into in vision:
             vision[into] = text.get("hidden_size", vision[into])
     _replace_timm(config)
+    if config.get("languages") and config.get("default_language", 0) is None:
+        config["default_language"] = config["languages"][0]
+    if config.get("num_experts_per_tok", 0) is None:
+        config["num_experts_per_tok"] = 2
     return config
 
 
@@ -396,7 +405,10 @@ class Inputs:
     def make_input_ids(self) -> torch.Tensor:
         vocabulary = self.get("vocab_size", of=self.text, default=100)
         vocabulary = vocabulary if isinstance(vocabulary, int) else 100
-        ids = self.ints(min(vocabulary, 90), self.batch, SEQUENCE, low=min(10, vocabulary // 2))
+        rows = self.batch
+        if "Musicgen" in type(self.model).__name__ and not self.text:
+            rows *= self.get("num_codebooks", default=1)
+        ids = self.ints(min(vocabulary, 90), rows, SEQUENCE, low=min(10, vocabulary // 2))
         at = 1
         for key, count in self.tokens.items():
             special = torch.full((self.batch, count), self.get(key))
