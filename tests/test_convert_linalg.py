@@ -53,6 +53,7 @@ def test_products():
             "addr": torch.addr(a[:1, :1], v, w, beta=2, alpha=3),
             "half": torch.addmm(w.bfloat16(), a.bfloat16(), b.bfloat16(), beta=2),
             "kron": torch.kron(a, b),
+            "kron of bool": torch.kron(a > 0, b > 0),
             "tensordot": torch.tensordot(batch, b, dims=([2], [0])),
             "chain": torch.linalg.multi_dot([a, b, b.T, v]),
             "power": torch.linalg.matrix_power(a @ a.T, 3),

@@ -38,3 +38,26 @@ def test_the_sweep_finds_what_is_wrong():
     assert sweep.converted_case(model, (x,), {}, want + 1e-3)["class"] == "MISMATCH"
     assert sweep.converted_case(model, (x,), {}, want[:3])["class"] == "MISMATCH"
     assert sweep.converted_case(model, (x,), {}, want * float("nan"))["class"] == "MISMATCH"
+
+
+def test_the_sweep_compares_models_that_draw_numbers():
+    class Noisy(torch.nn.Module):
+        def forward(self, x):
+            noise = torch.randn_like(x) * torch.rand(3) + torch.empty(3).normal_()
+            return torch.nn.functional.dropout(x, 0.4) + noise + torch.bernoulli(x.sigmoid())
+
+    sweep = converting.load("sweep_zoo")
+    found = sweep.converted_case(Noisy(), (torch.ones(4, 3),), {}, None)
+    assert found["class"] == "ok", found
+
+
+def test_the_sweep_tells_rounding_from_errors():
+    class Cancels(torch.nn.Module):
+        def forward(self, x):
+            return (x + 1000.0) - 1000.0
+
+    sweep = converting.load("sweep_zoo")
+    x = torch.rand(4, 3)
+    assert sweep.rounding(Cancels(), (x,), {}) > 1e-5
+    found = sweep.converted_case(Cancels(), (x,), {}, x.sin())
+    assert found["class"] == "MISMATCH", found

@@ -103,10 +103,10 @@ _LAYERS = re.compile(
 )
 _NO_LAYERS = re.compile(r"num_(upsampling|feat_extract|adapter|lstm|residual|nextn|dense)")
 _SIZES = re.compile(
-    r"(hidden_size|_dims?|_size|^dim|d_model|d_ff|d_kv|d_inner|n_embd|n_inner|channels?|_rank|width"
+    r"(hidden_size|_dims?|_dimension|_size|^dim|d_model|d_ff|d_kv|d_inner|n_embd|n_inner|channels?|_rank|width"
     r"|_features|embed_dims?|hidden_sizes?|conv_dim|_units|filters|_expand_dim|^emb_dim|embed_dim"
     r"|embedding_size|mrope_section|_feats?|query_pre_attn_scalar|feature_sizes|_channel_list"
-    r"|embed_dim_per_stage|dim_head|d_head|pos_feats|mid_channels)(_global|_per_layer_input)?$"
+    r"|upsample_groups|embed_dim_per_stage|dim_head|d_head|pos_feats|mid_channels)(_global|_per_layer_input)?$"
 )
 _NO_SIZES = re.compile(
     r"vocab|image|patch|kernel|window|chunk|block_size|pool|stride|crop|tile|group_size|resolution"
@@ -209,6 +209,8 @@ class _Shrinker:
         if _IMAGES.search(key) and self.rule.images and value >= 192:
             return self._image(value)
         if _SIZES.search(key) and not _NO_SIZES.search(key):
+            if key.endswith("intermediate_size"):  # nothing has to divide it
+                return max(value // self.rule.divide // 8, 1) * 8
             return self._size(value, 8 if key == "mrope_section" else 64)
         return value
 
@@ -251,7 +253,10 @@ def build(name: str, kind: str) -> Tiny:
         raise CannotBuild("is not there: a dependency is missing")
     if getattr(cls, "is_dummy", False):
         raise CannotBuild("needs a package that is not installed")
-    defaults = _defaults(cls, kind)
+    try:
+        defaults = _defaults(cls, kind)
+    except Exception as error:  # of every configuration its own
+        raise CannotBuild(f"its configuration has no valid defaults: {_line(error)}") from error
     reasons = []
     seen: list[Any] = []
     for rule in RULES:
@@ -289,6 +294,10 @@ def _defaults(cls: Any, kind: str) -> dict[str, Any]:
         if (into != "hidden_size" or "embed_dim" in vision) and into in vision:
             vision[into] = text.get("hidden_size", vision[into])
     _replace_timm(config)
+    if config.get("languages") and config.get("default_language", 0) is None:
+        config["default_language"] = config["languages"][0]
+    if config.get("num_experts_per_tok", 0) is None:
+        config["num_experts_per_tok"] = 2
     return config
 
 
@@ -354,9 +363,12 @@ class Inputs:
         self.model = model
         self.config: Any = model.config
         self.text = self._sub("text_config", "llm_config", "language_config", "thinker_config")
-        self.vision = self._sub("vision_config", "backbone_config", "vision_encoder_config")
+        self.vision = self._sub(
+            "vision_config", "backbone_config", "vision_encoder_config", "encoder"
+        )
         self.audio = self._sub("audio_config", "speech_config", "encoder_config", "audio_encoder")
         self.batch = 1 if "vision" in str(type(self.config)).lower() else 2
+        self.pictures = 1 if self.text else 0  # for one text, that has the tokens of one
         self.tokens: dict[str, int] = {}
         self.generator = torch.Generator().manual_seed(2)
 
@@ -393,7 +405,10 @@ class Inputs:
     def make_input_ids(self) -> torch.Tensor:
         vocabulary = self.get("vocab_size", of=self.text, default=100)
         vocabulary = vocabulary if isinstance(vocabulary, int) else 100
-        ids = self.ints(min(vocabulary, 90), self.batch, SEQUENCE, low=min(10, vocabulary // 2))
+        rows = self.batch
+        if "Musicgen" in type(self.model).__name__ and not self.text:
+            rows *= self.get("num_codebooks", default=1)
+        ids = self.ints(min(vocabulary, 90), rows, SEQUENCE, low=min(10, vocabulary // 2))
         at = 1
         for key, count in self.tokens.items():
             special = torch.full((self.batch, count), self.get(key))
@@ -448,7 +463,7 @@ class Inputs:
         return found if isinstance(found, int) and found < 10 else 3
 
     def make_pixel_values(self) -> torch.Tensor:
-        return self.floats(1 if self.text else self.batch, self._channels(), *self._image_size())
+        return self.floats(self.pictures or self.batch, self._channels(), *self._image_size())
 
     def make_pixel_values_videos(self) -> torch.Tensor:
         frames = self.get("num_frames", "frames_per_clip", of=self.vision, default=4)
@@ -556,6 +571,45 @@ class Inputs:
     def make_image_grid_thw(self) -> torch.Tensor:
         return torch.tensor([[1, 4, 4]])
 
+    make_grid_thw = make_image_grid_thw
+
+    def make_merge_sizes(self) -> torch.Tensor:
+        return torch.tensor([self.get("spatial_merge_size", default=2)])
+
+    def make_qformer_input_ids(self) -> torch.Tensor:
+        return self.ints(90, self.batch, 5, low=10)
+
+    def make_latents(self) -> torch.Tensor:
+        return self.floats(self.batch, self.get("hidden_size"), 6)
+
+    def make_input_features_mask(self) -> torch.Tensor:
+        shape = self.make_input_features().shape
+        return torch.ones(self.batch, max(shape[1:]), dtype=torch.long)
+
+    def make_audio_mel(self) -> torch.Tensor:
+        return self.floats(self.batch, 64, self.get("input_feat_size", default=80))
+
+    def make_audio_mel_mask(self) -> torch.Tensor:
+        return torch.zeros(self.batch, 64, dtype=torch.bool)
+
+    def make_classes_input_ids(self) -> torch.Tensor:
+        return self.ints(90, 2 * self.batch, 5, low=10)
+
+    def make_classes_attention_mask(self) -> torch.Tensor:
+        return torch.ones_like(self.make_classes_input_ids())
+
+    def make_classes_structure(self) -> torch.Tensor:
+        return torch.full((self.batch,), 2)
+
+    def make_tasks_input_ids(self) -> torch.Tensor:
+        return self.ints(90, self.batch, 5, low=10)
+
+    def make_tasks_attention_mask(self) -> torch.Tensor:
+        return torch.ones_like(self.make_tasks_input_ids())
+
+    def make_state(self) -> torch.Tensor:
+        return self.floats(1, self.get("max_state_dim", default=32))
+
     # Patches of a picture one after the other, which goes with a grid of 4 by 4.
     def patches(self) -> torch.Tensor:
         size = self.get("patch_size", of=self.vision)
@@ -571,7 +625,9 @@ def run_somehow(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
             return _repaired(model, inputs)
         except Exception as error:
             first = first or error
-    assert first is not None
+    if first is None:
+        unknown = [name for name in required(model) if not hasattr(Inputs, f"make_{name}")]
+        raise ValueError(f"nothing is known of its arguments {unknown}")
     raise first
 
 
@@ -629,25 +685,30 @@ def _more(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str, An
     return made | {asked[0]: maker.make(asked[0])}
 
 
+def required(model: torch.nn.Module) -> list[str]:
+    """The arguments of a forward that have no default."""
+    return [
+        name
+        for name, p in inspect.signature(model.forward).parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+
+
 def candidates(model: torch.nn.Module) -> Iterator[Any]:
     """Sets of inputs, the richest first."""
     parameters = inspect.signature(model.forward).parameters
-    required = [
-        name
-        for name, p in parameters.items()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
+    needed = required(model)
     main = getattr(model, "main_input_name", "input_ids")
     has_text = "input_ids" in parameters and Inputs(model).get("vocab_size") is not None
     sets: list[list[str]] = []
-    base = [*required]
+    base = [*needed]
     if main in parameters and main not in base:
         base.append(main)
     text = ["input_ids", "attention_mask"] if has_text else []
     if "decoder_input_ids" in parameters and getattr(model.config, "is_encoder_decoder", False):
         base.append("decoder_input_ids")
     pictures = [n for n in ("pixel_values", "input_features", "input_values") if n in parameters]
-    grid = [n for n in ("image_grid_thw",) if n in parameters]
+    grid = [n for n in ("image_grid_thw", "grid_thw") if n in parameters]
     extra = [n for n in ("bbox",) if n in parameters]
     if pictures and has_text:
         if grid:
@@ -656,8 +717,8 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
     sets.append([*base, *text, *extra])
     sets.append([*base, *(["input_ids"] if has_text else []), *extra])
     sets.append(base)
-    sets.append([*required, *pictures[:1]])
-    sets.append(required)
+    sets.append([*needed, *pictures[:1]])
+    sets.append(needed)
     seen = []
     for wanted in sets:
         names = [n for n in dict.fromkeys(wanted) if n in parameters]
@@ -672,14 +733,16 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
                 for name in names:
                     if str(parameters[name].annotation).startswith("collections.abc.Sequence[tor"):
                         made[name] = list(made[name].squeeze(-1))  # series of any lengths
-                if grid and "image_grid_thw" in names:
-                    made["pixel_values"] = maker.patches()
+                if grid and grid[0] in names:
+                    name = "hidden_states" if "hidden_states" in needed else "pixel_values"
+                    made[name] = maker.patches()
             except (KeyError, TypeError, ValueError, RuntimeError):
                 continue
             yield made, maker
             if "pixel_values" in made and not grid and made["pixel_values"].ndim == 4:
                 video = maker.make_pixel_values_videos()
                 yield made | {"pixel_values": video}, maker
+                yield made | {"pixel_values": video[:, :2]}, maker  # pictures to be matched
 
 
 def flat(tree: Any) -> list[Any]:

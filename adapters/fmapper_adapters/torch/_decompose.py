@@ -41,8 +41,36 @@ rrelu_with_noise_functional _fused_rms_norm _scaled_dot_product_flash_attention_
 """
 
 
-def table() -> Any:
-    """Torch's own table of decompositions without what is lowered whole."""
+_OVERLOAD = type(torch.ops.aten.add.Tensor)  # torch has no public name for it
+
+
+class _Kept:
+    """The last table, and the operations outside of ATen that were there when it was made."""
+
+    table: dict[Any, Any] | None = None
+    known: frozenset[Any] = frozenset()
+
+
+def table(exported: torch.export.ExportedProgram) -> dict[Any, Any]:
+    """Torch's own table of decompositions without what is lowered whole.
+
+    torch lists all operations there are for it, so it is made anew only for a program with custom
+    operations that no earlier one had: they may have been registered since.
+    """
+    custom = {
+        node.target
+        for owner in exported.graph_module.modules()
+        if isinstance(owner, torch.fx.GraphModule)
+        for node in owner.graph.nodes
+        if isinstance(node.target, _OVERLOAD) and node.target.namespace != "aten"
+    }
+    if _Kept.table is None or not custom <= _Kept.known:
+        _Kept.known = _Kept.known | custom
+        _Kept.table = _table()
+    return _Kept.table
+
+
+def _table() -> dict[Any, Any]:
     chosen: Any = torch.export.default_decompositions()
     for name in _KEPT.split():
         packet = getattr(torch.ops.aten, name, None)
@@ -52,7 +80,7 @@ def table() -> Any:
             chosen.pop(getattr(packet, overload), None)
     chosen[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
     chosen.update(_UNCHECKED)
-    return chosen
+    return dict(chosen.items())
 
 
 # Without the check that a factorisation has worked, which would be an effect in the program. One

@@ -65,7 +65,9 @@ def recorded(
     try:
         _gradients.mark(exported)
         with _quiet():
-            lowered: torch.export.ExportedProgram = exported.run_decompositions(_decompose.table())
+            lowered: torch.export.ExportedProgram = exported.run_decompositions(
+                _decompose.table(exported)
+            )
             return lowered
     except Exception as error:
         raise _failure(module, error) from error

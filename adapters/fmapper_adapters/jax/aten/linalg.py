@@ -141,7 +141,10 @@ def trilinear(
 @lowering("aten::kron")
 def kron(x: Any, y: Any) -> jax.Array:
     """The Kronecker product."""
-    return jnp.kron(*promote(x, y))
+    x, y = promote(x, y)
+    if x.dtype == bool:  # which JAX does not multiply
+        return jnp.kron(x.astype("int8"), y.astype("int8")).astype(bool)
+    return jnp.kron(x, y)
 
 
 @lowering("aten::linalg_cross")
