@@ -126,9 +126,9 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = None) -> Any:
         Of shape (*x.shape, num_classes); an index out of range gives zeros.
     """
     found = kernels("one_hot", x)
-    check_indices("one_hot", "x", x)
     if num_classes < 1:
         raise ValueError(f"one_hot: num_classes={num_classes} must be at least 1")
+    check_indices("one_hot", "x", x)
     return found.one_hot(x, num_classes, dtype)
 
 
