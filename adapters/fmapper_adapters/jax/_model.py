@@ -405,7 +405,8 @@ def _execute(  # static_argnums goes by position
         elif spec.kind == "user":
             inputs.append(_strong(next(given)) if spec.is_array() else next(static))
         elif spec.kind == "constant":
-            inputs.append(jnp.asarray(code.constants[str(spec.target)]))
+            array = code.constants[str(spec.target)]
+            inputs.append(jnp.asarray(_narrow.narrowed(array, f"{program.name}: {spec.target}")))
         else:
             array = _narrow.narrowed(next(named[spec.kind]), f"{program.name}: {spec.target}")
             inputs.append(jnp.asarray(array))
