@@ -75,8 +75,10 @@ from fmapper._trainable import trainables
 if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random
     from fmapper._accelerator import Accelerator
+    from fmapper._compile import jit
     from fmapper._convert import convert, lowering
     from fmapper._counts import Counts
+    from fmapper._differentiate import grad, value_and_grad
     from fmapper._inplace import move_
     from fmapper._inventory import SummaryRow
     from fmapper._loader import DeviceLoader
@@ -99,8 +101,8 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper._program_file import load_program, save_program
     from fmapper._summary import Summary, summary
     from fmapper._timing import Timing
-    from fmapper._transforms import grad, jit, value_and_grad, vmap
     from fmapper._trees import Record, TreeSpec, record_type
+    from fmapper._vectorize import vmap
     from fmapper._verify import Difference, Report, verify
 
 __version__ = "0.1.0"
@@ -266,8 +268,8 @@ _LATE = {
     "Verdict": "_profile_result",
     "cast": "_place",
     "convert": "_convert",
-    "grad": "_transforms",
-    "jit": "_transforms",
+    "grad": "_differentiate",
+    "jit": "_compile",
     "keep": "_place",
     "load_program": "_program_file",
     "lowering": "_convert",
@@ -279,9 +281,9 @@ _LATE = {
     "record_type": "_trees",
     "save_program": "_program_file",
     "summary": "_summary",
-    "value_and_grad": "_transforms",
+    "value_and_grad": "_differentiate",
     "verify": "_verify",
-    "vmap": "_transforms",
+    "vmap": "_vectorize",
 }
 
 _MODULES = ("nn", "random")

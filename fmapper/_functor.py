@@ -182,6 +182,14 @@ def attribute_names(cls: type) -> tuple[str, ...] | None:
     return None
 
 
+def has_computed_children(cls: type) -> bool:
+    """Whether a class declares children that are properties, which may be made anew each time."""
+    declaration = declaration_of(cls)
+    if declaration is None or declaration.children is None:
+        return False
+    return any(isinstance(getattr(cls, name, None), property) for name in declaration.children)
+
+
 def slot_names(cls: type) -> tuple[str, ...]:
     """The `__slots__` of a class and its bases, base first, names mangled as Python does."""
     names: dict[str, None] = {}

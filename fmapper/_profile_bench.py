@@ -203,7 +203,7 @@ class Placed:
 
 def _with_gradient(call: Callable[..., Any]) -> Callable[..., Any]:
     """A run that gives the loss, and the arrays of the gradient so that no compiler drops them."""
-    from fmapper._transforms import value_and_grad
+    from fmapper._differentiate import value_and_grad
 
     def run(model: Any, *inputs: Any) -> tuple[Any, list[Any]]:
         def loss(model: Any) -> Any:

@@ -2,7 +2,8 @@
 
 The arrays are stored under the names of the state dict, so any reader of safetensors gets the
 weights. The format is that of https://huggingface.co/docs/safetensors: eight bytes with the length
-of a JSON header, the header, and the arrays one after the other.
+of a JSON header, the header, and the arrays one after the other. The library of that name is not
+used: its functions for NumPy have no float8, and do not place arrays where JAX can take them over.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from fmapper._discovery import adapter_of
 from fmapper._errors import TransformError
 from fmapper._fmap import UNSET, _Map
-from fmapper._functor import CONTAINERS, declaration_of, slot_names
+from fmapper._functor import CONTAINERS, has_computed_children, slot_names
 from fmapper._keypath import format_link
 from fmapper._nodes import (
     ATOM,
@@ -191,21 +191,6 @@ def structure_of(
                 found.boxes, found.opaque = boxes, opaque
                 return found
             items, free = stack.pop()
-
-
-_computed: dict[type, bool] = {}
-
-
-def has_computed_children(cls: type) -> bool:
-    """Whether a functor declares children that are properties, which may be made anew each time."""
-    try:
-        return _computed[cls]
-    except KeyError:
-        declaration = declaration_of(cls)
-        names = () if declaration is None else declaration.children or ()
-        found = any(isinstance(getattr(cls, name, None), property) for name in names)
-        _computed[cls] = found
-        return found
 
 
 def _check_computed(node: Any, kind: NodeType, items: tuple[Item, ...], tree: Any) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 from fmapper._discovery import adapter_of, adapters, on_adapter
 from fmapper._dtypes import is_inexact
 from fmapper._errors import DeclarationError, FmapperError, StructureMismatchError
-from fmapper._functor import declaration_of
+from fmapper._functor import declaration_of, has_computed_children
 from fmapper._holders import check_leaf
 from fmapper._keypath import KeyPath, Link, format_link, name_of
 from fmapper._nodes import ATOM, LEAF, LEAVES, Item, NodeType, kind_of, kinds, sync
-from fmapper._structure import has_computed_children
 from fmapper._visit import say_where
 
 Predicate = Callable[[Any], bool]

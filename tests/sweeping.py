@@ -144,7 +144,7 @@ def sweep(
             if time.monotonic() > end:
                 break
             found = run_case(cases[name], seconds=options.seconds, gigabytes=options.gigabytes)
-            file.write(json.dumps({"name": name} | found) + "\n")
+            file.write(json.dumps({"name": name, "at": time.time()} | found) + "\n")
             file.flush()
             if show:
                 first = found.get("reason", "").splitlines()[:1]
@@ -157,8 +157,9 @@ def sweep(
 def results(out: Path) -> dict[str, Found]:
     """The latest result of every case, of all shards."""
     found: list[Found] = []
-    for file in sorted(out.glob("results-*.jsonl"), key=lambda path: path.stat().st_mtime):
+    for file in out.glob("results-*.jsonl"):
         found += [json.loads(line) for line in file.read_text().splitlines()]
+    found.sort(key=lambda one: one["at"])
     return {one["name"]: one for one in found}
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
-from fmapper_adapters.torch import _decompose, _faithful, _foreign, _gradients, _graph, _stand_ins
+from fmapper_adapters.torch import _decompose, _faithful, _foreign, _gradients, _graph, _recordable
 
 
 def export_program(
@@ -124,7 +124,7 @@ def _exported(
     reasons: list[Exception] = []
     for grad, strict in ((True, False), (False, False), (True, True)):
         try:
-            with _quiet(), torch.set_grad_enabled(grad), _stand_ins.used(unless=strict):
+            with _quiet(), torch.set_grad_enabled(grad), _recordable.used(unless=strict):
                 return torch.export.export(
                     module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
                 )
@@ -152,7 +152,7 @@ def _recorded_for_values(
 ) -> torch.export.ExportedProgram | None:
     """A program for the values of the examples that checks the values that it is run with."""
     try:
-        with _quiet(), torch.enable_grad(), _stand_ins.StandIns():
+        with _quiet(), torch.enable_grad(), _recordable.StandIns():
             found = torch.export.draft_export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )

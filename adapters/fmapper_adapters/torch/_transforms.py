@@ -41,7 +41,7 @@ def value_and_grad(
     try:
         with _recording():
             value, further = run(leaves)
-            if isinstance(value, torch.Tensor) and value.requires_grad:
+            if value.requires_grad:
                 gradients = torch.autograd.grad(
                     value, leaves, create_graph=depth > 0, materialize_grads=True
                 )
@@ -51,9 +51,7 @@ def value_and_grad(
         here.depth = depth
     if depth:
         return value, further, gradients
-    if isinstance(value, torch.Tensor):
-        value = value.detach()
-    return value, [x.detach() if x.requires_grad else x for x in further], gradients
+    return value.detach(), [x.detach() if x.requires_grad else x for x in further], gradients
 
 
 def _fresh(array: torch.Tensor) -> torch.Tensor:
@@ -83,19 +81,14 @@ def _in_functorch() -> bool:
 
 def _functional(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
     """`torch.func.grad_and_value`: within another function of torch.func."""
-    constant: list[Any] = []
 
     def value_first(leaves: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        value, further = run(list(map(standing_in, leaves, arrays)))
-        if not isinstance(value, torch.Tensor):
-            constant.append(value)
-            value = leaves[0].sum() * 0
-        return value, further
+        return run(list(map(standing_in, leaves, arrays)))
 
     gradients, (value, further) = torch.func.grad_and_value(value_first, has_aux=True)(
         tuple(arrays)
     )
-    return (constant[0] if constant else value), further, gradients
+    return value, further, gradients
 
 
 # --- batches --------------------------------------------------------------------------------------
