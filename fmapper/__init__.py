@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper._inplace import move_
     from fmapper._inventory import SummaryRow
     from fmapper._loader import DeviceLoader
+    from fmapper._lowerings import LoweringTable
     from fmapper._materialize import materialize
     from fmapper._place import Placement, cast, keep, place
     from fmapper._plan import Plan, PlannedLeaf, plan
@@ -97,8 +98,11 @@ if TYPE_CHECKING:  # imported when first asked for, see below
         Parameter,
         Program,
         Ref,
+        Scalar,
+        Size,
     )
     from fmapper._program_file import load_program, save_program
+    from fmapper._sizes import size_of
     from fmapper._summary import Summary, summary
     from fmapper._timing import Timing
     from fmapper._trees import Record, TreeSpec, record_type
@@ -136,6 +140,7 @@ __all__ = [
     "KeyPath",
     "LossyCastError",
     "Lowering",
+    "LoweringTable",
     "Memory",
     "MixedDevicesError",
     "MoveError",
@@ -164,6 +169,8 @@ __all__ = [
     "Record",
     "Ref",
     "Report",
+    "Scalar",
+    "Size",
     "Static",
     "StructureMismatchError",
     "Summary",
@@ -221,6 +228,7 @@ __all__ = [
     "register_adapter",
     "save_program",
     "set_path",
+    "size_of",
     "state",
     "structural_walk",
     "summary",
@@ -250,6 +258,7 @@ _LATE = {
     "Graph": "_program",
     "Input": "_program",
     "Lowering": "_program",
+    "LoweringTable": "_lowerings",
     "Output": "_program",
     "Parameter": "_program",
     "Placement": "_place",
@@ -261,6 +270,8 @@ _LATE = {
     "Record": "_trees",
     "Ref": "_program",
     "Report": "_verify",
+    "Scalar": "_program",
+    "Size": "_program",
     "Summary": "_summary",
     "SummaryRow": "_inventory",
     "Timing": "_timing",
@@ -280,6 +291,7 @@ _LATE = {
     "profile": "_profile",
     "record_type": "_trees",
     "save_program": "_program_file",
+    "size_of": "_sizes",
     "summary": "_summary",
     "value_and_grad": "_differentiate",
     "verify": "_verify",

@@ -551,6 +551,21 @@ class Adapter(ABC):
         """Whether an object is a model of this framework, whose program `convert` can record."""
         return False
 
+    def is_callable_model(self, x: Any) -> bool:
+        """Whether `export_program` takes what is no model by its class.
+
+        That is a function, a function with its parameters, or a tree of arrays that is called.
+        """
+        return False
+
+    def has_training(self, model: Any) -> bool:
+        """Whether a model has modes of its own, so that its training is recorded unasked."""
+        return False
+
+    def is_in_training(self, model: Any) -> bool:
+        """Whether a model is in its mode for training now."""
+        return False
+
     def export_program(
         self,
         model: Any,

@@ -20,7 +20,7 @@ MOVERS: dict[str, Mover] = {"jax": to_jax, "flax": to_jax, "torch": to_torch, "n
 
 def lowering(
     *ops: str,
-    to: str = "jax",
+    to: str | None = None,
     random: bool | Literal["optional"] = False,
     concrete: bool = False,
     scalar: bool = False,
@@ -33,7 +33,8 @@ def lowering(
 
     Args:
         ops: Their names, as `mylib::op` or `aten::add.Tensor`.
-        to: The target framework.
+        to: The target framework; `torch` for the primitives of JAX, `lax::...`, else `jax`, unless
+            it is given.
         random: The function takes a keyword `key`, the source of its random numbers. `optional`:
             which may be None, so that a model can be called without one.
         concrete: The shape of the result depends on values, so a program with it is not compiled.
@@ -60,7 +61,8 @@ def lowering(
 
     def add(function: F) -> F:
         for op in ops:
-            _added.setdefault(to, {})[op] = Lowering(function, random, concrete, scalar)
+            target = to or ("torch" if op.startswith("lax::") else "jax")
+            _added.setdefault(target, {})[op] = Lowering(function, random, concrete, scalar)
         return function
 
     return add
@@ -83,8 +85,11 @@ def convert(
     A tree without a model of any framework, as a functor, is moved leaf by leaf.
 
     Args:
-        model: A `torch.nn.Module`, which is not changed, or a `Program` from `load_program`.
-        to: The target: `jax` or `flax`.
+        model: A `torch.nn.Module`; for `torch` a module of NNX, a pair of a Linen module and its
+            variables, an Equinox module or another tree of JAX arrays that is called, a function,
+            or a pair of a function and its parameters. It is not changed. Or a `Program` from
+            `load_program`.
+        to: The target: `jax`, `flax` or `torch`.
         example_inputs: What the model is called with, by position. Arrays may be of any backend.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
@@ -120,6 +125,10 @@ def convert(
     source = source_of(model)
     if source is target:
         raise ConversionError(f"{type(model).__name__} is a model of {to} already")
+    if source is None and (example_inputs or example_kwargs):
+        source = source_of_callable(model, target)
+    elif source is not None and _family(source) == _family(target):
+        source = None  # a program of the same framework: only the arrays are to be moved
     if source is None:
         if to not in MOVERS:
             raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")
@@ -174,9 +183,17 @@ def recorded(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, check=check
         )
 
-    program = record(train=train)
-    if train and target.has_modes:
+    if not target.has_modes:
+        return record(train=train)
+    try:
+        program = record(train=train or source.has_training(model))
+    except ConversionError:
+        if train:
+            raise
+        program = record(train=False)  # its training needs what it was not given
+    if program.train:
         program.evaluation = replace(record(train=False), parameters={}, buffers={})
+        program.starts_in_training = source.is_in_training(model)
     return program
 
 
@@ -184,6 +201,16 @@ def lower(program: Program, target: Adapter, **options: Any) -> Any:
     """The model of a target framework for a program."""
     added = {**_added.get(target.lowers_like, {}), **_added.get(target.name, {})}
     return target.from_program(program, added, **options)
+
+
+def source_of_callable(model: Any, target: Adapter) -> Adapter | None:
+    """The framework that can record a function, or a tree that is called, for another one."""
+    others = (adapter for adapter in adapters() if _family(adapter) != _family(target))
+    return next((adapter for adapter in others if adapter.is_callable_model(model)), None)
+
+
+def _family(adapter: Adapter) -> str:
+    return adapter.lowers_like or adapter.name
 
 
 def source_of(model: Any) -> Adapter | None:

@@ -32,6 +32,25 @@ class DType:
 
 
 @dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number of a certain dtype among the arguments of a call: an array without dimensions."""
+
+    value: Any
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size that is worked out from those of the inputs, among the arguments of a call.
+
+    Attributes:
+        expression: Such as `2*b + 1`; see `size_of`.
+    """
+
+    expression: str
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One operation of a graph.
 
@@ -72,11 +91,13 @@ class Graph:
         inputs: The names of its inputs, in order.
         calls: The calls.
         outputs: What it returns: a tuple of `Ref`s and constants, nested for inner graphs.
+        kinds: dtype and shape of each input, where it is not said elsewhere what they are.
     """
 
     inputs: tuple[str, ...]
     calls: list[Call]
     outputs: Any
+    kinds: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
     _last_uses: dict[str, tuple[str, ...]] | None = None
 
     def walk(self) -> Iterator[Call]:
@@ -106,7 +127,7 @@ class Graph:
             if call.name in used or keep(call):
                 used.update(refs_in((call.args, call.kwargs)))
                 calls.append(call)
-        return Graph(self.inputs, calls[::-1], self.outputs)
+        return Graph(self.inputs, calls[::-1], self.outputs, self.kinds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +209,7 @@ class Program:
         default_dtype: The floating dtype of numbers that are given no other.
         train: Whether it was recorded for training.
         name: The class of the model.
+        starts_in_training: The model was in training mode.
         evaluation: Beside one for training, the program for evaluation: with constants of its own,
             its parameters and buffers are those of this one.
     """
@@ -208,6 +230,7 @@ class Program:
     default_dtype: str = "float32"
     train: bool = False
     name: str = ""
+    starts_in_training: bool = False
     evaluation: Program | None = None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -286,12 +309,17 @@ class Lowering:
             be None, for operations that draw numbers in training only.
         concrete: The shape of its result depends on values, so it cannot be compiled.
         scalar: It gives a number, which counts as one when dtypes are promoted, not an array.
+        numbers: It takes a `Scalar` beside an array as a Python number.
+        about: It takes a keyword `about`, which tells the dtypes and shapes of operands and results
+            as the source framework has them.
     """
 
     function: Callable[..., Any]
     random: bool | Literal["optional"] = False
     concrete: bool = False
     scalar: bool = False
+    numbers: bool = False
+    about: bool = False
 
 
 def same(a: Any, b: Any) -> bool:

@@ -18,7 +18,18 @@ from typing import Any
 
 from fmapper._errors import ConversionError
 from fmapper._move import to_numpy
-from fmapper._program import Call, DType, Graph, Input, Output, Parameter, Program, Ref
+from fmapper._program import (
+    Call,
+    DType,
+    Graph,
+    Input,
+    Output,
+    Parameter,
+    Program,
+    Ref,
+    Scalar,
+    Size,
+)
 from fmapper._trees import TreeSpec
 
 _KEY = "fmapper.program"
@@ -45,7 +56,7 @@ _DTYPES = {
     "complex64": "C64",
 }
 _NAMES = {code: name for name, code in _DTYPES.items()}
-_PLAIN = {Call, Input, Output, Parameter, TreeSpec}
+_PLAIN = {Call, Input, Output, Parameter, Scalar, Size, TreeSpec}
 
 
 def save_program(program: Program, path: str | os.PathLike[str]) -> None:
@@ -232,7 +243,7 @@ def _encode(value: Any) -> Any:
     if isinstance(value, DType):
         return {"dtype": value.name}
     if isinstance(value, Graph):
-        parts = (value.inputs, tuple(value.calls), value.outputs)
+        parts = (value.inputs, tuple(value.calls), value.outputs, value.kinds)
         return {"graph": [_encode(part) for part in parts]}
     if isinstance(value, Mapping):
         return {"map": [[_encode(key), _encode(inner)] for key, inner in value.items()]}
@@ -250,8 +261,8 @@ def _decode(data: Any) -> Any:
     if what == "map":
         return {_decode(key): _decode(inner) for key, inner in value}
     if what == "graph":
-        inputs, calls, outputs = map(_decode, value)
-        return Graph(inputs, list(calls), outputs)
+        inputs, calls, *rest = map(_decode, value)
+        return Graph(inputs, list(calls), *rest)
     simple = {"ref": Ref, "dtype": DType, "float": float}
     if what in simple:
         return simple[what](value)

@@ -66,15 +66,53 @@ class FlaxAdapter(NodeAdapter):
         return _model.from_program(program, lowerings, **options)
 
     def is_model(self, x: Any) -> bool:
-        """What `convert` has given, of NNX: a module of Linen is called with its variables."""
-        loaded = sys.modules.get("fmapper_adapters.flax._model")
-        return loaded is not None and isinstance(x, loaded.FlaxModel)
+        """Modules of NNX, and those of Linen with their variables."""
+        if not _may_be_model(x):
+            return False
+        from fmapper_adapters.flax import _source
+
+        return _source.is_model(x)
+
+    def has_training(self, model: Any) -> bool:
+        """Modules of NNX with parts that have modes, as dropout and batch normalisation."""
+        from fmapper_adapters.flax import _source
+
+        return _source.has_training(model)
+
+    def is_in_training(self, model: Any) -> bool:
+        """Whether the parts of a module of NNX are in training mode."""
+        from fmapper_adapters.flax import _source
+
+        return _source.is_in_training(model)
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+        check: bool,
+    ) -> Program:
+        """What `jax.make_jaxpr` records of a module with its variables."""
+        from fmapper_adapters.flax import _source
+        from fmapper_adapters.jax import _record
+
+        source, kwargs = _source.of(model, kwargs, train=train)
+        return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """In evaluation mode, and without changing the model."""
-        from fmapper_adapters.flax import _model
+        from fmapper_adapters.flax import _model, _source
 
-        return _model.evaluated(model, args, kwargs)
+        if self._is_converted(model):
+            return _model.evaluated(model, args, kwargs)
+        return _source.evaluated(model, args, kwargs)
+
+    def _is_converted(self, model: Any) -> bool:
+        loaded = sys.modules.get("fmapper_adapters.flax._model")
+        return loaded is not None and isinstance(model, loaded.FlaxModel)
 
     def watch(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -82,7 +120,13 @@ class FlaxAdapter(NodeAdapter):
         """The calls of a converted model."""
         from fmapper_adapters.flax import _model
 
-        return _model.watched(model, args, kwargs) if self.is_model(model) else None
+        return _model.watched(model, args, kwargs) if self._is_converted(model) else None
+
+
+def _may_be_model(x: Any) -> bool:
+    """Whether the class of an object says that it may be one of Flax, without loading Flax."""
+    first = x[0] if isinstance(x, tuple) and len(x) == 2 else x
+    return any(str(base.__module__).startswith("flax.") for base in type(first).__mro__)
 
 
 def _yes(array: Any) -> bool:

@@ -324,6 +324,33 @@ class JaxAdapter(Adapter):
         """What `convert` has given."""
         return getattr(type(x), "is_converted_model", False) is True
 
+    def is_callable_model(self, x: Any) -> bool:
+        """Functions, pairs of a function and its parameters, and trees that are called."""
+        return callable(x) or (isinstance(x, tuple) and len(x) == 2 and callable(x[0]))
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+        check: bool,
+    ) -> Program:
+        """What `jax.make_jaxpr` records."""
+        from fmapper_adapters.jax import _record, _source
+
+        source = _source.of(model)
+        return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A model, or a function with its parameters."""
+        if isinstance(model, tuple):
+            function, params = model
+            return function(params, *args, **kwargs)
+        return model(*args, **kwargs)
+
     def watch(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterable[Observation] | None:

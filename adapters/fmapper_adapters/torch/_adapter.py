@@ -15,7 +15,7 @@ from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType, Obs
 from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _standin, _threads
 
 if TYPE_CHECKING:
-    from fmapper import Counts, Program  # loaded when something is counted or converted
+    from fmapper import Counts, Lowering, Program  # loaded when something is counted or converted
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
@@ -26,6 +26,7 @@ class TorchAdapter(Adapter):
 
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
+    has_modes: ClassVar[bool] = True
     aliases: ClassVar[dict[str, str]] = {"gpu": "cuda"}
     array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
 
@@ -348,6 +349,14 @@ class TorchAdapter(Adapter):
         return _export.export_program(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, check=check
         )
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A `TorchModel`."""
+        from fmapper_adapters.torch import _converted  # with all lowerings: only where it is used
+
+        return _converted.from_program(program, lowerings, **options)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A module in evaluation mode, without gradients, on copies of the inputs."""

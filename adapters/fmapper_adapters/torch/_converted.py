@@ -1,0 +1,458 @@
+"""What `convert` gives for torch: a module with the names of the source and torch's functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import linecache
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fmapper import (
+    Input,
+    Lowering,
+    Program,
+    ProgramInputError,
+    Ref,
+    Scalar,
+    convert,
+    load_program,
+    save_program,
+    to_torch,
+)
+from fmapper_adapters.torch import _emit
+from fmapper_adapters.torch.lax import _table, _types
+
+_SERIAL = itertools.count()
+# What a narrower integer, or float, of a program may be given as: JAX narrows these itself.
+_NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
+
+
+class Part(torch.nn.Module):
+    """A part of a converted model: it holds parameters, buffers and parts, and computes nothing."""
+
+    def __getitem__(self, key: int | str) -> Any:
+        """A part or an array by its number or name, as of a list or dict."""
+        return getattr(self, str(key))
+
+    def extra_repr(self) -> str:
+        """The shapes of the arrays."""
+        arrays = (*self.named_parameters(recurse=False), *self.named_buffers(recurse=False))
+        return ", ".join(f"{name}: {tuple(array.shape)}" for name, array in arrays)
+
+
+class TorchModel(Part):
+    """A model that was converted to torch.
+
+    Parameters, buffers and parts have the names that they have in the source; it is called as a
+    whole. It is trained, moved, compiled, exported and saved as any other module; JAX has no part
+    in it.
+
+    In training mode it computes what was recorded for training, if that was recorded.
+    """
+
+    def __init__(self, program: Program, added: Mapping[str, Lowering]) -> None:
+        super().__init__()
+        self._added = dict(added)
+        programs = {"training": program} if program.evaluation is not None or program.train else {}
+        evaluation = program.evaluation if program.evaluation is not None else program
+        if not program.train or program.evaluation is not None:
+            programs["evaluation"] = evaluation
+        places = _Places(self)
+        for name, tensor in to_torch(dict(program.parameters)).items():
+            places.parameter(name, tensor, trained=name not in program.frozen)
+        for name, tensor in to_torch(dict(program.buffers)).items():
+            places.buffer(name, tensor, persistent=name not in program.transient)
+        for name, first in program.aliases.items():
+            places.alias(name, first)
+        self._codes: dict[str, Code] = {}
+        for mode, one in programs.items():
+            constants = {}
+            for name, tensor in to_torch(dict(one.constants)).items():
+                constants[name] = f"_{mode}_{name}"
+                self.register_buffer(constants[name], tensor, persistent=False)
+            targets = {**places.names, **constants}
+            self._codes[mode] = Code(one.without_state(), self._added, targets, {}, mode)
+        self._install()
+        self.train(program.starts_in_training)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the source gives for these arguments.
+
+        Raises:
+            ProgramInputError: The program was recorded for other inputs.
+        """
+        code = self._code
+        leaves = code.leaves(args, kwargs)
+        outputs, changed = code.function(self, *leaves)
+        if changed:
+            with torch.no_grad():
+                for target, value in zip(code.changed, changed, strict=True):
+                    _get(self, target).copy_(value)
+        return code.output(outputs)
+
+    @property
+    def _code(self) -> Code:
+        codes = self._codes
+        return codes.get("training" if self.training else "evaluation") or next(
+            iter(codes.values())
+        )
+
+    @property
+    def program(self) -> Program:
+        """What the model computes in its present mode, as data."""
+        return self._code.program
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph of its present mode."""
+        return self._code.graph
+
+    @property
+    def code(self) -> str:
+        """The graph as Python code, with the lines of the source as comments."""
+        return self._code.source
+
+    def as_program(self) -> Program:
+        """The program with the arrays of this model, to be saved or lowered again."""
+        codes = list(self._codes.values())
+        names = {target: name for name, target in codes[0].targets.items()}
+        held = dict(
+            itertools.chain(
+                self.named_parameters(remove_duplicate=False),
+                self.named_buffers(remove_duplicate=False),
+            )
+        )
+        filled = [
+            dataclasses.replace(
+                code.program,
+                constants={n: held[code.targets[n]].detach() for n in code.constant_names},
+            )
+            for code in codes
+        ]
+        first = filled[0]
+        found = {names[target]: x.detach() for target, x in held.items() if target in names}
+        return dataclasses.replace(
+            first,
+            parameters={n: x for n, x in found.items() if n in codes[0].parameter_names},
+            buffers={n: x for n, x in found.items() if n in codes[0].buffer_names},
+            evaluation=filled[1] if len(filled) > 1 else None,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes arrays and program to one safetensors file; `load` needs no JAX to read it.
+
+        Raises:
+            ConversionError: An array has a dtype that the format lacks.
+        """
+        save_program(self.as_program(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TorchModel:
+        """The model in a file.
+
+        Raises:
+            ConversionError: The file holds no program, or is damaged.
+            UnsupportedOpsError: It has operations of your own that are not added here.
+        """
+        found: TorchModel = convert(load_program(path), "torch")
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """What `to`, `half`, `cuda` and the like do: where dtypes change, those of the graph do."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        renamed: dict[str, str] = {}
+        for code in self._codes.values():
+            for name, dtype in code.floats.items():
+                new = str(_get(self, code.targets[name]).dtype).removeprefix("torch.")
+                if new != dtype:
+                    renamed[dtype] = new
+        for mode, code in self._codes.items():
+            if code.renamed != renamed:
+                self._codes[mode] = Code(code.program, self._added, code.targets, renamed, mode)
+                self._install()
+        return self
+
+    def _install(self) -> None:
+        """Makes the functions within the graphs parts of this module, as their code expects."""
+        for code in self._codes.values():
+            for name, module in code.modules.items():
+                self.add_module(name, module)
+
+
+class _Places:
+    """Where arrays of a program are put in a tree of modules, by names that modules allow."""
+
+    def __init__(self, root: torch.nn.Module) -> None:
+        self.names: dict[str, str] = {}
+        self._root = root
+
+    def parameter(self, name: str, tensor: torch.Tensor, *, trained: bool) -> None:
+        trained = trained and (tensor.is_floating_point() or tensor.is_complex())
+        owner, last = self._place(name)
+        owner.register_parameter(last, torch.nn.Parameter(tensor, requires_grad=trained))
+
+    def buffer(self, name: str, tensor: torch.Tensor, *, persistent: bool) -> None:
+        owner, last = self._place(name)
+        owner.register_buffer(last, tensor, persistent=persistent)
+
+    def alias(self, name: str, first: str) -> None:
+        tensor = _get(self._root, self.names[first])
+        owner, last = self._place(name)
+        if isinstance(tensor, torch.nn.Parameter):
+            owner.register_parameter(last, tensor)
+        else:
+            owner.register_buffer(last, tensor)
+
+    def _place(self, name: str) -> tuple[torch.nn.Module, str]:
+        owner = self._root
+        taken = []
+        *parts, last = name.split(".")
+        for wanted in parts:
+            part = _free(owner, wanted, owner._modules)
+            if part not in owner._modules:
+                owner.add_module(part, Part())
+            owner = owner._modules[part]  # type: ignore[assignment]
+            taken.append(part)
+        last = _free(owner, last, ())
+        self.names[name] = ".".join((*taken, last))
+        return owner, last
+
+
+def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
+    """A name that is no other attribute of a module: `train_` for `train`."""
+    name = name or "_"
+    while name not in allowed and hasattr(owner, name):
+        name += "_"
+    return name
+
+
+def _get(root: torch.nn.Module, target: str) -> Any:
+    owner, _, last = target.rpartition(".")
+    return getattr(root.get_submodule(owner), last)
+
+
+class Code:
+    """The part of a model that is no array: one program as a function of torch.
+
+    Attributes:
+        program: The program, without arrays.
+        targets: Where the module has each array of the program.
+        renamed: Floating dtypes of the program -> those that it is computed in.
+        graph: The graph.
+        source: It as Python code.
+        function: It as a function of the module and the arrays among its arguments.
+        modules: The functions within it.
+        changed: The arrays of the module that a call changes.
+        floats: The floating parameters -> their dtype in the program.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        added: Mapping[str, Lowering],
+        targets: Mapping[str, str],
+        renamed: Mapping[str, str],
+        mode: str,
+    ) -> None:
+        self._made_of = program, added, targets, renamed, mode
+        self.program = program
+        self.targets = dict(targets)
+        self.renamed = dict(renamed)
+        by_kind = {kind: [str(i.target) for i in program.inputs if i.kind == kind]
+                   for kind in ("parameter", "buffer", "constant")}  # fmt: skip
+        self.parameter_names = by_kind["parameter"]
+        self.buffer_names = by_kind["buffer"]
+        self.constant_names = by_kind["constant"]
+        self.floats = {
+            str(i.target): i.dtype
+            for i in program.inputs
+            if i.kind == "parameter" and i.dtype in _emit.FLOATS
+        }
+        self.users = [i for i in program.inputs if i.kind in ("user", "static")]
+        self.paths = program.input_paths()
+        self.dtypes = [
+            _types.dtype_of(self.renamed.get(i.dtype, i.dtype)) if i.kind == "user" else None
+            for i in self.users
+        ]
+        self.is_plain = (
+            all(i.kind == "user" and not _varies(i) for i in self.users)
+            and not program.in_spec.children[1].children
+            and all(child.kind == "leaf" for child in program.in_spec.children[0].children)
+        )
+        self.wanted = [(i.shape, dtype) for i, dtype in zip(self.users, self.dtypes, strict=True)]
+        self.changed = [
+            self.targets[str(out.target)]
+            for out in program.outputs
+            if out.kind in ("buffer", "parameter")
+        ]
+        lowerings = _table.find_all(
+            {op: at for op, at in program.ops().items() if not op.startswith("sym::")}, added
+        )
+        emitter = self._emitted(lowerings)
+        self.graph = emitter.graph
+        for node in self.graph.nodes:  # one for each mode
+            if node.op == "get_attr" and node.target in emitter.modules:
+                node.target = f"_{mode}{node.target}"
+        self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
+        made = self.graph.python_code("self", verbose=True)
+        self.source = made.src
+        self.function = _executed(made.src, made.globals, program.name)
+
+    def __deepcopy__(self, memo: Any) -> Code:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Code, self._made_of
+
+    def _emitted(self, lowerings: Mapping[str, Lowering]) -> _emit.Emitter:
+        program = self.program
+        mode = FakeTensorMode(shape_env=ShapeEnv() if program.symbols else None)
+        emitter = _emit.Emitter(lowerings, self.renamed, mode)
+        fakes = _emit.fakes(program, self.renamed, mode)
+        changed = {str(o.target) for o in program.outputs if o.kind in ("buffer", "parameter")}
+        for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
+            if given.kind == "user":
+                emitter.placeholder(name, (given.dtype, given.shape), fake)
+        for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
+            if given.kind not in ("user", "static"):
+                target = self.targets[str(given.target)]
+                value = emitter.attribute(name, target, (given.dtype, given.shape), fake)
+                if given.target in changed and value.is_floating_point():
+                    emitter.replace(name, value.clone())  # else autograd sees the new value
+        for name, given in zip(program.graph.inputs, program.inputs, strict=True):
+            if given.kind != "static":
+                emitter.carry(name)
+            for i, size in enumerate(given.shape):
+                if isinstance(size, str):
+                    emitter.size(size, name, i)
+        emitter.run(program.graph)
+        kinds = _kinds(program)
+        users: list[Any] = []
+        written: list[Any] = []
+        for ref, out in zip(program.graph.outputs, program.outputs, strict=True):
+            value = (
+                emitter.value(ref, kinds.get(getattr(ref, "name", ""))) if _is_array(ref) else ref
+            )
+            (users if out.kind == "user" else written).append(value)
+        emitter.output((tuple(users), tuple(written)))
+        return emitter
+
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The tensors among the arguments, in the order of the inputs.
+
+        Raises:
+            ProgramInputError: The program was recorded for others.
+        """
+        if self.is_plain and not kwargs and len(args) == len(self.wanted):
+            for x, (shape, dtype) in zip(args, self.wanted, strict=True):
+                if not isinstance(x, torch.Tensor) or x.shape != shape or x.dtype is not dtype:
+                    break
+            else:
+                return args
+        return self._checked(self.program.bind(args, kwargs))
+
+    def _checked(self, leaves: list[Any]) -> list[Any]:
+        sizes: dict[str, Any] = {}
+        found = []
+        for x, given, dtype, path in zip(leaves, self.users, self.dtypes, self.paths, strict=True):
+            if given.kind == "static":
+                if not given.accepts(x):
+                    raise ProgramInputError(
+                        f"{self.program.name}: {path} was {given.value!r} among the examples and "
+                        f"is {x!r} now; convert the model with that"
+                    )
+                continue
+            found.append(self._tensor(x, given, dtype, path, sizes))
+        problem = self.program.size_problem(sizes)
+        if problem:
+            raise ProgramInputError(f"{self.program.name}: {problem}")
+        return found
+
+    def _tensor(
+        self, x: Any, given: Input, dtype: Any, path: str, sizes: dict[str, Any]
+    ) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            if isinstance(x, bool | int | float | complex):
+                x = torch.tensor(x, dtype=dtype)
+            else:
+                raise ProgramInputError(
+                    f"{self.program.name}: {path} is a {type(x).__name__}; give a tensor, as "
+                    "fmapper.to_torch makes it"
+                )
+        problem = self.program.shape_problem(given.shape, tuple(x.shape), sizes)
+        if not problem and x.dtype is not dtype:
+            if _NARROWED.get(dtype) is x.dtype:
+                return _narrowed(x, dtype, path)
+            problem = f"{x.dtype} was given, {dtype} is wanted"
+        if problem:
+            raise ProgramInputError(f"{self.program.name}: {path}: {problem}")
+        tensor: torch.Tensor = x
+        return tensor
+
+    def output(self, values: tuple[Any, ...]) -> Any:
+        """The outputs in the structure that the source gives them."""
+        if self.program.out_spec.kind == "leaf":
+            return values[0]
+        return self.program.out_spec.unflatten(values)
+
+
+def _narrowed(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
+    """64-bit integers as the 32 bits that the program was recorded with.
+
+    Raises:
+        ProgramInputError: One does not fit. Where values cannot be seen, nobody asks.
+    """
+    if not torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel():
+        limits = torch.iinfo(dtype)
+        low, high = x.aminmax()
+        if low < limits.min or high > limits.max:
+            raise ProgramInputError(f"{path}: an integer does not fit into {dtype}")
+    narrow: torch.Tensor = x.to(dtype)
+    return narrow
+
+
+def _varies(given: Input) -> bool:
+    return any(isinstance(n, str) for n in given.shape)
+
+
+def _is_array(output: Any) -> bool:
+    return isinstance(output, Ref | Scalar)
+
+
+def _kinds(program: Program) -> dict[str, Any]:
+    """Dtype and shape of every array of the outermost graph."""
+    found = {
+        name: (given.dtype, given.shape)
+        for name, given in zip(program.graph.inputs, program.inputs, strict=True)
+    }
+    for call in program.graph.calls:
+        if len(call.result) == 1:
+            found[call.name] = call.result[0]
+    return found
+
+
+def _executed(source: str, names: Mapping[str, Any], model: str) -> Callable[..., Any]:
+    """The function that is defined by code, which tracebacks can show."""
+    file = f"<fmapper {model} {next(_SERIAL)}>"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    space = dict(names)
+    exec(compile(source, file, "exec"), space)
+    found: Callable[..., Any] = space["forward"]
+    return found
+
+
+def from_program(program: Program, lowerings: Mapping[str, Lowering]) -> TorchModel:
+    """The module for a program.
+
+    Raises:
+        ConversionError: It was not recorded from JAX.
+        UnsupportedOpsError: Primitives have no lowering; lists all of them.
+    """
+    return TorchModel(program, lowerings)

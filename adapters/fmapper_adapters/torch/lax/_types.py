@@ -1,0 +1,43 @@
+"""dtypes of JAX as torch has them."""
+
+from __future__ import annotations
+
+import torch
+
+# torch can store these and little more: arithmetic, indexing and sorting are there for the signed.
+_CARRIERS = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that users see.
+
+    Raises:
+        TypeError: torch has none of this name.
+    """
+    found = getattr(torch, "bool" if name == "bool" else name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch has no dtype {name}")
+    return found
+
+
+def carrier_of(name: str) -> torch.dtype:
+    """The dtype that values of a dtype of JAX have inside of a graph."""
+    return _CARRIERS.get(name) or dtype_of(name)
+
+
+def is_carried(name: str) -> bool:
+    """Whether values are carried as integers of another dtype."""
+    return name in _CARRIERS
+
+
+def carried_number(value: object, name: str) -> object:
+    """A number of a dtype as the number that stands for it."""
+    if name in _CARRIERS and isinstance(value, int):
+        bits = torch.iinfo(_CARRIERS[name]).bits
+        return value - (1 << bits) if value >= 1 << (bits - 1) else value
+    return value
+
+
+def bits_of(dtype: torch.dtype) -> int:
+    """How many bits an integer has."""
+    return torch.iinfo(dtype).bits
