@@ -222,7 +222,7 @@ class Emitter:
         """A function within the program as a module of its own, to be called in the graph."""
         name = f"_{kind}_{len(self.modules)}"
         self.modules[name] = self._function(graph)
-        node = self.graph.create_node("get_attr", name, (), {})
+        node = self._tracer.create_node("get_attr", name, (), {})
         return fx.Proxy(node, self._tracer)
 
     def inline(self, graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:

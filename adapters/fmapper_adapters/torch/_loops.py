@@ -34,6 +34,7 @@ def scan(
     *,
     length: int,
     reverse: bool,
+    outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
     """`lax.scan` of at least one step.
@@ -46,26 +47,27 @@ def scan(
         xs: Arrays of `length` rows.
         length: The number of steps.
         reverse: Begins with the last row.
+        outputs: The dtype of each output.
         unroll: Steps one by one even where a graph is made.
 
     Returns:
         The last carry, and the outputs stacked.
     """
     if torch.compiler.is_compiling() and not unroll:
-        return _scan_in_graph(body, constants, carry, xs, length, reverse)
+        return _scan_in_graph(body, constants, carry, xs, length, reverse, outputs)
     rows = list(zip(*(x.unbind(0) for x in xs), strict=True)) if xs else [()] * length
     if reverse:
         rows.reverse()
     count = len(carry)
     state: Any = tuple(carry)
-    outputs = []
+    produced = []
     for row in rows:
         found = body(*constants, *state, *row)
         state = found[:count]
-        outputs.append(found[count:])
+        produced.append(found[count:])
     if reverse:
-        outputs.reverse()
-    return (*state, *(torch.stack(column) for column in zip(*outputs, strict=True)))
+        produced.reverse()
+    return (*state, *(torch.stack(column) for column in zip(*produced, strict=True)))
 
 
 def _scan_in_graph(
@@ -75,21 +77,42 @@ def _scan_in_graph(
     xs: Sequence[Tensor],
     length: int,
     reverse: bool,
+    outputs: Sequence[torch.dtype],
 ) -> tuple[Tensor, ...]:
     count = len(carry)
-    like: Any = next(iter((*xs, *carry, *constants)), None)
-    device = None if like is None else like.device
+    kinds = [x.dtype for x in carry]
+    given: Any = (*carry, *xs, *constants)
+    device = given[0].device if given else None
+    # its derivative knows floats alone, in what is carried and in what is given
+    wide = torch.is_grad_enabled() and any(x.requires_grad for x in given)
     # torch wants a carry and rows, where JAX has none
-    state = list(carry) or [torch.zeros((), device=device)]
+    first = [_as_floats(x, wide) for x in carry] or [torch.zeros((), device=device)]
     rows = list(xs) or [torch.arange(length, dtype=torch.int32, device=device)]
 
     def step(before: Any, row: Any) -> Any:
-        found = body(*constants, *(before[:count]), *(row if xs else ()))
-        after = [_own(x) for x in found[:count]] or [before[0].clone()]
-        return after, [_own(y) for y in found[count:]]
+        state = [_as_they_were(x, kind) for x, kind in zip(before, kinds, strict=False)]
+        found = body(*constants, *state, *(row if xs else ()))
+        after = [_as_floats(x, wide) for x in found[:count]] or [before[0].clone()]
+        return after, [_as_floats(y, wide) for y in found[count:]]
 
-    last, ys = _scan_operator(step, [_own(x) for x in state], rows, dim=0, reverse=reverse)
-    return (*last[:count], *ys)
+    last, ys = _scan_operator(step, first, rows, dim=0, reverse=reverse)
+    return tuple(
+        _as_they_were(x, kind)
+        for x, kind in zip((*last[:count], *ys), (*kinds, *outputs), strict=True)
+    )
+
+
+def _as_floats(x: Tensor, wide: bool) -> Tensor:
+    """A tensor of its own memory, of floats where that is wanted; 64 bits as those of a float."""
+    if not wide or x.is_floating_point() or x.is_complex():
+        return _own(x)
+    return x.view(torch.float64).clone() if x.dtype is torch.int64 else x.to(torch.float64)
+
+
+def _as_they_were(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype is dtype:
+        return x
+    return x.view(dtype) if dtype is torch.int64 else x.to(dtype)
 
 
 def _own(x: Tensor) -> Tensor:

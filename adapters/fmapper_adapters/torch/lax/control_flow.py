@@ -48,6 +48,7 @@ def scan(
         xs,
         length=length,
         reverse=reverse,
+        outputs=tuple(current().dtype(dtype) for dtype, _ in about.results[num_carry:]),
         unroll=steps is not None and steps <= _UNROLLED,
     )
 
