@@ -226,11 +226,15 @@ class Emitter:
             kwargs["device"] = self.device
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a function of this library gives, as one call of the graph."""
+        return self._tracer.create_proxy("call_function", function, args, kwargs)
+
     def submodule(self, graph: Graph, kind: str) -> Any:
         """A function within the program as a module of its own, to be called in the graph."""
         name = f"_{kind}_{len(self.modules)}"
         self.modules[name] = self._function(graph)
-        node = self.graph.create_node("get_attr", name, (), {})
+        node = self._tracer.create_node("get_attr", name, (), {})
         return fx.Proxy(node, self._tracer)
 
     def inline(self, graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
