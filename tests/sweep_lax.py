@@ -118,7 +118,7 @@ def _dtypes_of(group: str, kinds: Iterable[tuple[str, str]], asked: str) -> list
         return [dtype for dtype in asked.split(",") if dtype in there]
     usual = [dtype for dtype in ("float32", "int32", "bool") if dtype in there]
     others = sorted(set(there) - set(usual))
-    return usual + [others[zlib.crc32(group.encode()) % len(others)]] if others else usual
+    return [*usual, others[zlib.crc32(group.encode()) % len(others)]] if others else usual
 
 
 def _spread(names: list[str], count: int) -> list[str]:
