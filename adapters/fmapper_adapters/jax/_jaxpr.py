@@ -106,9 +106,11 @@ class _Body:
         self._natural = natural
         self._calls: list[Call] = []
         self._counts: dict[str, int] = {}
+        self._taken: set[str] = set()  # names of inputs, which no call may have
 
     def graph(self, jaxpr: Any, names: Sequence[str], consts: Sequence[str]) -> Graph:
         env: dict[Any, Any] = {}
+        self._taken.update(consts, names)
         for var, name in zip(jaxpr.constvars, consts, strict=True):
             env[var] = Ref(name)
         for var, name in zip(jaxpr.invars, names, strict=True):
@@ -237,9 +239,12 @@ class _Body:
 
     def _name(self, base: str) -> str:
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in base)
-        number = self._counts.get(base, 0)
-        self._counts[base] = number + 1
-        return f"{base}_{number}" if number or base[-1:].isdigit() else base
+        while True:
+            number = self._counts.get(base, 0)
+            self._counts[base] = number + 1
+            name = f"{base}_{number}" if number or base[-1:].isdigit() else base
+            if name not in self._taken:
+                return name
 
     def _plain(self, value: Any, *, natural: bool) -> Any:
         if value is None or isinstance(value, bool | str):
