@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax._integers import as_tensor
+from fmapper_adapters.torch.lax._numbers import as_tensor
 from fmapper_adapters.torch.lax._table import lax
 
 
