@@ -260,6 +260,9 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:1500]
 
 
+_CURRENT: dict[str, Any] = {}
+
+
 class Run:
     """A case with its arguments, run by JAX and by torch."""
 
@@ -272,7 +275,9 @@ class Run:
         self.args = [jax.numpy.asarray(arg) for arg in made]
         self.want: list[Any] = []
         self.model: Any = None
-        self.function = lambda *args: harness.dyn_fun(*args)
+        name = harness.fullname
+        _CURRENT[name] = harness  # which may hold arrays: those are no parameters
+        self.function = lambda *args: _CURRENT[name].dyn_fun(*args)
 
     def reference(self) -> None:
         import jax
@@ -286,7 +291,7 @@ class Run:
 
         import fmapper
 
-        self.model = fmapper.convert(self.function, "torch", tuple(self.args), strict=False)
+        self.model = fmapper.convert(self.function, "torch", tuple(self.args))
         with torch.no_grad():
             found = self.model(*[fmapper.to_torch(arg) for arg in self.args])
         have = [fmapper.to_jax(x) for x in jax.tree.leaves(found)]
