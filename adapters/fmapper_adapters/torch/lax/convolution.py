@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError, DType
+from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._dims import are_equal, inverse, permuted, product
 from fmapper_adapters.torch.lax._table import About, lax
-from fmapper_adapters.torch.lax.products import rounded, typed
+from fmapper_adapters.torch.lax.products import rounded, typed, widened
 from fmapper_adapters.torch.lax.shapes import padded
 
 _FORWARD = {
@@ -69,8 +70,12 @@ def conv_general_dilated(
 
     depth = product(kernel.shape[1:])
     x, kernel = rounded(x, precision), rounded(kernel, precision)
-    if _is_wide_integer(x.dtype):
-        result = _in_limbs(convolve, x, kernel)
+    dtype = current().dtype(about.results[0][0])
+    if _is_wide_integer(dtype) and _is_wide_integer(x.dtype):
+        wide = [widened(a, n).to(dtype) for a, (n, _) in zip((x, kernel), about.operands, strict=True)]
+        result = _in_limbs(convolve, *wide)
+    elif dtype.is_complex:  # whose precision is that of the operands, whatever is preferred
+        result = convolve(x, kernel).to(dtype)
     else:
         result = typed(convolve, x, kernel, depth, about, False)
     if rank == 0:
@@ -110,7 +115,7 @@ def _convolved(
     """A convolution of (batch, features, *space) with (features, features, *space)."""
     rank = len(strides)
     spans = [
-        (k - 1) * d + 1 if isinstance(k, int) else (k - 1) * d + 1
+        (k - 1) * d + 1
         for k, d in zip(kernel.shape[2:], kernel_dilation, strict=True)
     ]
     lengths = [

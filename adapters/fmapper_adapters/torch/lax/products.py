@@ -100,7 +100,7 @@ def _integers(
     """Integers: in float64 where that holds every sum, which has fast products; else as they are."""
     bits = [_bits(operand.dtype) for operand in (x, y)]
     x, y = (
-        _widened(operand, name) for operand, (name, _) in zip((x, y), about.operands, strict=False)
+        widened(operand, name) for operand, (name, _) in zip((x, y), about.operands, strict=False)
     )
     if isinstance(depth, int) and sum(bits) + depth.bit_length() <= _EXACT:
         exact = multiply(x.to(torch.float64), y.to(torch.float64))
@@ -112,7 +112,7 @@ def _bits(dtype: torch.dtype) -> int:
     return 1 if dtype is torch.bool else _types.bits_of(dtype)
 
 
-def _widened(x: Any, name: str) -> Any:
+def widened(x: Any, name: str) -> Any:
     """Unsigned integers, carried as signed ones, by their value; those of 64 bits as they are."""
     return x if name == "uint64" or not _types.is_carried(name) else _indices.index(x, name)
 
