@@ -90,7 +90,9 @@ def of(
         if _is_converted(whole):
             return source, args, kwargs
     else:
+        modes = _modes_of(model, args, kwargs)
         source, kwargs = _linen_source.of(model, args, kwargs, train=train)
+        return _modes.set_mode(source, modes, args, kwargs, train=train)
     modes = _modes_of(model, args, kwargs)
     return _modes.set_mode(source, modes, args, kwargs, train=train)
 

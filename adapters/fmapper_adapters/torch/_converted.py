@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import linecache
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from fmapper import (
     Ref,
     Scalar,
     convert,
+    functor,
     load_program,
     save_program,
     to_torch,
@@ -60,6 +62,8 @@ class TorchModel(Part):
     def __init__(self, program: Program, added: Mapping[str, Lowering]) -> None:
         super().__init__()
         self._added = dict(added)
+        self._aliases = dict(program.aliases)
+        self._lacks_training = program.lacks_training
         programs = {"training": program} if program.evaluation is not None or program.train else {}
         evaluation = program.evaluation if program.evaluation is not None else program
         if not program.train or program.evaluation is not None:
@@ -71,6 +75,8 @@ class TorchModel(Part):
             places.buffer(name, tensor, persistent=name not in program.transient)
         for name, first in program.aliases.items():
             places.alias(name, first)
+        self._tied = {places.names[name]: places.names[first]
+                      for name, first in program.aliases.items()}  # fmt: skip
         self._codes: dict[str, Code] = {}
         for mode, one in programs.items():
             constants = {}
@@ -86,9 +92,12 @@ class TorchModel(Part):
         """What the source gives for these arguments.
 
         Raises:
-            ProgramInputError: The program was recorded for other inputs.
+            ProgramInputError: The program was recorded for other inputs, or not for this mode.
         """
         code = self._code
+        if not code.fits(self) and not torch.compiler.is_compiling():
+            self._follow()
+            code = self._code
         leaves = code.leaves(args, kwargs)
         outputs, changed = code.function(self, *leaves)
         if changed:
@@ -100,8 +109,23 @@ class TorchModel(Part):
     @property
     def _code(self) -> Code:
         codes = self._codes
-        return codes.get("training" if self.training else "evaluation") or next(
-            iter(codes.values())
+        found = codes.get("training" if self.training else "evaluation")
+        if found is not None:
+            return found
+        if self.training and not self._lacks_training:  # it has no modes
+            return codes["evaluation"]
+        return self._refuse_mode()
+
+    def _refuse_mode(self) -> Any:
+        name = next(iter(self._codes.values())).program.name
+        if not self.training:
+            raise ProgramInputError(
+                f"{name} was recorded for training only: call train() on the model, or convert it "
+                "with train=False"
+            )
+        raise ProgramInputError(
+            f"{name} was recorded for evaluation only: call eval() on the model. Its training was "
+            f"not: {self._lacks_training}"
         )
 
     @property
@@ -117,7 +141,7 @@ class TorchModel(Part):
     @property
     def code(self) -> str:
         """The graph as Python code, with the lines of the source as comments."""
-        return self._code.source
+        return _readable(self._code.source)
 
     def as_program(self) -> Program:
         """The program with the arrays of this model, to be saved or lowered again."""
@@ -137,11 +161,17 @@ class TorchModel(Part):
             for code in codes
         ]
         first = filled[0]
+        frozen = [
+            n for n in codes[0].parameter_names
+            if not held[codes[0].targets[n]].requires_grad and _can_train(held[codes[0].targets[n]])
+        ]  # fmt: skip
         found = {names[target]: x.detach() for target, x in held.items() if target in names}
         return dataclasses.replace(
             first,
             parameters={n: x for n, x in found.items() if n in codes[0].parameter_names},
             buffers={n: x for n, x in found.items() if n in codes[0].buffer_names},
+            frozen=tuple(frozen),
+            starts_in_training=self.training,
             evaluation=filled[1] if len(filled) > 1 else None,
         )
 
@@ -167,17 +197,46 @@ class TorchModel(Part):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What `to`, `half`, `cuda` and the like do: where dtypes change, those of the graph do."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        renamed: dict[str, str] = {}
-        for code in self._codes.values():
-            for name, dtype in code.floats.items():
-                new = str(_get(self, code.targets[name]).dtype).removeprefix("torch.")
-                if new != dtype:
-                    renamed[dtype] = new
-        for mode, code in self._codes.items():
-            if code.renamed != renamed:
-                self._codes[mode] = Code(code.program, self._added, code.targets, renamed, mode)
-                self._install()
+        self._tie()
+        self._follow()
         return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module; what is tied stays tied, with `assign=True` too."""
+        found = super().load_state_dict(*args, **kwargs)
+        self._tie()
+        return found
+
+    def _tie(self) -> None:
+        """Makes tied arrays one again, which the methods of torch treat one by one."""
+        for target, first in self._tied.items():
+            one = _get(self, first)
+            if _get(self, target) is not one:
+                owner, _, last = target.rpartition(".")
+                setattr(self.get_submodule(owner), last, one)
+
+    def _follow(self) -> None:
+        """Makes the graphs anew where parameters have other dtypes than those they are made for.
+
+        Raises:
+            ProgramInputError: Parameters that had one dtype have several now.
+        """
+        renamed: dict[str, str] = {}
+        code = next(iter(self._codes.values()))
+        for name, dtype in code.floats.items():
+            new = str(_get(self, code.targets[name]).dtype).removeprefix("torch.")
+            if renamed.setdefault(dtype, new) != new:
+                raise ProgramInputError(
+                    f"{code.program.name}: {name} is of {new}, other parameters that were of "
+                    f"{dtype} are of {renamed[dtype]}: cast all of them or none"
+                )
+        renamed = {old: new for old, new in renamed.items() if old != new}
+        codes = {}
+        for mode, code in self._codes.items():
+            made_of = code.program, self._added, code.targets, renamed, mode
+            codes[mode] = code if code.renamed == renamed else Code(*made_of)
+        self._codes = codes  # another dict: a copy of this model may share the old one
+        self._install()
 
     def _install(self) -> None:
         """Makes the functions within the graphs parts of this module, as their code expects."""
@@ -238,6 +297,7 @@ def _get(root: torch.nn.Module, target: str) -> Any:
     return getattr(root.get_submodule(owner), last)
 
 
+@functor(children=(), rebuild=lambda code, children: code)  # the graph has tensors without values
 class Code:
     """The part of a model that is no array: one program as a function of torch.
 
@@ -277,6 +337,10 @@ class Code:
         }
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
+        self.labels = [
+            label for label, i in zip(program.graph.inputs, program.inputs, strict=True)
+            if i.kind in ("user", "static")
+        ]  # fmt: skip
         self.dtypes = [
             _types.dtype_of(self.renamed.get(i.dtype, i.dtype)) if i.kind == "user" else None
             for i in self.users
@@ -286,6 +350,14 @@ class Code:
             and not program.in_spec.children[1].children
             and all(child.kind == "leaf" for child in program.in_spec.children[0].children)
         )
+        self.probes = [
+            (
+                tuple(self.targets[name].split(".")[:-1]),
+                self.targets[name].rpartition(".")[2],
+                _types.dtype_of(self.renamed.get(dtype, dtype)),
+            )
+            for dtype, name in {d: n for n, d in reversed(self.floats.items())}.items()
+        ]
         self.wanted = [(i.shape, dtype) for i, dtype in zip(self.users, self.dtypes, strict=True)]
         self.changed = [
             self.targets[str(out.target)]
@@ -304,6 +376,16 @@ class Code:
         made = self.graph.python_code("self", verbose=True)
         self.source = made.src
         self.function = _executed(made.src, made.globals, program.name)
+
+    def fits(self, model: torch.nn.Module) -> bool:
+        """Whether the parameters have the dtypes that this is made for: one of each is asked."""
+        for owner, last, dtype in self.probes:
+            part: Any = model
+            for name in owner:
+                part = part._modules[name]
+            if part._parameters[last].dtype is not dtype:
+                return False
+        return True
 
     def __deepcopy__(self, memo: Any) -> Code:
         return self
@@ -356,18 +438,23 @@ class Code:
                     break
             else:
                 return args
-        return self._checked(self.program.bind(args, kwargs))
+        return self._checked(self.program.bind(args, kwargs, sparing=True))
 
     def _checked(self, leaves: list[Any]) -> list[Any]:
         sizes: dict[str, Any] = {}
         found = []
-        for x, given, dtype, path in zip(leaves, self.users, self.dtypes, self.paths, strict=True):
+        for x, given, dtype, path, label in zip(
+            leaves, self.users, self.dtypes, self.paths, self.labels, strict=True
+        ):
             if given.kind == "static":
                 if not given.accepts(x):
                     raise ProgramInputError(
                         f"{self.program.name}: {path} was {given.value!r} among the examples and "
                         f"is {x!r} now; convert the model with that"
                     )
+                continue
+            if x is None and label not in self.program.graph.used():
+                found.append(None)  # of an argument that was left out
                 continue
             found.append(self._tensor(x, given, dtype, path, sizes))
         problem = self.program.size_problem(sizes)
@@ -401,6 +488,26 @@ class Code:
         if self.program.out_spec.kind == "leaf":
             return values[0]
         return self.program.out_spec.unflatten(values)
+
+
+def _readable(source: str) -> str:
+    """Code without what only saves memory, and without comments that say nothing."""
+    lines = []
+    for line in source.strip("\n").splitlines():
+        if line.strip() == _NOWHERE:
+            continue
+        kept = _FORGETS.sub("", line).rstrip()
+        if kept or (lines and lines[-1]):
+            lines.append(kept)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_NOWHERE = "# No stacktrace found for following nodes"
+_FORGETS = re.compile(r";  (?:\w+ = )+None(?=$|  #)")
+
+
+def _can_train(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _narrowed(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
