@@ -611,6 +611,10 @@ class Adapter(ABC):
         """The same, computed in float64; None where that cannot be."""
         return None
 
+    def portable(self, array: Any) -> Any:
+        """The array that stands for one in other frameworks, if it `stays` as it is."""
+        return array
+
     def watch(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterable[Observation] | None:

@@ -57,10 +57,12 @@ class Reader:
 
     Attributes:
         constants: The arrays that the code holds, by the names that they are given here.
+        equations: The equation that each call of the outermost graph comes from.
     """
 
     def __init__(self) -> None:
         self.constants: dict[str, Any] = {}
+        self.equations: dict[str, Any] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
         """The graph of a closed jaxpr; its inputs are those names, and after them the constants."""
@@ -186,6 +188,8 @@ class _Body:
             if value is not None and key not in _DROPPED and not _is_function(value)
         }
         at = self._name(name)
+        if self._constant is not None:
+            self._reader.equations[at] = eqn
         result = tuple(_kind(var.aval) for var in eqn.outvars)
         self._calls.append(Call(at, f"lax::{name}", tuple(args), kwargs, path, source, result))
         if not eqn.primitive.multiple_results:

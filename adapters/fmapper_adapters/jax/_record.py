@@ -93,6 +93,18 @@ def record(
         ConversionError: It cannot be recorded.
         NotAFunctorError: Inputs or outputs are of classes that hold arrays and are not declared.
     """
+    return recorded(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)[0]
+
+
+def recorded(
+    source: Source,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+) -> tuple[Program, dict[str, Any]]:
+    """The same, and the equation of each call of the outermost graph, by the name of the call."""
     fleaves(())  # functors that are new are entered into JAX's registry
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_none)
     spec = _pytrees.tree_spec(tree)
@@ -135,7 +147,7 @@ def record(
     written = [
         Output("parameter" if n in source.parameters else "buffer", n) for n in traced.changed
     ]
-    return Program(
+    program = Program(
         graph=graph,
         inputs=(
             *inputs,
@@ -156,6 +168,7 @@ def record(
         train=train,
         name=source.name,
     )
+    return program, reader.equations
 
 
 class _Traced:

@@ -7,7 +7,7 @@ import itertools
 import linecache
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from fmapper import (
     Input,
     Lowering,
+    Observation,
     Program,
     ProgramInputError,
     Ref,
@@ -127,6 +128,11 @@ class TorchModel(Part):
             f"{name} was recorded for evaluation only: call eval() on the model. Its training was "
             f"not: {self._lacks_training}"
         )
+
+    def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
+        """Every operation of a call that is one in the graph, with its results."""
+        code = self._code
+        return list(code.observed(self, code.leaves(args, kwargs)))
 
     @property
     def program(self) -> Program:
@@ -369,6 +375,12 @@ class Code:
         )
         emitter = self._emitted(lowerings)
         self.graph = emitter.graph
+        there = set(self.graph.nodes)
+        self._results = [
+            (call, emitter.node_of(call.name))
+            for call in program.graph.calls
+            if call.op != "sym::getitem" and emitter.node_of(call.name) in there
+        ]
         for node in self.graph.nodes:  # one for each mode
             if node.op == "get_attr" and node.target in emitter.modules:
                 node.target = f"_{mode}{node.target}"
@@ -376,6 +388,25 @@ class Code:
         made = self.graph.python_code("self", verbose=True)
         self.source = made.src
         self.function = _executed(made.src, made.globals, program.name)
+
+    def observed(self, model: TorchModel, leaves: Any) -> Iterator[Observation]:
+        """The operations of the program with their results, for those that the graph has."""
+        found: dict[fx.Node, Any] = {}
+
+        class Watching(fx.Interpreter):
+            def run_node(self, n: fx.Node) -> Any:
+                found[n] = super().run_node(n)
+                return found[n]
+
+        with torch.no_grad():
+            Watching(model, graph=self.graph).run(*leaves)
+        for call, node in self._results:
+            values = found[node] if isinstance(found[node], tuple | list) else (found[node],)
+            shown = [
+                x.view(_types.dtype_of(dtype)) if _types.is_carried(dtype) else x
+                for x, (dtype, _) in zip(values, call.result, strict=False)
+            ]
+            yield Observation(call.module, call.op, call.source, tuple(shown))
 
     def fits(self, model: torch.nn.Module) -> bool:
         """Whether the parameters have the dtypes that this is made for: one of each is asked."""

@@ -191,6 +191,15 @@ class Emitter:
             return found.view(_types.dtype_of(kind[0]))
         return found
 
+    def node_of(self, name: str) -> fx.Node | None:
+        """What gives the result of a call of the outermost graph."""
+        found = self._env.get(name)
+        if isinstance(found, tuple | list):  # several nodes, or one whose items these are
+            sources = {v.node.args[0] for v in found if isinstance(v, fx.Proxy) and v.node.args}
+            found = sources.pop() if len(sources) == 1 else None
+            return found if isinstance(found, fx.Node) else None
+        return found.node if isinstance(found, fx.Proxy) else None
+
     def output(self, values: Any) -> None:
         """Ends the graph."""
         nodes = fx.node.map_aggregate(values, lambda v: v.node if isinstance(v, fx.Proxy) else v)
