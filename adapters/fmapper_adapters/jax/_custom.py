@@ -2,38 +2,68 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
-# Of JAX's own, where the derivative is that of what is computed, or the target has it whole.
-_NATURAL = {"relu", "silu", "_silu", "softmax", "_softmax", "relu6", "log_softmax", "_log_softmax"}
+from fmapper_adapters.jax import _keys
+
+_CALLS = {"custom_jvp_call", "custom_vjp_call"}
 
 
-def derivative(eqn: Any) -> dict[str, Any]:
-    """What a call of such a function holds beside its parameters; nothing for other calls.
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that is called in a program.
 
-    Returns:
-        `function`: its name. `differentiable`, `cotangents`: which operands and which results have
-        derivatives. `backward`: the program from the operands and the cotangents of those results
-        to the cotangents of those operands; not there where it is that of what is computed.
+    Attributes:
+        name: Its name; `jax::relu` where it is one of JAX's own.
+        taken: Which operands have derivatives.
+        given: Which results have derivatives.
+        body: What it computes, of all operands, as a closed jaxpr.
+        backward: Makes the program from the operands and the cotangents of those results to the
+            cotangents of those operands, as a closed jaxpr.
     """
-    if eqn.primitive.name not in ("custom_jvp_call", "custom_vjp_call"):
-        return {}
-    name, is_own = _function(eqn)
-    avals = [v.aval for v in eqn.invars]
-    taken = [i for i, aval in enumerate(avals) if _is_real(aval)]
-    given = [i for i, v in enumerate(eqn.outvars) if _is_real(v.aval)]
-    found: dict[str, Any] = {
-        "function": name,
-        "differentiable": tuple(taken),
-        "cotangents": tuple(given),
-    }
-    if not taken or not given or (name in _NATURAL and is_own):
-        return found
 
+    name: str
+    taken: tuple[int, ...]
+    given: tuple[int, ...]
+    body: Any
+    backward: Callable[[], Any]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of JAX's own, so that what it computes says which one it is."""
+        return self.name.startswith("jax::")
+
+
+def function_of(eqn: Any) -> Function | None:
+    """The function that an equation calls; None where none has a derivative of its own.
+
+    A sample of a gamma distribution and the solution of a linear system are such functions too:
+    JAX finds both by loops that it does not differentiate.
+    """
+    name = eqn.primitive.name
+    if name in _CALLS:
+        body = eqn.params["call_jaxpr"]
+        label = _label(body)
+    elif name == "custom_linear_solve":
+        body, label = _solution(eqn), "jax::custom_linear_solve"
+    elif name == "random_gamma":
+        return _gamma(eqn)
+    else:
+        return None
+    taken = tuple(i for i, v in enumerate(eqn.invars) if _is_real(v.aval))
+    given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
+    return Function(label, taken, given, body, lambda: _backward(eqn, taken, given))
+
+
+def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
+    """What JAX differentiates an equation to, as a closed jaxpr."""
     variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
     alone = core.Jaxpr((), variables, eqn.outvars, [eqn])
 
@@ -53,24 +83,64 @@ def derivative(eqn: Any) -> dict[str, Any]:
         _, pull = jax.vjp(of, *[operands[i] for i in taken])
         return list(pull(cotangents))
 
-    shapes = [_shape(a) for a in avals]
-    outs = [eqn.outvars[i].aval for i in given]
-    found["backward"] = jax.make_jaxpr(backward)(shapes, [_shape(a) for a in outs])
-    return found
+    shapes = [_shape(v.aval) for v in eqn.invars]
+    outs = [_shape(eqn.outvars[i].aval) for i in given]
+    return jax.make_jaxpr(backward)(shapes, outs)
 
 
-def _is_real(aval: Any) -> bool:
-    return bool(np.issubdtype(aval.dtype, np.inexact)) or str(aval.dtype).startswith(
-        ("bfloat", "float8")
+def _solution(eqn: Any) -> Any:
+    """The part of `custom_linear_solve` that solves, of all of its operands."""
+    counts = eqn.params["const_lengths"]
+    solve = eqn.params["jaxprs"].solve
+    first = counts.matvec + counts.vecmat
+    after = first + counts.solve + counts.transpose_solve
+
+    def run(*operands: Any) -> list[Any]:
+        own = operands[first : first + counts.solve]
+        found = jax.core.eval_jaxpr(solve.jaxpr, solve.consts, *own, *operands[after:])
+        return list(found)
+
+    return jax.make_jaxpr(run)(*[_shape(v.aval) for v in eqn.invars])
+
+
+def _gamma(eqn: Any) -> Function:
+    """A sample as JAX draws it, all elements side by side; its derivative as JAX has it."""
+    primitive, in_logarithms = eqn.primitive, eqn.params["log_space"]
+    draw = primitive.impl
+    more = {"use_vmap": True} if "use_vmap" in inspect.signature(draw).parameters else {}
+    shapes = [_shape(v.aval) for v in eqn.invars]
+
+    def backward(operands: list[Any], cotangents: list[Any]) -> list[Any]:
+        key, alpha = operands
+        sample = primitive.bind(key, alpha, log_space=in_logarithms)
+        if not in_logarithms:
+            return [cotangents[0] * jax.lax.random_gamma_grad(alpha, sample)]
+        sample = jax.numpy.exp(sample)
+        least = np.finfo(sample.dtype).tiny if sample.dtype.kind == "f" else 0
+        sample = jax.numpy.where(sample == 0, least, sample)
+        return [cotangents[0] * (jax.lax.random_gamma_grad(alpha, sample) / sample)]
+
+    body = jax.make_jaxpr(lambda key, alpha: draw(key, alpha, log_space=in_logarithms, **more))
+    return Function(
+        "jax::random_gamma",
+        (1,),
+        (0,),
+        body(*shapes),
+        lambda: jax.make_jaxpr(backward)(shapes, shapes[1:]),
     )
 
 
-def _function(eqn: Any) -> tuple[str, bool]:
-    """The name of the function, and whether it is one of JAX's own."""
-    jaxpr = getattr(eqn.params["call_jaxpr"], "jaxpr", eqn.params["call_jaxpr"])
-    info = getattr(jaxpr, "debug_info", None)
+def _is_real(aval: Any) -> bool:
+    if _keys.is_key(aval):
+        return False
+    return bool(jax.numpy.issubdtype(aval.dtype, np.inexact))
+
+
+def _label(body: Any) -> str:
+    """The name of a function, which says whether it is one of JAX's own."""
+    info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
     name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
-    return name, "/jax/_src/" in place
+    return f"jax::{name}" if "/jax/_src/" in place else name
 
 
 def _shape(aval: Any) -> Any:

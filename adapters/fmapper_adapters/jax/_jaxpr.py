@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.export
 import numpy as np
 from jax.extend import core
 
-from fmapper import Call, ConversionError, DType, Graph, Ref, Scalar, Size
+from fmapper import Call, ConversionError, DType, FmapperWarning, Graph, Ref, Scalar, Size
 from fmapper_adapters.jax import _custom, _keys
 
 # Functions that are called where they stand: what they compute is part of the caller.
@@ -38,11 +39,13 @@ _DROPPED |= {
     "_split_transpose",
 }
 _DROPPED |= {"const_lengths", "linear", "unroll", "update_consts", "symbolic_zeros", "accuracy"}
-_CUSTOM = {"custom_jvp_call", "custom_vjp_call"}
+# How often functions with a derivative of their own are differentiated in theirs.
+_ORDER = 2
+# What only shows values on the way.
+_SHOWN = {"debug_callback", "debug_print"}
 _HOST = {
     "pure_callback": "it calls back into Python on the host",
     "io_callback": "it calls back into Python on the host",
-    "debug_callback": "it calls back into Python on the host",
     "pallas_call": "it is a Pallas kernel, written for the compiler of JAX",
     "xla_pmap": "it is spread over devices by pmap",
     "shard_map": "it is spread over devices by shard_map",
@@ -63,30 +66,50 @@ class Reader:
     def __init__(self) -> None:
         self.constants: dict[str, Any] = {}
         self.equations: dict[str, Any] = {}
+        self._own: dict[Any, tuple[Graph, Graph | None]] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
         """The graph of a closed jaxpr; its inputs are those names, and after them the constants."""
-        own = [self._constant(array) for array in closed.consts]
-        found = self._graph(closed.jaxpr, names, own)
+        body = _Body(self, self._constant, _ORDER)
+        found = body.graph(closed.jaxpr, names, closed.consts)
         return Graph((*names, *self.constants), found.calls, found.outputs)
 
-    def inner(self, closed: Any, *, natural: bool = False) -> Graph:
-        """The graph of a jaxpr within another one; its constants come first among its inputs.
+    def inner(self, closed: Any, order: int | None) -> tuple[Graph, list[Any]]:
+        """The graph of a jaxpr within another one, and the arrays that it holds.
 
-        Args:
-            closed: The jaxpr.
-            natural: Functions in it have no derivative of their own: it is one itself.
+        Those arrays are its first inputs.
         """
         jaxpr = getattr(closed, "jaxpr", closed)
-        count = len(jaxpr.constvars) + len(jaxpr.invars)
-        names = [f"in_{i}" for i in range(count)]
-        split = len(jaxpr.constvars)
-        found = _Body(self, None, natural).graph(jaxpr, names[split:], names[:split])
-        kinds = tuple(_kind(var.aval) for var in (*jaxpr.constvars, *jaxpr.invars))
-        return Graph(tuple(names), found.calls, found.outputs, kinds)
+        names = [f"in_{i}" for i in range(len(jaxpr.invars))]
+        held: list[Any] = []
 
-    def _graph(self, jaxpr: Any, names: Sequence[str], consts: Sequence[str]) -> Graph:
-        return _Body(self, self._constant, natural=False).graph(jaxpr, names, consts)
+        def constant(array: Any) -> str:
+            for i, known in enumerate(held):
+                if known is array:
+                    return f"held_{i}"
+            held.append(array)
+            return f"held_{len(held) - 1}"
+
+        body = _Body(self, constant, order)
+        found = body.graph(jaxpr, names, getattr(closed, "consts", ()))
+        kinds = (*(_kind(a) for a in held), *(_kind(v.aval) for v in jaxpr.invars))
+        inputs = (*(f"held_{i}" for i in range(len(held))), *names)
+        return Graph(inputs, found.calls, found.outputs, kinds), held
+
+    def function(
+        self, function: _custom.Function, order: int
+    ) -> tuple[Graph, Graph | None, list[Any], list[Any]]:
+        """The graphs of a function and of its derivative, and the arrays that they hold."""
+        at = (function.name, order, str(function.body)) if function.is_own else None
+        if at in self._own:
+            return (*self._own[at], [], [])
+        body, held = self.inner(function.body, None)
+        backward, more = None, []
+        if order and function.taken and function.given:
+            backward, more = self.inner(function.backward(), order - 1)
+        if at is not None and not held and not more:
+            self._own[at] = body, backward
+        return body, backward, held, more
 
     def _constant(self, array: Any) -> str:
         for name, known in self.constants.items():
@@ -98,46 +121,58 @@ class Reader:
 
 
 class _Body:
-    """Reads one graph, with the functions that are called in it."""
+    """Reads one graph, with the functions that are called in it.
 
-    def __init__(
-        self, reader: Reader, constant: Callable[[Any], str] | None, natural: bool
-    ) -> None:
+    Args:
+        reader: Of the program.
+        constant: Gives an array that the code holds a name.
+        order: How often functions within have derivatives of their own; None where nobody asks.
+    """
+
+    def __init__(self, reader: Reader, constant: Callable[[Any], str], order: int | None) -> None:
         self._reader = reader
         self._constant = constant
-        self._natural = natural
+        self._order = order
         self._calls: list[Call] = []
         self._counts: dict[str, int] = {}
         self._taken: set[str] = set()  # names of inputs, which no call may have
 
-    def graph(self, jaxpr: Any, names: Sequence[str], consts: Sequence[str]) -> Graph:
+    def graph(self, jaxpr: Any, names: Sequence[str], consts: Sequence[Any]) -> Graph:
         env: dict[Any, Any] = {}
-        self._taken.update(consts, names)
-        for var, name in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = Ref(name)
+        self._taken.update(names)
+        for var, array in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = self._array(array)
         for var, name in zip(jaxpr.invars, names, strict=True):
             env[var] = Ref(name)
         outputs = self._read(jaxpr, env, "", "")
-        found = Graph((*consts, *names), self._calls, outputs)
-        return found.without_dead_calls(lambda call: False)
+        return Graph(tuple(names), self._calls, outputs).without_dead_calls(lambda call: False)
 
     def _read(self, jaxpr: Any, env: dict[Any, Any], path: str, source: str) -> tuple[Any, ...]:
         for eqn in jaxpr.eqns:
             self._equation(eqn, env, path, source)
         return tuple(self._value(var, env) for var in jaxpr.outvars)
 
+    def _read_closed(self, closed: Any, args: list[Any], path: str, source: str) -> tuple[Any, ...]:
+        jaxpr = getattr(closed, "jaxpr", closed)
+        env = dict(zip(jaxpr.invars, args, strict=True))
+        consts = getattr(closed, "consts", ())
+        env.update((v, self._array(c)) for v, c in zip(jaxpr.constvars, consts, strict=True))
+        return self._read(jaxpr, env, path, source)
+
     def _value(self, var: Any, env: Mapping[Any, Any]) -> Any:
         if not isinstance(var, core.Literal):
             return env[var]
-        value, dtype = var.val, getattr(var.aval, "dtype", None)
-        if np.ndim(value):
-            if self._constant is None:
-                raise ConversionError(
-                    "an array that the code of an inner function holds; give it to that function "
-                    "as an argument"
-                )
-            return Ref(self._constant(value))
-        return Scalar(_number(value), str(dtype))
+        if np.ndim(var.val):
+            return self._array(var.val)
+        return Scalar(_number(var.val), str(getattr(var.aval, "dtype", None)))
+
+    def _array(self, array: Any) -> Any:
+        """What stands for an array that the code holds: itself, if it is a number."""
+        if _keys.is_key(array):
+            array = jax.random.key_data(array)
+        if not np.ndim(array):
+            return Scalar(_number(array), str(array.dtype))
+        return Ref(self._constant(array))
 
     def _equation(self, eqn: Any, env: dict[Any, Any], path: str, outer: str) -> None:
         name = eqn.primitive.name
@@ -147,52 +182,86 @@ class _Body:
         if name in _HOST:
             where = f" ({source})" if source else ""
             raise ConversionError(f"{name} in {path or 'the root'}{where}: {_HOST[name]}")
-        if name in _INLINED or (self._natural and name in _CUSTOM):
-            results = self._inline(eqn, args, path, source)
-        else:
-            results = self._call(eqn, args, path, source)
-        for var, result in zip(eqn.outvars, results, strict=True):
+        if name in _SHOWN:
+            warnings.warn(
+                f"{source or path or 'the root'}: what jax.debug shows is left out",
+                FmapperWarning,
+                stacklevel=2,
+            )
+            return
+        for var, result in zip(eqn.outvars, self._results(eqn, args, path, source), strict=True):
             env[var] = result
 
-    def _inline(self, eqn: Any, args: list[Any], path: str, source: str) -> tuple[Any, ...]:
-        closed = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr", eqn.params.get("call")))
-        jaxpr = getattr(closed, "jaxpr", closed)
-        consts = list(getattr(closed, "consts", ()))
-        env = dict(zip(jaxpr.invars, args, strict=True))
-        if consts:
-            if self._constant is None:
-                raise ConversionError(
-                    f"{eqn.primitive.name}: holds arrays inside an inner function"
-                )
-            env.update(
-                (var, Ref(self._constant(c)))
-                for var, c in zip(jaxpr.constvars, consts, strict=True)
-            )
-        return self._read(jaxpr, env, path, source)
-
-    def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> tuple[Any, ...]:
-        name = eqn.primitive.name
+    def _results(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        if name in _INLINED:
+            closed = params.get("jaxpr", params.get("call_jaxpr", params.get("call")))
+            return self._read_closed(closed, args, path, source)
+        if name == "platform_index":
+            return (Scalar(_cpu(params["platforms"]), "int32"),)
+        if name == "cond" and isinstance(args[0], Scalar):
+            last = len(params["branches"]) - 1
+            branch = params["branches"][min(max(int(args[0].value), 0), last)]
+            return self._read_closed(branch, args[1:], path, source)
+        if _keys.is_identity(eqn):
+            return args
+        function = _custom.function_of(eqn)
+        if function is not None:
+            if self._order is None:
+                return self._read_closed(function.body, args, path, source)
+            return self._function(function, eqn, args, path, source)
         raw = _keys.on_raw_keys(eqn)
         if raw is not None:  # keys are arrays of words here
-            jaxpr = raw.jaxpr
-            env = dict(zip(jaxpr.invars, args, strict=True))
-            env.update(
-                (var, self._hoisted(c)) for var, c in zip(jaxpr.constvars, raw.consts, strict=True)
-            )
-            return self._read(jaxpr, env, path, source)
-        params = {**eqn.params, **_custom.derivative(eqn), **_keys.params(eqn)}
-        args, params = self._with_constants(name, args, params)
+            return self._read_closed(raw, args, path, source)
+        return self._call(eqn, args, path, source)
+
+    def _function(
+        self, function: _custom.Function, eqn: Any, args: list[Any], path: str, source: str
+    ) -> Sequence[Any]:
+        body, backward, held, more = self._reader.function(function, self._order or 0)
+        kwargs: dict[str, Any] = {
+            "call_jaxpr": body,
+            "function": function.name,
+            "differentiable": function.taken,
+            "cotangents": function.given,
+        }
+        if backward is not None:
+            kwargs["backward"] = backward
+        if held or more:
+            kwargs["constants"] = len(held), len(more)
+        operands = (*map(self._array, (*held, *more)), *args)
+        return self._emitted(eqn.primitive.name, eqn, operands, kwargs, path, source, True)
+
+    def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
+        name = eqn.primitive.name
+        params = {**eqn.params, **_keys.params(eqn)}
+        held: list[tuple[Graph, list[Any]]] = []
         kwargs = {
-            key: self._plain(value, natural=self._natural or key == "backward")
+            key: self._plain(value, held)
             for key, value in params.items()
             if value is not None and key not in _DROPPED and not _is_function(value)
         }
+        if any(arrays for _, arrays in held):
+            args, kwargs = self._with_constants(name, args, kwargs, held)
+        several = eqn.primitive.multiple_results
+        return self._emitted(name, eqn, tuple(args), kwargs, path, source, several)
+
+    def _emitted(
+        self,
+        name: str,
+        eqn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        path: str,
+        source: str,
+        several: bool,
+    ) -> Sequence[Any]:
         at = self._name(name)
         if self._constant is not None:
             self._reader.equations[at] = eqn
         result = tuple(_kind(var.aval) for var in eqn.outvars)
-        self._calls.append(Call(at, f"lax::{name}", tuple(args), kwargs, path, source, result))
-        if not eqn.primitive.multiple_results:
+        self._calls.append(Call(at, f"lax::{name}", args, kwargs, path, source, result))
+        if not several:
             return (Ref(at),)
         return tuple(self._item(at, i, kind, path, source) for i, kind in enumerate(result))
 
@@ -202,43 +271,35 @@ class _Body:
         self._calls.append(Call(at, "sym::getitem", args, {}, path, source, (kind,)))
         return Ref(at)
 
-    def _hoisted(self, array: Any) -> Any:
-        if not np.ndim(array):
-            return Scalar(_number(array), str(array.dtype))
-        if self._constant is None:
-            raise ConversionError("keys with arrays of constants in an inner function")
-        return Ref(self._constant(array))
-
     def _with_constants(
-        self, name: str, args: list[Any], params: dict[str, Any]
+        self,
+        name: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        held: list[tuple[Graph, list[Any]]],
     ) -> tuple[list[Any], dict[str, Any]]:
         """Arrays that inner functions hold, as operands of the call.
 
         Raises:
             ConversionError: The operation has no place for them.
         """
-        closed = [
-            value
-            for param in params.values()
-            for value in (param if isinstance(param, tuple) else (param,))
-            if isinstance(value, core.ClosedJaxpr) and value.consts
-        ]
-        if not closed:
-            return args, params
-        if name in _CUSTOM:
-            return [*(self._hoisted(c) for c in closed[0].consts), *args], params
+        arrays = {id(graph): [self._array(a) for a in given] for graph, given in held}
         if name == "scan":
-            own = [self._hoisted(c) for c in closed[0].consts]
-            return [*own, *args], {**params, "num_consts": params["num_consts"] + len(own)}
+            own = arrays[id(kwargs["jaxpr"])]
+            return [*own, *args], {**kwargs, "num_consts": kwargs["num_consts"] + len(own)}
         if name == "while":
-            split = params["cond_nconsts"]
-            cond = [self._hoisted(c) for c in params["cond_jaxpr"].consts]
-            body = [self._hoisted(c) for c in params["body_jaxpr"].consts]
+            split = kwargs["cond_nconsts"]
+            cond = arrays[id(kwargs["cond_jaxpr"])]
+            body = arrays[id(kwargs["body_jaxpr"])]
             counts = {
                 "cond_nconsts": split + len(cond),
-                "body_nconsts": params["body_nconsts"] + len(body),
+                "body_nconsts": kwargs["body_nconsts"] + len(body),
             }
-            return [*cond, *args[:split], *body, *args[split:]], {**params, **counts}
+            return [*cond, *args[:split], *body, *args[split:]], {**kwargs, **counts}
+        if name == "cond":
+            every = [a for branch in kwargs["branches"] for a in arrays[id(branch)]]
+            branches = _with_all(kwargs["branches"], [len(given) for _, given in held])
+            return [args[0], *every, *args[1:]], {**kwargs, "branches": branches}
         raise ConversionError(f"{name}: an inner function holds arrays; give it those as arguments")
 
     def _name(self, base: str) -> str:
@@ -250,7 +311,7 @@ class _Body:
             if name not in self._taken:
                 return name
 
-    def _plain(self, value: Any, *, natural: bool) -> Any:
+    def _plain(self, value: Any, held: list[tuple[Graph, list[Any]]]) -> Any:
         if value is None or isinstance(value, bool | str):
             return value
         if isinstance(value, int | np.integer):
@@ -268,21 +329,52 @@ class _Body:
         if isinstance(value, enum.Enum):
             return value.name.lower()
         if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
-            return self._reader.inner(value, natural=natural)
+            graph, arrays = self._reader.inner(value, self._order)
+            held.append((graph, arrays))
+            return graph
         if jax.export.is_symbolic_dim(value):
             return Size(str(value))
         fields = getattr(value, "_fields", None)
         if fields is None and dataclasses.is_dataclass(value):
             fields = tuple(field.name for field in dataclasses.fields(value))
         if fields is not None:
-            return {key: self._plain(getattr(value, key), natural=natural) for key in fields}
+            return {key: self._plain(getattr(value, key), held) for key in fields}
         if isinstance(value, tuple | list):
-            return tuple(self._plain(inner, natural=natural) for inner in value)
+            return tuple(self._plain(inner, held) for inner in value)
         if isinstance(value, Mapping):
-            return {str(key): self._plain(inner, natural=natural) for key, inner in value.items()}
+            return {str(key): self._plain(inner, held) for key, inner in value.items()}
         if isinstance(value, np.ndarray):
-            return tuple(self._plain(inner, natural=natural) for inner in value.tolist())
+            return tuple(self._plain(inner, held) for inner in value.tolist())
         return str(value)
+
+
+def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:
+    """Branches that are given the arrays that each of them holds, and pass over the others'."""
+    found = []
+    for own, branch in enumerate(branches):
+        names: list[str] = []
+        kinds: list[Any] = []
+        for other, count in enumerate(counts):
+            part = branches[other]
+            held = part.inputs[:count]
+            names += held if other == own else [f"{name}_of_{other}" for name in held]
+            kinds += part.kinds[:count]
+        count = counts[own]
+        inputs = (*names, *branch.inputs[count:])
+        found.append(Graph(inputs, branch.calls, branch.outputs, (*kinds, *branch.kinds[count:])))
+    return tuple(found)
+
+
+def _cpu(platforms: Any) -> int:
+    """Which of several versions is for the CPU: the one that names it, or the one for all others.
+
+    Raises:
+        ConversionError: There is none.
+    """
+    for i, names in enumerate(platforms):
+        if names is None or "cpu" in names:
+            return i
+    raise ConversionError(f"platform_dependent has no version for cpu, only for {platforms}")
 
 
 def _is_function(value: Any) -> bool:

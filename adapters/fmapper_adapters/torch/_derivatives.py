@@ -1,0 +1,89 @@
+"""Functions with a derivative of their own, at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+Tensor = torch.Tensor
+Body = Callable[..., tuple[Tensor, ...]]
+
+
+def call(
+    body: Body,
+    backward: Body | None,
+    operands: Sequence[Tensor],
+    *,
+    differentiable: tuple[int, ...],
+    cotangents: tuple[int, ...],
+    constants: tuple[int, int] = (0, 0),
+) -> tuple[Tensor, ...]:
+    """Calls a function whose derivative is another function.
+
+    Args:
+        body: The function.
+        backward: From the operands and the cotangents of results to the cotangents of operands;
+            None where the derivative is not known, so that asking for it is an error.
+        operands: The constants of the function, those of `backward`, and the operands.
+        differentiable: The operands that have derivatives.
+        cotangents: The results that have them.
+        constants: How many constants each function has.
+    """
+    own, more = constants
+    inner = (*operands[:own], *operands[own + more :])
+    if not _is_differentiated(inner):
+        return tuple(body(*inner))
+    plan = body, backward, own, more, differentiable, cotangents
+    found: tuple[Tensor, ...] = _Function.apply(plan, *operands)
+    return found
+
+
+call.is_control_flow = True  # type: ignore[attr-defined]
+
+
+def _is_differentiated(tensors: Sequence[Tensor]) -> bool:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+class _Function(torch.autograd.Function):
+    """A function and its derivative, both as modules."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(plan: Any, *operands: Tensor) -> Any:
+        body, _, own, more, _, _ = plan
+        return tuple(body(*operands[:own], *operands[own + more :]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        plan, *operands = inputs
+        ctx.plan = plan
+        ctx.count = len(operands)
+        ctx.save_for_backward(*operands)
+        ctx.save_for_forward(*operands)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        _, backward, own, more, differentiable, cotangents = ctx.plan
+        if backward is None:
+            raise RuntimeError(
+                "a function with a derivative of its own is differentiated once more than was "
+                "recorded: twice"
+            )
+        given = [gradients[i] for i in cotangents]
+        found = backward(*ctx.saved_tensors[own:], *given)
+        full: list[Any] = [None] * ctx.count
+        for i, gradient in zip(differentiable, found, strict=True):
+            full[own + more + i] = gradient
+        return (None, *full)

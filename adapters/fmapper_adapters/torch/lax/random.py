@@ -1,0 +1,87 @@
+"""Random bits: the ones that JAX draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError, DType
+from fmapper_adapters.torch import _counters, _threefry
+from fmapper_adapters.torch._emit import current
+from fmapper_adapters.torch.lax._table import About, lax
+
+
+@lax("random_seed", about=True)
+def random_seed(seeds: Any, *, impl: str, partitionable: bool, about: About) -> Any:
+    if about.operands[0][0] == "uint16":  # which is carried as int16
+        seeds = seeds.to(torch.int32) & 0xFFFF
+    return current().call(_threefry.seed, seeds)
+
+
+@lax("random_bits")
+def random_bits(
+    key: Any, *, bit_width: int, shape: tuple[Any, ...], impl: str, partitionable: bool
+) -> Any:
+    return current().call(_threefry.bits, key, bit_width, shape, **_order(partitionable))
+
+
+@lax("random_split")
+def random_split(key: Any, *, shape: tuple[Any, ...], impl: str, partitionable: bool) -> Any:
+    return current().call(_threefry.split, key, shape, **_order(partitionable))
+
+
+@lax("random_fold_in", about=True)
+def random_fold_in(key: Any, data: Any, *, impl: str, partitionable: bool, about: About) -> Any:
+    if about.operands[1][0] == "uint16":
+        data = data.to(torch.int32) & 0xFFFF
+    return current().call(_threefry.fold_in, key, data)
+
+
+def _order(partitionable: bool) -> dict[str, bool]:
+    return {} if partitionable else {"partitionable": False}
+
+
+@lax("threefry2x32")
+def threefry2x32(key1: Any, key2: Any, high: Any, low: Any) -> Any:
+    return _pair(_threefry.hashed, key1, key2, high, low)
+
+
+@lax("iota_2x32_shape")
+def iota_2x32_shape(*, shape: tuple[Any, ...]) -> Any:
+    found = current().make(_threefry.counters, shape)
+    return found[0], found[1]
+
+
+def _pair(function: Any, *args: Any) -> Any:
+    found = current().call(function, *args)
+    return found[0], found[1]
+
+
+@lax("philox2x32")
+def philox2x32(key: Any, x0: Any, x1: Any) -> Any:
+    return _pair(_counters.philox2x32, key, x0, x1)
+
+
+@lax("philox4x32")
+def philox4x32(k0: Any, k1: Any, *xs: Any) -> Any:
+    found = current().call(_counters.philox4x32, k0, k1, *xs)
+    return tuple(found[i] for i in range(4))
+
+
+@lax("threefry4x32")
+def threefry4x32(*words: Any) -> Any:
+    found = current().call(_counters.threefry4x32, *words)
+    return tuple(found[i] for i in range(4))
+
+
+@lax("random_gamma_grad")
+def random_gamma_grad(alpha: Any, sample: Any) -> Any:
+    return torch._standard_gamma_grad(alpha, sample)
+
+
+@lax("rng_uniform")
+def rng_uniform(*operands: Any, **params: Any) -> Any:
+    raise ConversionError(
+        "rng_uniform draws from a state that XLA holds, so that no two calls agree; use jax.random"
+    )
