@@ -516,9 +516,11 @@ class Code:
             if isinstance(x, bool | int | float | complex):
                 x = torch.tensor(x, dtype=dtype)
             else:
+                way = "fmapper.to_torch makes it"
+                if "key" in str(getattr(x, "dtype", "")):
+                    way = "fmapper.to_torch(jax.random.key_data(key)) makes it of a key"
                 raise ProgramInputError(
-                    f"{self.program.name}: {path} is a {type(x).__name__}; give a tensor, as "
-                    "fmapper.to_torch makes it"
+                    f"{self.program.name}: {path} is a {type(x).__name__}; give a tensor, as {way}"
                 )
         problem = self.program.shape_problem(given.shape, tuple(x.shape), sizes)
         if not problem and x.dtype is not dtype:
