@@ -18,6 +18,7 @@ from fmapper import (
     Output,
     Parameter,
     Program,
+    ProgramInputError,
     fleaves,
     holds_arrays,
     to_jax,
@@ -203,6 +204,8 @@ class _Traced:
 
         try:
             return jax.make_jaxpr(flat)(*shapes, *given)
+        except ProgramInputError as error:  # of a model that was converted before
+            raise ConversionError(str(error)) from error
         except FmapperError:
             raise
         except Exception as error:  # whatever code of the user says to a tracer
