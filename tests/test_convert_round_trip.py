@@ -110,13 +110,13 @@ def test_dropout_needs_random_numbers_on_the_way():
     near(back.eval()(x), model.eval()(x))
     with pytest.raises(fmapper.ProgramInputError, match="rngs"):
         back.train()(x)
-    keyed = fmapper.convert(middle, "flax", (x,)) if False else fmapper.convert(
+    keyed = fmapper.convert(
         model.train(), "flax", (x,), train=True, rngs=nnx.Rngs(dropout=0)
     )  # fmt: skip
     back = fmapper.convert(keyed, "torch", (x,))
     keyed.train()
     for _ in range(2):
-        near(back.train()(x), torch.from_numpy(np.asarray(keyed(x.numpy()))))
+        near(back.train()(x), fmapper.to_torch(keyed(x.numpy())))
 
 
 @pytest.mark.parametrize("to", ["jax", "flax"])
