@@ -28,6 +28,7 @@ from fmapper_adapters.torch.lax import _types
 from fmapper_adapters.torch.lax._table import TABLE, About
 from fmapper_adapters.torch.recognise import simplified
 
+_EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
 FLOATS = {"float32", "float64", "float16", "bfloat16"}
 
 
@@ -391,7 +392,7 @@ def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) ->
 
     Sizes that may vary are symbols of `mode`, the same one wherever they have the same name.
     """
-    numbers = {symbol: 11 + 2 * i for i, symbol in enumerate(program.symbols)}
+    numbers = {symbol: _EXAMPLE * 2**i + 7 * i for i, symbol in enumerate(program.symbols)}
     found: list[Any] = []
     for given in program.inputs:
         if given.kind == "static":
