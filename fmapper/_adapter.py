@@ -603,6 +603,13 @@ class Adapter(ABC):
         """What a model gives for inputs that are its own to change, ready to be compared."""
         return model(*args, **kwargs)
 
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """`call` for such inputs, as quick as a user of this framework would have it."""
+        self.to_evaluation(model)
+        return self.runner(lambda own, a, k: own(*a, **k), model, compile=None)
+
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any | None:

@@ -143,11 +143,15 @@ def _run(
 ) -> Any:
     if adapter is None:
         return model(*args, **kwargs)
-    return adapter.call(model, *_inputs(adapter, args, kwargs))
+    return adapter.call(model, *inputs_for(adapter, args, kwargs))
 
 
-def _inputs(
-    adapter: Adapter, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def inputs_for(
+    adapter: Adapter,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    copy: bool | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The inputs for a model of a framework."""
 
@@ -158,7 +162,9 @@ def _inputs(
         return own.portable(x)
 
     given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
-    moved: tuple[tuple[Any, ...], dict[str, Any]] = _MOVERS[adapter.name](given, strict=False)
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = _MOVERS[adapter.name](
+        given, strict=False, copy=copy
+    )
     return moved
 
 
@@ -269,7 +275,7 @@ def _first(
     """The first operation, in the order of `a`, whose results differ."""
     args, kwargs = inputs
     watched = [
-        None if adapter is None else adapter.watch(model, *_inputs(adapter, args, kwargs))
+        None if adapter is None else adapter.watch(model, *inputs_for(adapter, args, kwargs))
         for model, adapter in models
     ]
     if watched[0] is None or watched[1] is None:
@@ -303,7 +309,7 @@ def _exact(
     """The errors of both outputs against those of `a` in float64."""
     if adapter is None:
         return None
-    reference = adapter.call_in_float64(a, *_inputs(adapter, args, kwargs))
+    reference = adapter.call_in_float64(a, *inputs_for(adapter, args, kwargs))
     if reference is None:
         return None
     errors = []

@@ -125,6 +125,17 @@ class FlaxAdapter(NodeAdapter):
             return _model.watched(model, args, kwargs)
         return _observed.operations(*_source.evaluation(model, args, kwargs))
 
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """Compiled, with the arrays of the model as arguments."""
+        if self._is_converted(model):
+            return lambda a, k: self.call(model, a, k)
+        from fmapper_adapters.flax import _source
+        from fmapper_adapters.jax import _observed
+
+        return _observed.compiled(*_source.evaluation(model, args, kwargs))
+
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any | None:

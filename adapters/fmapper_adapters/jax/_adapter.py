@@ -373,6 +373,17 @@ class JaxAdapter(Adapter):
 
         return _observed.operations(*_source.evaluation(model, args, kwargs))
 
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """Compiled, with the arrays of the model as arguments."""
+        if self.is_model(model):
+            return lambda a, k: self.call(model, a, k)
+        from fmapper_adapters.jax import _source
+        from fmapper_adapters.jax import _observed
+
+        return _observed.compiled(*_source.evaluation(model, args, kwargs))
+
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any | None:

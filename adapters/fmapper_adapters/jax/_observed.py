@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -37,6 +37,30 @@ def operations(
         results = _computed(equations[call.name], [_value(arg, env) for arg in call.args])
         env[call.name] = results if equations[call.name].primitive.multiple_results else results[0]
         yield Observation(call.module, call.op, call.source, tuple(results))
+
+
+def compiled(
+    source: _record.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+    """A model as a function of arguments like these, behind `jax.jit`."""
+    leaves, tree = jax.tree.flatten((args, dict(kwargs)))
+    is_array = [hasattr(leaf, "dtype") for leaf in leaves]
+
+    @jax.jit
+    def run(params: Any, buffers: Any, arrays: list[Any]) -> Any:
+        rest = iter(arrays)
+        full = [next(rest) if a else leaf for leaf, a in zip(leaves, is_array, strict=True)]
+        own_args, own_kwargs = jax.tree.unflatten(tree, full)
+        return source.call(params, buffers, *own_args, **own_kwargs)[0]
+
+    arrays = to_jax((source.parameters, source.buffers))
+
+    def call(given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """What tells the mode is set; it need not be given."""
+        flat = jax.tree.leaves((given, dict(named)))
+        return run(*arrays, [leaf for leaf in flat if hasattr(leaf, "dtype")])
+
+    return call
 
 
 def in_float64(
