@@ -80,7 +80,7 @@ def closed_over_tree():
 
 def closed_over_function():
     inner = closed_over()
-    return lambda x: inner(x)
+    return lambda x: inner(x)  # noqa: PLW0108
 
 
 FUNCTIONS = {
@@ -167,7 +167,10 @@ def test_state_of_a_functor_is_changed_in_the_module():
     assert int(model.calls) == 0
 
 
-@pytest.mark.parametrize("make", [lambda: Plain(), lambda: (lambda held: lambda x: held(x))(Plain())])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: Plain(), lambda: (lambda held: lambda x: held(x))(Plain())],  # noqa: PLC3002, PLW0108
+)
 def test_an_undeclared_holder_is_refused(make):
     with pytest.raises(fmapper.NotAFunctorError, match=r"Plain holds arrays in \.w.*functor"):
         fmapper.convert(make(), "torch", (X,))
@@ -227,7 +230,9 @@ def test_inputs_have_the_names_of_the_signature():
     names = [node.name for node in converted.graph.nodes if node.op == "placeholder"]
     assert names == ["x", "mul", "rest_0", "shift_by"]
     t = torch.from_numpy(X)
-    got = converted(t, mul=t, shift={"by": torch.tensor(1.0)}, lambda_=None, **{"rest[0]": torch.tensor(1.0)})
+    got = converted(
+        t, mul=t, shift={"by": torch.tensor(1.0)}, lambda_=None, **{"rest[0]": torch.tensor(1.0)}
+    )
     np.testing.assert_allclose(got, X * X + 2, rtol=1e-6)
 
 
@@ -292,10 +297,10 @@ def small(eqx):
 EQUINOX = {
     "module": (lambda eqx, m: m, False, ""),
     "filter_jit": (lambda eqx, m: eqx.filter_jit(m), False, ""),
-    "filter_jit, closure": (lambda eqx, m: eqx.filter_jit(lambda x: m(x)), False, "m."),
+    "filter_jit, closure": (lambda eqx, m: eqx.filter_jit(lambda x: m(x)), False, "m."),  # noqa: PLW0108
     "vmap": (lambda eqx, m: jax.vmap(m), True, ""),
     "filter_vmap": (lambda eqx, m: eqx.filter_vmap(m), True, ""),
-    "closure": (lambda eqx, m: lambda x: jax.vmap(m)(x), True, "m."),
+    "closure": (lambda eqx, m: lambda x: jax.vmap(m)(x), True, "m."),  # noqa: PLW0108
 }
 
 

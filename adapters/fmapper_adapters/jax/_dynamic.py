@@ -24,9 +24,9 @@ def traced(
     Args:
         trace: Gives the jaxpr for shapes.
         examples: What is known of the examples.
-        dynamic_shapes: None; `auto` for all that the code does not fix, found by trying; or for each
-            input, in the structure of the inputs or by name, what `torch.export` takes (a dict or a
-            tuple of sizes, where None stays as it is) or what `jax.export` takes (`"b, _"`).
+        dynamic_shapes: None; `auto` for all that the code does not fix, found by trying; or for
+            each input, in the structure of the inputs or by name, what `torch.export` takes (a dict
+            or a tuple of sizes, where None stays as it is) or `jax.export` does (`"b, _"`).
 
     Raises:
         ConversionError: It cannot be recorded, or the sizes do not fit the examples.
@@ -69,7 +69,8 @@ def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> None:
         if size_of(str(size), sizes) != n:
             known = ", ".join(f"{name} is {value}" for name, value in sizes.items())
             raise ConversionError(
-                f"dynamic_shapes: a size of the examples is {n}, but {size} is to be it, and {known}"
+                f"dynamic_shapes: a size of the examples is {n}, but {size} is to be it, and "
+                f"{known}"
             )
 
 
