@@ -100,6 +100,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
         Ref,
         Scalar,
         Size,
+        substituted,
     )
     from fmapper._program_file import load_program, save_program
     from fmapper._sizes import size_of
@@ -231,6 +232,7 @@ __all__ = [
     "size_of",
     "state",
     "structural_walk",
+    "substituted",
     "summary",
     "take_apart",
     "to_cpu",
@@ -292,6 +294,7 @@ _LATE = {
     "record_type": "_trees",
     "save_program": "_program_file",
     "size_of": "_sizes",
+    "substituted": "_program",
     "summary": "_summary",
     "value_and_grad": "_differentiate",
     "verify": "_verify",

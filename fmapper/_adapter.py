@@ -558,12 +558,14 @@ class Adapter(ABC):
         """
         return False
 
-    def has_training(self, model: Any) -> bool:
-        """Whether a model has modes of its own, so that its training is recorded unasked."""
+    def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a model has modes, so that its training is recorded unasked."""
         return False
 
-    def is_in_training(self, model: Any) -> bool:
-        """Whether a model is in its mode for training now."""
+    def is_in_training(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether a model is in its mode for training now, or the examples say so."""
         return False
 
     def export_program(

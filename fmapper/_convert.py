@@ -186,14 +186,14 @@ def recorded(
     if not target.has_modes:
         return record(train=train)
     try:
-        program = record(train=train or source.has_training(model))
+        program = record(train=train or source.has_training(model, args, kwargs))
     except ConversionError:
         if train:
             raise
         program = record(train=False)  # its training needs what it was not given
     if program.train:
         program.evaluation = replace(record(train=False), parameters={}, buffers={})
-        program.starts_in_training = source.is_in_training(model)
+        program.starts_in_training = source.is_in_training(model, args, kwargs)
     return program
 
 

@@ -349,6 +349,13 @@ def refs_in(value: Any) -> Iterator[str]:
         yield from refs_in(tuple(value.values()))
 
 
+def substituted(value: Any, known: Mapping[str, Any]) -> Any:
+    """Arguments with other values in the places of some references."""
+    if not known:
+        return value
+    return mapped(value, lambda v: known.get(v.name, v) if isinstance(v, Ref) else v)
+
+
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Arguments with `change` applied to everything that is no tuple and no dict."""
     if isinstance(value, tuple):

@@ -73,17 +73,19 @@ class FlaxAdapter(NodeAdapter):
 
         return _source.is_model(x)
 
-    def has_training(self, model: Any) -> bool:
-        """Modules of NNX with parts that have modes, as dropout and batch normalisation."""
+    def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Modules with parts that have modes, as dropout, or arguments that tell them."""
         from fmapper_adapters.flax import _source
 
-        return _source.has_training(model)
+        return _source.has_training(model, args, kwargs)
 
-    def is_in_training(self, model: Any) -> bool:
-        """Whether the parts of a module of NNX are in training mode."""
+    def is_in_training(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether the parts of a module of NNX are in training mode, or the arguments say so."""
         from fmapper_adapters.flax import _source
 
-        return _source.is_in_training(model)
+        return _source.is_in_training(model, args, kwargs)
 
     def export_program(
         self,
@@ -99,7 +101,7 @@ class FlaxAdapter(NodeAdapter):
         from fmapper_adapters.flax import _source
         from fmapper_adapters.jax import _record
 
-        source, kwargs = _source.of(model, kwargs, train=train)
+        source, args, kwargs = _source.of(model, args, kwargs, train=train)
         return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -126,6 +128,7 @@ class FlaxAdapter(NodeAdapter):
 def _may_be_model(x: Any) -> bool:
     """Whether the class of an object says that it may be one of Flax, without loading Flax."""
     first = x[0] if isinstance(x, tuple) and len(x) == 2 else x
+    first = getattr(first, "__self__", first)
     return any(str(base.__module__).startswith("flax.") for base in type(first).__mro__)
 
 

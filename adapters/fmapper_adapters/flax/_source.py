@@ -1,34 +1,73 @@
-"""Models of Flax as functions of their arrays."""
+"""Models of NNX as functions of their arrays, and what is a model of Flax at all."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-from flax import linen, nnx
+from flax import nnx
 
+from fmapper import ConversionError, fmap
+from fmapper_adapters.flax import _linen_source
+from fmapper_adapters.jax import _modes
+from fmapper_adapters.jax._lifting import Lifted
 from fmapper_adapters.jax._record import Source
+
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
 
 
 def is_model(x: Any) -> bool:
-    """A module of NNX, a bound module of Linen, or one with its variables."""
+    """What stands for a model of Flax.
+
+    A module of NNX, or the graph and the state that `nnx.split` has made of one; a bound module of
+    Linen, one with its variables, or its `apply` with them.
+    """
     if isinstance(x, tuple) and len(x) == 2:
-        return isinstance(x[0], linen.Module) and hasattr(x[1], "keys")
-    return isinstance(x, nnx.Module) or (isinstance(x, linen.Module) and x.scope is not None)
+        if isinstance(x[0], nnx.GraphDef):
+            return isinstance(x[1], nnx.State)
+        return _linen_source.module_of(x[0]) is not None and hasattr(x[1], "keys")
+    return isinstance(x, nnx.Module) or _linen_source.is_bound(x)
 
 
-def has_training(model: Any) -> bool:
-    """Whether a model has modes of its own; one of Linen is told its mode in each call."""
-    return isinstance(model, nnx.Module) and any(True for _ in _modes(model))
+def _whole(model: Any) -> Any:
+    return nnx.merge(*model) if isinstance(model, tuple) else model
 
 
-def is_in_training(model: Any) -> bool:
-    """Whether a part of a module of NNX is in training mode."""
-    return isinstance(model, nnx.Module) and not all(_modes(model))
+def _is_nnx(model: Any) -> bool:
+    return isinstance(model[0] if isinstance(model, tuple) else model, nnx.Module | nnx.GraphDef)
 
 
-def _modes(model: Any) -> Iterator[bool]:
+def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a model has modes: in its parts, or in arguments that tell it."""
+    if _is_converted(model):
+        programs = model._programs
+        return programs.training is not None and programs.evaluation is not None
+    if _is_nnx(model) and any(True for _ in _parts_say(_whole(model))):
+        return True
+    return bool(_modes_of(model, args, kwargs))
+
+
+def is_in_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a part of a module is in training mode, or the examples say so."""
+    if _is_converted(model):
+        return not model.deterministic
+    said = _modes.given(_modes_of(model, args, kwargs), args, kwargs)
+    if said is None:
+        return _is_nnx(model) and not all(_parts_say(_whole(model)))
+    return said
+
+
+def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
+    if _is_nnx(model):
+        whole = _whole(model)
+        return _modes.of(type(whole).__call__, 1, args, whole)
+    function, own = _linen_source.function_of(model, kwargs.get("method"))
+    return _modes.of(function, 1, args, own)
+
+
+def _parts_say(model: Any) -> Iterator[bool]:
     """What the parts of a module say of their modes: true for evaluation."""
     for _, part in nnx.iter_graph(model):
         if isinstance(part, nnx.Module):
@@ -37,84 +76,81 @@ def _modes(model: Any) -> Iterator[bool]:
                     yield getattr(part, name)
 
 
-def of(model: Any, kwargs: Mapping[str, Any], *, train: bool) -> tuple[Source, Mapping[str, Any]]:
-    """The function of a model and its arrays, and the keywords that it is called with."""
-    if isinstance(model, nnx.Module):
-        return of_nnx(_in_mode(model, train=train)), kwargs
-    return of_linen(model), kwargs
+def _is_converted(model: Any) -> bool:
+    return isinstance(model, nnx.Module) and hasattr(model, "_programs")
+
+
+def of(
+    model: Any, args: Args, kwargs: Kwargs, *, train: bool
+) -> tuple[Source, Args, Kwargs]:
+    """The function of a model and its arrays in a mode, and what it is called with."""
+    if _is_nnx(model):
+        whole = _whole(model)
+        source = of_nnx(_in_mode(whole, train=train))
+        if _is_converted(whole):
+            return source, args, kwargs
+    else:
+        source, kwargs = _linen_source.of(model, args, kwargs, train=train)
+    modes = _modes_of(model, args, kwargs)
+    return _modes.set_mode(source, modes, args, kwargs, train=train)
 
 
 def _in_mode(model: Any, *, train: bool) -> Any:
-    if not has_training(model):
-        return model
-    own = nnx.merge(*nnx.split(model))
-    own.train() if train else own.eval()
+    """A copy in a mode; the arrays are those of the model."""
+    own = fmap(lambda leaf: leaf, model)
+    if _is_converted(model):
+        programs = model._programs
+        own.deterministic = programs.evaluation is not None and not (train and programs.training)
+    elif any(True for _ in _parts_say(own)):
+        own.train() if train else own.eval()
     return own
 
 
-def evaluated(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a model gives in evaluation mode; it is not changed."""
-    source, kwargs = of(model, kwargs, train=False)
+def evaluated(model: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What a model gives in evaluation mode, or in that which the inputs name; it is not changed."""
+    said = _modes.given(_modes_of(model, args, kwargs), args, kwargs)
+    source, args, kwargs = of(model, args, kwargs, train=bool(said))
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
 
 
 def of_nnx(model: Any) -> Source:
     """A module of NNX: its variables are the arrays, `nnx.Param`s those that are trained."""
-    graphdef, state = nnx.split(model)
-    flat = state.flat_state()
-    names = {path: ".".join(map(str, path)) for path, _ in flat}
-    arrays = {names[path]: variable[...] if hasattr(variable, "__getitem__") else variable
-              for path, variable in flat}  # fmt: skip
-    params = {names[path] for path, variable in flat if isinstance(variable, nnx.Param)}
+    held = Lifted(model)
+    kinds = _kinds(model)
 
     def call(parameters: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**parameters, **buffers}
-        filled = nnx.State.from_flat_path(
-            [(path, variable.replace(known[names[path]])) for path, variable in flat]
-        )
-        live = nnx.merge(graphdef, filled)
-        output = live(*args, **kwargs)
-        _, after = nnx.split(live)
-        changed = {}
-        for path, variable in after.flat_state():
-            value = variable.get_raw_value()
-            if value is not known[names[path]]:
-                changed[names[path]] = value
-        return output, changed
+        filled = held.filled(known)
+        output = filled[0](*args, **kwargs)
+        try:
+            return output, held.changed(filled, known)
+        except ConversionError as error:
+            raise ConversionError(f"{type(model).__name__}: {error}") from None
 
-    return Source(
+    frozen = [n for n in held.arrays if kinds.get(n) == "FrozenParam"]
+    trained = held.trained | set(frozen)
+    found = Source(
         call,
-        {n: x for n, x in arrays.items() if n in params},
-        {n: x for n, x in arrays.items() if n not in params},
+        {n: x for n, x in held.arrays.items() if n in trained},
+        {n: x for n, x in held.arrays.items() if n not in trained},
+        held.aliases,
+        tuple(frozen),
+        tuple(n for n, kind in kinds.items() if kind == "transient" and n in held.arrays),
         function=type(model).__call__,
         skipped=1,
         name=type(model).__name__,
     )
+    if _is_converted(model):
+        program = model._programs.any.program
+        found = dataclasses.replace(found, signature=program.signature, skipped=0,
+                                    name=program.name)  # fmt: skip
+    return found
 
 
-def of_linen(model: Any) -> Source:
-    """A module of Linen with its variables."""
-    if isinstance(model, linen.Module):
-        model, variables = model.unbind()
-    else:
-        model, variables = model
-    flat = jax.tree_util.tree_flatten_with_path(dict(variables))[0]
-    names = {path: ".".join(str(key.key) for key in path[1:]) for path, _ in flat}
-    tree = jax.tree.structure(dict(variables))
-    arrays = {names[path]: leaf for path, leaf in flat}
-    params = {names[path] for path, _ in flat if path[0].key == "params"}
-    order = [names[path] for path, _ in flat]
-
-    def call(parameters: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
-        known = {**parameters, **buffers}
-        filled = jax.tree.unflatten(tree, [known[name] for name in order])
-        return model.apply(filled, *args, **kwargs), {}
-
-    return Source(
-        call,
-        {n: x for n, x in arrays.items() if n in params},
-        {n: x for n, x in arrays.items() if n not in params},
-        function=type(model).__call__,
-        skipped=1,
-        name=type(model).__name__,
-    )
+def _kinds(model: Any) -> dict[str, str]:
+    """Of the variables of a model that was converted to Flax: frozen, or in no state dict."""
+    if not _is_converted(model):
+        return {}
+    programs = model._programs
+    found = {n: "FrozenParam" for n, kind in programs.kinds.items() if kind == "frozen"}
+    return {**found, **dict.fromkeys(programs.transient, "transient")}

@@ -328,6 +328,20 @@ class JaxAdapter(Adapter):
         """Functions, pairs of a function and its parameters, and trees that are called."""
         return callable(x) or (isinstance(x, tuple) and len(x) == 2 and callable(x[0]))
 
+    def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Trees with fields called `inference`, and functions with arguments that tell a mode."""
+        from fmapper_adapters.jax import _source
+
+        return _source.has_training(model, args, kwargs)
+
+    def is_in_training(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> bool:
+        """Whether such a field is False, or the arguments say so."""
+        from fmapper_adapters.jax import _source
+
+        return _source.is_in_training(model, args, kwargs)
+
     def export_program(
         self,
         model: Any,
@@ -341,15 +355,14 @@ class JaxAdapter(Adapter):
         """What `jax.make_jaxpr` records."""
         from fmapper_adapters.jax import _record, _source
 
-        source = _source.of(model)
+        source, args, kwargs = _source.of(model, args, kwargs, train=train)
         return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A model, or a function with its parameters."""
-        if isinstance(model, tuple):
-            function, params = model
-            return function(params, *args, **kwargs)
-        return model(*args, **kwargs)
+        """A model, or a function with its parameters, in evaluation mode."""
+        from fmapper_adapters.jax import _source
+
+        return _source.evaluated(model, args, kwargs)
 
     def watch(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

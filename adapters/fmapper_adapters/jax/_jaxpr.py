@@ -133,9 +133,11 @@ class _Body:
         self._order = order
         self._calls: list[Call] = []
         self._counts: dict[str, int] = {}
+        self._taken: set[str] = set()  # names of inputs, which no call may have
 
     def graph(self, jaxpr: Any, names: Sequence[str], consts: Sequence[Any]) -> Graph:
         env: dict[Any, Any] = {}
+        self._taken.update(names)
         for var, array in zip(jaxpr.constvars, consts, strict=True):
             env[var] = self._array(array)
         for var, name in zip(jaxpr.invars, names, strict=True):
@@ -298,9 +300,12 @@ class _Body:
 
     def _name(self, base: str) -> str:
         base = "".join(c if c.isalnum() or c == "_" else "_" for c in base)
-        number = self._counts.get(base, 0)
-        self._counts[base] = number + 1
-        return f"{base}_{number}" if number or base[-1:].isdigit() else base
+        while True:
+            number = self._counts.get(base, 0)
+            self._counts[base] = number + 1
+            name = f"{base}_{number}" if number or base[-1:].isdigit() else base
+            if name not in self._taken:
+                return name
 
     def _plain(self, value: Any, held: list[tuple[Graph, list[Any]]]) -> Any:
         if value is None or isinstance(value, bool | str):

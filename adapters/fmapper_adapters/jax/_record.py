@@ -1,16 +1,28 @@
-"""Records what a function or a tree of JAX computes, as a program with its arrays."""
+"""Records what a function of arrays computes, as a program with its arrays."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import keyword
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
-from fmapper import Input, Output, Parameter, Program, to_jax
-from fmapper_adapters.jax import _jaxpr, _keys, _pytrees
+from fmapper import (
+    ConversionError,
+    FmapperError,
+    Input,
+    NotAFunctorError,
+    Output,
+    Parameter,
+    Program,
+    fleaves,
+    holds_arrays,
+    to_jax,
+)
+from fmapper_adapters.jax import _dynamic, _jaxpr, _keys, _pytrees, _refusals
 
 
 @dataclass
@@ -19,14 +31,16 @@ class Source:
 
     Attributes:
         call: Takes parameters and buffers by name, then arguments and keywords; gives the output
-            and the buffers (and parameters) that are changed.
+            and the arrays that are changed, by name.
         parameters: The arrays that are trained.
         buffers: The others; keys as they are.
         aliases: Other names of arrays -> the name under which they are.
         frozen: Names of parameters that are not trained.
+        transient: Names of buffers that are not part of a state dict.
         function: Whose signature the model has.
         skipped: How many of its first parameters are no arguments of the model.
         signature: The signature itself, where it is known.
+        defaults: Parameters of the signature that may be left out -> what they are then.
         name: What errors call it.
     """
 
@@ -35,10 +49,27 @@ class Source:
     buffers: dict[str, Any] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
+    transient: tuple[str, ...] = ()
     function: Callable[..., Any] | None = None
     skipped: int = 0
     signature: tuple[Parameter, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict)
     name: str = ""
+
+    def parameters_of_call(self) -> tuple[Parameter, ...]:
+        """The signature, with its defaults."""
+        found = self.signature or _signature(self.function)[self.skipped :]
+        known = [
+            replace(p, default=self.defaults[p.name], required=False)
+            if p.name in self.defaults
+            else p
+            for p in found
+        ]
+        named = {p.name for p in known}
+        rest = [Parameter(n, "keyword", x, False) for n, x in self.defaults.items()
+                if n not in named]  # fmt: skip
+        at = next((i for i, p in enumerate(known) if p.kind == "kwargs"), len(known))
+        return (*known[:at], *rest, *known[at:])
 
 
 def record(
@@ -51,74 +82,152 @@ def record(
 ) -> Program:
     """The program of a model for example inputs.
 
+    Args:
+        source: The model.
+        args: The examples by position.
+        kwargs: The examples by keyword.
+        dynamic_shapes: Which sizes may vary; see `_dynamic`.
+        train: What the program says of itself.
+
     Raises:
         ConversionError: It cannot be recorded.
+        NotAFunctorError: Inputs or outputs are of classes that hold arrays and are not declared.
     """
+    fleaves(())  # functors that are new are entered into JAX's registry
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_none)
+    spec = _pytrees.tree_spec(tree)
+    signature = source.parameters_of_call()
+    paths = list(_paths(signature, spec))
     static = [not _is_array(leaf) for leaf in leaves]
+    for path, leaf in zip(paths, leaves, strict=True):
+        _check_leaf(leaf, f"the input {path}")
     arrays = [to_jax(leaf) for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
-    outputs: list[Any] = []
-
-    def run(parameters: Any, buffers: Any, given: list[Any]) -> Any:
-        rest = iter(given)
-        full = [leaf if fixed else next(rest) for leaf, fixed in zip(leaves, static, strict=True)]
-        own_args, own_kwargs = jax.tree.unflatten(tree, full)
-        output, changed = source.call(parameters, buffers, *own_args, **own_kwargs)
-        flat, out_tree = jax.tree.flatten(output, is_leaf=_is_none)
-        fixed = [not _is_array(leaf) for leaf in flat]
-        outputs[:] = [flat, fixed, out_tree, list(changed)]
-        return [x for x, f in zip(flat, fixed, strict=True) if not f], list(changed.values())
-
-    shapes = arrays
-    closed = jax.make_jaxpr(run)(source.parameters, source.buffers, shapes)
-    flat, fixed, out_tree, changed = outputs
-    # dicts are flattened in the order of their keys
-    names = [("parameter", n) for n in sorted(source.parameters)]
-    names += [("buffer", n) for n in sorted(source.buffers)]
+    traced = _Traced(source, leaves, tree, static)
+    own = [*map(_as_array, source.parameters.values())], [*map(_as_array, source.buffers.values())]
+    closed, symbols = _dynamic.traced(
+        lambda shapes: traced.run(*own, shapes),
+        (spec, arrays, static, [p.name for p in signature]),
+        dynamic_shapes,
+    )
+    names = [("parameter", n) for n in source.parameters]
+    names += [("buffer", n) for n in source.buffers]
     positions = [i for i, f in enumerate(static) if not f]
-    labels = [f"{'p' if kind == 'parameter' else 'b'}_{i}" for i, (kind, _) in enumerate(names)]
-    labels = [_label(n) for _, n in names]
-    labels = _distinct([*labels, *_user_labels(source, tree, positions)])
+    labels = _distinct([*(_label(paths[p]) for p in positions), *(_label(n) for _, n in names)])
+    labels = [*labels[len(positions) :], *labels[: len(positions)]]
     reader = _jaxpr.Reader()
     graph = reader.root(closed, labels)
     kinds = [_keys.physical(v.aval) for v in closed.jaxpr.invars]
     shown = [(d, tuple(n if isinstance(n, int) else str(n) for n in s)) for d, s in kinds]
     inputs = [Input(kind, n, *shown[i]) for i, (kind, n) in enumerate(names)]
-    users = [Input("user", p, *shown[len(names) + i]) for i, p in enumerate(positions)]
-    everyone = {u.target: u for u in users}
-    all_users = [everyone.get(i) or Input("static", i, value=leaf) for i, leaf in enumerate(leaves)]
+    users = {p: Input("user", p, *shown[len(names) + i]) for i, p in enumerate(positions)}
     constants = [
-        Input("constant", n, str(a.dtype), tuple(a.shape)) for n, a in reader.constants.items()
+        Input("constant", n, _keys.physical(jax.typeof(a))[0], _keys.physical(jax.typeof(a))[1])
+        for n, a in reader.constants.items()
     ]
-    graph_inputs = list(graph.inputs)
-    static_names = [f"static_{i}" for i, f in enumerate(static) if f]
-    order = iter(static_names)
-    user_names = iter(graph_inputs[len(names) : len(names) + len(users)])
-    full_names = [next(order) if f else next(user_names) for f in static]
+    given = dict(zip(positions, graph.inputs[len(names) : len(names) + len(users)], strict=True))
+    order = [given.get(i, f"static_{i}") for i in range(len(leaves))]
     graph.inputs = (
-        *graph_inputs[: len(names)],
-        *full_names,
-        *graph_inputs[len(names) + len(users) :],
-    )
+        *graph.inputs[: len(names)], *order, *graph.inputs[len(names) + len(users) :]
+    )  # fmt: skip
     rest = iter(graph.outputs)
-    values = [leaf if f else next(rest) for leaf, f in zip(flat, fixed, strict=True)]
+    values = [leaf if f else next(rest) for leaf, f in traced.outputs]
     graph.outputs = (*values, *rest)
-    written = [Output("parameter" if n in source.parameters else "buffer", n) for n in changed]
+    written = [
+        Output("parameter" if n in source.parameters else "buffer", n) for n in traced.changed
+    ]
     return Program(
         graph=graph,
-        inputs=(*inputs, *all_users, *constants),
-        outputs=(*(Output("user", i) for i in range(len(flat))), *written),
-        in_spec=_pytrees.tree_spec(tree),
-        out_spec=_pytrees.tree_spec(out_tree),
-        signature=source.signature or _signature(source.function)[source.skipped :],
+        inputs=(
+            *inputs,
+            *(users.get(i) or Input("static", i, value=leaf) for i, leaf in enumerate(leaves)),
+            *constants,
+        ),
+        outputs=(*(Output("user", i) for i in range(len(values))), *written),
+        in_spec=spec,
+        out_spec=_pytrees.tree_spec(traced.out_tree),
+        signature=signature,
         parameters={n: _raw(x) for n, x in source.parameters.items()},
         buffers={n: _raw(x) for n, x in source.buffers.items()},
         constants={n: _raw(x) for n, x in reader.constants.items()},
         aliases=source.aliases,
         frozen=source.frozen,
+        transient=source.transient,
+        symbols=symbols,
         train=train,
         name=source.name,
     )
+
+
+class _Traced:
+    """The function that is traced, and what it says beside arrays.
+
+    Attributes:
+        outputs: Each leaf of the output, and whether it is no array.
+        out_tree: The structure of the output.
+        changed: The names of arrays that are changed.
+    """
+
+    def __init__(self, source: Source, leaves: list[Any], tree: Any, static: list[bool]) -> None:
+        self._source = source
+        self._leaves = leaves
+        self._tree = tree
+        self._static = static
+        self.outputs: list[tuple[Any, bool]] = []
+        self.out_tree: Any = None
+        self.changed: list[str] = []
+
+    def run(self, parameters: list[Any], buffers: list[Any], given: list[Any]) -> Any:
+        """A function of flat lists, to be traced with arrays or shapes."""
+        source = self._source
+        shapes = [_shape(x) for x in (*parameters, *buffers)]
+        split = len(parameters)
+
+        def flat(*all_arrays: Any) -> Any:
+            params = dict(zip(source.parameters, all_arrays[:split], strict=True))
+            rest = all_arrays[split : len(shapes)]
+            held = dict(zip(source.buffers, rest, strict=True))
+            return self._call(params, held, all_arrays[len(shapes) :])
+
+        try:
+            return jax.make_jaxpr(flat)(*shapes, *given)
+        except FmapperError:
+            raise
+        except Exception as error:  # whatever code of the user says to a tracer
+            raise ConversionError(_refusals.told(source.name, error)) from error
+
+    def _call(self, params: Any, buffers: Any, given: Any) -> Any:
+        rest = iter(given)
+        full = [
+            leaf if fixed else next(rest)
+            for leaf, fixed in zip(self._leaves, self._static, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(self._tree, full)
+        output, changed = self._source.call(params, buffers, *args, **kwargs)
+        flat, self.out_tree = jax.tree.flatten(output, is_leaf=_is_none)
+        for leaf in flat:
+            _check_leaf(leaf, "the output")
+        self.outputs = [(x, not _is_array(x)) for x in flat]
+        self.changed = list(changed)
+        return [x for x, fixed in self.outputs if not fixed], list(changed.values())
+
+
+def _check_leaf(leaf: Any, where: str) -> None:
+    """Refuses what holds arrays but is none of JAX's pytrees."""
+    if not _is_array(leaf) and not callable(leaf) and holds_arrays(leaf):
+        cls = type(leaf).__name__
+        raise NotAFunctorError(
+            f"{where} is a {cls}, which holds arrays but is not a functor. Decorate it with "
+            f"@fmapper.functor, or register it with jax.tree_util."
+        )
+
+
+def _shape(x: Any) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(x.shape, x.dtype)
+
+
+def _as_array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else to_jax(x)
 
 
 def _is_none(x: Any) -> bool:
@@ -133,39 +242,59 @@ def _raw(x: Any) -> Any:
     return jax.random.key_data(x) if _keys.is_key(x) else x
 
 
+# --- names ----------------------------------------------------------------------------------------
+
+
+def _paths(signature: tuple[Parameter, ...], spec: Any) -> Iterator[str]:
+    """What each input is called: by the parameter of the signature, and where it is in that."""
+    positional, named = spec.children
+    names = [p.name for p in signature if p.kind == "positional"]
+    rest = next((p.name for p in signature if p.kind == "args"), "input")
+    for i, child in enumerate(positional.children):
+        own = names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
+        yield from child.leaf_paths(own)
+    for key, child in zip(named.keys, named.children, strict=True):
+        yield from child.leaf_paths(str(key))
+
+
 def _label(name: str) -> str:
-    found = "".join(c if c.isalnum() else "_" for c in name)
-    return found if found[:1].isalpha() else f"p_{found}"
+    """A name as an identifier: `batch['image']` as `batch_image`."""
+    found = "".join(c if c.isalnum() and c.isascii() else "_" for c in name.replace("'", ""))
+    found = "_".join(part for part in found.split("_") if part) or "value"
+    if keyword.iskeyword(found) or found == "self" or found.startswith(("constant_", "static_")):
+        found += "_"
+    return found if found[0].isalpha() else f"_{found}"
 
 
 def _distinct(labels: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
+    taken: set[str] = set()
     found = []
     for label in labels:
-        number = seen.get(label, 0)
-        seen[label] = number + 1
-        found.append(f"{label}_{number}" if number else label)
+        name, number = label, 0
+        while name in taken:
+            number += 1
+            name = f"{label}_{number}"
+        taken.add(name)
+        found.append(name)
     return found
 
 
-def _user_labels(source: Source, tree: Any, positions: list[int]) -> list[str]:
-    return [f"input_{p}" for p in positions]
+_KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional",
+    inspect.Parameter.KEYWORD_ONLY: "keyword",
+    inspect.Parameter.VAR_POSITIONAL: "args",
+    inspect.Parameter.VAR_KEYWORD: "kwargs",
+}
 
 
 def _signature(function: Callable[..., Any] | None) -> tuple[Parameter, ...]:
     """The parameters of a function, as a program keeps them."""
     if function is None:
         return ()
-    kinds = {
-        inspect.Parameter.POSITIONAL_ONLY: "positional",
-        inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional",
-        inspect.Parameter.KEYWORD_ONLY: "keyword",
-        inspect.Parameter.VAR_POSITIONAL: "args",
-        inspect.Parameter.VAR_KEYWORD: "kwargs",
-    }
     found = []
     for p in inspect.signature(function).parameters.values():
         default = p.default if isinstance(p.default, bool | int | float | str | None) else None
         required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        found.append(Parameter(p.name, kinds[p.kind], default, required))
+        found.append(Parameter(p.name, _KINDS[p.kind], default, required))
     return tuple(found)

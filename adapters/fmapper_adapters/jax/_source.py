@@ -2,105 +2,149 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
-from fmapper import fmap, fmap_with_path
+from fmapper import Parameter
+from fmapper_adapters.jax import _lifting, _modes
+from fmapper_adapters.jax._lifting import Lifted
 from fmapper_adapters.jax._record import Source
 
 
-def of(model: Any) -> Source:
-    """A function, a pair of a function and its parameters, or a tree that is called."""
-    if isinstance(model, tuple):
-        function, parameters = model
-        return of_tree(parameters, lambda tree: functools.partial(function, tree), function, 1)
-    own = getattr(model, "as_program", None)
-    if own is not None:
-        return _of_converted(model)
-    if isinstance(model, types.FunctionType | functools.partial) or not hasattr(model, "__dict__"):
-        return of_function(model)
-    return of_tree(model, lambda tree: tree, type(model).__call__, 1)
-
-
-def of_tree(
-    tree: Any, called: Callable[[Any], Callable[..., Any]], function: Any, skipped: int
-) -> Source:
-    """A tree of arrays, and what is called with it.
+def of(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
+    """The function of a model and its arrays, and what it is called with, in one of its modes.
 
     Args:
-        tree: Whose arrays are parameters where they are trained, and buffers where not.
-        called: Gives the function for a tree with other arrays.
-        function: Whose signature the model has.
-        skipped: How many of its first parameters are no arguments of the model.
+        model: A function, a pair of a function and its parameters, a tree that is called, or what
+            was converted to JAX before.
+        args: The examples by position.
+        kwargs: The examples by keyword.
+        train: The mode.
     """
-    names: dict[int, str] = {}
-    arrays: dict[str, Any] = {}
-    aliases: dict[str, str] = {}
-    parameters: list[str] = []
+    if getattr(type(model), "is_converted_model", False) is True:
+        return _of_converted(model), args, kwargs
+    source = of_callable(model, train=train)
+    modes = _modes.of(source.function, source.skipped, args)
+    return _modes.set_mode(source, modes, args, kwargs, train=train)
 
-    def see(path: Any, leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
-            return leaf
-        name = ".".join(map(str, path))
-        if id(leaf) in names:
-            aliases[name] = names[id(leaf)]
-            return leaf
-        names[id(leaf)] = name
-        arrays[name] = leaf
-        if jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
-            parameters.append(name)
-        return leaf
 
-    fmap_with_path(see, tree, cache=None)
+def has_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a model has modes: in layers of its own, or in arguments that tell it."""
+    if getattr(type(model), "is_converted_model", False) is True:
+        return False
+    return bool(_inference(model) or _modes_of(model, args))
+
+
+def is_in_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a layer is not in inference mode, or the examples say so."""
+    if getattr(type(model), "is_converted_model", False) is True:
+        return False
+    said = _modes.given(_modes_of(model, args), args, kwargs)
+    return not all(_inference(model)) if said is None else said
+
+
+def evaluated(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a model gives in evaluation mode."""
+    if getattr(type(model), "is_converted_model", False) is True:
+        return model(*args, **kwargs)
+    given = _modes.given(_modes_of(model, args), args, kwargs)
+    source, args, kwargs = of(model, args, kwargs, train=bool(given))
+    return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
+
+
+def _inference(model: Any) -> list[bool]:
+    """What the layers of a model say of their modes."""
+    return Lifted(*(model if isinstance(model, tuple) else (model,))).inference
+
+
+def _modes_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:
+    function, skipped = _function(model)
+    return _modes.of(function, skipped, args)
+
+
+def _function(model: Any) -> tuple[Callable[..., Any] | None, int]:
+    """Whose signature a model has, and how many of the first parameters are not the user's."""
+    if isinstance(model, tuple):
+        return _signed(model[0]), 1
+    if _lifting.is_function(model) or not hasattr(type(model), "__call__"):  # noqa: B004
+        return _signed(model), 0
+    inner = getattr(model, "__wrapped__", None)
+    if inner is not None and inner is not model:
+        return _function(inner)
+    return _signed(type(model).__call__), 1
+
+
+def _signed(function: Any) -> Callable[..., Any] | None:
+    try:
+        inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    found: Callable[..., Any] = function
+    return found
+
+
+def of_callable(model: Any, *, train: bool) -> Source:
+    """A function, a pair of a function and its parameters, or a tree that is called.
+
+    Raises:
+        NotAFunctorError: An object that holds arrays was not declared.
+    """
+    function, skipped = _function(model)
+    roots = model if isinstance(model, tuple) else (model,)
+    held = Lifted(*roots)
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**params, **buffers}
-        filled = fmap(lambda leaf: known[names[id(leaf)]] if id(leaf) in names else leaf, tree)
-        return called(filled)(*args, **kwargs), {}
+        filled = held.filled(known, train=train)
+        if len(filled) > 1:
+            output = filled[0](filled[1], *args, **kwargs)
+        else:
+            output = filled[0](*args, **kwargs)
+        return output, held.changed(filled, known)
 
+    arrays = held.arrays
     return Source(
         call,
-        {n: arrays[n] for n in parameters},
-        {n: x for n, x in arrays.items() if n not in parameters},
-        aliases,
+        {n: x for n, x in arrays.items() if n in held.trained},
+        {n: x for n, x in arrays.items() if n not in held.trained},
+        held.aliases,
         function=function,
         skipped=skipped,
-        name=getattr(function, "__qualname__", type(tree).__name__),
+        name=_name(model),
     )
 
 
-def of_function(function: Any) -> Source:
-    """A function that takes all of its arrays as arguments, or holds them in `partial`."""
-    if isinstance(function, functools.partial):
-        held = {"args": function.args, "keywords": function.keywords}
-        return of_tree(
-            held,
-            lambda tree: functools.partial(function.func, *tree["args"], **tree["keywords"]),
-            function,
-            0,
-        )
-    return Source(
-        lambda params, buffers, *args, **kwargs: (function(*args, **kwargs), {}),
-        {},
-        function=function,
-        name=getattr(function, "__name__", type(function).__name__),
-    )
+def _name(model: Any) -> str:
+    first = model[0] if isinstance(model, tuple) else model
+    if isinstance(first, types.FunctionType | types.MethodType):
+        return first.__qualname__.rpartition("<locals>.")[2]
+    inner = _lifting.wrapped(first) or getattr(first, "func", None)
+    return _name(inner) if inner is not None else type(first).__name__
+
+
+# --- models that were converted to JAX before -----------------------------------------------------
 
 
 def _of_converted(model: Any) -> Source:
+    takes_key = not (model.program.signature and "key" in {p.name for p in model.program.signature})
+
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
-        outcome = model.replace(params=params, buffers=buffers).call(args, kwargs)
-        after = outcome.model.buffers
-        changed = {name: after[name] for name in buffers if after[name] is not buffers[name]}
+        key = kwargs.pop("key", None) if takes_key else None
+        outcome = model.replace(params=params, buffers=buffers).call(args, kwargs, key=key)
+        after = {**outcome.model.params, **outcome.model.buffers}
+        before = {**params, **buffers}
+        changed = {name: after[name] for name in before if after[name] is not before[name]}
         return outcome.output, changed
 
     found = Source(call, dict(model.params), dict(model.buffers), name=model.program.name)
     found.aliases = dict(model.aliases)
     found.frozen = model.program.frozen
+    found.transient = model.program.transient
     found.signature = model.program.signature
+    if takes_key and model.is_random and found.signature:
+        found.signature = (*found.signature, Parameter("key", "keyword"))
     return found

@@ -26,7 +26,7 @@ from fmapper import (
     save_program,
     to_torch,
 )
-from fmapper_adapters.torch import _emit
+from fmapper_adapters.torch import _constants, _emit
 from fmapper_adapters.torch.lax import _table, _types
 
 _SERIAL = itertools.count()
@@ -167,12 +167,13 @@ class TorchModel(Part):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What `to`, `half`, `cuda` and the like do: where dtypes change, those of the graph do."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        present = next(iter(self._codes.values())).renamed
         renamed: dict[str, str] = {}
-        for code in self._codes.values():
-            for name, dtype in code.floats.items():
-                new = str(_get(self, code.targets[name]).dtype).removeprefix("torch.")
-                if new != dtype:
-                    renamed[dtype] = new
+        for dtype in _emit.FLOATS:
+            before = present.get(dtype, dtype)
+            after = fn(torch.empty(0, dtype=_types.dtype_of(before))).dtype
+            if after is not _types.dtype_of(dtype):
+                renamed[dtype] = str(after).removeprefix("torch.")
         for mode, code in self._codes.items():
             if code.renamed != renamed:
                 self._codes[mode] = Code(code.program, self._added, code.targets, renamed, mode)
@@ -180,10 +181,14 @@ class TorchModel(Part):
         return self
 
     def _install(self) -> None:
-        """Makes the functions within the graphs parts of this module, as their code expects."""
+        """Gives this module what the code of the graphs expects: functions and constants."""
+        first = next(itertools.chain(self.parameters(), self.buffers()), None)
+        device = None if first is None else first.device
         for code in self._codes.values():
             for name, module in code.modules.items():
                 self.add_module(name, module)
+            for name, tensor in code.constants.items():
+                self.register_buffer(name, tensor.to(device), persistent=False)
 
 
 class _Places:
@@ -249,8 +254,8 @@ class Code:
         source: It as Python code.
         function: It as a function of the module and the arrays among its arguments.
         modules: The functions within it.
+        constants: Tensors that it needs beside the arrays of the program.
         changed: The arrays of the module that a call changes.
-        floats: The floating parameters -> their dtype in the program.
     """
 
     def __init__(
@@ -270,11 +275,6 @@ class Code:
         self.parameter_names = by_kind["parameter"]
         self.buffer_names = by_kind["buffer"]
         self.constant_names = by_kind["constant"]
-        self.floats = {
-            str(i.target): i.dtype
-            for i in program.inputs
-            if i.kind == "parameter" and i.dtype in _emit.FLOATS
-        }
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
         self.dtypes = [
@@ -301,6 +301,7 @@ class Code:
             if node.op == "get_attr" and node.target in emitter.modules:
                 node.target = f"_{mode}{node.target}"
         self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
+        self.constants = _constants.hoisted(self.graph, f"_{mode}_made_")
         made = self.graph.python_code("self", verbose=True)
         self.source = made.src
         self.function = _executed(made.src, made.globals, program.name)
@@ -323,7 +324,9 @@ class Code:
         for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
             if given.kind not in ("user", "static"):
                 target = self.targets[str(given.target)]
-                value = emitter.attribute(name, target, (given.dtype, given.shape), fake)
+                fixed = given.kind != "parameter"
+                kind = given.dtype, given.shape
+                value = emitter.attribute(name, target, kind, fake, fixed=fixed)
                 if given.target in changed and value.is_floating_point():
                     emitter.replace(name, value.clone())  # else autograd sees the new value
         for name, given in zip(program.graph.inputs, program.inputs, strict=True):
@@ -332,14 +335,11 @@ class Code:
             for i, size in enumerate(given.shape):
                 if isinstance(size, str):
                     emitter.size(size, name, i)
-        emitter.run(program.graph)
-        kinds = _kinds(program)
+        outputs = emitter.run(program.graph)
         users: list[Any] = []
         written: list[Any] = []
-        for ref, out in zip(program.graph.outputs, program.outputs, strict=True):
-            value = (
-                emitter.value(ref, kinds.get(getattr(ref, "name", ""))) if _is_array(ref) else ref
-            )
+        for ref, out in zip(outputs, program.outputs, strict=True):
+            value = emitter.value(ref, seen=True) if _is_array(ref) else ref
             (users if out.kind == "user" else written).append(value)
         emitter.output((tuple(users), tuple(written)))
         return emitter
@@ -424,18 +424,6 @@ def _varies(given: Input) -> bool:
 
 def _is_array(output: Any) -> bool:
     return isinstance(output, Ref | Scalar)
-
-
-def _kinds(program: Program) -> dict[str, Any]:
-    """Dtype and shape of every array of the outermost graph."""
-    found = {
-        name: (given.dtype, given.shape)
-        for name, given in zip(program.graph.inputs, program.inputs, strict=True)
-    }
-    for call in program.graph.calls:
-        if len(call.result) == 1:
-            found[call.name] = call.result[0]
-    return found
 
 
 def _executed(source: str, names: Mapping[str, Any], model: str) -> Callable[..., Any]:

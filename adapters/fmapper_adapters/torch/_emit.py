@@ -25,7 +25,8 @@ from fmapper import (
     size_of,
 )
 from fmapper_adapters.torch.lax import _types
-from fmapper_adapters.torch.lax._table import About
+from fmapper_adapters.torch.lax._table import TABLE, About
+from fmapper_adapters.torch.recognise import simplified
 
 FLOATS = {"float32", "float64", "float16", "bfloat16"}
 
@@ -121,7 +122,7 @@ class Emitter:
         lowerings: By operation.
         renamed: Floating dtypes of the program -> those that it is to be computed in.
         mode: For what is known of tensors; shared by a graph and those within it.
-        sizes: The sizes that may vary -> what stands for them in `mode`.
+        fused: Use what torch has whole where the program spells it out.
     """
 
     def __init__(
@@ -129,7 +130,10 @@ class Emitter:
         lowerings: Mapping[str, Lowering],
         renamed: Mapping[str, str],
         mode: FakeTensorMode,
+        *,
+        fused: bool = True,
     ) -> None:
+        self._fused = fused
         self.graph = fx.Graph()
         self.modules: dict[str, fx.GraphModule] = {}
         self._lowerings = lowerings
@@ -138,6 +142,7 @@ class Emitter:
         self._tracer = _Tracer(self.graph, mode)
         self._env: dict[str, Any] = {}
         self._kinds: dict[str, Any] = {}
+        self._roles: dict[str, str] = {}
         self._sizes: dict[str, Any] = {}
         self._anchor: Value | None = None
         self._device: Any = None
@@ -154,9 +159,10 @@ class Emitter:
         return self._input(name, node, kind, fake)
 
     def attribute(
-        self, name: str, target: str, kind: tuple[str, tuple[Any, ...]], fake: Any
+        self, name: str, target: str, kind: tuple[str, tuple[Any, ...]], fake: Any, *, fixed: bool
     ) -> Any:
-        """A parameter or buffer of the module as an input of the program."""
+        """A parameter or buffer of the module as an input; a `fixed` one has no gradient."""
+        self._roles[name] = "fixed" if fixed else "trained"
         node = self._tracer.create_node("get_attr", target, (), {})
         return self._input(name, node, kind, fake)
 
@@ -184,9 +190,15 @@ class Emitter:
         if symbol.isidentifier() and symbol not in self._sizes:
             self._sizes[symbol] = self._env[name].size(dimension)
 
-    def value(self, ref: Any, kind: tuple[str, tuple[Any, ...]] | None = None) -> Any:
-        """What an argument is: a tensor, as users see it where `kind` is given."""
+    def value(self, ref: Any, *, seen: bool = False) -> Any:
+        """What an argument is: a tensor.
+
+        Args:
+            ref: The argument.
+            seen: As users see it, not as it is carried.
+        """
         found = self._plain(ref, numbers=False)
+        kind = self._kind(ref) if seen else None
         if kind is not None and _types.is_carried(kind[0]) and isinstance(found, Value):
             return found.view(_types.dtype_of(kind[0]))
         return found
@@ -231,22 +243,26 @@ class Emitter:
         self._env = dict(zip(graph.inputs, operands, strict=True))
         self._kinds = dict(zip(graph.inputs, graph.kinds, strict=True))
         try:
-            self.run(graph)
-            return tuple(self.value(out) for out in graph.outputs)
+            return tuple(self.value(out) for out in self.run(graph))
         finally:
             self._env, self._kinds, self._tracer.place = env, kinds, place
 
     # --- calls ---
 
-    def run(self, graph: Graph) -> None:
+    def run(self, graph: Graph) -> tuple[Any, ...]:
         """Emits the calls of a graph whose inputs are there.
+
+        Returns:
+            What its outputs are, for `value`.
 
         Raises:
             ConversionError: A lowering fails; names the call.
         """
         before = _Current.emitter
         _Current.emitter = self
+        kinds = {name: self._kinds[name] for name in graph.inputs if name in self._kinds}
         try:
+            graph = simplified(graph, kinds, self._roles, fused=self._fused)
             for call in graph.calls:
                 self._tracer.place = call.module, call.source
                 self._kinds[call.name] = call.result[0] if len(call.result) == 1 else None
@@ -261,13 +277,15 @@ class Emitter:
                         f"{call.op}{at}{source} cannot be lowered to torch: "
                         f"{type(error).__name__}: {error}"
                     ) from error
+            outputs: tuple[Any, ...] = graph.outputs
+            return outputs
         finally:
             _Current.emitter = before
 
     def _result(self, call: Call) -> Any:
         if call.op == "sym::getitem":
             return self._env[call.args[0].name][call.args[1]]
-        lowering = self._lowerings[call.op]
+        lowering = self._lowerings.get(call.op) or TABLE.entries[call.op]
         operands = tuple(self._kind(arg) for arg in call.args)
         is_array = [isinstance(arg, Ref) for arg in call.args]
         numbers = lowering.numbers and any(is_array)
@@ -349,11 +367,10 @@ class Emitter:
 
     def _function(self, graph: Graph) -> fx.GraphModule:
         """A graph within the program as a module."""
-        inner = Emitter(self._lowerings, self._renamed, self._mode)
+        inner = Emitter(self._lowerings, self._renamed, self._mode, fused=self._fused)
         for name, kind in zip(graph.inputs, graph.kinds, strict=True):
             inner.placeholder(name, kind, self._fake([kind])[0])
-        inner.run(graph)
-        inner.output(tuple(inner.value(out) for out in graph.outputs))
+        inner.output(tuple(inner.value(out) for out in inner.run(graph)))
         root = torch.nn.Module()
         for name, module in inner.modules.items():
             root.add_module(name, module)

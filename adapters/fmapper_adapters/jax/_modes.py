@@ -1,0 +1,97 @@
+"""Arguments that tell a model its mode, as `train=True`: they are set by the mode that is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Whether the argument is true in training.
+_NAMES = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "is_train": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
+
+
+def of(
+    function: Callable[..., Any] | None, skipped: int, args: tuple[Any, ...], own: Any = None
+) -> dict[str, tuple[bool, int | None]]:
+    """The parameters of a function that tell it its mode.
+
+    Args:
+        function: The function.
+        skipped: How many of its first parameters are no arguments of the model.
+        args: What it is called with by position.
+        own: An object whose attributes may say the same: a parameter whose default is None is no
+            mode then.
+
+    Returns:
+        Name -> its value in training, and where it is among `args`, None if it is not.
+    """
+    if function is None:
+        return {}
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[skipped:]
+    except (TypeError, ValueError):  # of a builtin
+        return {}
+    found: dict[str, tuple[bool, int | None]] = {}
+    for i, p in enumerate(parameters):
+        if p.name not in _NAMES or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            continue
+        says_none = p.default is None and (own is None or getattr(own, p.name, None) is not None)
+        is_mode = p.default is p.empty or isinstance(p.default, bool) or p.default is None
+        if is_mode and not says_none:
+            positional = p.kind is not p.KEYWORD_ONLY and i < len(args)
+            found[p.name] = _NAMES[p.name], i if positional else None
+    return found
+
+
+def given(
+    modes: Mapping[str, tuple[bool, int | None]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bool | None:
+    """Whether the examples ask for training; None if they do not say."""
+    for name, (in_training, position) in modes.items():
+        value = kwargs.get(name) if position is None else args[position]
+        if isinstance(value, bool):
+            return value is in_training
+    return None
+
+
+def set_mode(
+    source: Any,
+    modes: Mapping[str, tuple[bool, int | None]],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    train: bool,
+) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """A model and its arguments, with those that tell the mode set.
+
+    Where the examples lack one, the model is called with it all the same; it may be given to the
+    converted model, as what it is then.
+    """
+    if not modes:
+        return source, args, kwargs
+    values = {name: train is in_training for name, (in_training, _) in modes.items()}
+    new_args, new_kwargs, added = list(args), dict(kwargs), {}
+    for name, (_, position) in modes.items():
+        if position is not None:
+            if isinstance(args[position], bool):
+                new_args[position] = values[name]
+        elif name in kwargs:
+            if isinstance(kwargs[name], bool):
+                new_kwargs[name] = values[name]
+        else:
+            added[name] = values[name]
+    call = source.call
+
+    def with_mode(params: Any, buffers: Any, *inner: Any, **named: Any) -> Any:
+        return call(params, buffers, *inner, **{**added, **named})
+
+    found = dataclasses.replace(source, call=with_mode, defaults={**source.defaults, **values})
+    return found, tuple(new_args), new_kwargs

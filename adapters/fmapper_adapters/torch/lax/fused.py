@@ -1,0 +1,84 @@
+"""What torch has whole, where a program of JAX was seen to spell it out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from fmapper_adapters.torch.lax._table import TABLE
+
+lowering = TABLE.lowering
+
+
+@lowering("torch::softmax")
+def softmax(x: Any, *, axis: int) -> Any:
+    return torch.softmax(x, axis)
+
+
+@lowering("torch::log_softmax")
+def log_softmax(x: Any, *, axis: int) -> Any:
+    return torch.log_softmax(x, axis)
+
+
+@lowering("torch::mean")
+def mean(x: Any, *, axes: tuple[int, ...], keep: bool) -> Any:
+    return torch.mean(x, axes, keepdim=True) if keep else torch.mean(x, axes)
+
+
+@lowering("torch::layer_norm")
+def layer_norm(x: Any, scale: Any, bias: Any, *, eps: float, count: int) -> Any:
+    return F.layer_norm(x, x.shape[-count:], scale, bias, eps)
+
+
+@lowering("torch::rms_norm")
+def rms_norm(x: Any, scale: Any, bias: None, *, eps: float, count: int) -> Any:
+    return F.rms_norm(x, x.shape[-count:], scale, eps)
+
+
+@lowering("torch::batch_norm")
+def batch_norm(
+    x: Any, mean: Any, variance: Any, scale: Any, bias: Any, *, eps: float, channel: int
+) -> Any:
+    moved = x if channel == 1 else x.movedim(channel, 1)
+    found = F.batch_norm(moved, mean, variance, scale, bias, False, 0.0, eps)
+    return found if channel == 1 else found.movedim(1, channel)
+
+
+@lowering("torch::silu")
+def silu(x: Any) -> Any:
+    return F.silu(x)
+
+
+@lowering("torch::gelu")
+def gelu(x: Any, *, approximate: str) -> Any:
+    return F.gelu(x) if approximate == "none" else F.gelu(x, approximate=approximate)
+
+
+@lowering("torch::dense")
+def dense(x: Any, w: Any, bias: Any, *, transposed: bool, summed: int, made: Any) -> Any:
+    if summed > 1:
+        x = x.flatten(-summed)
+    several = len(made) > 1
+    if several:
+        bias = bias.flatten()
+    if len(w.shape) > 2:
+        width = math.prod(made)
+        w = w.reshape((width, -1) if transposed else (-1, width))
+    if transposed:
+        found = F.linear(x, w, bias)
+    else:
+        found = torch.addmm(bias, x, w) if x.ndim == 2 else F.linear(x, w.t(), bias)
+    return found.unflatten(-1, made) if several else found
+
+
+@lowering("torch::attention")
+def attention(q: Any, k: Any, v: Any, added: Any, *, scale: float) -> Any:
+    if added is not None and added.dtype is torch.bool:
+        # As in JAX: a row of which nothing is allowed gives the mean, and has no gradient.
+        some = added.any(-1, keepdim=True)
+        q = torch.where(some, q, 0.0)
+        added = torch.logical_or(added, torch.logical_not(some))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)

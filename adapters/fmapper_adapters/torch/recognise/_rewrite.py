@@ -1,0 +1,107 @@
+"""The rewriting of a graph: which recognisers there are, and how their finds are put in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fmapper import Call, Graph, Ref, substituted
+from fmapper_adapters.torch.recognise import (
+    _activations,
+    _attention,
+    _broadcasts,
+    _dense,
+    _means,
+    _moves,
+    _norms,
+    _softmax,
+)
+from fmapper_adapters.torch.recognise._fold import folded
+from fmapper_adapters.torch.recognise._look import Look
+
+
+class Rewriter:
+    """What a recogniser works with: a look at the graph, and a place for new calls.
+
+    Attributes:
+        look: The graph.
+    """
+
+    def __init__(self, graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str]) -> None:
+        self.look = Look(graph, kinds, roles)
+        self._taken = {call.name for call in graph.calls} | set(graph.inputs)
+        self._new: list[Call] = []
+        self._model: Call | None = None
+
+    def call(self, op: str, *args: Any, shape: tuple[Any, ...], dtype: str, **kwargs: Any) -> Ref:
+        """A new call in front of the one that is looked at."""
+        base = op.rpartition("::")[2]
+        name = next(n for n in _names(base) if n not in self._taken)
+        self._taken.add(name)
+        assert self._model is not None
+        made = Call(
+            name, op, args, kwargs, self._model.module, self._model.source, ((dtype, tuple(shape)),)
+        )
+        self._new.append(made)
+        return self.look.add(made)
+
+    def run(self, graph: Graph, find: Callable[[Rewriter, Call], Any]) -> Graph:
+        """The graph with what `find` gives in place of calls; it gives None for most."""
+        known: dict[str, Any] = {}
+        calls: list[Call] = []
+        for call in graph.calls:
+            own = _replaced(call, known)
+            self.look.calls[call.name] = own
+            self._model, self._new = own, []
+            found = find(self, own)
+            calls += self._new
+            if found is None:
+                calls.append(own)
+            else:
+                known[call.name] = found
+        outputs = substituted(graph.outputs, known)
+        made = Graph(graph.inputs, calls, outputs, graph.kinds)
+        return made.without_dead_calls(lambda call: False)
+
+
+def simplified(
+    graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], *, fused: bool = True
+) -> Graph:
+    """A graph that computes the same with fewer and larger calls.
+
+    Args:
+        graph: The graph.
+        kinds: dtype and shape of its inputs, by name.
+        roles: Which inputs are arrays of the model, as `Look` takes it.
+        fused: False: only what needs no recognition, constants and needless broadcasts.
+    """
+    found = folded(graph, kinds).without_dead_calls(lambda call: False)
+    for find in (*(_RECOGNISERS if fused else ()), _moves.find, _broadcasts.find):
+        found = Rewriter(found, kinds, roles).run(found, find)
+    return found
+
+
+# In this order: attention is made of softmax, a layer norm has means in it.
+_RECOGNISERS = (
+    _activations.find,
+    _softmax.find,
+    _attention.find,
+    _norms.find,
+    _means.find,
+    _dense.turned,
+    _dense.absorbed,
+    _dense.find,
+)
+
+
+def _replaced(call: Call, known: dict[str, Any]) -> Call:
+    if not any(name in known for name in call.refs()):
+        return call
+    args, kwargs = substituted(call.args, known), substituted(call.kwargs, known)
+    return replace(call, args=args, kwargs=kwargs)
+
+
+def _names(base: str) -> Any:
+    return itertools.chain((base,), (f"{base}_{i}" for i in itertools.count(1)))
