@@ -562,9 +562,7 @@ class Adapter(ABC):
         """Whether a model has modes, so that its training is recorded unasked."""
         return False
 
-    def is_in_training(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a model is in its mode for training now, or the examples say so."""
         return False
 

@@ -79,9 +79,7 @@ class FlaxAdapter(NodeAdapter):
 
         return _source.has_training(model, args, kwargs)
 
-    def is_in_training(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the parts of a module of NNX are in training mode, or the arguments say so."""
         from fmapper_adapters.flax import _source
 

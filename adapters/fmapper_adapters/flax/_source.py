@@ -80,9 +80,7 @@ def _is_converted(model: Any) -> bool:
     return isinstance(model, nnx.Module) and hasattr(model, "_programs")
 
 
-def of(
-    model: Any, args: Args, kwargs: Kwargs, *, train: bool
-) -> tuple[Source, Args, Kwargs]:
+def of(model: Any, args: Args, kwargs: Kwargs, *, train: bool) -> tuple[Source, Args, Kwargs]:
     """The function of a model and its arrays in a mode, and what it is called with."""
     if _is_nnx(model):
         whole = _whole(model)

@@ -334,9 +334,7 @@ class JaxAdapter(Adapter):
 
         return _source.has_training(model, args, kwargs)
 
-    def is_in_training(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether such a field is False, or the arguments say so."""
         from fmapper_adapters.jax import _source
 

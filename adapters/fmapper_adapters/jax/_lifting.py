@@ -384,4 +384,3 @@ class _Filling:
             if space[name] is value:
                 space[name] = self.tree(value)
         return space
-

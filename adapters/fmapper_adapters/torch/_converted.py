@@ -26,7 +26,7 @@ from fmapper import (
     save_program,
     to_torch,
 )
-from fmapper_adapters.torch import _constants, _emit
+from fmapper_adapters.torch import _constants, _emit, _tidy
 from fmapper_adapters.torch.lax import _table, _types
 
 _SERIAL = itertools.count()
@@ -301,7 +301,9 @@ class Code:
             if node.op == "get_attr" and node.target in emitter.modules:
                 node.target = f"_{mode}{node.target}"
         self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
+        _tidy.share(self.graph)
         self.constants = _constants.hoisted(self.graph, f"_{mode}_made_")
+        _tidy.mark_causal(self.graph, self.constants)
         made = self.graph.python_code("self", verbose=True)
         self.source = made.src
         self.function = _executed(made.src, made.globals, program.name)

@@ -54,8 +54,7 @@ def _is_differentiated(tensors: Sequence[Tensor]) -> bool:
     if torch.compiler.is_compiling():
         return False
     return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     )
 
 

@@ -45,7 +45,7 @@ def _saturated(x: Any, target: str, dtype: torch.dtype) -> Any:
         -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     )  # fmt: skip
     x = torch.nan_to_num(x, 0.0) if x.dtype.itemsize > 1 else torch.nan_to_num(x.float(), 0.0)
-    if bits < 64:  # noqa: PLR2004
+    if bits < 64:
         return x.to(torch.float64).clamp(low, high).to(torch.int64).to(dtype)
     if not target.startswith("u"):
         whole = x.clamp(min=float(low)).to(torch.int64)
@@ -58,7 +58,7 @@ def _saturated(x: Any, target: str, dtype: torch.dtype) -> Any:
 
 def _from_unsigned(x: Any, dtype: torch.dtype) -> Any:
     bits = _types.bits_of(x.dtype)
-    if bits < 64:  # noqa: PLR2004
+    if bits < 64:
         return widened(x, torch.int64, bits).to(dtype)
     half = shifted_right(x, 1) | (x & 1)  # which rounds as all of the bits would
     return torch.where(x < 0, half.to(dtype) * 2, x.to(dtype))

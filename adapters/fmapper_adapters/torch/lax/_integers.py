@@ -88,7 +88,7 @@ def _by_number(x: Any, y: int, dtype: torch.dtype, unsigned: bool) -> Any:
 
 def _unsigned_quotient(x: Any, y: Any, dtype: torch.dtype) -> Any:
     bits = bits_of(dtype)
-    if bits < 64:  # noqa: PLR2004
+    if bits < 64:
         wide = widened(y, torch.int64, bits).clamp(min=1)
         return torch.div(widened(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
     x = as_tensor(x, y)

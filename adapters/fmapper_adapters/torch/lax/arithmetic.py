@@ -43,7 +43,7 @@ def mulhi(x: Any, y: Any, *, about: About) -> Any:
     x, y = tensor_first(x, y)
     dtype, bits = x.dtype, bits_of(x.dtype)
     unsigned = about.results[0][0].startswith("u")
-    if bits < 64:  # noqa: PLR2004
+    if bits < 64:
         wide = widened if unsigned else lambda z, to, _: z if is_number(z) else z.to(to)
         return ((wide(x, torch.int64, bits) * wide(y, torch.int64, bits)) >> bits).to(dtype)
     low = (1 << 32) - 1
@@ -163,8 +163,8 @@ def square(x: Any) -> Any:
 def integer_pow(x: Any, *, y: int) -> Any:
     if y == 0:
         return torch.ones_like(x)
-    if -2 <= y <= 3 and not x.is_complex():  # noqa: PLR2004 - which torch multiplies out
-        return torch.square(x) if y == 2 else torch.pow(x, y) if y != 1 else x  # noqa: PLR2004
+    if -2 <= y <= 3 and not x.is_complex():
+        return torch.square(x) if y == 2 else torch.pow(x, y) if y != 1 else x
     found, power, left = None, x, abs(y)
     while left:
         if left & 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper import ConversionError, DType
+from fmapper import ConversionError
 from fmapper_adapters.torch import _counters, _threefry
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._table import TABLE, About, lax
