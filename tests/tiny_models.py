@@ -430,6 +430,9 @@ class Inputs:
     def make_token_type_ids(self) -> torch.Tensor:
         return torch.zeros_like(self.make_input_ids())
 
+    def make_mm_token_type_ids(self) -> torch.Tensor:
+        return (self.make_input_ids() == self.get("image_token_id", default=-1)).long()
+
     def make_langs(self) -> torch.Tensor:
         return torch.zeros_like(self.make_input_ids())
 

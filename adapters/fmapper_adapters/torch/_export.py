@@ -159,8 +159,18 @@ def _recorded_for_values(
     except Exception:  # the reason why it cannot be recorded at all is reported by the caller
         return None
     report = getattr(found, "_report", None)
-    failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
-    return found if failures <= _SOUND else None
+    return found if all(map(_is_sound, getattr(report, "failures", ()))) else None
+
+
+def _is_sound(failure: Any) -> bool:
+    """Whether the program is right in spite of what `draft_export` has met.
+
+    torch's own `prims`, into which it takes operations apart to find their shapes, are not in the
+    program: that they give sums of int32 another dtype than it does in the end changes nothing.
+    """
+    inner = failure.failure_type.name == "MISMATCHED_FAKE_KERNEL"
+    inner = inner and str(failure.data.get("op")).startswith("prims.")
+    return inner or failure.failure_type.name in _SOUND
 
 
 @contextlib.contextmanager
