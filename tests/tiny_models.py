@@ -101,6 +101,7 @@ _LAYERS = re.compile(
     r"|.*num_hidden_layers|num_.*_layers|layers|num_blocks|.*_depth|num_hidden_groups"
     r"|resampler_depth|num_mel_attn_blocks)$"
 )
+_SHARED = "num_kv_shared_layers"  # the last ones, which take the keys of the others
 _NO_LAYERS = re.compile(r"num_(upsampling|feat_extract|adapter|lstm|residual|nextn|dense)")
 _SIZES = re.compile(
     r"(hidden_size|_dims?|_dimension|_size|^dim|d_model|d_ff|d_kv|d_inner|n_embd|n_inner|channels?|_rank|width"
@@ -150,11 +151,14 @@ class _Shrinker:
 
     def walk(self, config: dict[str, Any]) -> dict[str, Any]:
         counts = {k: v for k, v in config.items() if self._counts_layers(str(k), v)}
-        kept = self._kept_layers(config, max(counts.values(), default=0))
+        count = max(counts.values(), default=0)
+        kept = self._kept_layers(config, count)
         new = {}
         for key, value in config.items():
             if not isinstance(key, str):
                 new[key] = value
+            elif key == _SHARED and kept and value:
+                new[key] = sum(layer >= count - value for layer in kept)
             elif isinstance(value, dict):
                 new[key] = self.walk(value)
             elif key in counts:
@@ -178,6 +182,8 @@ class _Shrinker:
         if len(kinds) != count:
             kinds = [None] * count
         chosen = {kinds.index(kind) for kind in dict.fromkeys(kinds)}
+        own = count - min(config.get(_SHARED) or 0, count)
+        chosen |= {own + kinds[own:].index(kind) for kind in dict.fromkeys(kinds[own:])}
         for layer in range(count):
             if len(chosen) >= min(self.rule.layers, count):
                 break
@@ -298,6 +304,9 @@ def _defaults(cls: Any, kind: str) -> dict[str, Any]:
         config["default_language"] = config["languages"][0]
     if config.get("num_experts_per_tok", 0) is None:
         config["num_experts_per_tok"] = 2
+    if config.get("head_dim", 0) is None and config.get("num_attention_heads"):
+        # Not every configuration works it out where it has none.
+        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     return config
 
 
