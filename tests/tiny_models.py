@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 modeling_auto = transformers.models.auto.modeling_auto
 CONFIG_MAPPING = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 
-LARGEST = 40_000_000  # parameters
+LARGEST = 80_000_000  # parameters
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ _LAYERS = re.compile(
     r"|.*num_hidden_layers|num_.*_layers|layers|num_blocks|.*_depth|num_hidden_groups"
     r"|resampler_depth|num_mel_attn_blocks)$"
 )
+_STAGES = ("out_features", "out_indices", "stage_names")
 _SHARED = "num_kv_shared_layers"  # the last ones, which take the keys of the others
 _NO_LAYERS = re.compile(r"num_(upsampling|feat_extract|adapter|lstm|residual|nextn|dense)")
 _SIZES = re.compile(
@@ -121,6 +122,17 @@ _QUERIES = re.compile(r"^num_(object_)?queries$")
 _EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
 _PLACES = re.compile(r"(indexes|indices|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
+
+
+def _first_stages(key: str, value: Any, count: int) -> Any:
+    """What a backbone gives, where it has no more stages than this."""
+    if key == "out_indices" or not value:
+        return None  # it follows from the features
+    if key == "stage_names":
+        return value[: count + 1]
+    numbers = [re.fullmatch(r"stage(\d+)", name) for name in value]
+    found = [min(int(n[1]), count) if n else 0 for n in numbers]
+    return ["stem" if n == 0 else f"stage{n}" for n in dict.fromkeys(found)]
 
 
 def shrunk(config: dict[str, Any], rule: Rule) -> dict[str, Any]:
@@ -144,6 +156,13 @@ def _number_tokens(config: Any, tokens: dict[int, int]) -> None:
                     tokens.setdefault(one, 100 + len(tokens))
 
 
+def _is_per_layer(value: Any) -> bool:
+    """Whether it has configurations by the number of a layer."""
+    return isinstance(value, dict) and any(
+        str(key).isdigit() and isinstance(inner, dict) for key, inner in value.items()
+    )
+
+
 class _Shrinker:
     def __init__(self, rule: Rule, tokens: dict[int, int]) -> None:
         self.rule = rule
@@ -159,8 +178,13 @@ class _Shrinker:
                 new[key] = value
             elif key == _SHARED and kept and value:
                 new[key] = sum(layer >= count - value for layer in kept)
+            elif kept and _is_per_layer(value):
+                inner = {int(k): self.walk(v) for k, v in value.items()}
+                new[key] = {n: inner[k] for n, k in enumerate(kept) if k in inner}
             elif isinstance(value, dict):
                 new[key] = self.walk(value)
+            elif key in _STAGES and len(kept) < count:
+                new[key] = _first_stages(key, value, len(kept))
             elif key in counts:
                 new[key] = min(value, len(kept) if kept else value)
             elif isinstance(value, list | tuple) and len(value) in counts.values() and kept:
@@ -168,6 +192,10 @@ class _Shrinker:
                 new[key] = [value[i] for i in kept] if whole else list(value)[: len(kept)]
             else:
                 new[key] = self.value(key, value, len(kept))
+        tokens, vision = new.get("mm_tokens_per_image"), new.get("vision_config")
+        if tokens and vision and vision.get("image_size") and vision.get("patch_size"):
+            side = vision["image_size"] // vision["patch_size"]  # its patches are averaged
+            new["mm_tokens_per_image"] = min(tokens, max(side // 2, 1) ** 2)
         return new
 
     def _counts_layers(self, key: str, value: Any) -> bool:
@@ -645,7 +673,7 @@ def run_somehow(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
 
 def _repaired(model: torch.nn.Module, inputs: Inputs | dict[str, Any]) -> tuple[Any, Any]:
     made, maker = inputs  # type: ignore[misc]
-    for _ in range(3):
+    for _ in range(6):
         try:
             outputs = run(model, made)
         except Exception as error:
@@ -685,16 +713,37 @@ def _more(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str, An
             if maker.tokens
             else None
         )
-    asked = [
+    left = [
         name
         for name in inspect.signature(maker.model.forward).parameters
-        if name not in made and re.search(rf"\b{name}\b", text) and hasattr(maker, f"make_{name}")
+        if name not in made and hasattr(maker, f"make_{name}")
     ]
+    asked = [name for name in left if re.search(rf"\b{name}\b", text)]
+    if not asked and "NoneType" in text:
+        asked = [name for name in left if re.search("mask|sizes|grid|length", name)]
     if not asked:
-        return None
+        return _resized(made, maker, text)
     if "exactly one" in text.lower() and made:
         return None
     return made | {asked[0]: maker.make(asked[0])}
+
+
+def _resized(made: dict[str, Any], maker: Inputs, text: str) -> dict[str, Any] | None:
+    """Numbers with as many features as an error says that are wanted."""
+    pairs = [
+        *re.findall(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", text),
+        *re.findall(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", text),
+        *[(had, want) for want, had in re.findall(r"have (\d+) channels, but got (\d+)", text)],
+    ]
+    for had, want in pairs:
+        for name, value in made.items():
+            if not torch.is_tensor(value) or not value.is_floating_point():
+                continue
+            if int(had) in value.shape[1:]:
+                sizes = list(value.shape)
+                sizes[1 + sizes[1:].index(int(had))] = int(want)
+                return made | {name: maker.floats(*sizes)}
+    return None
 
 
 def required(model: torch.nn.Module) -> list[str]:
@@ -740,6 +789,9 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
         for batch in (2, 1):
             maker = Inputs(model)
             maker.batch = batch
+            if grid and grid[0] in names and has_text and maker.get("image_token_id"):
+                merged = maker.get("spatial_merge_size", of=maker.vision, default=1) ** 2
+                maker.tokens["image_token_id"] = 16 // merged
             try:
                 made = {name: maker.make(name) for name in names}
                 for name in names:
