@@ -82,7 +82,16 @@ def put(x: Any, n: Any) -> Any:
     return y
 
 
+def assigned(x: Any, n: Any) -> Any:
+    y = x.clone()
+    y[n[0] : n[2]] = n[1]
+    return y
+
+
 SIZED: dict[str, Any] = {
+    "sizes": lambda x, n: torch.nn.functional.pad(x, (n[0], n[2])).reshape(n[0], 7),
+    "bounds": lambda x, n: x[n[0] : n[2]].reshape(2),
+    "bounds of what is assigned": assigned,
     "mask": lambda x, n: x[n > 1],
     "mask among others": lambda x, n: x[None, :, None][:, n > 1, 0],
     "mask of a matrix": lambda x, n: torch.outer(n, n)[torch.outer(n, n) > 3],
@@ -124,6 +133,17 @@ def test_a_module_that_calls_more_while_it_is_recorded() -> None:
 
     args = torch.randn(6), torch.tensor([1, 2, 3])
     check_for_values(forward, args, (args[0], torch.tensor([1, 2, 4])))
+
+
+def test_bounds_that_come_from_arrays_in_a_result_of_known_size() -> None:
+    def forward(x: Any, n: Any) -> Any:
+        return x[n[0] : n[0] + 2].reshape(2) * 3
+
+    args = torch.randn(6), torch.tensor([1])
+    model = fmapper.convert(converting.Function(forward), "jax", args)
+    for at in (1, 3):
+        given = torch.tensor([at])
+        converting.compare(model(args[0].numpy(), given.numpy()), forward(args[0], given))
 
 
 class Counting(torch.nn.Module):

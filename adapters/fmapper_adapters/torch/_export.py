@@ -152,7 +152,7 @@ def _plainly(
 
 
 def _is_data_dependent(error: Exception) -> bool:
-    signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent")
+    signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent", "UnbackedSymbol")
     return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
 
 
