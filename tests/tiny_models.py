@@ -119,6 +119,7 @@ _IMAGES = re.compile(r"(^|_)(image_size|img_size|image_sizes)$|^image_height$|^i
 _HEADS = re.compile(r"heads$")
 _HEAD_SIZES = re.compile(r"head_dim$|mrope_section|query_pre_attn_scalar|^d_kv$|d_head$")
 _QUERIES = re.compile(r"^num_(object_)?queries$")
+_STEPS = re.compile(r"^max_text_length$|^structure_max_|max_decode")  # each is recorded apart
 _EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
 _PLACES = re.compile(r"(indexes|indices|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
@@ -234,8 +235,10 @@ class _Shrinker:
             return min(value, layers - 1) if value > 0 else max(value, -layers)
         if _EXPERTS.search(key):
             return min(value, 16)  # two for each of eight groups
-        if _QUERIES.search(key):
+        if _QUERIES.search(key) or _STEPS.search(key):
             return min(value, 20)
+        if key == "context_length" and value >= 4096:
+            return value // 32
         if self.rule.heads and _HEADS.search(key):
             return max(value // self.rule.divide, 1)
         if self.rule.heads and _HEAD_SIZES.search(key):
