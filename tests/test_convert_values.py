@@ -146,6 +146,26 @@ def test_bounds_that_come_from_arrays_in_a_result_of_known_size() -> None:
         converting.compare(model(args[0].numpy(), given.numpy()), forward(args[0], given))
 
 
+ASKED: dict[str, Any] = {
+    "is_compiling": lambda x: torch.compiler.is_compiling(),
+    "is_exporting": lambda x: torch.compiler.is_exporting(),
+    "a fake tensor": lambda x: isinstance(x, torch._subclasses.FakeTensor),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_module_that_does_something_else_while_it_is_recorded(name: str) -> None:
+    def forward(x: Any, mask: Any) -> Any:
+        if not ASKED[name](mask) and mask.all():
+            return x * 3
+        return torch.where(mask, x, -x)
+
+    fakes = type(torch._subclasses), torch.compiler.is_compiling
+    args = torch.randn(3), torch.ones(3, dtype=torch.bool)
+    check_for_values(forward, args, (args[0], torch.tensor([True, False, True])))
+    assert fakes == (type(torch._subclasses), torch.compiler.is_compiling)
+
+
 class Counting(torch.nn.Module):
     """Changes a buffer, and gives as many values as it has drawn above a bound."""
 

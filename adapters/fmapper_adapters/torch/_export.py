@@ -75,8 +75,7 @@ def recorded(
         try:
             exported = way(module, args, kwargs, dynamic_shapes)
             if check:
-                with _quiet():
-                    _faithful.check(module, exported, args, kwargs)
+                exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
             return _taken_apart(exported)
         except ConversionError:
             raise
@@ -85,6 +84,42 @@ def recorded(
             if _is_data_dependent(error):
                 ways, for_values = [*for_values, *ways], []
     raise _failure(module, reasons[0]) from reasons[0]
+
+
+def _as_it_runs(
+    module: torch.nn.Module,
+    exported: torch.export.ExportedProgram,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+) -> torch.export.ExportedProgram:
+    """The program, or one of what the module does when it is not recorded, if it differs.
+
+    Raises:
+        ConversionError: They differ, and the module cannot be recorded so.
+    """
+    with _quiet():
+        try:
+            _faithful.check(module, exported, args, kwargs)
+        except ConversionError:
+            other = _recorded_unaware(module, args, kwargs, dynamic_shapes)
+            if other is None:
+                raise
+            _faithful.check(module, other, args, kwargs)
+            return other
+    return exported
+
+
+def _recorded_unaware(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram | None:
+    try:
+        with torch.enable_grad(), _recordable.StandIns():
+            return _values.recorded(module, args, kwargs, dynamic_shapes, aware=False)
+    except (
+        Exception
+    ):  # it cannot be recorded so: the caller says that they differ
+        return None
 
 
 def _taken_apart(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

@@ -8,6 +8,7 @@ give other values it raises.
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import functools
 import os
@@ -20,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmapper_adapters.torch import _faithful, _known
+from fmapper_adapters.torch import _faithful, _known, _unaware
 
 _Place = tuple[str, str, int]
 _Seen = dict[_Place, collections.deque[_known.Call]]  # in order
@@ -30,9 +31,16 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def recorded(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], dynamic_shapes: Any
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    *,
+    aware: bool = True,
 ) -> torch.export.ExportedProgram:
     """The program of a module for the values that the examples lead to.
+
+    Where it is not `aware` of it, the module does what it does when it is not recorded.
 
     Raises:
         Exception: What torch raises where it cannot record it so either.
@@ -43,7 +51,8 @@ def recorded(
     @functools.wraps(forward)
     def informed(*args: Any, **kwargs: Any) -> Any:
         # Inside of what torch.export does with calls, which takes some of them apart.
-        with _Informer(copy.deepcopy(seen)):
+        kept = contextlib.nullcontext() if aware else _unaware.unaware()
+        with kept, _Informer(copy.deepcopy(seen)):
             return forward(*args, **kwargs)
 
     own = "forward" in vars(module)
