@@ -115,7 +115,9 @@ _NO_SIZES = re.compile(
     r"|spatial_shape|sample_size|^(num|in)_channels$|roi_size|grid|merge|codebook_size|mel|in_chans"
     r"|max_size|shape_size|coordinate_size|buckets|input_channels|sampling|bin|spec_size|input_feat"
 )
-_IMAGES = re.compile(r"(^|_)(image_size|img_size|image_sizes)$|^image_height$|^image_width$")
+_IMAGES = re.compile(
+    r"(^|_)(image_size|img_size|image_sizes)$|^image_height$|^image_width$|pinpoints$"
+)
 _HEADS = re.compile(r"heads$")
 _HEAD_SIZES = re.compile(r"head_dim$|mrope_section|query_pre_attn_scalar|^d_kv$|d_head$")
 _QUERIES = re.compile(r"^num_(object_)?queries$")
@@ -231,6 +233,8 @@ class _Shrinker:
             return min(value, small) if self.rule.vocabulary else value
         if _TOKENS.search(key):
             return self.tokens.get(value, value)
+        if not layers and "feature_layer" in key:
+            layers = self.rule.layers or 0  # those of a configuration inside
         if _PLACES.search(key) and layers:
             return min(value, layers - 1) if value > 0 else max(value, -layers)
         if _EXPERTS.search(key):
@@ -294,24 +298,28 @@ def build(name: str, kind: str) -> Tiny:
         defaults = _defaults(cls, kind)
     except Exception as error:  # of every configuration its own
         raise CannotBuild(f"its configuration has no valid defaults: {_line(error)}") from error
-    reasons = []
-    seen: list[Any] = []
-    for rule in RULES:
-        small = shrunk(copy.deepcopy(defaults), rule)
-        if small in seen:
-            continue
-        seen.append(small)
-        try:
-            model = _model(cls, kind, small)
-        except Exception as error:
-            reasons.append(f"{rule}: {_line(error)}")
-            continue
-        try:
-            inputs, outputs = run_somehow(model)
-        except Exception as error:
-            reasons.append(f"{rule}: forward: {_line(error)}")
-            continue
-        return Tiny(model, inputs, outputs, rule)
+    reasons: list[str] = []
+    # With pictures or sounds if some size takes them, else without.
+    for media in (True, False):
+        seen: list[Any] = []
+        for rule in RULES[:5] if media else RULES:
+            small = shrunk(copy.deepcopy(defaults), rule)
+            if small in seen:
+                continue
+            seen.append(small)
+            try:
+                model = _model(cls, kind, small)
+            except Exception as error:
+                reasons.append(f"{rule}: {_line(error)}")
+                continue
+            if media and not _is_multimodal(model):
+                break
+            try:
+                inputs, outputs = run_somehow(model, media=media)
+            except Exception as error:
+                reasons.append(f"{rule}: forward: {_line(error)}")
+                continue
+            return Tiny(model, inputs, outputs, rule)
     raise CannotBuild("\n".join(reasons))
 
 
@@ -330,6 +338,9 @@ def _defaults(cls: Any, kind: str) -> dict[str, Any]:
         into = "out_hidden_size" if "out_hidden_size" in vision else "hidden_size"
         if (into != "hidden_size" or "embed_dim" in vision) and into in vision:
             vision[into] = text.get("hidden_size", vision[into])
+    for number, key in enumerate(("image_token_id", "audio_token_id", "video_token_id")):
+        if config.get(key, 0) is None:
+            config[key] = 99 - number
     _replace_timm(config)
     if config.get("languages") and config.get("default_language", 0) is None:
         config["default_language"] = config["languages"][0]
@@ -410,6 +421,7 @@ class Inputs:
         self.batch = 1 if "vision" in str(type(self.config)).lower() else 2
         self.pictures = 1 if self.text else 0  # for one text, that has the tokens of one
         self.tokens: dict[str, int] = {}
+        self.tried: set[int] = set()
         self.generator = torch.Generator().manual_seed(2)
 
     def _sub(self, *names: str) -> Any:
@@ -511,6 +523,9 @@ class Inputs:
     def make_pixel_values_videos(self) -> torch.Tensor:
         frames = self.get("num_frames", "frames_per_clip", of=self.vision, default=4)
         return self.floats(1, frames, self._channels(), *self._image_size())
+
+    def make_image_sizes(self) -> torch.Tensor:
+        return torch.tensor([self._image_size()])
 
     def make_pixel_mask(self) -> torch.Tensor:
         return torch.ones(self.batch, *self._image_size(), dtype=torch.long)
@@ -660,10 +675,24 @@ class Inputs:
         return self.floats(16, self._channels() * depth * size * size)
 
 
-def run_somehow(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
-    """Inputs with which a model runs, and its outputs; the first error where there are none."""
+def _is_multimodal(model: torch.nn.Module) -> bool:
+    """Whether it takes text and something else."""
+    parameters = inspect.signature(model.forward).parameters
+    return "input_ids" in parameters and any(name in parameters for name in _MEDIA)
+
+
+_MEDIA = ("pixel_values", "input_features", "input_values")
+
+
+def run_somehow(model: torch.nn.Module, *, media: bool) -> tuple[dict[str, Any], Any]:
+    """Inputs with which a model runs, and its outputs; the first error where there are none.
+
+    With `media` only text with something else counts.
+    """
     first: Exception | None = None
     for inputs in candidates(model):
+        if media and not ("input_ids" in inputs[0] and any(name in inputs[0] for name in _MEDIA)):
+            continue
         try:
             return _repaired(model, inputs)
         except Exception as error:
@@ -701,21 +730,21 @@ def _more(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str, An
     """More inputs, as an error asks for them."""
     text = str(error)
     counts = re.search(r"tokens:? *(\d+).*features:? *(\d+)", text, re.DOTALL)
-    if counts and not maker.tokens:
-        want = int(counts[2]) // max(made["input_ids"].shape[0], 1)
+    if counts and "input_ids" in made and len(maker.tried) < 2:
+        want = int(counts[2])
+        size = maker.get("hidden_size", "d_model", of=maker.text, default=1)
+        if not want % size and want // size not in maker.tried:
+            want //= size  # it counts numbers
+        maker.tried.add(want)
         kind = "video" if "ideo" in text else "audio" if "udio" in text else "image"
         for key in (f"{kind}_token_id", f"{kind}_token_index"):
             if maker.get(key) is not None:
-                maker.tokens[key] = max(want, 1)
-                break
-        return (
-            {
-                name: maker.make(name) if "ids" in name or "mask" in name else made[name]
-                for name in made
-            }
-            if maker.tokens
-            else None
-        )
+                maker.tokens[key] = max(want // made["input_ids"].shape[0], 1)
+                return {
+                    name: maker.make(name) if "ids" in name or "mask" in name else made[name]
+                    for name in made
+                }
+        return None
     left = [
         name
         for name in inspect.signature(maker.model.forward).parameters
@@ -771,7 +800,7 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
     text = ["input_ids", "attention_mask"] if has_text else []
     if "decoder_input_ids" in parameters and getattr(model.config, "is_encoder_decoder", False):
         base.append("decoder_input_ids")
-    pictures = [n for n in ("pixel_values", "input_features", "input_values") if n in parameters]
+    pictures = [n for n in _MEDIA if n in parameters]
     grid = [n for n in ("image_grid_thw", "grid_thw") if n in parameters]
     extra = [n for n in ("bbox",) if n in parameters]
     if pictures and has_text:
@@ -810,6 +839,8 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
                 video = maker.make_pixel_values_videos()
                 yield made | {"pixel_values": video}, maker
                 yield made | {"pixel_values": video[:, :2]}, maker  # pictures to be matched
+                if "image_sizes" in parameters:  # one, and the two that it is cut into
+                    yield made | {"pixel_values": video[:, :3]}, maker
 
 
 def flat(tree: Any) -> list[Any]:
