@@ -304,7 +304,11 @@ def _numbered(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int
 
 
 def _exact(
-    a: Any, adapter: Adapter | None, got: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    a: Any,
+    adapter: Adapter | None,
+    got: list[Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> tuple[float, float] | None:
     """The errors of both outputs against those of `a` in float64."""
     if adapter is None:

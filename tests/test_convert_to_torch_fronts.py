@@ -167,7 +167,9 @@ def test_state_of_a_functor_is_changed_in_the_module():
     assert int(model.calls) == 0
 
 
-@pytest.mark.parametrize("make", [lambda: Plain(), lambda: (lambda held: lambda x: held(x))(Plain())])
+@pytest.mark.parametrize(
+    "make", [lambda: Plain(), lambda: (lambda held: lambda x: held(x))(Plain())]
+)
 def test_an_undeclared_holder_is_refused(make):
     with pytest.raises(fmapper.NotAFunctorError, match=r"Plain holds arrays in \.w.*functor"):
         fmapper.convert(make(), "torch", (X,))
@@ -227,7 +229,9 @@ def test_inputs_have_the_names_of_the_signature():
     names = [node.name for node in converted.graph.nodes if node.op == "placeholder"]
     assert names == ["x", "mul", "rest_0", "shift_by"]
     t = torch.from_numpy(X)
-    got = converted(t, mul=t, shift={"by": torch.tensor(1.0)}, lambda_=None, **{"rest[0]": torch.tensor(1.0)})
+    got = converted(
+        t, mul=t, shift={"by": torch.tensor(1.0)}, lambda_=None, **{"rest[0]": torch.tensor(1.0)}
+    )
     np.testing.assert_allclose(got, X * X + 2, rtol=1e-6)
 
 

@@ -76,7 +76,9 @@ def test_a_module_and_its_file(tmp_path):
     loaded = type(converted).load(tmp_path / "net.safetensors")
     for n in (1, 3, 9):
         x = array(n, 4)
-        np.testing.assert_allclose(loaded(torch.from_numpy(x)).detach(), net(x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            loaded(torch.from_numpy(x)).detach(), net(x), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_calls_are_checked():

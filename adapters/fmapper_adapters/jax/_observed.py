@@ -95,9 +95,7 @@ def _computed(eqn: Any, operands: list[Any]) -> list[Any]:
     given = []
     for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
         is_key = hasattr(var.aval, "dtype") and _keys.is_key(var.aval)
-        given.append(
-            jax.random.wrap_key_data(x, impl=var.aval.dtype._impl.name) if is_key else x
-        )
+        given.append(jax.random.wrap_key_data(x, impl=var.aval.dtype._impl.name) if is_key else x)
     found = eqn.primitive.bind(*given, **eqn.params)
     return [_words(x) for x in (found if eqn.primitive.multiple_results else [found])]
 
