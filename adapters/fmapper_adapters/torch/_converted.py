@@ -399,6 +399,7 @@ class Code:
             if node.op == "get_attr" and node.target in emitter.modules:
                 node.target = f"_{mode}{node.target}"
         self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
+        _tidy.compose_permutations(self.graph)
         _tidy.share(self.graph)
         self.constants = _constants.hoisted(self.graph, f"_{mode}_made_")
         _tidy.mark_causal(self.graph, self.constants)

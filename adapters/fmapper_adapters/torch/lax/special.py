@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch import _random
+from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._numbers import as_tensor
 from fmapper_adapters.torch.lax._table import lax
 
@@ -19,10 +21,14 @@ def _one(name: str, function: Any) -> None:
 
 _one("erf", torch.erf)
 _one("erfc", torch.erfc)
-_one("erf_inv", torch.erfinv)
 _one("lgamma", torch.lgamma)
 _one("bessel_i0e", torch.special.i0e)
 _one("bessel_i1e", torch.special.i1e)
+
+
+@lax("erf_inv")
+def erf_inv(x: Any) -> Any:
+    return current().call(_random.erf_inv, x)
 
 
 @lax("digamma")

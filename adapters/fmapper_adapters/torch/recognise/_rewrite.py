@@ -17,6 +17,7 @@ from fmapper_adapters.torch.recognise import (
     _moves,
     _norms,
     _softmax,
+    _uniform,
 )
 from fmapper_adapters.torch.recognise._fold import folded
 from fmapper_adapters.torch.recognise._look import Look
@@ -88,6 +89,7 @@ def simplified(
 
 # In this order: attention is made of softmax, a layer norm has means in it.
 _RECOGNISERS = (
+    _uniform.find,
     _activations.find,
     _softmax.find,
     _attention.find,
