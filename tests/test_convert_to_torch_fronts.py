@@ -362,3 +362,34 @@ def test_equinox_state(eqx):
     want, _ = inference(X, after)
     got, _ = converted.eval()(torch.from_numpy(X), new)
     np.testing.assert_allclose(got.detach(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_object_whose_method_holds_the_model():
+    tree = {"w": jnp.asarray(WEIGHT)}
+
+    class Called:
+        def __call__(self, x):
+            return layer(tree, x)
+
+    check(Called(), X, want=WANT, parameters=["tree.w"])
+
+
+def test_keys_as_outputs():
+    key = jax.random.key(3)
+    converted = fmapper.convert(jax.random.split, "torch", (key,), verify=True)
+    want = jax.random.key_data(jax.random.split(key))
+    np.testing.assert_array_equal(converted(fmapper.to_torch(jax.random.key_data(key))), want)
+
+
+def test_empty_structures_and_words_of_python():
+    class Empty(collections.namedtuple("Empty", "")):
+        pass
+
+    def function(params, empty, x):
+        return x * params["in"], empty
+
+    converted = fmapper.convert((function, {"in": np.float32(2.0)}), "torch", ((), X))
+    assert list(converted.state_dict()) == ["in_"]
+    got, rest = converted((), torch.from_numpy(X))
+    np.testing.assert_allclose(got.detach(), 2 * X)
+    assert rest == ()

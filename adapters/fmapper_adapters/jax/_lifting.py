@@ -116,6 +116,14 @@ def is_function(x: Any) -> bool:
     return wrapped(x) is not None
 
 
+def called(model: Any) -> Any:
+    """A model, or the method that is called where that holds arrays in its closure itself."""
+    method = getattr(type(model), "__call__", None)  # noqa: B004 - it is wanted, not asked for
+    if is_function(model) or not isinstance(method, types.FunctionType) or not _parts(method):
+        return model
+    return types.MethodType(method, model)
+
+
 def wrapped(x: Any) -> Any | None:
     """The function that `jax.jit` and the like have made another one of; None for others."""
     cls = type(x)

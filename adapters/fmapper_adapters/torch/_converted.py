@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import keyword
 import linecache
 import os
 import re
@@ -307,8 +308,8 @@ class _Places:
 
 
 def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
-    """A name that is no other attribute of a module: `train_` for `train`."""
-    name = name or "_"
+    """A name that is no other attribute of a module and no word of Python's: `train_`, `in_`."""
+    name = f"{name}_" if keyword.iskeyword(name) or not name else name
     while name not in allowed and hasattr(owner, name):
         name += "_"
     return name
