@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax import export
 
 from fmapper import ConversionError, size_of
 
+_FUNCTIONS = ("floordiv", "mod", "max", "min")  # as JAX prints what no operator is for
 Symbols = dict[str, tuple[int | None, int | None]]
 # What is traced: the structure of the examples, their arrays, which leaves are none, and the names
 # of the parameters of the signature.
@@ -94,8 +96,8 @@ def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> li
 
 def _names(size: Any) -> Iterator[str]:
     if export.is_symbolic_dim(size):
-        found: set[str] = size._get_vars()
-        yield from sorted(found)
+        found = re.findall(r"[A-Za-z_]\w*", str(size))
+        yield from (name for name in dict.fromkeys(found) if name not in _FUNCTIONS)
 
 
 class _Texts:
