@@ -179,6 +179,9 @@ def power(x: Any, y: Any, *, about: About) -> Any:
     if kind != exponent:  # floats to the power of integers
         dtype = current().dtype(kind)
         y = float(y) if is_number(y) else converted(y, exponent, dtype)
+    if current().dtype(kind).is_complex:
+        y = as_tensor(y, x)
+        return torch.where(y == 0, 1.0, torch.pow(x, y))
     return torch.pow(x, y)
 
 
