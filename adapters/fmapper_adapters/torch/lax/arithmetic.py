@@ -146,7 +146,8 @@ def _clamped(low: Any, x: Any, high: Any) -> Any:
     """Floats between bounds; at the bounds nothing flows back, as in JAX."""
     inside = (x > low) & (x < high)
     if is_number(low) and is_number(high):
-        return torch.where(inside, x, torch.clamp(x, low, high).detach())
+        found = torch.clamp(x, low, high).detach()
+        return torch.where(inside, x, found + 0.0 if low == 0 else found)  # no -0.0
     found = torch.where(inside, x, x.detach())
     found = torch.where(x < low, low, found)
     return torch.where(torch.maximum(x, as_tensor(low, x)) > high, high, found)

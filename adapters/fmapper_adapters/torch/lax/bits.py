@@ -54,7 +54,7 @@ def shift_right_arithmetic(x: Any, y: Any, *, about: About) -> Any:
     """The bits moved right; the sign moves in, also into unsigned integers."""
     x = as_tensor(x, y)
     if about.results[0][0] == "uint8":
-        count = (8 if y > 7 else y) if is_number(y) else y
+        count = (8 if y > 7 else y) if is_number(y) else y.to(torch.int16)
         return (x.view(torch.int8).to(torch.int16) >> count).to(torch.uint8)
     if is_number(y) and not 0 <= y < bits_of(x.dtype):
         y = bits_of(x.dtype) - 1
@@ -72,7 +72,7 @@ def shift_right_logical(x: Any, y: Any) -> Any:
         return x >> y
     if bits < 64:
         wide = torch.int64 if bits == 32 else torch.int32
-        return (widened(x, wide, bits) >> y).to(dtype)
+        return (widened(x, wide, bits) >> y.to(wide)).to(dtype)
     halved = (x >> 1) & ~lowest(dtype)
     return torch.where(y == 0, x, halved >> (y - 1))
 

@@ -23,7 +23,13 @@ _one("erfc", torch.erfc)
 _one("erf_inv", torch.erfinv)
 _one("lgamma", torch.lgamma)
 _one("bessel_i0e", torch.special.i0e)
-_one("bessel_i1e", torch.special.i1e)
+
+
+@lax("bessel_i1e")
+def bessel_i1e(x: Any) -> Any:
+    if x.dtype.itemsize < 4:  # whose derivative torch does not have
+        return torch.special.i1e(x.to(torch.float32)).to(x.dtype)
+    return torch.special.i1e(x)
 
 
 @lax("digamma")
