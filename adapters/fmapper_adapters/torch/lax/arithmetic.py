@@ -148,9 +148,10 @@ def _clamped(low: Any, x: Any, high: Any) -> Any:
     if is_number(low) and is_number(high):
         found = torch.clamp(x, low, high).detach()
         return torch.where(inside, x, found + 0.0 if low == 0 else found)  # no -0.0
-    found = torch.where(inside, x, x.detach())
-    found = torch.where(x < low, low, found)
-    return torch.where(torch.maximum(x, as_tensor(low, x)) > high, high, found)
+    bounded = _bounded(low, x, high).detach()
+    found = torch.where(inside, x, bounded)
+    found = torch.where((x < low) & (bounded == low), low, found)
+    return torch.where((x > high) & (bounded == high), high, found)
 
 
 @lax("square")
