@@ -15,9 +15,24 @@ _MOST_STEPS = 128  # of algorithms that are written out column by column
 
 @lax("cholesky")
 def cholesky(x: Any) -> Any:
-    """The lower factor, of NaN where a matrix is not positive definite."""
+    """The lower factor, of NaN where a matrix is not positive definite.
+
+    Above the diagonal are the elements of the matrix, as LAPACK leaves them there.
+    """
+    narrow = x.dtype
+    x = _wide(x)
     factor, info = _parts(torch.linalg.cholesky_ex(x), 2)
-    return torch.where((info == 0)[..., None, None], factor, float("nan"))
+    factor = factor + torch.triu(x.detach(), 1)
+    return _narrow(torch.where((info == 0)[..., None, None], factor, float("nan")), narrow)
+
+
+def _wide(x: Any) -> Any:
+    """Halves as float32, for which alone there is LAPACK."""
+    return x.to(torch.float32) if x.is_floating_point() and x.dtype.itemsize < 4 else x
+
+
+def _narrow(x: Any, dtype: torch.dtype) -> Any:
+    return x if x.dtype is dtype else x.to(dtype)
 
 
 def _parts(results: Any, count: int) -> tuple[Any, ...]:
@@ -63,9 +78,10 @@ def triangular_solve(
         a = a.conj()
     if transpose_a:
         a, lower = a.mT, not lower
-    return torch.linalg.solve_triangular(
-        a, b, upper=not lower, left=left_side, unitriangular=unit_diagonal
+    found = torch.linalg.solve_triangular(
+        _wide(a), _wide(b), upper=not lower, left=left_side, unitriangular=unit_diagonal
     )
+    return _narrow(found, b.dtype)
 
 
 @lax("qr", about=True)
@@ -166,6 +182,8 @@ def eig(
 
 def _left(right: Any) -> Any:
     """Left eigenvectors: of length 1, and with a largest element that is real."""
+    if 0 in right.shape:
+        return right
     left = torch.linalg.inv(right).mH
     left = left / torch.linalg.vector_norm(left, dim=-2, keepdim=True)
     at = torch.argmax(torch.abs(left), -2, keepdim=True)
