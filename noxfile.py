@@ -79,6 +79,13 @@ def layers(session: nox.Session) -> None:
 
 
 @nox.session
+def lax(session: nox.Session) -> None:
+    """Convert JAX's own corpus of primitives to torch: `nox -s lax -- --group sort --per 0`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "tests/sweep_lax.py", *session.posargs)
+
+
+@nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest supported version of everything."""
     session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "examples"))

@@ -1,0 +1,218 @@
+"""Arithmetic of single elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch._emit import current
+from fmapper_adapters.torch.lax._conversions import converted
+from fmapper_adapters.torch.lax._numbers import (
+    as_tensor,
+    flipped,
+    is_number,
+    precedes,
+    quotient,
+    remainder,
+    tensor_first,
+    widened,
+)
+from fmapper_adapters.torch.lax._table import About, lax
+from fmapper_adapters.torch.lax._types import bits_of
+
+
+@lax("add", "add_any", numbers=True)
+def add(x: Any, y: Any) -> Any:
+    x, y = tensor_first(x, y)
+    return x + y
+
+
+@lax("sub", numbers=True)
+def sub(x: Any, y: Any) -> Any:
+    return x - y
+
+
+@lax("mul", numbers=True)
+def mul(x: Any, y: Any) -> Any:
+    x, y = tensor_first(x, y)
+    return x * y
+
+
+@lax("mulhi", numbers=True, about=True)
+def mulhi(x: Any, y: Any, *, about: About) -> Any:
+    x, y = tensor_first(x, y)
+    dtype, bits = x.dtype, bits_of(x.dtype)
+    unsigned = about.results[0][0].startswith("u")
+    if bits < 64:
+        wide = widened if unsigned else lambda z, to, _: z if is_number(z) else z.to(to)
+        return ((wide(x, torch.int64, bits) * wide(y, torch.int64, bits)) >> bits).to(dtype)
+    low = (1 << 32) - 1
+    a, b, c, d = x >> 32, x & low, y >> 32, y & low
+    if unsigned:
+        a, c = a & low, c & low
+    middle = a * d + (((b * d) >> 32) & low)
+    if not unsigned:
+        other = b * c + (middle & low)
+        return a * c + (middle >> 32) + (other >> 32)
+    other = b * c + (middle & low)
+    return a * c + ((middle >> 32) & low) + ((other >> 32) & low)
+
+
+@lax("neg")
+def neg(x: Any) -> Any:
+    return -x
+
+
+@lax("abs")
+def absolute(x: Any) -> Any:
+    if not x.is_floating_point():
+        return torch.abs(x)
+    return torch.where(torch.signbit(x), -x, x)  # the slope at zero is one
+
+
+@lax("sign", about=True)
+def sign(x: Any, *, about: About) -> Any:
+    if x.is_complex():
+        return torch.sgn(x)
+    if x.is_floating_point():  # of NaN it is NaN, of -0.0 it is -0.0
+        return torch.where(torch.abs(x) > 0, torch.sign(x), x.detach())
+    return (x != 0).to(x.dtype) if about.is_unsigned else torch.sign(x)
+
+
+@lax("div", numbers=True, about=True)
+def div(x: Any, y: Any, *, about: About) -> Any:
+    if "int" not in about.results[0][0]:
+        return x / y
+    dtype = y.dtype if is_number(x) else x.dtype
+    return quotient(x, y, dtype, unsigned=about.is_unsigned)
+
+
+@lax("rem", numbers=True, about=True)
+def rem(x: Any, y: Any, *, about: About) -> Any:
+    if "int" not in about.results[0][0]:
+        return torch.fmod(as_tensor(x, y) if is_number(x) else x, y)
+    dtype = y.dtype if is_number(x) else x.dtype
+    return remainder(x, y, dtype, unsigned=about.is_unsigned)
+
+
+def _extreme(name: str) -> Any:
+    function, greater = getattr(torch, name), name == "maximum"
+
+    def extreme(x: Any, y: Any, *, about: About) -> Any:
+        x, y = tensor_first(x, y)
+        if x.is_complex():
+            y = as_tensor(y, x)
+            first = precedes(y, x) if greater else precedes(x, y)
+            return torch.where(first, x, y)
+        if x.dtype is torch.bool:
+            return torch.logical_or(x, as_tensor(y, x)) if greater else torch.logical_and(
+                x, as_tensor(y, x)
+            )  # fmt: skip
+        if about.is_unsigned:
+            dtype = x.dtype
+            x, y = flipped(x, dtype), flipped(y, dtype)
+            return flipped(function(x, as_tensor(y, x)), dtype)
+        if is_number(y) and greater == (math.copysign(1, y) > 0):
+            return function(as_tensor(y, x), x)  # of -0.0 and 0.0 torch takes the first
+        return function(x, as_tensor(y, x))
+
+    return extreme
+
+
+lax("max", numbers=True, about=True)(_extreme("maximum"))
+lax("min", numbers=True, about=True)(_extreme("minimum"))
+
+
+@lax("clamp", numbers=True, about=True)
+def clamp(low: Any, x: Any, high: Any, *, about: About) -> Any:
+    if x.is_floating_point():
+        return _clamped(low, x, high)
+    if about.is_unsigned:
+        dtype = x.dtype
+        low, high = flipped(low, dtype), flipped(high, dtype)
+        return flipped(_bounded(low, flipped(x, dtype), high), dtype)
+    return _bounded(low, x, high)
+
+
+def _bounded(low: Any, x: Any, high: Any) -> Any:
+    if is_number(low) and is_number(high):
+        return torch.clamp(x, low, high)
+    return torch.minimum(torch.maximum(x, as_tensor(low, x)), as_tensor(high, x))
+
+
+def _clamped(low: Any, x: Any, high: Any) -> Any:
+    """Floats between bounds; at the bounds nothing flows back, as in JAX."""
+    inside = (x > low) & (x < high)
+    if is_number(low) and is_number(high):
+        return torch.where(inside, x, torch.clamp(x, low, high).detach())
+    found = torch.where(inside, x, x.detach())
+    found = torch.where(x < low, low, found)
+    return torch.where(torch.maximum(x, as_tensor(low, x)) > high, high, found)
+
+
+@lax("square")
+def square(x: Any) -> Any:
+    return torch.square(x)
+
+
+@lax("integer_pow")
+def integer_pow(x: Any, *, y: int) -> Any:
+    if y == 0:
+        return torch.ones_like(x)
+    if -2 <= y <= 3 and not x.is_complex():
+        return torch.square(x) if y == 2 else torch.pow(x, y) if y != 1 else x
+    found, power, left = None, x, abs(y)
+    while left:
+        if left & 1:
+            found = power if found is None else found * power
+        left >>= 1
+        if left:
+            power = torch.square(power)
+    return torch.reciprocal(found) if y < 0 else found
+
+
+@lax("pow", numbers=True, about=True)
+def power(x: Any, y: Any, *, about: About) -> Any:
+    (kind, _), (exponent, _) = about.operands
+    if kind != exponent:  # floats to the power of integers
+        dtype = current().dtype(kind)
+        y = float(y) if is_number(y) else converted(y, exponent, dtype)
+    return torch.pow(x, y)
+
+
+@lax("nextafter", numbers=True)
+def nextafter(x: Any, y: Any) -> Any:
+    x, y = as_tensor(x, y), as_tensor(y, x)
+    if x.dtype is not torch.float16:
+        return torch.nextafter(x, y)
+    bits = x.view(torch.int16)
+    towards_zero = (x < y) == (x < 0)
+    step = torch.where(towards_zero, bits - 1, bits + 1)
+    least = torch.copysign(torch.full_like(x, 2.0**-24), y)
+    found = torch.where(x == 0, least, step.view(torch.float16))
+    return torch.where(x == y, y, torch.where(torch.isnan(x) | torch.isnan(y), torch.nan, found))
+
+
+@lax("is_finite")
+def is_finite(x: Any) -> Any:
+    return torch.isfinite(x)
+
+
+@lax("floor")
+def floor(x: Any) -> Any:
+    return torch.floor(x)
+
+
+@lax("ceil")
+def ceil(x: Any) -> Any:
+    return torch.ceil(x)
+
+
+@lax("round")
+def round_(x: Any, *, rounding_method: Any) -> Any:
+    if rounding_method in (1, "to_nearest_even"):
+        return torch.round(x)
+    whole = torch.trunc(x)
+    return whole + torch.copysign((torch.abs(x - whole) >= 0.5).to(x.dtype), x)

@@ -1,0 +1,65 @@
+"""Exponentials, logarithms, roots and the functions of angles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.lax._numbers import as_tensor
+from fmapper_adapters.torch.lax._table import lax
+
+
+def _one(name: str, function: Any) -> None:
+    """Enters a function of torch for a primitive without parameters."""
+
+    def lowered(x: Any) -> Any:
+        return function(x)
+
+    lax(name)(lowered)
+
+
+_SAME = ("exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh")
+_SAME += ("atan", "sinh", "cosh", "asinh", "atanh")
+for _name in _SAME:
+    _one(_name, getattr(torch, _name))
+_one("logistic", torch.sigmoid)
+
+
+def _cut(name: str, function: Any) -> None:
+    """Enters one that JAX does not tell the two sides of its branch cut by, a zero's sign."""
+
+    def lowered(x: Any) -> Any:
+        return function(x + 0.0 if x.is_complex() else x)
+
+    lax(name)(lowered)
+
+
+for _name in ("sqrt", "asin", "acos", "acosh"):
+    _cut(_name, getattr(torch, _name))
+
+
+@lax("exp2")
+def exp2(x: Any) -> Any:
+    if x.dtype in (torch.float16, torch.bfloat16):  # JAX rounds the product
+        return torch.exp(x * float(torch.tensor(math.log(2), dtype=x.dtype)))
+    return torch.exp2(x)
+
+
+@lax("cbrt")
+def cbrt(x: Any) -> Any:
+    sign = torch.copysign(torch.ones_like(x), x)
+    size = x * sign
+    root = torch.pow(size, 1 / 3)
+    fixed = root.detach()
+    step = (fixed - size.detach() / (fixed * fixed)) / 3  # one step of Newton's
+    return torch.where(torch.isfinite(step), root - step, root) * sign
+
+
+@lax("atan2", numbers=True)
+def atan2(x: Any, y: Any) -> Any:
+    x, y = as_tensor(x, y), as_tensor(y, x)
+    if not x.is_complex():
+        return torch.atan2(x, y)
+    return -1j * torch.log((y + 1j * x) / torch.sqrt(x * x + y * y))

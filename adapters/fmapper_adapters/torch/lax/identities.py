@@ -1,0 +1,66 @@
+"""What gives its operands as they are: hints to compilers, marks for transformations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch._emit import current
+from fmapper_adapters.torch.lax._numbers import flipped
+from fmapper_adapters.torch.lax._table import About, lax
+
+
+@lax("stop_gradient")
+def stop_gradient(x: Any) -> Any:
+    return x.detach()
+
+
+@lax("copy", "copy_p", "name", "pvary", "sharding_constraint", "layout_constraint", "stage")
+@lax("nonbatchable", "nontraceable", "nondifferentiable_backward", "reduced_vary_cast_p")
+@lax("pbroadcast", "reshard", "pin", "unpin")
+def same(x: Any, **about: Any) -> Any:
+    return x
+
+
+@lax("optimization_barrier", "device_put")
+def all_the_same(*xs: Any, **about: Any) -> Any:
+    return xs
+
+
+@lax("tie")
+def tie(x: Any, y: Any) -> Any:
+    """The second operand, which is to wait for the first."""
+    return y
+
+
+@lax("platform_index")
+def platform_index(*, platforms: tuple[Any, ...]) -> Any:
+    """Which of several implementations is for this platform: as JAX chooses it on a CPU."""
+    index = next((i for i, names in enumerate(platforms) if names is None or "cpu" in names), None)
+    if index is None:
+        raise TypeError(f"none is for CPUs among {platforms}")
+    return current().make(torch.full, (), index, dtype=torch.int32)
+
+
+@lax("unvmap_any")
+def unvmap_any(x: Any) -> Any:
+    return torch.any(x)
+
+
+@lax("unvmap_all")
+def unvmap_all(x: Any) -> Any:
+    return torch.all(x)
+
+
+@lax("unvmap_max", about=True)
+def unvmap_max(x: Any, *, about: About) -> Any:
+    if about.is_unsigned:
+        return flipped(torch.amax(flipped(x, x.dtype)), x.dtype)
+    return torch.amax(x)
+
+
+@lax("select_if_vmap")
+def select_if_vmap(which: Any, x: Any, y: Any) -> Any:
+    """The first of two where nothing was mapped, as Equinox has it; else it is `select_n`."""
+    return x
