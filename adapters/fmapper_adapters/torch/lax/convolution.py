@@ -72,8 +72,10 @@ def conv_general_dilated(
     x, kernel = rounded(x, precision), rounded(kernel, precision)
     dtype = current().dtype(about.results[0][0])
     if _is_wide_integer(dtype) and _is_wide_integer(x.dtype):
-        wide = [widened(a, n).to(dtype) for a, (n, _) in zip((x, kernel), about.operands, strict=True)]
-        result = _in_limbs(convolve, *wide)
+        names = [name for name, _ in about.operands]
+        result = _in_limbs(
+            convolve, widened(x, names[0]).to(dtype), widened(kernel, names[1]).to(dtype)
+        )
     elif dtype.is_complex:  # whose precision is that of the operands, whatever is preferred
         result = convolve(x, kernel).to(dtype)
     else:
@@ -114,10 +116,7 @@ def _convolved(
 ) -> Any:
     """A convolution of (batch, features, *space) with (features, features, *space)."""
     rank = len(strides)
-    spans = [
-        (k - 1) * d + 1
-        for k, d in zip(kernel.shape[2:], kernel_dilation, strict=True)
-    ]
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], kernel_dilation, strict=True)]
     lengths = [
         (n - 1) * d + 1 + low + high if not are_equal(n, 0) else low + high
         for n, d, (low, high) in zip(x.shape[2:], x_dilation, padding, strict=True)
@@ -132,9 +131,7 @@ def _convolved(
         if not equal:
             x = padded(x, 0, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
         amount: Any = [low if equal else 0 for low, _ in padding]
-        return _FORWARD[rank](
-            x, kernel, None, list(strides), amount, list(kernel_dilation), groups
-        )
+        return _FORWARD[rank](x, kernel, None, list(strides), amount, list(kernel_dilation), groups)
     return _transposed(x, kernel, strides, padding, x_dilation, kernel_dilation, spans, groups)
 
 
@@ -186,9 +183,7 @@ def _transposed(
         x, turned, None, list(x_dilation), cut, added, groups, list(kernel_dilation)
     )
     if any(ends != (0, 0) for ends in left):
-        result = padded(
-            result, 0, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in left)]
-        )
+        result = padded(result, 0, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in left)])
     if any(step != 1 for step in strides):
         result = result[(slice(None), slice(None), *(slice(None, None, s) for s in strides))]
     return result

@@ -77,7 +77,7 @@ def triangular_solve(
     if conjugate_a and a.is_complex():
         a = a.conj()
     if transpose_a:
-        a, lower = a.mT, not lower
+        a, lower = a.transpose(-2, -1), not lower
     found = torch.linalg.solve_triangular(
         _wide(a), _wide(b), upper=not lower, left=left_side, unitriangular=unit_diagonal
     )
@@ -121,7 +121,7 @@ def _pivots(x: Any) -> Any:
         rest = torch.take_along_dim(rest, swap.unsqueeze(-2), -1)
         column = torch.narrow(rest, -1, k, 1)
         length = torch.sum(torch.abs(column) ** 2, -2, keepdim=True)
-        share = torch.matmul(column.mH, rest) / torch.where(length == 0, 1, length)
+        share = torch.matmul(torch.adjoint(column), rest) / torch.where(length == 0, 1, length)
         rest = rest - column * share
     return order
 
@@ -184,7 +184,7 @@ def _left(right: Any) -> Any:
     """Left eigenvectors: of length 1, and with a largest element that is real."""
     if 0 in right.shape:
         return right
-    left = torch.linalg.inv(right).mH
+    left = torch.adjoint(torch.linalg.inv(right))
     left = left / torch.linalg.vector_norm(left, dim=-2, keepdim=True)
     at = torch.argmax(torch.abs(left), -2, keepdim=True)
     return left * torch.conj(torch.sgn(torch.gather(left, -2, at)))
@@ -216,7 +216,7 @@ def svd(
 
 @lax("symmetric_product")
 def symmetric_product(a: Any, c: Any, *, alpha: float, beta: float) -> Any:
-    result = alpha * torch.matmul(a, a.mT)
+    result = alpha * torch.matmul(a, a.transpose(-2, -1))
     return result + beta * c if beta else result
 
 
@@ -267,22 +267,3 @@ def custom_linear_solve(*operands: Any, jaxprs: Any, about: About, **rest: Any) 
     errors = [x - y for x, y in zip(b, products, strict=True)]
     steps = current().inline(solve, (*held[2], *errors))
     return tuple(x + (s - s.detach()) for x, s in zip(found, steps, strict=True))
-
-
-@lax("approx_top_k")
-def approx_top_k(
-    x: Any,
-    *,
-    k: int,
-    reduction_dimension: int,
-    is_max_k: bool,
-    recall_target: float = 0.95,
-    reduction_input_size_override: int = -1,
-    aggregate_to_topk: bool = True,
-) -> Any:
-    """The largest, or least, elements: all of them, as JAX has them on CPUs."""
-    values, at = _parts(
-        torch.sort(x, dim=reduction_dimension, descending=is_max_k, stable=True), 2
-    )
-    values = torch.narrow(values, reduction_dimension, 0, k)
-    return values, torch.narrow(at, reduction_dimension, 0, k).to(torch.int32)

@@ -97,7 +97,7 @@ def _as(x: Any, dtype: torch.dtype) -> Any:
 def _integers(
     multiply: Product, x: Any, y: Any, depth: Any, dtype: torch.dtype, about: About
 ) -> Any:
-    """Integers: in float64 where that holds every sum, which has fast products; else as they are."""
+    """Integers: in float64 where that holds every sum and is fast; else as they are."""
     bits = [_bits(operand.dtype) for operand in (x, y)]
     x, y = (
         widened(operand, name) for operand, (name, _) in zip((x, y), about.operands, strict=False)

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from fmapper import DType
-from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax import _indices
 from fmapper_adapters.torch.lax._dims import are_equal, permuted
 from fmapper_adapters.torch.lax._table import About, lax
@@ -205,8 +203,3 @@ def _padded_along(x: Any, value: Any, d: int, low: int, high: int, inside: int) 
         x = torch.narrow(x, d, first, count)
     at = low + first * step
     return torch.slice_scatter(base, x, d, at, at + (count - 1) * step + 1, step)
-
-
-@lax("empty2")
-def empty2(*, dtype: DType, memory_space: Any = None) -> Any:
-    return current().make(torch.zeros, (), dtype=current().dtype(dtype.name))

@@ -16,7 +16,7 @@ import torch
 from fmapper import ConversionError, Graph
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax import _elementwise, _indices
-from fmapper_adapters.torch.lax._dims import are_equal, inverse, permuted, product
+from fmapper_adapters.torch.lax._dims import inverse, permuted, product
 from fmapper_adapters.torch.lax._table import About, lax
 from fmapper_adapters.torch.lax.shapes import padded
 
@@ -50,16 +50,13 @@ class Windows:
     def moving(self) -> list[int]:
         """The dimensions in which windows are more than single elements, side by side."""
         return [
-            d
-            for d, what in enumerate(zip(self.sizes, self.strides, strict=True))
-            if what != (1, 1)
+            d for d, what in enumerate(zip(self.sizes, self.strides, strict=True)) if what != (1, 1)
         ]
 
     def padded(self, x: Any, value: Any) -> Any:
         """A tensor with its padding, after which there is none."""
         config = [
-            (low, high, base - 1)
-            for (low, high), base in zip(self.padding, self.base, strict=True)
+            (low, high, base - 1) for (low, high), base in zip(self.padding, self.base, strict=True)
         ]
         return padded(x, value, config)
 
