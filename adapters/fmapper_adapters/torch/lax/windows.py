@@ -21,7 +21,7 @@ from fmapper_adapters.torch.lax._table import About, lax
 from fmapper_adapters.torch.lax.shapes import padded
 
 _MOST_IN_TURN = 1024  # elements of a window that are combined one after the other
-_MAX_POOL = {
+_MAX_POOL: dict[int, Any] = {
     1: torch.nn.functional.max_pool1d,
     2: torch.nn.functional.max_pool2d,
     3: torch.nn.functional.max_pool3d,
