@@ -44,9 +44,9 @@ def test_slices_start_where_they_fit():
     x, update = normal(5, 4), normal(2, 3, seed=1)
     for start in (-3, 2, 9):
         check(lambda x, i: lax.dynamic_slice(x, (i, 1), (2, 3)), x, np.int32(start))
-        check(lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), x, update, np.int8(start))
+        check(lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i * 0)), x, update, np.int8(start))
         check(lambda x, u, i: lax.dynamic_update_slice(x, u, (i, i)), x, update, np.int32(start))
-    check(lambda x, i: lax.dynamic_slice(x, (i, 1), (2, 3)), x, np.uint32(2**32 - 1))
+    check(lambda x, i: lax.dynamic_slice(x, (i, i), (2, 3)), x, np.uint32(2**32 - 1))
 
 
 @pytest.mark.parametrize("mode", ["fill", "clip"])
@@ -82,13 +82,15 @@ AT = np.array([3, 0, 7, 3, -1, 3, -9], np.int32)
 @pytest.mark.parametrize("name", ["set", "add", "subtract", "min", "max"])
 @pytest.mark.parametrize("mode", ["drop", "clip"])
 def test_scatters(name, mode):
-    def function(x, i, u):
-        return getattr(x.at[i], name)(u, mode=mode)
-
-    check(function, normal(5, 4), AT, normal(7, 4, seed=1))
-    check(function, jnp.ones((5,)), AT, jnp.ones((7,)))
-    check(lambda x, i, u: getattr(x.at[:, i], name)(u, mode=mode), normal(4, 5), AT, normal(4, 7))
-    check(lambda x, i, u: getattr(x.at[i, i], name)(u, mode=mode), normal(5, 5), AT, normal(7))
+    # the gradient of JAX is infinite there
+    gradients = not (mode == "clip" and name in ("min", "max"))
+    for function, x, updates in (
+        (lambda x, i, u: getattr(x.at[i], name)(u, mode=mode), normal(5, 4), normal(7, 4, seed=1)),
+        (lambda x, i, u: getattr(x.at[i], name)(u, mode=mode), jnp.ones((5,)), jnp.ones((7,))),
+        (lambda x, i, u: getattr(x.at[:, i], name)(u, mode=mode), normal(4, 5), normal(4, 7)),
+        (lambda x, i, u: getattr(x.at[i, i], name)(u, mode=mode), normal(5, 5), normal(7)),
+    ):
+        check(function, x, AT, updates, gradients=gradients)
 
 
 @pytest.mark.parametrize("name", ["set", "add", "multiply", "min", "max"])

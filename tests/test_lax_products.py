@@ -147,7 +147,7 @@ def test_channels_last_is_a_view():
 @pytest.mark.parametrize("groups", [1, 2])
 def test_transposed_convolutions(padding, strides, dilation, groups):
     function = conv(strides, padding, (2, 3), dilation, NCHW, groups)
-    check(function, normal(2, 4, 5, 6, dtype="float64"), normal(6, 4 // groups, 3, 2, seed=1))
+    check(function, normal(2, 4, 5, 6), normal(6, 4 // groups, 3, 2, seed=1))
 
 
 def test_transposed_convolutions_by_name():
