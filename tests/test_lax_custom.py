@@ -129,7 +129,10 @@ CASES = {
     "arrays that it holds": (holding, X),
     "a name of JAX": (relu, CORNERS),
     "in scan": (scanned, X),
-    "in scan, with arrays": (lambda x: lax.scan(lambda c, r: (holding(c) + r, c), x, x[:, None]), X),
+    "in scan, with arrays": (
+        lambda x: lax.scan(lambda c, r: (holding(c) + r, c), x, x[:, None]),
+        X,
+    ),
     "in cond": (branched, X),
     "in the other branch": (branched, -X),
     "in vmap": (jax.vmap(lambda x: clipped(x * 3, jnp.float32(0.5))), X),
@@ -154,10 +157,9 @@ CASES = {
     "xlogy": (jax.scipy.special.xlogy, jnp.abs(CORNERS), jnp.abs(CORNERS)),
     "xlog1py": (jax.scipy.special.xlog1py, jnp.abs(CORNERS), jnp.abs(CORNERS)),
     "logit": (jax.scipy.special.logit, jnp.asarray([0.0, 0.1, 0.5, 1.0])),
-    "sinc": (jnp.sinc, CORNERS),
+    "sinc": (jnp.sinc, jnp.asarray([-1.5, 0, 0.3, 2])),
     "clip": (lambda x: jnp.clip(x, 0, 6), CORNERS),
 }
-NATURAL_ONLY = {"jax.nn.softmax of some"}
 
 
 def tensors(args):
@@ -174,7 +176,7 @@ def total(tree):
     for x in leaves(tree):
         finite = jnp.isfinite if isinstance(x, jax.Array) else torch.isfinite
         where = jnp.where if isinstance(x, jax.Array) else torch.where
-        found = found + where(finite(x), x, 0).sum() * 1.5 + x[..., -1:].sum() * 0.5
+        found = found + where(finite(x), x, 0).sum() * 1.5 + x.reshape(-1)[-1:].sum() * 0.5
     return found
 
 
@@ -187,7 +189,9 @@ def test_values_and_gradients(name):
         np.testing.assert_allclose(have.detach(), want, rtol=2e-6, atol=1e-6)
     places = [i for i, x in enumerate(args) if "float" in str(x.dtype)]
     wanted = jax.grad(lambda *xs: total(function(*xs)), places)(*args)
-    total(module(*[x.requires_grad_() if i in places else x for i, x in enumerate(given)])).backward()
+    total(
+        module(*[x.requires_grad_() if i in places else x for i, x in enumerate(given)])
+    ).backward()
     for i, want in zip(places, wanted, strict=True):
         np.testing.assert_allclose(given[i].grad, want, rtol=1e-5, atol=1e-6)
 
@@ -233,6 +237,7 @@ def test_third_derivatives_are_refused_not_wrong():
         torch.autograd.grad(second.sum(), x)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own
 def test_forward_mode_is_refused_not_wrong():
     module = fmapper.convert(straight_through, "torch", (X,))
     x = tensors([X])[0]
@@ -246,7 +251,7 @@ def test_a_derivative_by_what_is_found_in_the_surroundings_is_refused_as_in_jax(
         def inner(x):
             return x * w
 
-        inner.defvjp(lambda x: (x * w, None), lambda _, g: (g * 5,))
+        inner.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 5,))
         return inner(x)
 
     module = fmapper.convert(run, "torch", (X, X))
@@ -255,6 +260,17 @@ def test_a_derivative_by_what_is_found_in_the_surroundings_is_refused_as_in_jax(
     assert x.grad.tolist() == [5, 5, 5]
     with pytest.raises(RuntimeError, match="as an argument"):
         module(x, w.requires_grad_()).sum().backward()
+
+    def leaking(x, w):
+        @jax.custom_vjp
+        def inner(x):
+            return x * w
+
+        inner.defvjp(lambda x: (x * w, None), lambda _, g: (g * 5,))
+        return inner(x)
+
+    with pytest.raises(fmapper.ConversionError, match="as an argument"):
+        fmapper.convert(leaking, "torch", (X, X))
 
 
 @pytest.mark.parametrize(
@@ -270,19 +286,18 @@ def test_what_torch_has_whole_is_one_call(function, name):
 def test_a_linear_system_and_its_gradients():
     a = jnp.asarray(np.random.RandomState(0).randn(3, 3) + 4 * np.eye(3), jnp.float32)
 
-    def run(a, b):
+    def run(a, b, inverse):
         return lax.custom_linear_solve(
-            lambda x: a @ x,
-            b,
-            lambda matvec, b: jnp.linalg.inv(a) @ b,
-            lambda vecmat, b: jnp.linalg.inv(a.T) @ b,
+            lambda x: a @ x, b, lambda _, b: inverse @ b, lambda _, b: inverse.T @ b
         )
 
-    module = fmapper.convert(run, "torch", (a, X))
-    given = [x.requires_grad_() for x in tensors([a, X])]
-    found = module(*given)
-    np.testing.assert_allclose(found.detach(), run(a, X), rtol=1e-5)
+    given = a, X, jnp.linalg.inv(a)
+    module = fmapper.convert(run, "torch", given)
+    mine = [x.requires_grad_() for x in tensors(given)]
+    found = module(*mine)
+    np.testing.assert_allclose(found.detach(), run(*given), rtol=1e-5)
     found.square().sum().backward()
-    wanted = jax.grad(lambda a, b: (run(a, b) ** 2).sum(), (0, 1))(a, X)
-    for have, want in zip(given, wanted, strict=True):
+    wanted = jax.grad(lambda *xs: (run(*xs) ** 2).sum(), (0, 1))(*given)
+    for have, want in zip(mine, wanted, strict=False):
         np.testing.assert_allclose(have.grad, want, rtol=1e-4, atol=1e-6)
+    assert mine[2].grad is None or not mine[2].grad.any()

@@ -64,6 +64,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.constants: dict[str, Any] = {}
+        self._found: dict[str, Any] = {}
         self._own: dict[Any, tuple[Graph, Graph | None]] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
@@ -110,11 +111,13 @@ class Reader:
         return body, backward, held, more
 
     def _constant(self, array: Any) -> str:
-        for name, known in self.constants.items():
+        for name, known in self._found.items():
             if known is array:
                 return name
         name = f"constant_{len(self.constants)}"
-        self.constants[name] = array
+        self._found[name] = array
+        is_view = isinstance(array, np.ndarray) and array.base is not None
+        self.constants[name] = array.copy() if is_view else array  # constants have no ties
         return name
 
 
@@ -166,6 +169,11 @@ class _Body:
 
     def _array(self, array: Any) -> Any:
         """What stands for an array that the code holds: itself, if it is a number."""
+        if isinstance(array, jax.core.Tracer):
+            raise ConversionError(
+                "the derivative of a function uses an array that it finds in its surroundings; "
+                "give it to the function as an argument"
+            )
         if _keys.is_key(array):
             array = jax.random.key_data(array)
         if not np.ndim(array):

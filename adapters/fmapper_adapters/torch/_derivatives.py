@@ -91,8 +91,10 @@ class _Function(torch.autograd.Function):
         full: list[Any] = [None] * ctx.count
         for i, gradient in zip(differentiable, found, strict=True):
             full[own + more + i] = gradient
-        if any(needed and i - own - more not in differentiable
-               for i, needed in enumerate(ctx.needs_input_grad[1:])):
+        if any(
+            needed and i - own - more not in differentiable
+            for i, needed in enumerate(ctx.needs_input_grad[1:])
+        ):
             raise RuntimeError(
                 "a function with a derivative of its own is differentiated by an array that it "
                 "does not take but finds in its surroundings; JAX has no such derivative: give it "
