@@ -1,4 +1,4 @@
-"""Rewrites of a finished graph: what is computed twice, and masks that are causal."""
+"""Rewrites of a finished graph: what is computed twice or undone, masks that are causal."""
 
 from __future__ import annotations
 
@@ -43,6 +43,38 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, slice):
         return "slice", _frozen((value.start, value.stop, value.step))
     return (type(value), repr(value)) if isinstance(value, float | int) else value
+
+
+def compose_permutations(graph: fx.Graph) -> None:
+    """Makes one of two permutations of dimensions in a row, or none where the second undoes it."""
+    for node in list(graph.nodes):
+        order, first = _permutation(node), node.args[0] if node.args else None
+        before = _permutation(first) if order is not None else None
+        if order is None or before is None or not isinstance(first, fx.Node):
+            continue
+        source = first.args[0]
+        composed = tuple(before[i] for i in order)
+        if composed == tuple(range(len(composed))):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+        else:
+            node.target, node.args, node.kwargs = "permute", (source, composed), {}
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+
+
+def _permutation(node: Any) -> tuple[int, ...] | None:
+    """Which dimension each one of the result was; None if a node does something else."""
+    if not isinstance(node, fx.Node) or node.op != "call_method":
+        return None
+    if node.target == "permute" and len(node.args) == 2:
+        order: Any = node.args[1]
+        return tuple(order)
+    if node.target == "movedim" and all(isinstance(i, int) for i in node.args[1:]):
+        rank = node.meta["val"].ndim
+        start, end = (int(str(i)) % rank for i in node.args[1:])
+        rest = [i for i in range(rank) if i != start]
+        return (*rest[:end], start, *rest[end:])
+    return None
 
 
 def mark_causal(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> None:

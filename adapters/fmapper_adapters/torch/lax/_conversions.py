@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch.lax import _types
-from fmapper_adapters.torch.lax._integers import shifted_right, widened
+from fmapper_adapters.torch.lax._numbers import shifted_right, widened
 
 
 def converted(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
@@ -31,6 +31,9 @@ def converted(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
         return x if x.dtype is dtype else x.to(dtype)
     if _types.is_carried(source) and dtype is not torch.bool:
         return _from_unsigned(x, dtype)
+    if dtype is torch.float8_e4m3fn:
+        x = x.to(torch.float32) if x.dtype.itemsize == 1 else x
+        x = torch.where(torch.abs(x) <= 464.0, x, torch.nan)  # torch has the largest number there
     return x.to(dtype)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax._integers import (
+from fmapper_adapters.torch.lax._numbers import (
     is_number,
     lowest,
     shifted_right,

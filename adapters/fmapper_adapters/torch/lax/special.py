@@ -8,7 +8,7 @@ import torch
 
 from fmapper_adapters.torch import _random
 from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._integers import as_tensor
+from fmapper_adapters.torch.lax._numbers import as_tensor
 from fmapper_adapters.torch.lax._table import lax
 
 
@@ -38,12 +38,18 @@ def digamma(x: Any) -> Any:
 
 @lax("igamma", numbers=True)
 def igamma(a: Any, x: Any) -> Any:
-    return torch.special.gammainc(as_tensor(a, x), as_tensor(x, a))
+    return _incomplete(torch.special.gammainc, a, x)
 
 
 @lax("igammac", numbers=True)
 def igammac(a: Any, x: Any) -> Any:
-    return torch.special.gammaincc(as_tensor(a, x), as_tensor(x, a))
+    return _incomplete(torch.special.gammaincc, a, x)
+
+
+def _incomplete(function: Any, a: Any, x: Any) -> Any:
+    a, x = as_tensor(a, x), as_tensor(x, a)
+    found = function(a.double(), x.double())  # torch's own float32 has five digits
+    return found if x.dtype is torch.float64 else found.to(x.dtype)
 
 
 @lax("zeta", numbers=True)
