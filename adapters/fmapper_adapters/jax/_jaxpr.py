@@ -71,7 +71,7 @@ class Reader:
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
         """The graph of a closed jaxpr; its inputs are those names, and after them the constants."""
-        body = _Body(self, self._constant, _ORDER)
+        body = _Body(self, self.constant, _ORDER)
         found = body.graph(closed.jaxpr, names, closed.consts)
         return Graph((*names, *self.constants), found.calls, found.outputs)
 
@@ -112,7 +112,8 @@ class Reader:
             self._own[at] = body, backward
         return body, backward, held, more
 
-    def _constant(self, array: Any) -> str:
+    def constant(self, array: Any) -> str:
+        """The name of an array that the code of the outermost graph holds."""
         for name, known in self._found.items():
             if known is array:
                 return name
@@ -265,7 +266,7 @@ class _Body:
         several: bool,
     ) -> Sequence[Any]:
         at = self._name(name)
-        if self._constant is not None:
+        if self._constant == self._reader.constant:
             self._reader.equations[at] = eqn
         result = tuple(_kind(var.aval) for var in eqn.outvars)
         self._calls.append(Call(at, f"lax::{name}", args, kwargs, path, source, result))
