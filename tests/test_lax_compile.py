@@ -73,13 +73,17 @@ def switching(i, x):
 
 def nested(x):
     def step(i, x):
-        return lax.cond(x.sum() > 0, lambda x: x - 3, lambda x: lax.fori_loop(0, i, lambda j, c: c + j, x), x)
+        return lax.cond(
+            x.sum() > 0, lambda x: x - 3, lambda x: lax.fori_loop(0, i, lambda j, c: c + j, x), x
+        )
 
     return lax.fori_loop(0, jnp.int32(4) + 0 * x.astype(jnp.int32)[0], step, x)
 
 
 def drawing(key, x):
-    return jax.random.bernoulli(key, 0.5, x.shape) * x + jax.random.uniform(key, x.shape, minval=-0.3)
+    return jax.random.bernoulli(key, 0.5, x.shape) * x + jax.random.uniform(
+        key, x.shape, minval=-0.3
+    )
 
 
 CASES = {

@@ -182,6 +182,25 @@ def test_other_generators(kind):
         np.testing.assert_array_equal(*drawn(function, key))
 
 
+@pytest.mark.parametrize(
+    "algorithm", [lax.RandomAlgorithm.RNG_DEFAULT, lax.RandomAlgorithm.RNG_THREE_FRY]
+)
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64"])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (3, 4, 2)])
+def test_the_generator_of_xla(algorithm, dtype, shape):
+    def run(state):
+        return lax.rng_bit_generator(state, shape, dtype, algorithm=algorithm)
+
+    with jax.enable_x64(True):
+        words = np.asarray([1, 2**31 + 2, 2**32 - 2, 2**32 - 1], np.uint32)  # the counter overflows
+        for state in (words, words.view(np.uint64)):
+            module = fmapper.convert(run, "torch", (jnp.asarray(state),))
+            for have, want in zip(
+                module(torch.from_numpy(state.copy())), run(jnp.asarray(state)), strict=True
+            ):
+                np.testing.assert_array_equal(have, want)
+
+
 def test_dropout_of_flax():
     nnx = pytest.importorskip("flax.nnx")
     x = jnp.ones((4, 50))
@@ -197,7 +216,11 @@ def test_dropout_of_flax():
 def test_gradients_through_samples():
     def run(alpha, low):
         sample = random.gamma(RAW, alpha) + random.loggamma(RAW, alpha)
-        return sample + random.uniform(RAW, (3,), minval=low, maxval=2.0) + random.normal(RAW, (3,)) * low
+        return (
+            sample
+            + random.uniform(RAW, (3,), minval=low, maxval=2.0)
+            + random.normal(RAW, (3,)) * low
+        )
 
     given = jnp.asarray([0.3, 1.0, 4.5]), jnp.asarray([0.1, -0.2, 0.3])
     module = fmapper.convert(run, "torch", given)

@@ -42,7 +42,7 @@ def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     for node in list(graph.nodes):
         if node.target is torch.where and _is_true(node.args[0], found):
             chosen = node.args[1]
-            if chosen.meta["val"].shape == node.meta["val"].shape:
+            if isinstance(chosen, fx.Node) and (chosen.meta["val"].shape == node.meta["val"].shape):
                 node.replace_all_uses_with(chosen)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     used = {node.target for node in graph.nodes if node.op == "get_attr"}
