@@ -19,13 +19,15 @@ EXACT = {
     "an odd number of bits": lambda k: random.bits(k, (7,)),
     "bits of 8": lambda k: random.bits(k, (7,), "uint8"),
     "bits of 16": lambda k: random.bits(k, (3, 3), "uint16"),
-    "one": lambda k: random.bits(k),
+    "one": random.bits,
     "none": lambda k: random.bits(k, (0, 3)),
     "split": lambda k: random.key_data(random.split(k, 5)),
     "split to a shape": lambda k: random.key_data(random.split(k, (2, 3))),
     "fold in": lambda k: random.key_data(random.fold_in(k, 5)),
     "fold in a negative number": lambda k: random.key_data(random.fold_in(k, jnp.int32(-5))),
-    "fold in many": lambda k: random.key_data(jax.vmap(random.fold_in, (None, 0))(k, jnp.arange(4))),
+    "fold in many": lambda k: random.key_data(
+        jax.vmap(random.fold_in, (None, 0))(k, jnp.arange(4))
+    ),
     "fold in uint16": lambda k: random.key_data(random.fold_in(k, jnp.uint16(65000))),
     "fold in to many": lambda k: random.key_data(
         jax.vmap(random.fold_in, (0, None))(random.split(k, 3), 9)
@@ -78,6 +80,13 @@ EXACT = {
         random.bernoulli(k), lambda k: random.key_data(random.split(k)[0]), random.key_data, k
     ),
 }  # fmt: skip
+
+
+def carrying(key, _):
+    key, own = random.split(key)
+    return key, random.normal(own, (2,))
+
+
 # Floats that go through functions which XLA and torch round in their own ways.
 CLOSE = {
     "normal": lambda k: random.normal(k, (500,)),
@@ -102,9 +111,7 @@ CLOSE = {
     "wald": lambda k: random.wald(k, 1.0, (10,)),
     "maxwell": lambda k: random.maxwell(k, (10,)),
     "triangular": lambda k: random.triangular(k, 0.0, 0.3, 1.0, (10,)),
-    "carried": lambda k: lax.scan(
-        lambda k, _: (lambda a: (a[0], random.normal(a[1], (2,))))(random.split(k)), k, length=3
-    )[1],
+    "carried": lambda k: lax.scan(carrying, k, length=3)[1],
 }
 
 
@@ -189,7 +196,8 @@ def test_other_generators(kind):
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5), (3, 4, 2)])
 def test_the_generator_of_xla(algorithm, dtype, shape):
     def run(state):
-        return lax.rng_bit_generator(state, shape, dtype, algorithm=algorithm)
+        kind = lax.RandomAlgorithm[algorithm]
+        return lax.rng_bit_generator(state, shape, dtype, algorithm=kind)
 
     with jax.enable_x64(True):
         words = np.asarray([1, 2**31 + 2, 2**32 - 2, 2**32 - 1], np.uint32)  # the counter overflows

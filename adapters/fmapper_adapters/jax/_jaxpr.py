@@ -105,7 +105,8 @@ class Reader:
         if at in self._own:
             return (*self._own[at], [], [])
         body, held = self.inner(function.body, None)
-        backward, more = None, []
+        backward: Graph | None = None
+        more: list[Any] = []
         if order and function.taken and function.given:
             backward, more = self.inner(function.backward(), order - 1)
         if at is not None and not held and not more:

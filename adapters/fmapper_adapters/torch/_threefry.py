@@ -77,8 +77,9 @@ def _drawn(key: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _drawn_in_halves(key: Tensor, count: int) -> Tensor:
-    """Words as JAX draws them without `jax_threefry_partitionable`: the first half of the counters
-    are the upper words, the second half the lower ones.
+    """Words as JAX draws them without `jax_threefry_partitionable`.
+
+    The first half of the counters are the upper words, the second half the lower ones.
     """
     numbers = torch.arange(count + count % 2, dtype=torch.int32, device=key.device)
     if count % 2:
@@ -170,4 +171,5 @@ def seed(seeds: Tensor) -> Tensor:
 def fold_in(key: Tensor, data: Tensor) -> Tensor:
     """The hash of a number is the new key; keys and numbers are broadcast."""
     low = data.to(torch.int32)
-    return torch.stack(hashed(*key.unbind(-1), torch.zeros_like(low), low), -1)
+    first, second = key.unbind(-1)
+    return torch.stack(hashed(first, second, torch.zeros_like(low), low), -1)
