@@ -12,6 +12,22 @@ from torch.nn.functional import scaled_dot_product_attention
 # --- images --------------------------------------------------------------------------------------
 
 
+class MLP(nn.Module):
+    """Dense layers with ReLU between them."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        pairs = zip(widths, widths[1:], strict=False)
+        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in pairs])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Vectors (n, width)."""
+        for layer in self.layers[:-1]:
+            x = torch.relu(layer(x))
+        y: torch.Tensor = self.layers[-1](x)
+        return y
+
+
 class Bottleneck(nn.Module):
     """Three convolutions around which the input is added (He and others, 2015)."""
 

@@ -39,6 +39,20 @@ def _layer_norm(width: int) -> nnx.LayerNorm:
     return nnx.LayerNorm(width, epsilon=1e-5, rngs=nnx.Rngs(0))
 
 
+class MLP(nnx.Module):
+    """Dense layers with ReLU between them."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        pairs = zip(widths, widths[1:], strict=False)
+        self.layers = nnx.List([_linear(a, b) for a, b in pairs])
+
+    def __call__(self, x: Any) -> Any:
+        """Vectors (n, width)."""
+        for layer in self.layers[:-1]:
+            x = nnx.relu(layer(x))
+        return self.layers[-1](x)
+
+
 class Bottleneck(nnx.Module):
     """Three convolutions around which the input is added."""
 

@@ -562,9 +562,7 @@ class Adapter(ABC):
         """Whether a model has modes, so that its training is recorded unasked."""
         return False
 
-    def is_in_training(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether a model is in its mode for training now, or the examples say so."""
         return False
 
@@ -605,11 +603,22 @@ class Adapter(ABC):
         """What a model gives for inputs that are its own to change, ready to be compared."""
         return model(*args, **kwargs)
 
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """`call` for such inputs, as quick as a user of this framework would have it."""
+        self.to_evaluation(model)
+        return self.runner(lambda own, a, k: own(*a, **k), model, compile=None)
+
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any | None:
         """The same, computed in float64; None where that cannot be."""
         return None
+
+    def portable(self, array: Any) -> Any:
+        """The array that stands for one in other frameworks, if it `stays` as it is."""
+        return array
 
     def watch(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -12,12 +12,21 @@ from fmapper._trees import TreeSpec
 _MISSING: Any = object()
 
 
-def bind(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def bind(
+    program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False
+) -> list[Any]:
     """The leaves of a call in the order of the program's inputs.
 
     Arguments may be given by position or by keyword, whichever way the examples were given. One
     that the examples lacked may be given only as its default, and one that was a constant among the
     examples may be left out if that is its default.
+
+    Args:
+        program: The program.
+        args: What is given by position.
+        kwargs: What is given by keyword.
+        sparing: An argument with a default that no operation uses may be left out, as random keys
+            in evaluation; its leaves are None then.
 
     Raises:
         ProgramInputError: Arguments are missing, left over, or of another structure.
@@ -33,7 +42,12 @@ def bind(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     ):
         value = given.pop(name, _MISSING)
         if value is _MISSING:
-            value = _left_out(program, name, spec, static[len(leaves) : len(leaves) + 1])
+            at = len(leaves)
+            count = len(spec.leaf_paths())
+            if sparing and _is_spare(program, name, at, count):
+                leaves += [None] * count
+                continue
+            value = _left_out(program, name, spec, static[at : at + 1])
         try:
             leaves += spec.flatten(value, str(name))
         except StructureMismatchError as error:
@@ -77,6 +91,17 @@ def _positions(signature: tuple[Parameter, ...], count: int) -> list[Any]:
 def _static_values(program: Program) -> list[Any]:
     found = [i for i in program.inputs if i.kind in ("user", "static")]
     return [i.value if i.kind == "static" else _MISSING for i in found]
+
+
+def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
+    """Whether an argument has a default and no operation uses what it holds."""
+    if not any(p.name == name and not p.required for p in program.signature):
+        return False
+    users = [label for label, given in zip(program.graph.inputs, program.inputs, strict=True)
+             if given.kind == "user" or given.kind == "static"]  # fmt: skip
+    kinds = [i.kind for i in program.inputs if i.kind in ("user", "static")]
+    own = list(zip(users, kinds, strict=True))[at : at + count]
+    return all(kind == "user" and label not in program.graph.used() for label, kind in own)
 
 
 def _left_out(program: Program, name: Any, spec: TreeSpec, static: list[Any]) -> Any:

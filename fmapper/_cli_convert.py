@@ -20,9 +20,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="FILE:MODEL",
-        help="a torch module in a Python file: an instance, a class, or a function that makes one",
+        help="a model in a Python file: a torch module, or one of Flax, Equinox or JAX for torch; "
+        "an instance, a class, a function that makes one, a function with its parameters",
     )
-    parser.add_argument("--to", required=True, metavar="FRAMEWORK", help="jax or flax")
+    parser.add_argument("--to", required=True, metavar="FRAMEWORK", help="jax, flax or torch")
     parser.add_argument(
         "--example",
         metavar="INPUTS",

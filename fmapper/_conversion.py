@@ -11,17 +11,19 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fmapper import _timing
-from fmapper._convert import MOVERS, lower, recorded, source_of
+from fmapper._convert import lowered, recorded, source_of, source_of_callable
 from fmapper._device import get_device
 from fmapper._discovery import adapter_of, get_adapter
 from fmapper._errors import ConversionError
 from fmapper._plan import readable_bytes
 from fmapper._profile_table import readable_seconds
 from fmapper._timing import Timing
-from fmapper._verify import Report, verify
+from fmapper._verify import Report, inputs_for, verify
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from fmapper._adapter import Adapter
 
 _FIRST_KINDS = 8  # of operations that are printed
 
@@ -117,7 +119,8 @@ class Conversion:
         yield "recorded in", readable_seconds(self.export_seconds)
         yield "lowered in", readable_seconds(self.lowering_seconds)
         if self.first_call_seconds is not None:
-            yield "first call", f"{readable_seconds(self.first_call_seconds)}, with compilation"
+            compiled = "" if self.target == "torch" else ", with compilation"
+            yield "first call", f"{readable_seconds(self.first_call_seconds)}{compiled}"
         if self.per_call is not None and self.per_call_before is not None:
             now, before = self.per_call, self.per_call_before
             yield (
@@ -171,41 +174,40 @@ def measured(
     Raises:
         ConversionError: As `convert`; also if it is no model.
     """
-    source, target = source_of(model), get_adapter(to)
+    target = get_adapter(to)
+    source = source_of(model) or source_of_callable(model, target)
     if source is None or source is target:
         what = "no model whose program can be recorded"
         if source is target:
             what = "a model of that already"
         raise ConversionError(
-            f"{type(model).__name__} cannot be converted to {to}: it is {what}. Name a "
-            "torch.nn.Module."
+            f"{type(model).__name__} cannot be converted to {to}: it is {what}. Name a model of "
+            "another framework."
         )
     start = _timing.clock()
     program = recorded(
         model, source, target, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
     )
     exported = _timing.clock()
-    converted = lower(program, target)
-    lowered = _timing.clock()
+    converted = lowered(program, target, train=train)
+    finished = _timing.clock()
     found: dict[str, Any] = {
-        "model": type(model).__name__,
+        "model": program.name or type(model).__name__,
         "target": to,
         "train": train,
         "parameters": Arrays.of(program.parameters),
         "buffers": Arrays.of(program.buffers),
         "ops": dict(Counter(call.op for call in program.graph.walk()).most_common()),
         "export_seconds": exported - start,
-        "lowering_seconds": lowered - exported,
+        "lowering_seconds": finished - exported,
     }
     if not train and (compare or seconds > 0):
-        now = _waiting(lambda a, k: target.call(converted, a, k), MOVERS[to], args, kwargs)
+        now = _waiting(target, converted, args, kwargs)
         found["first_call_seconds"] = now()
         if compare:
             found["verification"] = verify(model, converted, *args, kwargs=kwargs, exact=True)
         if seconds > 0:
-            source.to_evaluation(model)
-            run = source.runner(lambda own, a, k: own(*a, **k), model, compile=None)
-            before = _waiting(run, MOVERS[source.name], args, kwargs)
+            before = _waiting(source, model, args, kwargs)
             pairs = _timing.rounds(lambda: (before(), now()), seconds)
             befores, nows = (list(column) for column in zip(*pairs, strict=True))
             found["per_call"], found["per_call_before"] = Timing.of(nows), Timing.of(befores)
@@ -214,10 +216,11 @@ def measured(
 
 
 def _waiting(
-    call: Callable[[Any, Any], Any], mover: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    adapter: Adapter, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], float]:
     """A call with inputs of its own, which may be changed: until its results are there."""
-    given = mover((args, dict(kwargs)), strict=False, copy=True)
+    given = inputs_for(adapter, args, kwargs, copy=True)
+    call = adapter.caller(model, *given)
 
     def run() -> float:
         start = _timing.clock()
@@ -231,7 +234,7 @@ def _waiting(
 
 
 def _short(op: str) -> str:
-    return op.removeprefix("aten::").removesuffix(".default")
+    return op.removeprefix("aten::").removeprefix("lax::").removesuffix(".default")
 
 
 def _finite(value: Any) -> Any:

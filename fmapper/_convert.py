@@ -120,6 +120,10 @@ def convert(
         ((4, 3), ['bias', 'weight'])
     """
     target = get_adapter(to)
+    if not isinstance(example_inputs, tuple):
+        example_inputs = (
+            tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)
+        )
     if isinstance(model, Program):
         return lower(model, target, **options)
     source = source_of(model)
@@ -137,10 +141,6 @@ def convert(
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
         )
-    if not isinstance(example_inputs, tuple):
-        example_inputs = (
-            tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)
-        )
     program = recorded(
         model,
         source,
@@ -151,7 +151,7 @@ def convert(
         train=train,
         check=check,
     )
-    converted = lower(program, target, **options)
+    converted = lowered(program, target, train=train, **options)
     if verify:
         _check(model, converted, example_inputs, example_kwargs or {})
     return converted
@@ -187,10 +187,11 @@ def recorded(
         return record(train=train)
     try:
         program = record(train=train or source.has_training(model, args, kwargs))
-    except ConversionError:
-        if train:
+    except ConversionError as error:
+        if train or not source.has_training(model, args, kwargs):
             raise
         program = record(train=False)  # its training needs what it was not given
+        program.lacks_training = str(error)
     if program.train:
         program.evaluation = replace(record(train=False), parameters={}, buffers={})
         program.starts_in_training = source.is_in_training(model, args, kwargs)
@@ -201,6 +202,22 @@ def lower(program: Program, target: Adapter, **options: Any) -> Any:
     """The model of a target framework for a program."""
     added = {**_added.get(target.lowers_like, {}), **_added.get(target.name, {})}
     return target.from_program(program, added, **options)
+
+
+def lowered(program: Program, target: Adapter, *, train: bool, **options: Any) -> Any:
+    """The same; training that nobody has asked for is left out where it cannot be lowered."""
+    try:
+        return lower(program, target, **options)
+    except ConversionError as error:
+        if train or program.evaluation is None:
+            raise
+        alone = replace(
+            program.evaluation,
+            parameters=program.parameters,
+            buffers=program.buffers,
+            lacks_training=str(error),
+        )
+    return lower(alone, target, **options)
 
 
 def source_of_callable(model: Any, target: Adapter) -> Adapter | None:

@@ -99,6 +99,7 @@ class Graph:
     outputs: Any
     kinds: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
     _last_uses: dict[str, tuple[str, ...]] | None = None
+    _used: frozenset[str] | None = None
 
     def walk(self) -> Iterator[Call]:
         """Every call, those of inner graphs after the call that takes them."""
@@ -106,6 +107,15 @@ class Graph:
             yield call
             for inner in graphs_in((call.args, call.kwargs)):
                 yield from inner.walk()
+
+    def used(self) -> frozenset[str]:
+        """The names that a call or an output refers to."""
+        if self._used is None:
+            found = set(refs_in(self.outputs))
+            for call in self.calls:
+                found.update(refs_in((call.args, call.kwargs)))
+            self._used = frozenset(found)
+        return self._used
 
     def last_uses(self) -> dict[str, tuple[str, ...]]:
         """The name of each call -> the results that no later call and no output refers to."""
@@ -210,6 +220,7 @@ class Program:
         train: Whether it was recorded for training.
         name: The class of the model.
         starts_in_training: The model was in training mode.
+        lacks_training: Why the training of a model that has modes could not be recorded.
         evaluation: Beside one for training, the program for evaluation: with constants of its own,
             its parameters and buffers are those of this one.
     """
@@ -231,13 +242,16 @@ class Program:
     train: bool = False
     name: str = ""
     starts_in_training: bool = False
+    lacks_training: str = ""
     evaluation: Program | None = None
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False
+    ) -> list[Any]:
         """The leaves of a call, in the order of the inputs; see `_calls.bind`."""
         from fmapper import _calls  # which knows programs
 
-        return _calls.bind(self, args, kwargs)
+        return _calls.bind(self, args, kwargs, sparing=sparing)
 
     def input_paths(self) -> list[str]:
         """What errors call each flattened input."""

@@ -14,6 +14,29 @@ _OPERATORS: dict[type, Any] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.USub: operator.neg,
+    ast.BitXor: operator.pow,  # as JAX prints powers
+}
+
+
+def _most(a: Any, b: Any) -> Any:
+    """The larger of two sizes; those that are not known yet are asked by arithmetic alone."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return (a + b + abs(a - b)) // 2
+
+
+def _least(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return (a + b - abs(a - b)) // 2
+
+
+# As JAX prints what it cannot write with operators.
+_FUNCTIONS: dict[str, Any] = {
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "max": _most,
+    "min": _least,
 }
 
 
@@ -23,6 +46,8 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
     Examples:
         >>> size_of("2*s0 + 1", {"s0": 4}), size_of("s1", {"s0": 4}), size_of("f(s0)", {"s0": 4})
         (9, None, None)
+        >>> size_of("max(floordiv(b, 2) - 1, 0) + 2^2", {"b": 7})
+        6
     """
     try:
         return _value(ast.parse(expression, mode="eval").body, sizes)
@@ -37,6 +62,9 @@ def _value(node: ast.AST, sizes: Mapping[str, Any]) -> Any:
         return sizes[node.id]
     if isinstance(node, ast.BinOp):
         return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
+        first, second = (_value(arg, sizes) for arg in node.args)
+        return _FUNCTIONS[node.func.id](first, second)
     if isinstance(node, ast.UnaryOp):
         return _OPERATORS[type(node.op)](_value(node.operand, sizes))
     raise LookupError(type(node).__name__)

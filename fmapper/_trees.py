@@ -84,6 +84,8 @@ class TreeSpec:
             for name, spec in zip(self.keys, self.children, strict=True):
                 yield f"{path}.{name}", getattr(tree, name), spec
             return
+        if self.kind == "record" and not isinstance(tree, list | tuple):
+            tree = _children(tree)
         if not isinstance(tree, list | tuple) or len(tree) != len(self.children):
             size = len(tree) if isinstance(tree, list | tuple) else type(tree).__name__
             what = self.name or self.kind
@@ -146,3 +148,11 @@ def record_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...] = ()
 
 def _made(name: str, fields: tuple[str, ...], absent: tuple[str, ...], values: Any) -> Any:
     return record_type(name, fields, absent)(*values)
+
+
+def _children(node: Any) -> Any:
+    """The children of a node of another class, as a list; what is no node stays as it is."""
+    from fmapper._nodes import NodeType, kind_of  # few programs have such inputs
+
+    kind = kind_of(type(node))
+    return [child for _, child in kind.items(node)] if isinstance(kind, NodeType) else node

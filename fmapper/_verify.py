@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmapper._adapter import Adapter, Observation
+from fmapper._convert import source_of_callable
 from fmapper._device import get_device
 from fmapper._discovery import adapter_of, adapters, get_adapter
+from fmapper._errors import NotAFunctorError
+from fmapper._fmap import fmap
 from fmapper._move import to_jax, to_numpy, to_torch
 
 _MOVERS = {"torch": to_torch, "jax": to_jax, "flax": to_jax, "numpy": to_numpy}
@@ -126,27 +129,63 @@ def verify(
         True
     """
     given = kwargs or {}
-    got = [_run(model, inputs, given) for model in (a, b)]
+    models = _with_adapters(a, b)
+    got = [_run(model, adapter, inputs, given) for model, adapter in models]
     outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
     agree = all(output.ok for output in outputs)
-    first = None if agree else _first(a, b, (inputs, given), rtol, atol)
-    rounding = _exact(a, got, inputs, given) if exact or not agree else None
+    first = None if agree else _first(models, (inputs, given), rtol, atol)
+    rounding = _exact(*models[0], got, inputs, given) if exact or not agree else None
     return Report(outputs, first, rounding)
 
 
-def _run(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    adapter = _adapter_of_model(model)
+def _run(
+    model: Any, adapter: Adapter | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
     if adapter is None:
         return model(*args, **kwargs)
-    args, kwargs = _MOVERS[adapter.name]((args, dict(kwargs)), strict=False)
-    return adapter.call(model, args, kwargs)
+    return adapter.call(model, *inputs_for(adapter, args, kwargs))
+
+
+def inputs_for(
+    adapter: Adapter,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    copy: bool | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs for a model of a framework."""
+
+    def plain(x: Any) -> Any:
+        own = adapter_of(x)
+        if own is None or own.name == (adapter.lowers_like or adapter.name):
+            return x
+        return own.portable(x)
+
+    given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = _MOVERS[adapter.name](
+        given, strict=False, copy=copy
+    )
+    return moved
+
+
+def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Adapter | None]]:
+    """Both models with their frameworks; a function is of the framework that the other is not."""
+    known = [_adapter_of_model(model) for model in (a, b)]
+    for i, model in enumerate((a, b)):
+        other = known[1 - i]
+        if known[i] is None and other is not None:
+            known[i] = source_of_callable(model, other)
+    return list(zip((a, b), known, strict=True))
 
 
 def _adapter_of_model(model: Any) -> Adapter | None:
     found = next((adapter for adapter in adapters() if adapter.is_model(model)), None)
-    if found is not None:
+    if found is not None or isinstance(model, tuple):
         return found
-    device = get_device(model)
+    try:
+        device = get_device(model)
+    except NotAFunctorError:  # a function with arrays in its closure
+        return None
     return None if device is None else get_adapter(device.backend)
 
 
@@ -228,15 +267,17 @@ def _compared(a: Any, b: Any) -> tuple[float, float, str, str]:
 
 
 def _first(
-    a: Any,
-    b: Any,
+    models: list[tuple[Any, Adapter | None]],
     inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
     rtol: float | None,
     atol: float | None,
 ) -> Difference | None:
     """The first operation, in the order of `a`, whose results differ."""
     args, kwargs = inputs
-    watched = [_watch(model, args, kwargs) for model in (a, b)]
+    watched = [
+        None if adapter is None else adapter.watch(model, *inputs_for(adapter, args, kwargs))
+        for model, adapter in models
+    ]
     if watched[0] is None or watched[1] is None:
         return None
     theirs = dict(_numbered(watched[1]))
@@ -253,16 +294,6 @@ def _first(
     return None
 
 
-def _watch(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterable[Observation] | None:
-    adapter = _adapter_of_model(model)
-    if adapter is None:
-        return None
-    args, kwargs = _MOVERS[adapter.name]((args, dict(kwargs)), strict=False)
-    return adapter.watch(model, args, kwargs)
-
-
 def _numbered(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
     """Each with its module, its operation, and how often that was there before."""
     counts: dict[tuple[str, str], int] = {}
@@ -273,14 +304,16 @@ def _numbered(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int
 
 
 def _exact(
-    a: Any, got: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    a: Any,
+    adapter: Adapter | None,
+    got: list[Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> tuple[float, float] | None:
     """The errors of both outputs against those of `a` in float64."""
-    adapter = _adapter_of_model(a)
     if adapter is None:
         return None
-    args, kwargs = _MOVERS[adapter.name]((args, dict(kwargs)), strict=False)
-    reference = adapter.call_in_float64(a, args, kwargs)
+    reference = adapter.call_in_float64(a, *inputs_for(adapter, args, kwargs))
     if reference is None:
         return None
     errors = []

@@ -76,14 +76,20 @@ def mlp_activations() -> Case:
         @nn.compact
         def __call__(self, x: Any) -> Any:
             x = nn.Dense(8)(x)
-            return jnp.stack([activation(x) for activation in activations]), nn.glu(x), nn.PReLU()(x)
+            return (
+                jnp.stack([activation(x) for activation in activations]),
+                nn.glu(x),
+                nn.PReLU()(x),
+            )
 
     return initialised(Activations(), normal(5, 6))
 
 
 @model
 def sequential() -> Case:
-    module = nn.Sequential([nn.Dense(8), nn.gelu, nn.Dense(8), nn.LayerNorm(), nn.tanh, nn.Dense(2)])
+    module = nn.Sequential(
+        [nn.Dense(8), nn.gelu, nn.Dense(8), nn.LayerNorm(), nn.tanh, nn.Dense(2)]
+    )
     return initialised(module, normal(4, 5))
 
 
@@ -159,7 +165,9 @@ def convolutions() -> Case:
             c = nn.Conv(4, (3, 3), padding="CIRCULAR")(x)
             d = nn.Conv(4, (2, 2), strides=2, padding="SAME", input_dilation=1)(x)
             e = nn.ConvTranspose(5, (3, 3), strides=(2, 2))(x)
-            f = nn.ConvTranspose(5, (4, 4), strides=(2, 2), padding="VALID", transpose_kernel=True)(x)
+            f = nn.ConvTranspose(5, (4, 4), strides=(2, 2), padding="VALID", transpose_kernel=True)(
+                x
+            )
             g = nn.ConvLocal(3, (3, 3))(x)
             h = nn.ConvTranspose(3, (4, 4), (2, 2), padding="CIRCULAR")(x)
             return a, b, c, d, e, f, g, h
@@ -297,7 +305,9 @@ def diffusion_unet() -> Case:
         @nn.compact
         def __call__(self, x: Any, emb: Any, train: bool) -> Any:
             h = nn.Conv(self.features, (3, 3))(nn.swish(nn.GroupNorm(4)(x)))
-            scale, shift = jnp.split(nn.Dense(2 * self.features)(nn.swish(emb))[:, None, None], 2, -1)
+            scale, shift = jnp.split(
+                nn.Dense(2 * self.features)(nn.swish(emb))[:, None, None], 2, -1
+            )
             h = nn.GroupNorm(4)(h) * (1 + scale) + shift
             h = nn.Dropout(0.1, deterministic=not train)(nn.swish(h))
             h = nn.Conv(self.features, (3, 3), kernel_init=nn.initializers.normal(0.1))(h)
@@ -360,7 +370,9 @@ def norms() -> Case:
             x = nn.Conv(8, (3, 3))(x)
             return (
                 nn.LayerNorm(epsilon=1e-5, use_bias=False)(x),
-                nn.LayerNorm(reduction_axes=(1, 2, 3), feature_axes=(3,), use_fast_variance=False)(x),
+                nn.LayerNorm(reduction_axes=(1, 2, 3), feature_axes=(3,), use_fast_variance=False)(
+                    x
+                ),
                 nn.RMSNorm()(x),
                 nn.GroupNorm(num_groups=None, group_size=2)(x),
                 nn.InstanceNorm()(x),
@@ -697,7 +709,9 @@ def attention_options() -> Case:
             c = nn.attention.dot_product_attention_weights(q, k)
             return a, b, c, jax.nn.dot_product_attention(q, k, k, scale=0.3)
 
-    return initialised(Attend(), normal(2, 4, 6), normal(2, 5, 6, seed=3), normal(2, 2, 4, 5, seed=4))
+    return initialised(
+        Attend(), normal(2, 4, 6), normal(2, 5, 6, seed=3), normal(2, 2, 4, 5, seed=4)
+    )
 
 
 def rotary(x: Any, theta: float = 10000.0) -> Any:
@@ -828,7 +842,9 @@ def perceiver() -> Case:
             latents = self.param("latents", nn.initializers.normal(0.5), (4, 12))
             z = jnp.broadcast_to(latents, (b, *latents.shape))
             for _ in range(2):
-                z = z + nn.MultiHeadDotProductAttention(1, name=None)(nn.LayerNorm()(z), nn.LayerNorm()(x))
+                z = z + nn.MultiHeadDotProductAttention(1, name=None)(
+                    nn.LayerNorm()(z), nn.LayerNorm()(x)
+                )
                 z = TransformerBlock(2)(z)
             return nn.Dense(4)(z.mean(1))
 
@@ -848,7 +864,9 @@ def vae() -> Case:
         @nn.compact
         def __call__(self, x: Any) -> Any:
             x = nn.relu(nn.Dense(16, name="fc1")(x))
-            return nn.Dense(self.latents, name="fc2_mean")(x), nn.Dense(self.latents, name="fc2_logvar")(x)
+            return nn.Dense(self.latents, name="fc2_mean")(x), nn.Dense(
+                self.latents, name="fc2_logvar"
+            )(x)
 
     class Decoder(nn.Module):
         @nn.compact
@@ -889,7 +907,11 @@ def rngs_in_module() -> Case:
             gumbel = jax.random.gumbel(self.make_rng("noise"), (*x.shape[:-1], 4))
             logits = nn.Dense(4)(x)
             sample = jax.random.categorical(self.make_rng("noise"), logits)
-            return nn.softmax((logits + gumbel) / 0.5), sample, jax.random.bernoulli(self.make_rng("noise"), nn.sigmoid(logits))
+            return (
+                nn.softmax((logits + gumbel) / 0.5),
+                sample,
+                jax.random.bernoulli(self.make_rng("noise"), nn.sigmoid(logits)),
+            )
 
     return initialised(Noisy(), normal(4, 6), rngs={"noise": key(11)})
 
@@ -932,11 +954,15 @@ def dcgan() -> Case:
 
         def __call__(self, z: Any, real: Any, train: bool = True) -> Any:
             fake = self.generator(z, train)
-            loss_d = nn.softplus(-self.discriminator(real)) + nn.softplus(self.discriminator(lax.stop_gradient(fake)))
+            loss_d = nn.softplus(-self.discriminator(real)) + nn.softplus(
+                self.discriminator(lax.stop_gradient(fake))
+            )
             loss_g = nn.softplus(-self.discriminator(fake))
             return fake, loss_d.mean(), loss_g.mean()
 
-    return initialised(GAN(), normal(3, 6), normal(3, 16, 16, 1, seed=1), train=True, mutable=["batch_stats"])
+    return initialised(
+        GAN(), normal(3, 6), normal(3, 16, 16, 1, seed=1), train=True, mutable=["batch_stats"]
+    )
 
 
 @model
@@ -1035,7 +1061,9 @@ def graph_network() -> Case:
         def __call__(self, nodes: Any, senders: Any, receivers: Any, graph_of: Any) -> Any:
             n = nodes.shape[0]
             for _ in range(2):
-                messages = nn.relu(nn.Dense(8)(jnp.concatenate([nodes[senders], nodes[receivers]], -1)))
+                messages = nn.relu(
+                    nn.Dense(8)(jnp.concatenate([nodes[senders], nodes[receivers]], -1))
+                )
                 total = jax.ops.segment_sum(messages, receivers, num_segments=n)
                 count = jax.ops.segment_sum(jnp.ones(len(receivers)), receivers, n)
                 highest = jax.ops.segment_max(messages, receivers, n)
@@ -1071,7 +1099,9 @@ def nerf() -> Case:
         def __call__(self, points: Any, directions: Any) -> Any:
             def encode(x: Any, degree: int) -> Any:
                 scaled = jnp.concatenate([2.0**i * x for i in range(degree)], axis=-1)
-                return jnp.concatenate([x, jnp.sin(jnp.concatenate([scaled, scaled + 0.5 * jnp.pi], -1))], -1)
+                return jnp.concatenate(
+                    [x, jnp.sin(jnp.concatenate([scaled, scaled + 0.5 * jnp.pi], -1))], -1
+                )
 
             inputs = x = encode(points, 4)
             for i in range(3):
@@ -1084,7 +1114,9 @@ def nerf() -> Case:
             z = jnp.linspace(2.0, 6.0, points.shape[1])
             dists = jnp.concatenate([jnp.diff(z), jnp.array([1e10])])
             alpha = 1.0 - jnp.exp(-sigma * dists)
-            trans = jnp.concatenate([jnp.ones_like(alpha[..., :1]), jnp.cumprod(1 - alpha[..., :-1] + 1e-10, -1)], -1)
+            trans = jnp.concatenate(
+                [jnp.ones_like(alpha[..., :1]), jnp.cumprod(1 - alpha[..., :-1] + 1e-10, -1)], -1
+            )
             weights = alpha * trans
             return (weights[..., None] * rgb).sum(-2), (weights * z).sum(-1)
 

@@ -9,7 +9,8 @@ The corpus is `jax._src.internal_test_util.test_harnesses`. Each case ends in on
 * `right`: shapes and dtypes are JAX's, integers and bools are equal, NaN, infinities and the signs
   of zeros are where JAX has them, and floats are within rounding: see `TOLERANCE`, or no further
   from JAX in double precision than four times what JAX itself is. Factorisations may differ in the
-  sign or phase of their vectors; their product may not.
+  sign or phase of their vectors; their product may not. Sorting that is not stable may order equal
+  elements as it likes.
 * `refused`: conversion says why it cannot do that (a `FmapperError`).
 * `MISMATCH`: other values than JAX's, without an error.
 * `error`: anything else was raised, or the process died, or it took too long.
@@ -259,6 +260,9 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:1500]
 
 
+_CURRENT: dict[str, Any] = {}
+
+
 class Run:
     """A case with its arguments, run by JAX and by torch."""
 
@@ -271,9 +275,9 @@ class Run:
         self.args = [jax.numpy.asarray(arg) for arg in made]
         self.want: list[Any] = []
         self.model: Any = None
-
-    def function(self, *args: Any) -> Any:
-        return self.harness.dyn_fun(*args)
+        name = harness.fullname
+        _CURRENT[name] = harness  # which may hold arrays: those are no parameters
+        self.function = lambda *args: _CURRENT[name].dyn_fun(*args)
 
     def reference(self) -> None:
         import jax
@@ -300,9 +304,33 @@ class Run:
                 problem = ""
             if problem:
                 problems.append(f"output {i}: {problem}")
-        if problems and not self._is_factorisation(have):
+        if problems and not self._is_factorisation(have) and not self._is_unstable(have):
             return "; ".join(problems)
         return ""
+
+    def _is_unstable(self, have: list[Any]) -> bool:
+        """Whether elements are in another order where JAX promises none."""
+        import numpy as np
+
+        group, params = self.harness.group_name, self.harness.params
+        ours, theirs = ([np.asarray(_widened(x)) for x in outs] for outs in (have, self.want))
+        if any(x.shape != y.shape for x, y in zip(ours, theirs, strict=True)):
+            return False
+        if group == "sort" and not params["is_stable"] and ours[0].ndim == 1:
+            keys = params["num_keys"]
+            same = all(map(np.array_equal, ours[:keys], theirs[:keys]))
+            rows = [
+                sorted(zip(*(x.tolist() for x in outs), strict=True)) for outs in (ours, theirs)
+            ]
+            return same and rows[0] == rows[1]
+        if group == "approx_top_k":
+            at = np.asarray(have[1])
+            there = np.take_along_axis(_widened(self.args[0]), at, -1)
+            distinct = all(
+                len(set(row)) == len(row) for row in at.reshape(-1, at.shape[-1]).tolist()
+            )
+            return distinct and np.array_equal(there, theirs[0])
+        return False
 
     def _is_as_near(self, i: int, have: Any, want: Any) -> bool:
         """Whether it is no further from double precision than four times what JAX is."""
@@ -318,15 +346,20 @@ class Run:
         except Exception:  # the case takes no doubles
             return False
         x, y = _widened(have), _widened(want)
-        if not _same_places(x, y) or exact.shape != x.shape or exact.dtype.kind != x.dtype.kind:
+        if (
+            not _same_places(x, y)
+            or x.dtype.kind not in "fc"
+            or exact.shape != x.shape
+            or exact.dtype.kind != x.dtype.kind
+        ):
+            return False
+        good = np.isfinite(x) & np.isfinite(exact)
+        if not np.array_equal(np.isnan(x), np.isnan(exact)) or not good.any():
             return False
         with np.errstate(all="ignore"):
-            ours, theirs = np.abs(x - exact), np.abs(y - exact)
-        good = np.isfinite(ours) & np.isfinite(theirs)
-        rounding = np.finfo(x.dtype).eps * 2 + _eps(want) * np.abs(exact)
-        return bool(np.all(np.isfinite(exact)) and np.all(good)) and bool(
-            np.all(ours <= 4 * theirs + rounding) or ours.max() <= 4 * theirs.max()
-        )
+            ours, theirs = np.abs(x - exact)[good], np.abs(y - exact)[good]
+        rounding = 2 * _eps(want) * np.abs(exact[good])
+        return bool(np.all(ours <= 4 * theirs + rounding) or ours.max() <= 4 * theirs.max())
 
     def gradients(self) -> str:
         """What is wrong with the gradients by floating arguments; empty if JAX has none."""

@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 modeling_auto = transformers.models.auto.modeling_auto
 CONFIG_MAPPING = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 
-LARGEST = 40_000_000  # parameters
+LARGEST = 80_000_000  # parameters
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ _LAYERS = re.compile(
     r"|.*num_hidden_layers|num_.*_layers|layers|num_blocks|.*_depth|num_hidden_groups"
     r"|resampler_depth|num_mel_attn_blocks)$"
 )
+_STAGES = ("out_features", "out_indices", "stage_names")
+_SHARED = "num_kv_shared_layers"  # the last ones, which take the keys of the others
 _NO_LAYERS = re.compile(r"num_(upsampling|feat_extract|adapter|lstm|residual|nextn|dense)")
 _SIZES = re.compile(
     r"(hidden_size|_dims?|_dimension|_size|^dim|d_model|d_ff|d_kv|d_inner|n_embd|n_inner|channels?|_rank|width"
@@ -113,13 +115,27 @@ _NO_SIZES = re.compile(
     r"|spatial_shape|sample_size|^(num|in)_channels$|roi_size|grid|merge|codebook_size|mel|in_chans"
     r"|max_size|shape_size|coordinate_size|buckets|input_channels|sampling|bin|spec_size|input_feat"
 )
-_IMAGES = re.compile(r"(^|_)(image_size|img_size|image_sizes)$|^image_height$|^image_width$")
+_IMAGES = re.compile(
+    r"(^|_)(image_size|img_size|image_sizes)$|^image_height$|^image_width$|pinpoints$"
+)
 _HEADS = re.compile(r"heads$")
 _HEAD_SIZES = re.compile(r"head_dim$|mrope_section|query_pre_attn_scalar|^d_kv$|d_head$")
 _QUERIES = re.compile(r"^num_(object_)?queries$")
+_STEPS = re.compile(r"^max_text_length$|^structure_max_|max_decode")  # each is recorded apart
 _EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
 _PLACES = re.compile(r"(indexes|indices|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
+
+
+def _first_stages(key: str, value: Any, count: int) -> Any:
+    """What a backbone gives, where it has no more stages than this."""
+    if key == "out_indices" or not value:
+        return None  # it follows from the features
+    if key == "stage_names":
+        return value[: count + 1]
+    numbers = [re.fullmatch(r"stage(\d+)", name) for name in value]
+    found = [min(int(n[1]), count) if n else 0 for n in numbers]
+    return ["stem" if n == 0 else f"stage{n}" for n in dict.fromkeys(found)]
 
 
 def shrunk(config: dict[str, Any], rule: Rule) -> dict[str, Any]:
@@ -143,6 +159,13 @@ def _number_tokens(config: Any, tokens: dict[int, int]) -> None:
                     tokens.setdefault(one, 100 + len(tokens))
 
 
+def _is_per_layer(value: Any) -> bool:
+    """Whether it has configurations by the number of a layer."""
+    return isinstance(value, dict) and any(
+        str(key).isdigit() and isinstance(inner, dict) for key, inner in value.items()
+    )
+
+
 class _Shrinker:
     def __init__(self, rule: Rule, tokens: dict[int, int]) -> None:
         self.rule = rule
@@ -150,13 +173,21 @@ class _Shrinker:
 
     def walk(self, config: dict[str, Any]) -> dict[str, Any]:
         counts = {k: v for k, v in config.items() if self._counts_layers(str(k), v)}
-        kept = self._kept_layers(config, max(counts.values(), default=0))
+        count = max(counts.values(), default=0)
+        kept = self._kept_layers(config, count)
         new = {}
         for key, value in config.items():
             if not isinstance(key, str):
                 new[key] = value
+            elif key == _SHARED and kept and value:
+                new[key] = sum(layer >= count - value for layer in kept)
+            elif kept and _is_per_layer(value):
+                inner = {int(k): self.walk(v) for k, v in value.items()}
+                new[key] = {n: inner[k] for n, k in enumerate(kept) if k in inner}
             elif isinstance(value, dict):
                 new[key] = self.walk(value)
+            elif key in _STAGES and len(kept) < count:
+                new[key] = _first_stages(key, value, len(kept))
             elif key in counts:
                 new[key] = min(value, len(kept) if kept else value)
             elif isinstance(value, list | tuple) and len(value) in counts.values() and kept:
@@ -164,6 +195,10 @@ class _Shrinker:
                 new[key] = [value[i] for i in kept] if whole else list(value)[: len(kept)]
             else:
                 new[key] = self.value(key, value, len(kept))
+        tokens, vision = new.get("mm_tokens_per_image"), new.get("vision_config")
+        if tokens and vision and vision.get("image_size") and vision.get("patch_size"):
+            side = vision["image_size"] // vision["patch_size"]  # its patches are averaged
+            new["mm_tokens_per_image"] = min(tokens, max(side // 2, 1) ** 2)
         return new
 
     def _counts_layers(self, key: str, value: Any) -> bool:
@@ -178,6 +213,8 @@ class _Shrinker:
         if len(kinds) != count:
             kinds = [None] * count
         chosen = {kinds.index(kind) for kind in dict.fromkeys(kinds)}
+        own = count - min(config.get(_SHARED) or 0, count)
+        chosen |= {own + kinds[own:].index(kind) for kind in dict.fromkeys(kinds[own:])}
         for layer in range(count):
             if len(chosen) >= min(self.rule.layers, count):
                 break
@@ -196,12 +233,16 @@ class _Shrinker:
             return min(value, small) if self.rule.vocabulary else value
         if _TOKENS.search(key):
             return self.tokens.get(value, value)
+        if not layers and "feature_layer" in key:
+            layers = self.rule.layers or 0  # those of a configuration inside
         if _PLACES.search(key) and layers:
             return min(value, layers - 1) if value > 0 else max(value, -layers)
         if _EXPERTS.search(key):
             return min(value, 16)  # two for each of eight groups
-        if _QUERIES.search(key):
+        if _QUERIES.search(key) or _STEPS.search(key):
             return min(value, 20)
+        if key == "context_length" and value >= 4096:
+            return value // 32
         if self.rule.heads and _HEADS.search(key):
             return max(value // self.rule.divide, 1)
         if self.rule.heads and _HEAD_SIZES.search(key):
@@ -257,24 +298,28 @@ def build(name: str, kind: str) -> Tiny:
         defaults = _defaults(cls, kind)
     except Exception as error:  # of every configuration its own
         raise CannotBuild(f"its configuration has no valid defaults: {_line(error)}") from error
-    reasons = []
-    seen: list[Any] = []
-    for rule in RULES:
-        small = shrunk(copy.deepcopy(defaults), rule)
-        if small in seen:
-            continue
-        seen.append(small)
-        try:
-            model = _model(cls, kind, small)
-        except Exception as error:
-            reasons.append(f"{rule}: {_line(error)}")
-            continue
-        try:
-            inputs, outputs = run_somehow(model)
-        except Exception as error:
-            reasons.append(f"{rule}: forward: {_line(error)}")
-            continue
-        return Tiny(model, inputs, outputs, rule)
+    reasons: list[str] = []
+    # With pictures or sounds if some size takes them, else without.
+    for media in (True, False):
+        seen: list[Any] = []
+        for rule in RULES[:5] if media else RULES:
+            small = shrunk(copy.deepcopy(defaults), rule)
+            if small in seen:
+                continue
+            seen.append(small)
+            try:
+                model = _model(cls, kind, small)
+            except Exception as error:
+                reasons.append(f"{rule}: {_line(error)}")
+                continue
+            if media and not _is_multimodal(model):
+                break
+            try:
+                inputs, outputs = run_somehow(model, media=media)
+            except Exception as error:
+                reasons.append(f"{rule}: forward: {_line(error)}")
+                continue
+            return Tiny(model, inputs, outputs, rule)
     raise CannotBuild("\n".join(reasons))
 
 
@@ -293,11 +338,17 @@ def _defaults(cls: Any, kind: str) -> dict[str, Any]:
         into = "out_hidden_size" if "out_hidden_size" in vision else "hidden_size"
         if (into != "hidden_size" or "embed_dim" in vision) and into in vision:
             vision[into] = text.get("hidden_size", vision[into])
+    for number, key in enumerate(("image_token_id", "audio_token_id", "video_token_id")):
+        if config.get(key, 0) is None:
+            config[key] = 99 - number
     _replace_timm(config)
     if config.get("languages") and config.get("default_language", 0) is None:
         config["default_language"] = config["languages"][0]
     if config.get("num_experts_per_tok", 0) is None:
         config["num_experts_per_tok"] = 2
+    if config.get("head_dim", 0) is None and config.get("num_attention_heads"):
+        # Not every configuration works it out where it has none.
+        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     return config
 
 
@@ -370,6 +421,7 @@ class Inputs:
         self.batch = 1 if "vision" in str(type(self.config)).lower() else 2
         self.pictures = 1 if self.text else 0  # for one text, that has the tokens of one
         self.tokens: dict[str, int] = {}
+        self.tried: set[int] = set()
         self.generator = torch.Generator().manual_seed(2)
 
     def _sub(self, *names: str) -> Any:
@@ -430,6 +482,9 @@ class Inputs:
     def make_token_type_ids(self) -> torch.Tensor:
         return torch.zeros_like(self.make_input_ids())
 
+    def make_mm_token_type_ids(self) -> torch.Tensor:
+        return (self.make_input_ids() == self.get("image_token_id", default=-1)).long()
+
     def make_langs(self) -> torch.Tensor:
         return torch.zeros_like(self.make_input_ids())
 
@@ -468,6 +523,9 @@ class Inputs:
     def make_pixel_values_videos(self) -> torch.Tensor:
         frames = self.get("num_frames", "frames_per_clip", of=self.vision, default=4)
         return self.floats(1, frames, self._channels(), *self._image_size())
+
+    def make_image_sizes(self) -> torch.Tensor:
+        return torch.tensor([self._image_size()])
 
     def make_pixel_mask(self) -> torch.Tensor:
         return torch.ones(self.batch, *self._image_size(), dtype=torch.long)
@@ -617,10 +675,24 @@ class Inputs:
         return self.floats(16, self._channels() * depth * size * size)
 
 
-def run_somehow(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
-    """Inputs with which a model runs, and its outputs; the first error where there are none."""
+def _is_multimodal(model: torch.nn.Module) -> bool:
+    """Whether it takes text and something else."""
+    parameters = inspect.signature(model.forward).parameters
+    return "input_ids" in parameters and any(name in parameters for name in _MEDIA)
+
+
+_MEDIA = ("pixel_values", "input_features", "input_values")
+
+
+def run_somehow(model: torch.nn.Module, *, media: bool) -> tuple[dict[str, Any], Any]:
+    """Inputs with which a model runs, and its outputs; the first error where there are none.
+
+    With `media` only text with something else counts.
+    """
     first: Exception | None = None
     for inputs in candidates(model):
+        if media and not ("input_ids" in inputs[0] and any(name in inputs[0] for name in _MEDIA)):
+            continue
         try:
             return _repaired(model, inputs)
         except Exception as error:
@@ -633,7 +705,7 @@ def run_somehow(model: torch.nn.Module) -> tuple[dict[str, Any], Any]:
 
 def _repaired(model: torch.nn.Module, inputs: Inputs | dict[str, Any]) -> tuple[Any, Any]:
     made, maker = inputs  # type: ignore[misc]
-    for _ in range(3):
+    for _ in range(6):
         try:
             outputs = run(model, made)
         except Exception as error:
@@ -658,31 +730,52 @@ def _more(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str, An
     """More inputs, as an error asks for them."""
     text = str(error)
     counts = re.search(r"tokens:? *(\d+).*features:? *(\d+)", text, re.DOTALL)
-    if counts and not maker.tokens:
-        want = int(counts[2]) // max(made["input_ids"].shape[0], 1)
+    if counts and "input_ids" in made and len(maker.tried) < 2:
+        want = int(counts[2])
+        size = maker.get("hidden_size", "d_model", of=maker.text, default=1)
+        if not want % size and want // size not in maker.tried:
+            want //= size  # it counts numbers
+        maker.tried.add(want)
         kind = "video" if "ideo" in text else "audio" if "udio" in text else "image"
         for key in (f"{kind}_token_id", f"{kind}_token_index"):
             if maker.get(key) is not None:
-                maker.tokens[key] = max(want, 1)
-                break
-        return (
-            {
-                name: maker.make(name) if "ids" in name or "mask" in name else made[name]
-                for name in made
-            }
-            if maker.tokens
-            else None
-        )
-    asked = [
+                maker.tokens[key] = max(want // made["input_ids"].shape[0], 1)
+                return {
+                    name: maker.make(name) if "ids" in name or "mask" in name else made[name]
+                    for name in made
+                }
+        return None
+    left = [
         name
         for name in inspect.signature(maker.model.forward).parameters
-        if name not in made and re.search(rf"\b{name}\b", text) and hasattr(maker, f"make_{name}")
+        if name not in made and hasattr(maker, f"make_{name}")
     ]
+    asked = [name for name in left if re.search(rf"\b{name}\b", text)]
+    if not asked and "NoneType" in text:
+        asked = [name for name in left if re.search("mask|sizes|grid|length", name)]
     if not asked:
-        return None
+        return _resized(made, maker, text)
     if "exactly one" in text.lower() and made:
         return None
     return made | {asked[0]: maker.make(asked[0])}
+
+
+def _resized(made: dict[str, Any], maker: Inputs, text: str) -> dict[str, Any] | None:
+    """Numbers with as many features as an error says that are wanted."""
+    pairs = [
+        *re.findall(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", text),
+        *re.findall(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", text),
+        *[(had, want) for want, had in re.findall(r"have (\d+) channels, but got (\d+)", text)],
+    ]
+    for had, want in pairs:
+        for name, value in made.items():
+            if not torch.is_tensor(value) or not value.is_floating_point():
+                continue
+            if int(had) in value.shape[1:]:
+                sizes = list(value.shape)
+                sizes[1 + sizes[1:].index(int(had))] = int(want)
+                return made | {name: maker.floats(*sizes)}
+    return None
 
 
 def required(model: torch.nn.Module) -> list[str]:
@@ -707,7 +800,7 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
     text = ["input_ids", "attention_mask"] if has_text else []
     if "decoder_input_ids" in parameters and getattr(model.config, "is_encoder_decoder", False):
         base.append("decoder_input_ids")
-    pictures = [n for n in ("pixel_values", "input_features", "input_values") if n in parameters]
+    pictures = [n for n in _MEDIA if n in parameters]
     grid = [n for n in ("image_grid_thw", "grid_thw") if n in parameters]
     extra = [n for n in ("bbox",) if n in parameters]
     if pictures and has_text:
@@ -728,6 +821,9 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
         for batch in (2, 1):
             maker = Inputs(model)
             maker.batch = batch
+            if grid and grid[0] in names and has_text and maker.get("image_token_id"):
+                merged = maker.get("spatial_merge_size", of=maker.vision, default=1) ** 2
+                maker.tokens["image_token_id"] = 16 // merged
             try:
                 made = {name: maker.make(name) for name in names}
                 for name in names:
@@ -743,6 +839,8 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
                 video = maker.make_pixel_values_videos()
                 yield made | {"pixel_values": video}, maker
                 yield made | {"pixel_values": video[:, :2]}, maker  # pictures to be matched
+                if "image_sizes" in parameters:  # one, and the two that it is cut into
+                    yield made | {"pixel_values": video[:, :3]}, maker
 
 
 def flat(tree: Any) -> list[Any]:

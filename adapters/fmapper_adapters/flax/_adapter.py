@@ -79,9 +79,7 @@ class FlaxAdapter(NodeAdapter):
 
         return _source.has_training(model, args, kwargs)
 
-    def is_in_training(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the parts of a module of NNX are in training mode, or the arguments say so."""
         from fmapper_adapters.flax import _source
 
@@ -119,10 +117,35 @@ class FlaxAdapter(NodeAdapter):
     def watch(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterable[Observation] | None:
-        """The calls of a converted model."""
-        from fmapper_adapters.flax import _model
+        """The calls of a converted model, or of the program that is recorded of another one."""
+        from fmapper_adapters.flax import _model, _source
+        from fmapper_adapters.jax import _observed
 
-        return _model.watched(model, args, kwargs) if self._is_converted(model) else None
+        if self._is_converted(model):
+            return _model.watched(model, args, kwargs)
+        return _observed.operations(*_source.evaluation(model, args, kwargs))
+
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """Compiled, with the arrays of the model as arguments."""
+        if self._is_converted(model):
+            return lambda a, k: self.call(model, a, k)
+        from fmapper_adapters.flax import _source
+        from fmapper_adapters.jax import _observed
+
+        return _observed.compiled(*_source.evaluation(model, args, kwargs))
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """With jax_enable_x64, on arrays of float64."""
+        if self._is_converted(model):
+            return None
+        from fmapper_adapters.flax import _source
+        from fmapper_adapters.jax import _observed
+
+        return _observed.in_float64(*_source.evaluation(model, args, kwargs))
 
 
 def _may_be_model(x: Any) -> bool:

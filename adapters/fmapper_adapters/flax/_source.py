@@ -80,9 +80,7 @@ def _is_converted(model: Any) -> bool:
     return isinstance(model, nnx.Module) and hasattr(model, "_programs")
 
 
-def of(
-    model: Any, args: Args, kwargs: Kwargs, *, train: bool
-) -> tuple[Source, Args, Kwargs]:
+def of(model: Any, args: Args, kwargs: Kwargs, *, train: bool) -> tuple[Source, Args, Kwargs]:
     """The function of a model and its arrays in a mode, and what it is called with."""
     if _is_nnx(model):
         whole = _whole(model)
@@ -90,7 +88,9 @@ def of(
         if _is_converted(whole):
             return source, args, kwargs
     else:
+        modes = _modes_of(model, args, kwargs)
         source, kwargs = _linen_source.of(model, args, kwargs, train=train)
+        return _modes.set_mode(source, modes, args, kwargs, train=train)
     modes = _modes_of(model, args, kwargs)
     return _modes.set_mode(source, modes, args, kwargs, train=train)
 
@@ -106,10 +106,17 @@ def _in_mode(model: Any, *, train: bool) -> Any:
     return own
 
 
+def evaluation(model: Any, args: Args, kwargs: Kwargs) -> tuple[Source, Args, Kwargs]:
+    """A model and its arguments in evaluation mode, or in the mode that the arguments name."""
+    said = None
+    if not _is_converted(model):
+        said = _modes.given(_modes_of(model, args, kwargs), args, kwargs)
+    return of(model, args, kwargs, train=bool(said))
+
+
 def evaluated(model: Any, args: Args, kwargs: Kwargs) -> Any:
     """What a model gives in evaluation mode, or in that which the inputs name; it is not changed."""
-    said = _modes.given(_modes_of(model, args, kwargs), args, kwargs)
-    source, args, kwargs = of(model, args, kwargs, train=bool(said))
+    source, args, kwargs = evaluation(model, args, kwargs)
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
 
 

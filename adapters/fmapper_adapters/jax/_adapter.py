@@ -334,9 +334,7 @@ class JaxAdapter(Adapter):
 
         return _source.has_training(model, args, kwargs)
 
-    def is_in_training(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether such a field is False, or the arguments say so."""
         from fmapper_adapters.jax import _source
 
@@ -367,8 +365,39 @@ class JaxAdapter(Adapter):
     def watch(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterable[Observation] | None:
-        """The calls of a converted model."""
-        return model.watch(args, kwargs) if self.is_model(model) else None
+        """The calls of a converted model, or of the program that is recorded of another one."""
+        if self.is_model(model):
+            found: Iterable[Observation] = model.watch(args, kwargs)
+            return found
+        from fmapper_adapters.jax import _observed, _source
+
+        return _observed.operations(*_source.evaluation(model, args, kwargs))
+
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """Compiled, with the arrays of the model as arguments."""
+        if self.is_model(model):
+            return lambda a, k: self.call(model, a, k)
+        from fmapper_adapters.jax import _source
+        from fmapper_adapters.jax import _observed
+
+        return _observed.compiled(*_source.evaluation(model, args, kwargs))
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """With jax_enable_x64, on arrays of float64."""
+        if self.is_model(model):
+            return None
+        from fmapper_adapters.jax import _observed, _source
+
+        return _observed.in_float64(*_source.evaluation(model, args, kwargs))
+
+    def portable(self, array: Any) -> Any:
+        """The words of a PRNG key."""
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        return jax.random.key_data(array) if is_key else array
 
 
 def _is_usable(array: Any) -> bool:

@@ -57,7 +57,8 @@ def function_of(eqn: Any) -> Function | None:
         return _gamma(eqn)
     else:
         return None
-    taken = tuple(i for i, v in enumerate(eqn.invars) if _is_real(v.aval))
+    found = eqn.params.get("num_consts", 0)  # in the surroundings of the function
+    taken = tuple(i for i, v in enumerate(eqn.invars) if i >= found and _is_real(v.aval))
     given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
     return Function(label, taken, given, body, lambda: _backward(eqn, taken, given))
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import export
 
-from fmapper import ConversionError
+from fmapper import ConversionError, size_of
 
 Symbols = dict[str, tuple[int | None, int | None]]
 # What is traced: the structure of the examples, their arrays, which leaves are none, and the names
@@ -39,7 +39,38 @@ def traced(
         return _auto(trace, shapes)
     bounds: Symbols = {}
     texts = _Texts(bounds).of(examples, dynamic_shapes)
-    return trace(_symbolic(shapes, texts, bounds)), bounds
+    symbolic = _symbolic(shapes, texts, bounds)
+    _check(symbolic, shapes, bounds)
+    return trace(symbolic), bounds
+
+
+def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> None:
+    """Asks whether the examples are of such shapes.
+
+    Raises:
+        ConversionError: They are not, or a size is not that of a dimension itself.
+    """
+    sizes: dict[str, int] = {}
+    pairs = [
+        (size, n)
+        for struct, shape in zip(symbolic, shapes, strict=True)
+        for size, n in zip(struct.shape, shape.shape, strict=True)
+        if export.is_symbolic_dim(size)
+    ]
+    for size, n in pairs:
+        if str(size) in bounds:
+            sizes.setdefault(str(size), n)
+    for name in bounds:
+        if name not in sizes:
+            raise ConversionError(
+                f"dynamic_shapes: {name} is in expressions only; one dimension must be {name}"
+            )
+    for size, n in pairs:
+        if size_of(str(size), sizes) != n:
+            known = ", ".join(f"{name} is {value}" for name, value in sizes.items())
+            raise ConversionError(
+                f"dynamic_shapes: a size of the examples is {n}, but {size} is to be it, and {known}"
+            )
 
 
 def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> list[Any]:

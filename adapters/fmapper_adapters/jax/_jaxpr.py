@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core
 
 from fmapper import Call, ConversionError, DType, FmapperWarning, Graph, Ref, Scalar, Size
-from fmapper_adapters.jax import _custom, _keys
+from fmapper_adapters.jax import _collectives, _custom, _keys
 
 # Functions that are called where they stand: what they compute is part of the caller.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
@@ -60,10 +60,12 @@ class Reader:
 
     Attributes:
         constants: The arrays that the code holds, by the names that they are given here.
+        equations: The equation that each call of the outermost graph comes from.
     """
 
     def __init__(self) -> None:
         self.constants: dict[str, Any] = {}
+        self.equations: dict[str, Any] = {}
         self._own: dict[Any, tuple[Graph, Graph | None]] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
@@ -208,7 +210,7 @@ class _Body:
             if self._order is None:
                 return self._read_closed(function.body, args, path, source)
             return self._function(function, eqn, args, path, source)
-        raw = _keys.on_raw_keys(eqn)
+        raw = _keys.on_raw_keys(eqn) or _collectives.on_dimensions(eqn)
         if raw is not None:  # keys are arrays of words here
             return self._read_closed(raw, args, path, source)
         return self._call(eqn, args, path, source)
@@ -255,6 +257,8 @@ class _Body:
         several: bool,
     ) -> Sequence[Any]:
         at = self._name(name)
+        if self._constant is not None:
+            self._reader.equations[at] = eqn
         result = tuple(_kind(var.aval) for var in eqn.outvars)
         self._calls.append(Call(at, f"lax::{name}", args, kwargs, path, source, result))
         if not several:

@@ -28,6 +28,7 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 _NUMBERS = (bool, int, float, complex)
 _JITTED = ("PjitFunction", "JitWrapped", "_JitWrapper")
 _MODE = "inference"  # a field in which the layers of Equinox keep their mode
+_LIBRARIES = ("jax", "flax", "equinox")  # of whose functions the cells have no telling names
 _MODES = ("deterministic", "use_running_average")  # attributes in which those of Flax do
 _INNER = "_fun"  # where the wrappers of Equinox keep what they wrap
 
@@ -250,7 +251,10 @@ def _parts(function: Any) -> list[tuple[str, Any]]:
         found = [("", function.func), *args, *function.keywords.items()]
     else:
         own = getattr(function, "__wrapped__", None)
-        found = [("" if value is own else name, value) for name, value in _cells(function)]
+        of_library = any(f"/{name}/" in function.__code__.co_filename for name in _LIBRARIES)
+        found = [
+            ("" if of_library or value is own else name, value) for name, value in _cells(function)
+        ]
         found += [("" if is_function(value) else name, value) for name, value in _globals(function)]
     return [(name, value) for name, value in found if _holds(value)]
 
@@ -384,4 +388,3 @@ class _Filling:
             if space[name] is value:
                 space[name] = self.tree(value)
         return space
-

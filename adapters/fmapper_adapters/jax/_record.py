@@ -18,6 +18,7 @@ from fmapper import (
     Output,
     Parameter,
     Program,
+    ProgramInputError,
     fleaves,
     holds_arrays,
     to_jax,
@@ -93,6 +94,18 @@ def record(
         ConversionError: It cannot be recorded.
         NotAFunctorError: Inputs or outputs are of classes that hold arrays and are not declared.
     """
+    return recorded(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)[0]
+
+
+def recorded(
+    source: Source,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+) -> tuple[Program, dict[str, Any]]:
+    """The same, and the equation of each call of the outermost graph, by the name of the call."""
     fleaves(())  # functors that are new are entered into JAX's registry
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_none)
     spec = _pytrees.tree_spec(tree)
@@ -135,7 +148,7 @@ def record(
     written = [
         Output("parameter" if n in source.parameters else "buffer", n) for n in traced.changed
     ]
-    return Program(
+    program = Program(
         graph=graph,
         inputs=(
             *inputs,
@@ -156,6 +169,7 @@ def record(
         train=train,
         name=source.name,
     )
+    return program, reader.equations
 
 
 class _Traced:
@@ -190,6 +204,8 @@ class _Traced:
 
         try:
             return jax.make_jaxpr(flat)(*shapes, *given)
+        except ProgramInputError as error:  # of a model that was converted before
+            raise ConversionError(str(error)) from error
         except FmapperError:
             raise
         except Exception as error:  # whatever code of the user says to a tracer

@@ -35,8 +35,7 @@ _WAYS: tuple[tuple[type[Exception] | str, str], ...] = (
     ),
     (
         "InvalidRngError",
-        'random numbers have no source: give rngs={"dropout": jax.random.key(0)} in '
-        "example_kwargs",
+        'random numbers have no source: give rngs={"dropout": jax.random.key(0)} in example_kwargs',
     ),
     (
         "ModifyScopeVariableError",

@@ -51,14 +51,23 @@ def evaluated(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     """What a model gives in evaluation mode."""
     if getattr(type(model), "is_converted_model", False) is True:
         return model(*args, **kwargs)
-    given = _modes.given(_modes_of(model, args), args, kwargs)
-    source, args, kwargs = of(model, args, kwargs, train=bool(given))
+    source, args, kwargs = evaluation(model, args, kwargs)
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
 
 
 def _inference(model: Any) -> list[bool]:
     """What the layers of a model say of their modes."""
     return Lifted(*(model if isinstance(model, tuple) else (model,))).inference
+
+
+def evaluation(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
+    """A model and its arguments in evaluation mode, or in the mode that the arguments name."""
+    if getattr(type(model), "is_converted_model", False) is True:
+        return of(model, args, kwargs, train=False)
+    given = _modes.given(_modes_of(model, args), args, kwargs)
+    return of(model, args, kwargs, train=bool(given))
 
 
 def _modes_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:

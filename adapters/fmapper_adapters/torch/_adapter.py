@@ -346,9 +346,13 @@ class TorchAdapter(Adapter):
         """What `torch.export` records."""
         from fmapper_adapters.torch import _export  # torch.export is slow to import
 
-        return _export.export_program(
+        program = _export.export_program(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, check=check
         )
+        own = getattr(model, "program", None) if hasattr(model, "as_program") else None
+        if own is not None:  # it was converted to torch: its forward takes anything
+            program.signature, program.name = own.signature, own.name
+        return program
 
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any

@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import linecache
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,16 +18,18 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from fmapper import (
     Input,
     Lowering,
+    Observation,
     Program,
     ProgramInputError,
     Ref,
     Scalar,
     convert,
+    functor,
     load_program,
     save_program,
     to_torch,
 )
-from fmapper_adapters.torch import _constants, _emit
+from fmapper_adapters.torch import _constants, _emit, _tidy
 from fmapper_adapters.torch.lax import _table, _types
 
 _SERIAL = itertools.count()
@@ -60,6 +63,8 @@ class TorchModel(Part):
     def __init__(self, program: Program, added: Mapping[str, Lowering]) -> None:
         super().__init__()
         self._added = dict(added)
+        self._aliases = dict(program.aliases)
+        self._lacks_training = program.lacks_training
         programs = {"training": program} if program.evaluation is not None or program.train else {}
         evaluation = program.evaluation if program.evaluation is not None else program
         if not program.train or program.evaluation is not None:
@@ -71,6 +76,8 @@ class TorchModel(Part):
             places.buffer(name, tensor, persistent=name not in program.transient)
         for name, first in program.aliases.items():
             places.alias(name, first)
+        self._tied = {places.names[name]: places.names[first]
+                      for name, first in program.aliases.items()}  # fmt: skip
         self._codes: dict[str, Code] = {}
         for mode, one in programs.items():
             constants = {}
@@ -86,9 +93,12 @@ class TorchModel(Part):
         """What the source gives for these arguments.
 
         Raises:
-            ProgramInputError: The program was recorded for other inputs.
+            ProgramInputError: The program was recorded for other inputs, or not for this mode.
         """
         code = self._code
+        if not code.fits(self) and not torch.compiler.is_compiling():
+            self._follow()
+            code = self._code
         leaves = code.leaves(args, kwargs)
         outputs, changed = code.function(self, *leaves)
         if changed:
@@ -100,9 +110,29 @@ class TorchModel(Part):
     @property
     def _code(self) -> Code:
         codes = self._codes
-        return codes.get("training" if self.training else "evaluation") or next(
-            iter(codes.values())
+        found = codes.get("training" if self.training else "evaluation")
+        if found is not None:
+            return found
+        if self.training and not self._lacks_training:  # it has no modes
+            return codes["evaluation"]
+        return self._refuse_mode()
+
+    def _refuse_mode(self) -> Any:
+        name = next(iter(self._codes.values())).program.name
+        if not self.training:
+            raise ProgramInputError(
+                f"{name} was recorded for training only: call train() on the model, or convert it "
+                "with train=False"
+            )
+        raise ProgramInputError(
+            f"{name} was recorded for evaluation only: call eval() on the model. Its training was "
+            f"not: {self._lacks_training}"
         )
+
+    def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
+        """Every operation of a call that is one in the graph, with its results."""
+        code = self._code
+        return list(code.observed(self, code.leaves(args, kwargs)))
 
     @property
     def program(self) -> Program:
@@ -117,7 +147,7 @@ class TorchModel(Part):
     @property
     def code(self) -> str:
         """The graph as Python code, with the lines of the source as comments."""
-        return self._code.source
+        return _readable(self._code.source)
 
     def as_program(self) -> Program:
         """The program with the arrays of this model, to be saved or lowered again."""
@@ -137,11 +167,17 @@ class TorchModel(Part):
             for code in codes
         ]
         first = filled[0]
+        frozen = [
+            n for n in codes[0].parameter_names
+            if not held[codes[0].targets[n]].requires_grad and _can_train(held[codes[0].targets[n]])
+        ]  # fmt: skip
         found = {names[target]: x.detach() for target, x in held.items() if target in names}
         return dataclasses.replace(
             first,
             parameters={n: x for n, x in found.items() if n in codes[0].parameter_names},
             buffers={n: x for n, x in found.items() if n in codes[0].buffer_names},
+            frozen=tuple(frozen),
+            starts_in_training=self.training,
             evaluation=filled[1] if len(filled) > 1 else None,
         )
 
@@ -167,6 +203,7 @@ class TorchModel(Part):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """What `to`, `half`, `cuda` and the like do: where dtypes change, those of the graph do."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._tie()
         present = next(iter(self._codes.values())).renamed
         renamed: dict[str, str] = {}
         for dtype in _emit.FLOATS:
@@ -174,11 +211,50 @@ class TorchModel(Part):
             after = fn(torch.empty(0, dtype=_types.dtype_of(before))).dtype
             if after is not _types.dtype_of(dtype):
                 renamed[dtype] = str(after).removeprefix("torch.")
-        for mode, code in self._codes.items():
-            if code.renamed != renamed:
-                self._codes[mode] = Code(code.program, self._added, code.targets, renamed, mode)
-                self._install()
+        self._rename(renamed)
         return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module; what is tied stays tied, with `assign=True` too."""
+        found = super().load_state_dict(*args, **kwargs)
+        self._tie()
+        return found
+
+    def _tie(self) -> None:
+        """Makes tied arrays one again, which the methods of torch treat one by one."""
+        for target, first in self._tied.items():
+            one = _get(self, first)
+            if _get(self, target) is not one:
+                owner, _, last = target.rpartition(".")
+                setattr(self.get_submodule(owner), last, one)
+
+    def _follow(self) -> None:
+        """Makes the graphs anew where parameters have other dtypes than those they are made for.
+
+        Raises:
+            ProgramInputError: Parameters that had one dtype have several now.
+        """
+        renamed: dict[str, str] = {}
+        code = next(iter(self._codes.values()))
+        for name, dtype in code.floats.items():
+            new = str(_get(self, code.targets[name]).dtype).removeprefix("torch.")
+            if renamed.setdefault(dtype, new) != new:
+                raise ProgramInputError(
+                    f"{code.program.name}: {name} is of {new}, other parameters that were of "
+                    f"{dtype} are of {renamed[dtype]}: cast all of them or none"
+                )
+        self._rename({old: new for old, new in renamed.items() if old != new})
+
+    def _rename(self, renamed: dict[str, str]) -> None:
+        """Makes the graphs anew that are made for other dtypes."""
+        if all(code.renamed == renamed for code in self._codes.values()):
+            return
+        codes = {}
+        for mode, code in self._codes.items():
+            made_of = code.program, self._added, code.targets, renamed, mode
+            codes[mode] = code if code.renamed == renamed else Code(*made_of)
+        self._codes = codes  # another dict: a copy of this model may share the old one
+        self._install()
 
     def _install(self) -> None:
         """Gives this module what the code of the graphs expects: functions and constants."""
@@ -243,6 +319,7 @@ def _get(root: torch.nn.Module, target: str) -> Any:
     return getattr(root.get_submodule(owner), last)
 
 
+@functor(children=(), rebuild=lambda code, children: code)  # the graph has tensors without values
 class Code:
     """The part of a model that is no array: one program as a function of torch.
 
@@ -275,8 +352,17 @@ class Code:
         self.parameter_names = by_kind["parameter"]
         self.buffer_names = by_kind["buffer"]
         self.constant_names = by_kind["constant"]
+        self.floats = {
+            str(i.target): i.dtype
+            for i in program.inputs
+            if i.kind == "parameter" and i.dtype in _emit.FLOATS
+        }
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
+        self.labels = [
+            label for label, i in zip(program.graph.inputs, program.inputs, strict=True)
+            if i.kind in ("user", "static")
+        ]  # fmt: skip
         self.dtypes = [
             _types.dtype_of(self.renamed.get(i.dtype, i.dtype)) if i.kind == "user" else None
             for i in self.users
@@ -286,6 +372,14 @@ class Code:
             and not program.in_spec.children[1].children
             and all(child.kind == "leaf" for child in program.in_spec.children[0].children)
         )
+        self.probes = [
+            (
+                tuple(self.targets[name].split(".")[:-1]),
+                self.targets[name].rpartition(".")[2],
+                _types.dtype_of(self.renamed.get(dtype, dtype)),
+            )
+            for dtype, name in {d: n for n, d in reversed(self.floats.items())}.items()
+        ]
         self.wanted = [(i.shape, dtype) for i, dtype in zip(self.users, self.dtypes, strict=True)]
         self.changed = [
             self.targets[str(out.target)]
@@ -297,14 +391,52 @@ class Code:
         )
         emitter = self._emitted(lowerings)
         self.graph = emitter.graph
+        there = set(self.graph.nodes)
+        self._results = [
+            (call, emitter.node_of(call.name))
+            for call in program.graph.calls
+            if call.op != "sym::getitem" and emitter.node_of(call.name) in there
+        ]
         for node in self.graph.nodes:  # one for each mode
             if node.op == "get_attr" and node.target in emitter.modules:
                 node.target = f"_{mode}{node.target}"
         self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
+        _tidy.compose_permutations(self.graph)
+        _tidy.share(self.graph)
         self.constants = _constants.hoisted(self.graph, f"_{mode}_made_")
+        _tidy.mark_causal(self.graph, self.constants)
         made = self.graph.python_code("self", verbose=True)
         self.source = made.src
         self.function = _executed(made.src, made.globals, program.name)
+
+    def observed(self, model: TorchModel, leaves: Any) -> Iterator[Observation]:
+        """The operations of the program with their results, for those that the graph has."""
+        found: dict[fx.Node, Any] = {}
+
+        class Watching(fx.Interpreter):
+            def run_node(self, n: fx.Node) -> Any:
+                found[n] = super().run_node(n)
+                return found[n]
+
+        with torch.no_grad():
+            Watching(model, graph=self.graph).run(*leaves)
+        for call, node in self._results:
+            values = found[node] if isinstance(found[node], tuple | list) else (found[node],)
+            shown = [
+                x.view(_types.dtype_of(dtype)) if _types.is_carried(dtype) else x
+                for x, (dtype, _) in zip(values, call.result, strict=False)
+            ]
+            yield Observation(call.module, call.op, call.source, tuple(shown))
+
+    def fits(self, model: torch.nn.Module) -> bool:
+        """Whether the parameters have the dtypes that this is made for: one of each is asked."""
+        for owner, last, dtype in self.probes:
+            part: Any = model
+            for name in owner:
+                part = part._modules[name]
+            if part._parameters[last].dtype is not dtype:
+                return False
+        return True
 
     def __deepcopy__(self, memo: Any) -> Code:
         return self
@@ -356,18 +488,23 @@ class Code:
                     break
             else:
                 return args
-        return self._checked(self.program.bind(args, kwargs))
+        return self._checked(self.program.bind(args, kwargs, sparing=True))
 
     def _checked(self, leaves: list[Any]) -> list[Any]:
         sizes: dict[str, Any] = {}
         found = []
-        for x, given, dtype, path in zip(leaves, self.users, self.dtypes, self.paths, strict=True):
+        for x, given, dtype, path, label in zip(
+            leaves, self.users, self.dtypes, self.paths, self.labels, strict=True
+        ):
             if given.kind == "static":
                 if not given.accepts(x):
                     raise ProgramInputError(
                         f"{self.program.name}: {path} was {given.value!r} among the examples and "
                         f"is {x!r} now; convert the model with that"
                     )
+                continue
+            if x is None and label not in self.program.graph.used():
+                found.append(None)  # of an argument that was left out
                 continue
             found.append(self._tensor(x, given, dtype, path, sizes))
         problem = self.program.size_problem(sizes)
@@ -382,9 +519,11 @@ class Code:
             if isinstance(x, bool | int | float | complex):
                 x = torch.tensor(x, dtype=dtype)
             else:
+                way = "fmapper.to_torch makes it"
+                if "key" in str(getattr(x, "dtype", "")):
+                    way = "fmapper.to_torch(jax.random.key_data(key)) makes it of a key"
                 raise ProgramInputError(
-                    f"{self.program.name}: {path} is a {type(x).__name__}; give a tensor, as "
-                    "fmapper.to_torch makes it"
+                    f"{self.program.name}: {path} is a {type(x).__name__}; give a tensor, as {way}"
                 )
         problem = self.program.shape_problem(given.shape, tuple(x.shape), sizes)
         if not problem and x.dtype is not dtype:
@@ -401,6 +540,26 @@ class Code:
         if self.program.out_spec.kind == "leaf":
             return values[0]
         return self.program.out_spec.unflatten(values)
+
+
+def _readable(source: str) -> str:
+    """Code without what only saves memory, and without comments that say nothing."""
+    lines = []
+    for line in source.strip("\n").splitlines():
+        if line.strip() == _NOWHERE:
+            continue
+        kept = _FORGETS.sub("", line).rstrip()
+        if kept or (lines and lines[-1]):
+            lines.append(kept)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_NOWHERE = "# No stacktrace found for following nodes"
+_FORGETS = re.compile(r";  (?:\w+ = )+None(?=$|  #)")
+
+
+def _can_train(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _narrowed(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:

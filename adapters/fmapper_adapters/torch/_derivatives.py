@@ -37,6 +37,10 @@ def call(
     if not _is_differentiated(inner):
         return tuple(body(*inner))
     plan = body, backward, own, more, differentiable, cotangents
+    if torch.compiler.is_compiling():  # which takes no tensor twice
+        operands = [
+            x.view_as(x) if any(x is y for y in operands[:i]) else x for i, x in enumerate(operands)
+        ]
     found: tuple[Tensor, ...] = _Function.apply(plan, *operands)
     return found
 
@@ -50,8 +54,7 @@ def _is_differentiated(tensors: Sequence[Tensor]) -> bool:
     if torch.compiler.is_compiling():
         return False
     return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
+        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     )
 
 
@@ -63,7 +66,9 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(plan: Any, *operands: Tensor) -> Any:
         body, _, own, more, _, _ = plan
-        return tuple(body(*operands[:own], *operands[own + more :]))
+        found = body(*operands[:own], *operands[own + more :])
+        # autograd saves the operands, so that none of them may be a result
+        return tuple(y.view_as(y) if any(y is x for x in operands) else y for y in found)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -86,4 +91,13 @@ class _Function(torch.autograd.Function):
         full: list[Any] = [None] * ctx.count
         for i, gradient in zip(differentiable, found, strict=True):
             full[own + more + i] = gradient
+        if any(
+            needed and i - own - more not in differentiable
+            for i, needed in enumerate(ctx.needs_input_grad[1:])
+        ):
+            raise RuntimeError(
+                "a function with a derivative of its own is differentiated by an array that it "
+                "does not take but finds in its surroundings; JAX has no such derivative: give it "
+                "as an argument"
+            )
         return (None, *full)

@@ -28,6 +28,7 @@ from fmapper_adapters.torch.lax import _types
 from fmapper_adapters.torch.lax._table import TABLE, About
 from fmapper_adapters.torch.recognise import simplified
 
+_EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
 FLOATS = {"float32", "float64", "float16", "bfloat16"}
 
 
@@ -202,6 +203,15 @@ class Emitter:
         if kind is not None and _types.is_carried(kind[0]) and isinstance(found, Value):
             return found.view(_types.dtype_of(kind[0]))
         return found
+
+    def node_of(self, name: str) -> fx.Node | None:
+        """What gives the result of a call of the outermost graph."""
+        found = self._env.get(name)
+        if isinstance(found, tuple | list):  # several nodes, or one whose items these are
+            sources = {v.node.args[0] for v in found if isinstance(v, fx.Proxy) and v.node.args}
+            found = sources.pop() if len(sources) == 1 else None
+            return found if isinstance(found, fx.Node) else None
+        return found.node if isinstance(found, fx.Proxy) else None
 
     def output(self, values: Any) -> None:
         """Ends the graph."""
@@ -382,7 +392,7 @@ def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) ->
 
     Sizes that may vary are symbols of `mode`, the same one wherever they have the same name.
     """
-    numbers = {symbol: 11 + 2 * i for i, symbol in enumerate(program.symbols)}
+    numbers = {symbol: _EXAMPLE * 2**i + 7 * i for i, symbol in enumerate(program.symbols)}
     found: list[Any] = []
     for given in program.inputs:
         if given.kind == "static":

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
-from fmapper_adapters.torch import _decompose, _faithful, _foreign, _gradients, _graph, _recordable
+from fmapper_adapters.torch import (
+    _decompose,
+    _faithful,
+    _foreign,
+    _gradients,
+    _graph,
+    _recordable,
+    _values,
+)
 
 
 def export_program(
@@ -58,19 +67,66 @@ def recorded(
     """
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
-    exported = _exported(module, args, kwargs, dynamic_shapes)
-    if check:
-        with _quiet():
+    reasons: list[Exception] = []
+    ways = [*_WAYS]
+    for_values = [*_WAYS_FOR_VALUES]
+    while ways:
+        way = ways.pop(0)
+        try:
+            exported = way(module, args, kwargs, dynamic_shapes)
+            if check:
+                exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
+            return _taken_apart(exported)
+        except ConversionError:
+            raise
+        except Exception as error:  # torch raises what its tracing happens to meet
+            reasons.append(error)
+            if _is_data_dependent(error):
+                ways, for_values = [*for_values, *ways], []
+    raise _failure(module, reasons[0]) from reasons[0]
+
+
+def _as_it_runs(
+    module: torch.nn.Module,
+    exported: torch.export.ExportedProgram,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+) -> torch.export.ExportedProgram:
+    """The program, or one of what the module does when it is not recorded, if it differs.
+
+    Raises:
+        ConversionError: They differ, and the module cannot be recorded so.
+    """
+    with _quiet():
+        try:
             _faithful.check(module, exported, args, kwargs)
+        except ConversionError:
+            other = _recorded_unaware(module, args, kwargs, dynamic_shapes)
+            if other is None:
+                raise
+            _faithful.check(module, other, args, kwargs)
+            return other
+    return exported
+
+
+def _recorded_unaware(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram | None:
     try:
-        _gradients.mark(exported)
-        with _quiet():
-            lowered: torch.export.ExportedProgram = exported.run_decompositions(
-                _decompose.table(exported)
-            )
-            return lowered
-    except Exception as error:
-        raise _failure(module, error) from error
+        with torch.enable_grad(), _recordable.StandIns():
+            return _values.recorded(module, args, kwargs, dynamic_shapes, aware=False)
+    except Exception:  # it cannot be recorded so: the caller says that they differ
+        return None
+
+
+def _taken_apart(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    _gradients.mark(exported)
+    with _quiet():
+        found: torch.export.ExportedProgram = exported.run_decompositions(
+            _decompose.table(exported)
+        )
+        return found
 
 
 def _plain(module: torch.nn.Module) -> torch.nn.Module:
@@ -113,32 +169,23 @@ def _all_sizes(word: str, inputs: Any) -> Any:
     return found
 
 
-def _exported(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+def _plainly(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    *,
+    grad: bool,
+    strict: bool,
 ) -> torch.export.ExportedProgram:
-    """Without reading the bytecode first, which is quicker; with it where that fails.
-
-    Gradients are switched on, so that `torch.no_grad` is seen, unless only without them it can be
-    recorded: torch has loops that it cannot differentiate.
-    """
-    reasons: list[Exception] = []
-    for grad, strict in ((True, False), (False, False), (True, True)):
-        try:
-            with _quiet(), torch.set_grad_enabled(grad), _recordable.used(unless=strict):
-                return torch.export.export(
-                    module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
-                )
-        except Exception as error:  # torch raises what its tracing happens to meet
-            reasons.append(error)
-            if _is_data_dependent(error):
-                found = _recorded_for_values(module, args, kwargs, dynamic_shapes)
-                if found is not None:
-                    return found
-    raise _failure(module, reasons[0]) from reasons[0]
+    with _quiet(), torch.set_grad_enabled(grad), _recordable.used(unless=strict):
+        return torch.export.export(
+            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+        )
 
 
 def _is_data_dependent(error: Exception) -> bool:
-    signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent")
+    signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent", "UnbackedSymbol")
     return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
 
 
@@ -147,20 +194,39 @@ def _is_data_dependent(error: Exception) -> bool:
 _SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
 
 
-def _recorded_for_values(
+def _for_branches(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> torch.export.ExportedProgram | None:
-    """A program for the values of the examples that checks the values that it is run with."""
-    try:
-        with _quiet(), torch.enable_grad(), _recordable.StandIns():
-            found = torch.export.draft_export(
-                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
-            )
-    except Exception:  # the reason why it cannot be recorded at all is reported by the caller
-        return None
+) -> torch.export.ExportedProgram:
+    """A program that goes the way of the examples and checks that its inputs go it, too."""
+    with _quiet(), torch.enable_grad(), _recordable.StandIns():
+        found = torch.export.draft_export(
+            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+        )
     report = getattr(found, "_report", None)
     failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
-    return found if failures <= _SOUND else None
+    if not failures <= _SOUND:
+        raise RuntimeError(f"draft_export: {', '.join(sorted(failures - _SOUND))}")
+    return found
+
+
+def _for_values(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """A program for the values of the examples that checks the values that it is run with."""
+    with _quiet(), torch.enable_grad(), _recordable.StandIns():
+        return _values.recorded(module, args, kwargs, dynamic_shapes)
+
+
+# Without reading the bytecode first, which is quicker; with it where that fails. Gradients are
+# switched on, so that `torch.no_grad` is seen, unless only without them it can be recorded: torch
+# has loops that it cannot differentiate.
+_WAYS: tuple[Callable[..., torch.export.ExportedProgram], ...] = (
+    functools.partial(_plainly, grad=True, strict=False),
+    functools.partial(_plainly, grad=False, strict=False),
+    functools.partial(_plainly, grad=True, strict=True),
+)
+# Those that keep more of the program general come first.
+_WAYS_FOR_VALUES = (_for_branches, _for_values)
 
 
 @contextlib.contextmanager

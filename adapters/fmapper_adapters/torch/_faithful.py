@@ -68,14 +68,14 @@ def _run(
 ) -> dict[str, Any]:
     """The outputs for copies of the inputs, by path; the module is afterwards as it was."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
-    with torch.no_grad(), _undone(module), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), undone(module), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         found, _ = pytree.tree_flatten_with_path(model(*args, **kwargs))
     return {pytree.keystr(path): leaf for path, leaf in found}
 
 
 @contextlib.contextmanager
-def _undone(module: torch.nn.Module) -> Iterator[None]:
+def undone(module: torch.nn.Module) -> Iterator[None]:
     """Inside, a call may change buffers; afterwards they are what they were."""
     before = [
         (inner._buffers, name, buffer, buffer.detach().clone())

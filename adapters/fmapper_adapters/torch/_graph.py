@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper import Call, ConversionError, DType, Graph, Input, Output, Parameter, Program, Ref
 from fmapper_adapters.torch._spec import tree_spec
@@ -253,7 +254,7 @@ class _GraphReader:
             kwargs,
             path,
             source,
-            _results(node.meta.get("val") if results is None else results),
+            _results(node.meta.get("val") if results is None else results, _is_sized(node)),
         )
 
     def _plain(self, value: Any, node: torch.fx.Node) -> Any:
@@ -343,9 +344,37 @@ def _drops(node: torch.fx.Node, overload: Any) -> bool:
     return bool(rate) and given.get("train", True) is not False and layers != 1
 
 
-def _results(value: Any) -> tuple[tuple[str, tuple[int | str, ...]], ...]:
+def _is_sized(node: torch.fx.Node) -> bool:
+    """Whether values make the size of a result, also where it is asserted which size it is."""
+    if node.target is torch.ops.aten.index.Tensor:
+        indices: Any = node.args[1]
+        found = [i.meta["val"].dtype for i in indices if isinstance(i, torch.fx.Node)]
+        return torch.bool in found or torch.uint8 in found
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet is torch.ops.aten.repeat_interleave:
+        repeats = node.args[:2][-1]
+        by_array = isinstance(repeats, torch.fx.Node) and torch.is_tensor(repeats.meta["val"])
+        return by_array and node.kwargs.get("output_size") is None
+    if packet is None or packet is torch.ops.aten.select or not isinstance(node.target, _OVERLOAD):
+        return False
+    pairs = zip(node.target._schema.arguments, node.args, strict=False)
+    return any(
+        str(argument.real_type).replace("Optional", "").strip("[]") in ("int", "List[int")
+        and any(_is_read(one) for one in (value if isinstance(value, list | tuple) else [value]))
+        for argument, value in pairs
+    )
+
+
+def _is_read(value: Any) -> bool:
+    """Whether a number comes from an array."""
+    number = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
+    return isinstance(number, torch.SymInt) and bool(free_unbacked_symbols(number))
+
+
+def _results(value: Any, sized: bool = False) -> tuple[tuple[str, tuple[int | str, ...]], ...]:
     if isinstance(value, torch.Tensor):
-        return ((_name(value.dtype), _shape(value.shape)),)
+        shape = _shape(value.shape)
+        return ((_name(value.dtype), ("u0", *shape[1:]) if sized else shape),)
     if isinstance(value, list | tuple):
         return tuple(found for inner in value for found in _results(inner))
     return ()

@@ -175,9 +175,7 @@ def switch(
         results = [branch(*operands) for branch in branches]
         found = results[0]
         for i, result in enumerate(results[1:], 1):
-            found = tuple(
-                torch.where(index >= i, x, y) for x, y in zip(result, found, strict=True)
-            )
+            found = tuple(torch.where(index >= i, x, y) for x, y in zip(result, found, strict=True))
         return found
     return branches[min(max(int(index), 0), last)](*operands)
 

@@ -13,10 +13,19 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch import _random
+
 Tensor = torch.Tensor
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
+# Bits that are drawn for a float, bits of its mantissa, integers of its size, the pattern of one.
+_LAYOUTS = {
+    torch.float64: (64, 52, torch.int64, 0x3FF0000000000000),
+    torch.float32: (32, 23, torch.int32, 0x3F800000),
+    torch.float16: (16, 10, torch.int16, 0x3C00),
+    torch.bfloat16: (8, 7, torch.int16, 0x3F80),
+}
 _CARRIERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
@@ -111,6 +120,32 @@ def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool =
 def _narrowed(words: Tensor, width: int) -> Tensor:
     """The lower bits of words."""
     return words if width == 32 else words.to(_CARRIERS[width])
+
+
+def uniform(
+    key: Tensor, shape: Sequence[int], dtype: torch.dtype, *, partitionable: bool = True
+) -> Tensor:
+    """Floats in [0, 1) of shape (*batch, *shape): random mantissas, less one."""
+    drawn, mantissa, carrier, one = _LAYOUTS[dtype]
+    pattern = bits(key, drawn, shape, partitionable=partitionable).to(carrier)
+    pattern = (pattern >> (drawn - mantissa)) & ((1 << mantissa) - 1)
+    return (pattern | one).view(dtype) - 1
+
+
+def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
+    """Floats in [low, low + span) from such in [0, 1), float32 or float64.
+
+    XLA compiles product and sum to one operation, where the processor has that, so that there is
+    one rounding; autograd is given the sum itself, from which that is the last bit away.
+    """
+    plain = unit * span + low
+    with torch.no_grad():
+        if plain.dtype is torch.float64:
+            exact = _random._fused(unit, span, low)
+        else:
+            exact = _random._add_odd(unit.double() * span.double(), low.double()).float()
+        lost = exact - plain
+    return torch.maximum(low, plain + lost)
 
 
 def split(key: Tensor, shape: Sequence[int], *, partitionable: bool = True) -> Tensor:

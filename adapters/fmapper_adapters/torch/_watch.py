@@ -51,6 +51,10 @@ def watch(
     if not isinstance(model, torch.nn.Module):
         return None
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    own = getattr(model, "watch", None)
+    if own is not None and hasattr(model, "as_program"):  # converted from another framework
+        with _export.mode(model, train=False):
+            return iter(own(args, kwargs))
     with _export.mode(model, train=False), _foreign.known(model, (args, kwargs)):
         exported = _export.recorded(model, args, dict(kwargs), None)
         inputs = _flat_inputs(exported, args, kwargs)

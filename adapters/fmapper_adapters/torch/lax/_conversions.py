@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch.lax import _types
-from fmapper_adapters.torch.lax._integers import shifted_right, widened
+from fmapper_adapters.torch.lax._numbers import shifted_right, widened
 
 
 def converted(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
@@ -31,6 +31,9 @@ def converted(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
         return x if x.dtype is dtype else x.to(dtype)
     if _types.is_carried(source) and dtype is not torch.bool:
         return _from_unsigned(x, dtype)
+    if dtype is torch.float8_e4m3fn:
+        x = x.to(torch.float32) if x.dtype.itemsize == 1 else x
+        x = torch.where(torch.abs(x) <= 464.0, x, torch.nan)  # torch has the largest number there
     return x.to(dtype)
 
 
@@ -45,7 +48,7 @@ def _saturated(x: Any, target: str, dtype: torch.dtype) -> Any:
         -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     )  # fmt: skip
     x = torch.nan_to_num(x, 0.0) if x.dtype.itemsize > 1 else torch.nan_to_num(x.float(), 0.0)
-    if bits < 64:  # noqa: PLR2004
+    if bits < 64:
         return x.to(torch.float64).clamp(low, high).to(torch.int64).to(dtype)
     if not target.startswith("u"):
         whole = x.clamp(min=float(low)).to(torch.int64)
@@ -58,7 +61,7 @@ def _saturated(x: Any, target: str, dtype: torch.dtype) -> Any:
 
 def _from_unsigned(x: Any, dtype: torch.dtype) -> Any:
     bits = _types.bits_of(x.dtype)
-    if bits < 64:  # noqa: PLR2004
+    if bits < 64:
         return widened(x, torch.int64, bits).to(dtype)
     half = shifted_right(x, 1) | (x & 1)  # which rounds as all of the bits would
     return torch.where(x < 0, half.to(dtype) * 2, x.to(dtype))

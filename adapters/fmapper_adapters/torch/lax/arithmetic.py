@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._conversions import converted
-from fmapper_adapters.torch.lax._integers import (
+from fmapper_adapters.torch.lax._numbers import (
     as_tensor,
     flipped,
     is_number,
+    precedes,
     quotient,
     remainder,
     tensor_first,
@@ -43,7 +45,7 @@ def mulhi(x: Any, y: Any, *, about: About) -> Any:
     x, y = tensor_first(x, y)
     dtype, bits = x.dtype, bits_of(x.dtype)
     unsigned = about.results[0][0].startswith("u")
-    if bits < 64:  # noqa: PLR2004
+    if bits < 64:
         wide = widened if unsigned else lambda z, to, _: z if is_number(z) else z.to(to)
         return ((wide(x, torch.int64, bits) * wide(y, torch.int64, bits)) >> bits).to(dtype)
     low = (1 << 32) - 1
@@ -102,7 +104,7 @@ def _extreme(name: str) -> Any:
         x, y = tensor_first(x, y)
         if x.is_complex():
             y = as_tensor(y, x)
-            first = _precedes(y, x) if greater else _precedes(x, y)
+            first = precedes(y, x) if greater else precedes(x, y)
             return torch.where(first, x, y)
         if x.dtype is torch.bool:
             return torch.logical_or(x, as_tensor(y, x)) if greater else torch.logical_and(
@@ -112,15 +114,11 @@ def _extreme(name: str) -> Any:
             dtype = x.dtype
             x, y = flipped(x, dtype), flipped(y, dtype)
             return flipped(function(x, as_tensor(y, x)), dtype)
+        if is_number(y) and greater == (math.copysign(1, y) > 0):
+            return function(as_tensor(y, x), x)  # of -0.0 and 0.0 torch takes the first
         return function(x, as_tensor(y, x))
 
     return extreme
-
-
-def _precedes(x: Any, y: Any) -> Any:
-    """Whether complex numbers come before others: by real parts, then by imaginary ones."""
-    a, b = torch.real(x), torch.real(y)
-    return torch.where(a == b, torch.imag(x) < torch.imag(y), a < b)
 
 
 lax("max", numbers=True, about=True)(_extreme("maximum"))
@@ -163,8 +161,8 @@ def square(x: Any) -> Any:
 def integer_pow(x: Any, *, y: int) -> Any:
     if y == 0:
         return torch.ones_like(x)
-    if -2 <= y <= 3 and not x.is_complex():  # noqa: PLR2004 - which torch multiplies out
-        return torch.square(x) if y == 2 else torch.pow(x, y) if y != 1 else x  # noqa: PLR2004
+    if -2 <= y <= 3 and not x.is_complex():
+        return torch.square(x) if y == 2 else torch.pow(x, y) if y != 1 else x
     found, power, left = None, x, abs(y)
     while left:
         if left & 1:
@@ -213,8 +211,8 @@ def ceil(x: Any) -> Any:
 
 
 @lax("round")
-def round_(x: Any, *, rounding_method: str) -> Any:
-    if rounding_method == "to_nearest_even":
+def round_(x: Any, *, rounding_method: Any) -> Any:
+    if rounding_method in (1, "to_nearest_even"):
         return torch.round(x)
     whole = torch.trunc(x)
     return whole + torch.copysign((torch.abs(x - whole) >= 0.5).to(x.dtype), x)

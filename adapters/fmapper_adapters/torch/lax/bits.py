@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax._integers import (
+from fmapper_adapters.torch.lax._numbers import (
     is_number,
     lowest,
     shifted_right,
@@ -51,10 +51,10 @@ def shift_left(x: Any, y: Any) -> Any:
 def shift_right_arithmetic(x: Any, y: Any, *, about: About) -> Any:
     """The bits moved right; the sign moves in, also into unsigned integers."""
     if about.results[0][0] == "uint8":
-        count = 8 if is_number(y) and y > 7 else y  # noqa: PLR2004
+        count = 8 if is_number(y) and y > 7 else y
         signed = x if is_number(x) else x.view(torch.int8)
         if is_number(x):
-            return (x - 256 if x > 127 else x) >> y.to(torch.int16)  # noqa: PLR2004
+            return (x - 256 if x > 127 else x) >> y.to(torch.int16)
         return (signed.to(torch.int16) >> count).to(torch.uint8)
     if is_number(y) and not 0 <= y < bits_of(x.dtype):
         y = bits_of(x.dtype) - 1
@@ -70,8 +70,8 @@ def shift_right_logical(x: Any, y: Any) -> Any:
         return shifted_right(x, y) if 0 <= y < bits else torch.zeros_like(x)
     if dtype is torch.uint8:
         return x >> y
-    if bits < 64:  # noqa: PLR2004
-        wide = torch.int64 if bits == 32 else torch.int32  # noqa: PLR2004
+    if bits < 64:
+        wide = torch.int64 if bits == 32 else torch.int32
         return (widened(x, wide, bits) >> y).to(dtype)
     halved = (x >> 1) & ~lowest(dtype)
     return torch.where(y == 0, x, halved >> (y - 1))
@@ -85,7 +85,7 @@ def population_count(x: Any) -> Any:
 @lax("clz")
 def count_leading_zeros(x: Any) -> Any:
     bits = bits_of(x.dtype)
-    wide = x if bits >= 32 else widened(x, torch.int32, bits)  # noqa: PLR2004
+    wide = x if bits >= 32 else widened(x, torch.int32, bits)
     step = 1
     while step < bits:  # all bits below the highest one are set
         wide = wide | shifted_right(wide, step)
@@ -96,7 +96,7 @@ def count_leading_zeros(x: Any) -> Any:
 def _ones(x: Any) -> Any:
     """How many bits are set, added in pairs, then in fours, and so on."""
     bits = bits_of(x.dtype)
-    if bits < 32:  # noqa: PLR2004
+    if bits < 32:
         x, bits = widened(x, torch.int32, bits), 32
     pairs, fours, eights, units = (int(byte * (bits // 8), 16) for byte in ("55", "33", "0f", "01"))
     x = x - ((x >> 1) & pairs)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._integers import as_tensor, flipped, is_number, lowest
+from fmapper_adapters.torch.lax._numbers import as_tensor, flipped, is_number, total_order
 from fmapper_adapters.torch.lax._table import About, lax
 
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -36,15 +36,6 @@ def _complex(compare: Any, x: Any, y: Any) -> Any:
 
 for _name in _SWAPPED:
     lax(_name, numbers=True, about=True)(_comparison(_name))
-
-
-def total_order(x: Any) -> Any:
-    """Integers in the order that JAX sorts floats by: -NaN, -inf, ..., -0.0, 0.0, ..., NaN."""
-    if not x.is_floating_point():
-        return x
-    dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
-    bits = x.view(dtype)
-    return torch.where(bits < 0, bits ^ ~lowest(dtype), bits)
 
 
 def _total(name: str) -> Any:

@@ -9,7 +9,7 @@ import torch
 from fmapper import DType
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._conversions import converted
-from fmapper_adapters.torch.lax._integers import as_tensor
+from fmapper_adapters.torch.lax._numbers import as_tensor
 from fmapper_adapters.torch.lax._table import About, lax
 
 
@@ -93,7 +93,7 @@ def imag(x: Any) -> Any:
 
 
 @lax("conj")
-def conj(x: Any, *, input_dtype: DType) -> Any:
+def conj(x: Any, *, input_dtype: Any = None, _input_dtype: Any = None) -> Any:
     if not x.is_complex():
         return torch.complex(x, torch.zeros_like(x))
     return torch.conj_physical(x)  # not a view that is conjugated when it is read

@@ -15,7 +15,7 @@ from fmapper_adapters.torch.lax._table import About, lax
 def iota(*sizes: Any, dtype: DType, shape: tuple[Any, ...], dimension: int) -> Any:
     kind = current().dtype(dtype.name)
     # narrow integers wrap, which torch.arange does not
-    plain = kind.itemsize >= 4 and not kind.is_complex  # noqa: PLR2004
+    plain = kind.itemsize >= 4 and not kind.is_complex
     made = current().make(torch.arange, shape[dimension], dtype=kind if plain else torch.int64)
     made = made if plain else made.to(kind)
     if len(shape) == 1:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax._integers import flipped
+from fmapper_adapters.torch.lax._numbers import flipped, precedes
 from fmapper_adapters.torch.lax._table import About, lax
 
 
@@ -31,11 +31,25 @@ def _added(function: Any) -> Any:
 
 def _extreme(function: Any) -> Any:
     def extreme(x: Any, axis: int, about: About) -> Any:
+        if x.is_complex():
+            return _complex_extreme(x, axis, greatest=function is torch.cummax)
         if about.is_unsigned:
             return flipped(function(flipped(x, x.dtype), axis)[0], x.dtype)
         return function(x, axis)[0]
 
     return extreme
+
+
+def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
+    """In steps: the extreme of two, of four, of eight elements up to each."""
+    step = 1
+    while step < x.shape[axis]:
+        size = x.shape[axis] - step
+        before, here = x.narrow(axis, 0, size), x.narrow(axis, step, size)
+        first = precedes(here, before) if greatest else precedes(before, here)
+        x = torch.cat((x.narrow(axis, 0, step), torch.where(first, before, here)), axis)
+        step *= 2
+    return x
 
 
 _cumulative("cumsum", _added(torch.cumsum))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax._integers import as_tensor
+from fmapper_adapters.torch.lax._numbers import as_tensor
 from fmapper_adapters.torch.lax._table import lax
 
 
@@ -19,11 +20,31 @@ def _one(name: str, function: Any) -> None:
     lax(name)(lowered)
 
 
-_SAME = ("exp", "exp2", "expm1", "log", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh")
-_SAME += ("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
+_SAME = ("exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh")
+_SAME += ("atan", "sinh", "cosh", "asinh", "atanh")
 for _name in _SAME:
     _one(_name, getattr(torch, _name))
 _one("logistic", torch.sigmoid)
+
+
+def _cut(name: str, function: Any) -> None:
+    """Enters one that JAX does not tell the two sides of its branch cut by, a zero's sign."""
+
+    def lowered(x: Any) -> Any:
+        return function(x + 0.0 if x.is_complex() else x)
+
+    lax(name)(lowered)
+
+
+for _name in ("sqrt", "asin", "acos", "acosh"):
+    _cut(_name, getattr(torch, _name))
+
+
+@lax("exp2")
+def exp2(x: Any) -> Any:
+    if x.dtype in (torch.float16, torch.bfloat16):  # JAX rounds the product
+        return torch.exp(x * float(torch.tensor(math.log(2), dtype=x.dtype)))
+    return torch.exp2(x)
 
 
 @lax("cbrt")

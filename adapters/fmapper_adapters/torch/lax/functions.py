@@ -109,4 +109,6 @@ def _softplus(x: Any, y: Any) -> Any:
     if isinstance(x, int | float) or not isinstance(y, int | float) or y != 0:
         return None
     # beyond the threshold it is x itself: in 64 bits that is so later
-    return functional.softplus(x, threshold=40) if x.dtype is torch.float64 else functional.softplus(x)
+    return (
+        functional.softplus(x, threshold=40) if x.dtype is torch.float64 else functional.softplus(x)
+    )

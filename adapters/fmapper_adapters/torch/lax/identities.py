@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._integers import flipped
+from fmapper_adapters.torch.lax._numbers import flipped
 from fmapper_adapters.torch.lax._table import About, lax
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from fmapper import ConversionError, DType
+from fmapper import ConversionError
 from fmapper_adapters.torch import _counters, _threefry
 from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._table import About, lax
+from fmapper_adapters.torch.lax._table import TABLE, About, lax
 
 
 @lax("random_seed", about=True)
@@ -40,6 +40,17 @@ def random_fold_in(key: Any, data: Any, *, impl: str, partitionable: bool, about
 
 def _order(partitionable: bool) -> dict[str, bool]:
     return {} if partitionable else {"partitionable": False}
+
+
+@TABLE.lowering("torch::uniform", about=True)
+def uniform(key: Any, *, dims: tuple[Any, ...], partitionable: bool, about: About) -> Any:
+    dtype = current().dtype(about.results[0][0])
+    return current().call(_threefry.uniform, key, dims, dtype, **_order(partitionable))
+
+
+@TABLE.lowering("torch::uniform_between")
+def uniform_between(unit: Any, span: Any, low: Any) -> Any:
+    return current().call(_threefry.between, unit, span, low)
 
 
 @lax("threefry2x32")

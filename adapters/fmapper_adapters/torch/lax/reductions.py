@@ -9,7 +9,7 @@ import torch
 
 from fmapper import DType, Graph
 from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._integers import flipped
+from fmapper_adapters.torch.lax._numbers import flipped
 from fmapper_adapters.torch.lax._table import About, lax
 
 Axes = tuple[int, ...]

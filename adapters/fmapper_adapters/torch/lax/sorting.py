@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._integers import flipped
+from fmapper_adapters.torch.lax._numbers import flipped, total_order
 from fmapper_adapters.torch.lax._table import About, lax
 
 
@@ -18,15 +18,15 @@ def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, about: About)
     if len(xs) == 1 and not xs[0].is_complex():
         flip = kinds[0] in ("uint16", "uint32", "uint64")
         x = flipped(xs[0], xs[0].dtype) if flip else xs[0]
-        found = torch.sort(x, dimension, stable=True)[0]
+        found = torch.sort(x, dim=dimension, stable=True)[0]
         return (flipped(found, x.dtype) if flip else found,)
     keys = [key for i in range(num_keys) for key in _keys(xs[i], kinds[i])]
     order = None
     for key in reversed(keys):
         if order is None:
-            order = torch.sort(key, dimension, stable=True)[1]
+            order = torch.sort(key, dim=dimension, stable=True)[1]
         else:
-            moved = torch.sort(torch.gather(key, dimension, order), dimension, stable=True)[1]
+            moved = torch.sort(torch.gather(key, dimension, order), dim=dimension, stable=True)[1]
             order = torch.gather(order, dimension, moved)
     return tuple(torch.gather(x, dimension, order) for x in xs)
 
@@ -45,12 +45,10 @@ def top_k(x: Any, *, k: int, axis: int = -1, about: About) -> Any:
 
 
 def _largest(x: Any, k: int, axis: int, about: About) -> Any:
-    """The largest elements and where they are; of equal ones the first come first."""
-    key = flipped(x, x.dtype) if about.is_unsigned else x
-    values, at = torch.sort(key, axis, descending=True, stable=True)
-    values = values.narrow(axis, 0, k)
-    at = at.narrow(axis, 0, k).to(current().dtype(about.results[1][0]))
-    return flipped(values, x.dtype) if about.is_unsigned else values, at
+    """The largest elements and where they are, in the total order; equal ones in theirs."""
+    key = flipped(x, x.dtype) if about.is_unsigned else total_order(x.detach())
+    at = torch.sort(key, dim=axis, descending=True, stable=True)[1].narrow(axis, 0, k)
+    return torch.gather(x, axis, at), at.to(current().dtype(about.results[1][0]))
 
 
 @lax("approx_top_k", about=True)
@@ -66,7 +64,7 @@ def approx_top_k(
     about: About,
 ) -> Any:
     """The largest or smallest elements, all of them: what may be approximate is exact here."""
-    values, at = torch.sort(x, reduction_dimension, descending=is_max_k, stable=True)
+    values, at = torch.sort(x, dim=reduction_dimension, descending=is_max_k, stable=True)
     values = values.narrow(reduction_dimension, 0, k)
     at = at.narrow(reduction_dimension, 0, k)
     return values, at.to(current().dtype(about.results[1][0]))

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax._integers import as_tensor
+from fmapper_adapters.torch import _random
+from fmapper_adapters.torch._emit import current
+from fmapper_adapters.torch.lax._numbers import as_tensor
 from fmapper_adapters.torch.lax._table import lax
 
 
@@ -19,10 +21,14 @@ def _one(name: str, function: Any) -> None:
 
 _one("erf", torch.erf)
 _one("erfc", torch.erfc)
-_one("erf_inv", torch.erfinv)
 _one("lgamma", torch.lgamma)
 _one("bessel_i0e", torch.special.i0e)
 _one("bessel_i1e", torch.special.i1e)
+
+
+@lax("erf_inv")
+def erf_inv(x: Any) -> Any:
+    return current().call(_random.erf_inv, x)
 
 
 @lax("digamma")
@@ -32,12 +38,18 @@ def digamma(x: Any) -> Any:
 
 @lax("igamma", numbers=True)
 def igamma(a: Any, x: Any) -> Any:
-    return torch.special.gammainc(as_tensor(a, x), as_tensor(x, a))
+    return _incomplete(torch.special.gammainc, a, x)
 
 
 @lax("igammac", numbers=True)
 def igammac(a: Any, x: Any) -> Any:
-    return torch.special.gammaincc(as_tensor(a, x), as_tensor(x, a))
+    return _incomplete(torch.special.gammaincc, a, x)
+
+
+def _incomplete(function: Any, a: Any, x: Any) -> Any:
+    a, x = as_tensor(a, x), as_tensor(x, a)
+    found = function(a.double(), x.double())  # torch's own float32 has five digits
+    return found if x.dtype is torch.float64 else found.to(x.dtype)
 
 
 @lax("zeta", numbers=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fmapper import Call, Graph, Ref, substituted
+from fmapper import Call, Graph, Ref, Size, substituted
 from fmapper_adapters.torch.recognise import (
     _activations,
     _attention,
@@ -17,6 +17,7 @@ from fmapper_adapters.torch.recognise import (
     _moves,
     _norms,
     _softmax,
+    _uniform,
 )
 from fmapper_adapters.torch.recognise._fold import folded
 from fmapper_adapters.torch.recognise._look import Look
@@ -41,6 +42,9 @@ class Rewriter:
         name = next(n for n in _names(base) if n not in self._taken)
         self._taken.add(name)
         assert self._model is not None
+        if "new_sizes" in kwargs:
+            sizes = kwargs["new_sizes"]
+            kwargs["new_sizes"] = tuple(Size(n) if isinstance(n, str) else n for n in sizes)
         made = Call(
             name, op, args, kwargs, self._model.module, self._model.source, ((dtype, tuple(shape)),)
         )
@@ -85,6 +89,7 @@ def simplified(
 
 # In this order: attention is made of softmax, a layer norm has means in it.
 _RECOGNISERS = (
+    _uniform.find,
     _activations.find,
     _softmax.find,
     _attention.find,

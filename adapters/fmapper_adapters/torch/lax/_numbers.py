@@ -1,4 +1,4 @@
-"""Integers as JAX has them: unsigned ones that are carried as signed, division by zero, shifts."""
+"""Numbers as JAX has them: unsigned ones that are carried as signed, division by zero, order."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ def tensor_first(x: Any, y: Any) -> tuple[Any, Any]:
 def as_tensor(x: Any, like: Any) -> Any:
     """An operand as a tensor of the dtype of the other one."""
     return like.new_full((), x) if is_number(x) else x
+
+
+def precedes(x: Any, y: Any) -> Any:
+    """Whether complex numbers come before others: by real parts, then by imaginary ones."""
+    a, b = torch.real(x), torch.real(y)
+    return torch.where(a == b, torch.imag(x) < torch.imag(y), a < b)
+
+
+def total_order(x: Any) -> Any:
+    """Integers in the order that JAX sorts floats by: -NaN, -inf, ..., -0.0, 0.0, ..., NaN."""
+    if not x.is_floating_point():
+        return x
+    dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    bits = x.view(dtype)
+    return torch.where(bits < 0, bits ^ ~lowest(dtype), bits)
 
 
 def lowest(dtype: torch.dtype) -> int:
@@ -88,7 +103,7 @@ def _by_number(x: Any, y: int, dtype: torch.dtype, unsigned: bool) -> Any:
 
 def _unsigned_quotient(x: Any, y: Any, dtype: torch.dtype) -> Any:
     bits = bits_of(dtype)
-    if bits < 64:  # noqa: PLR2004
+    if bits < 64:
         wide = widened(y, torch.int64, bits).clamp(min=1)
         return torch.div(widened(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
     x = as_tensor(x, y)

@@ -1,0 +1,104 @@
+"""Running a model of JAX operation by operation, and in float64, to compare it with another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fmapper import Observation, Ref, Scalar, to_jax
+from fmapper_adapters.jax import _keys, _record
+
+
+def operations(
+    source: _record.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Observation]:
+    """The calls of the program of a model, each computed by JAX, in order."""
+    program, equations = _record.recorded(source, args, kwargs)
+    leaves = iter(jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: x is None))
+    held = {
+        "parameter": program.parameters,
+        "buffer": program.buffers,
+        "constant": program.constants,
+    }
+    env: dict[str, Any] = {}
+    for name, given in zip(program.graph.inputs, program.inputs, strict=True):
+        if given.kind in held:
+            env[name] = to_jax(held[given.kind][str(given.target)])
+        else:
+            leaf = next(leaves)
+            env[name] = _words(to_jax(leaf)) if given.kind == "user" else leaf
+    for call in program.graph.calls:
+        if call.op == "sym::getitem":
+            env[call.name] = env[call.args[0].name][call.args[1]]
+            continue
+        results = _computed(equations[call.name], [_value(arg, env) for arg in call.args])
+        env[call.name] = results if equations[call.name].primitive.multiple_results else results[0]
+        yield Observation(call.module, call.op, call.source, tuple(results))
+
+
+def compiled(
+    source: _record.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+    """A model as a function of arguments like these, behind `jax.jit`."""
+    leaves, tree = jax.tree.flatten((args, dict(kwargs)))
+    is_array = [hasattr(leaf, "dtype") for leaf in leaves]
+
+    @jax.jit
+    def run(params: Any, buffers: Any, arrays: list[Any]) -> Any:
+        rest = iter(arrays)
+        full = [next(rest) if a else leaf for leaf, a in zip(leaves, is_array, strict=True)]
+        own_args, own_kwargs = jax.tree.unflatten(tree, full)
+        return source.call(params, buffers, *own_args, **own_kwargs)[0]
+
+    arrays = to_jax((source.parameters, source.buffers))
+
+    def call(given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """What tells the mode is set; it need not be given."""
+        flat = jax.tree.leaves((given, dict(named)))
+        return run(*arrays, [leaf for leaf in flat if hasattr(leaf, "dtype")])
+
+    return call
+
+
+def in_float64(
+    source: _record.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any | None:
+    """The output for arrays and inputs in float64; None where the code wants another dtype."""
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(_wide, (dict(source.parameters), dict(source.buffers)))
+        own_args, own_kwargs = jax.tree.map(_wide, (args, dict(kwargs)))
+        try:
+            return source.call(*arrays, *own_args, **own_kwargs)[0]
+        except TypeError:  # JAX's answer to mixed dtypes where it promotes none
+            return None
+
+
+def _wide(x: Any) -> Any:
+    if not isinstance(x, jax.Array) and not (hasattr(x, "dtype") and hasattr(x, "shape")):
+        return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.asarray(x, jnp.complex128)
+    return jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _value(arg: Any, env: Mapping[str, Any]) -> Any:
+    if isinstance(arg, Ref):
+        return env[arg.name]
+    return jnp.asarray(arg.value, arg.dtype) if isinstance(arg, Scalar) else arg
+
+
+def _computed(eqn: Any, operands: list[Any]) -> list[Any]:
+    """The results of an equation on operands whose keys are words, as words."""
+    given = []
+    for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
+        is_key = hasattr(var.aval, "dtype") and _keys.is_key(var.aval)
+        given.append(jax.random.wrap_key_data(x, impl=var.aval.dtype._impl.name) if is_key else x)
+    found = eqn.primitive.bind(*given, **eqn.params)
+    return [_words(x) for x in (found if eqn.primitive.multiple_results else [found])]
+
+
+def _words(x: Any) -> Any:
+    return jax.random.key_data(x) if _keys.is_key(x) else x

@@ -1,0 +1,197 @@
+"""Calls whose results depend on values, made where the values are known: they are asserted.
+
+Results that have as many elements as some condition has true ones get a size that is a number, so
+that the program can be compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_Tensor = torch.Tensor
+check: Any = torch._check  # untyped in torch, as is the next one
+_not: Any = torch.sym_not
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """What was seen of one call of a function.
+
+    Attributes:
+        results: Of each result its shape, or the number that it is.
+        numbers: The values of tensors that stand for sizes.
+        counts: How many elements are true, of each mask in an index.
+    """
+
+    results: list[Any]
+    numbers: list[int]
+    counts: list[int]
+
+
+def agreed(value: Any, fact: int | bool) -> int | bool:
+    """The known value of a number, which is asserted to be this one."""
+    if isinstance(fact, bool):
+        check(value if fact else _not(value))
+    else:
+        check(value == fact)
+    return fact
+
+
+def with_numbers(
+    func: Callable[..., Any], args: tuple[Any, ...], number: Callable[[torch.Tensor], Any]
+) -> tuple[Any, ...]:
+    """The arguments of a function with numbers for integer tensors that stand for sizes."""
+    if func in MASKED:  # the bounds of slices alone: a tensor may be an index, or what is assigned
+        index = tuple(_numbers(x, number) if isinstance(x, slice) else x for x in _parts(args[1]))
+        return (args[0], index, *args[2:])
+    return (args[0], *_numbers(args[1:], number)) if func in WITH_SIZES else args
+
+
+def _numbers(tree: Any, number: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(tree, tuple | list):
+        return type(tree)(_numbers(inner, number) for inner in tree)
+    if isinstance(tree, slice):
+        bounds = (tree.start, tree.stop, tree.step)
+        return slice(*[_numbers(bound, number) for bound in bounds])
+    if isinstance(tree, _Tensor) and tree.ndim == 0 and tree.dtype in (torch.int64, torch.int32):
+        return number(tree)
+    return tree
+
+
+def counts_of(index: Any) -> list[int]:
+    """How many elements are true, of each mask in an index."""
+    return [int(x.sum()) for x in _parts(index) if _is_mask(x)]
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _is_mask(x: Any) -> bool:
+    return isinstance(x, _Tensor) and x.dtype is torch.bool and x.ndim > 0
+
+
+def _true_ones(mask: torch.Tensor, count: int) -> torch.Tensor:
+    """As `mask.nonzero()`, where it is asserted how many there are."""
+    agreed(mask.count_nonzero().item(), count)
+    return torch.nonzero_static(mask, size=count)
+
+
+def _unmasked(index: Any, counts: list[int]) -> tuple[Any, ...]:
+    """An index with numbers instead of masks."""
+    left = iter(counts)
+    found: list[Any] = []
+    for one in _parts(index):
+        found += _true_ones(one, next(left)).unbind(1) if _is_mask(one) else [one]
+    return tuple(found)
+
+
+def _get(call: Call, x: torch.Tensor, index: Any) -> torch.Tensor:
+    found: torch.Tensor = x[_unmasked(index, call.counts) if call.counts else index]
+    return found
+
+
+def _put(call: Call, x: torch.Tensor, index: Any, value: Any) -> None:
+    # Where a single number is put, it does not matter to how many places.
+    several = isinstance(value, _Tensor) and value.ndim > 0
+    x[_unmasked(index, call.counts) if call.counts and several else index] = value
+
+
+def _select(call: Call, input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    together: Any = torch.broadcast_tensors  # untyped in torch
+    x, mask = together(input, mask)
+    found: torch.Tensor = x[_unmasked(mask, [call.results[0][0]])]
+    return found
+
+
+def _nonzero(call: Call, input: torch.Tensor, *, as_tuple: bool = False) -> Any:
+    x = input.reshape(1) if as_tuple and not input.ndim else input
+    found = _true_ones(x, call.results[0][0])
+    return found.unbind(1) if as_tuple else found
+
+
+def _where(call: Call, condition: torch.Tensor, *values: Any, **named: Any) -> Any:
+    if values or named:
+        return torch.where(condition, *values, **named)
+    return _nonzero(call, condition, as_tuple=True)
+
+
+def _repeated(
+    call: Call,
+    input: torch.Tensor,
+    repeats: Any = None,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+) -> torch.Tensor:
+    times = input if repeats is None else repeats
+    if isinstance(times, _Tensor) and output_size is None:
+        output_size = call.results[0][dim or 0]
+        total = times.sum()
+        if repeats is not None and times.numel() == 1:
+            total = total * (input.numel() if dim is None else input.shape[dim])
+        agreed(total.item(), output_size)
+    if repeats is None:
+        return torch.repeat_interleave(input, output_size=output_size)
+    return torch.repeat_interleave(input, repeats, dim, output_size=output_size)
+
+
+# The functions whose results have as many elements as some condition has true ones. Those that
+# are not here do not hinder a recording, but they hinder jax.jit.
+MASKED: dict[Callable[..., Any], Callable[..., Any]] = {
+    _Tensor.__getitem__: _get,
+    _Tensor.__setitem__: _put,
+}
+SIZED: dict[Callable[..., Any], Callable[..., Any]] = {
+    **MASKED,
+    torch.masked_select: _select,
+    _Tensor.masked_select: _select,
+    torch.nonzero: _nonzero,
+    _Tensor.nonzero: _nonzero,
+    torch.argwhere: _nonzero,
+    _Tensor.argwhere: _nonzero,
+    torch.where: _where,
+    torch.repeat_interleave: _repeated,
+    _Tensor.repeat_interleave: _repeated,
+}
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a == b).all() if a.shape == b.shape else torch.tensor(False)
+
+
+# The functions that make a bool of tensors, as tensors.
+QUESTIONS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
+    _Tensor.__bool__: lambda x: x != 0,
+    _Tensor.is_nonzero: lambda x: x != 0,
+    torch.is_nonzero: lambda x: x != 0,
+    _Tensor.__contains__: lambda x, element: (x == element).any(),
+    _Tensor.equal: _equal,
+    torch.equal: _equal,
+    _Tensor.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
+    torch.allclose: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
+}
+INTEGERS = {_Tensor.__int__, _Tensor.__index__}
+
+# The functions that take sizes, for which a tensor may stand, behind their first
+# argument.
+WITH_SIZES: set[Callable[..., Any]] = {
+    torch.nn.functional.pad,
+    torch.reshape,
+    _Tensor.reshape,
+    _Tensor.view,
+    _Tensor.expand,
+    _Tensor.repeat,
+    torch.narrow,
+    _Tensor.narrow,
+    torch.split,
+    _Tensor.split,
+    _Tensor.new_zeros,
+    _Tensor.new_ones,
+    _Tensor.new_empty,
+    _Tensor.new_full,
+}

@@ -1,0 +1,45 @@
+"""Sizes and dimensions, as lowerings of several kinds ask for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def are_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are known to be the same; one that varies is known to be no other."""
+    return isinstance(a, int) and isinstance(b, int) and a == b
+
+
+def permuted(x: Any, order: Sequence[int]) -> Any:
+    """A tensor with its dimensions in another order; itself if that is the order."""
+    return x if list(order) == list(range(len(order))) else x.permute(tuple(order))
+
+
+def flattened(x: Any, start: int, count: int) -> Any:
+    """Some neighbouring dimensions as one; one of size 1 where there are none."""
+    if count == 1:
+        return x
+    if count == 0:
+        return x.unsqueeze(start)
+    return x.flatten(start, start + count - 1)
+
+
+def unflattened(x: Any, dimension: int, sizes: Sequence[Any]) -> Any:
+    """One dimension as several, or as none."""
+    if len(sizes) == 1:
+        return x
+    if not sizes:
+        return x.squeeze(dimension)
+    return x.unflatten(dimension, tuple(sizes))
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """The order that undoes an order."""
+    return sorted(range(len(order)), key=lambda i: order[i])
+
+
+def product(sizes: Sequence[Any]) -> Any:
+    """The product of sizes."""
+    return math.prod(sizes)

@@ -1,0 +1,16 @@
+"""Sizes that may vary as arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch._emit import current
+from fmapper_adapters.torch.lax._table import About, lax
+
+
+@lax("dim_as_value", about=True)
+def dim_as_value(*, dim: Any, about: About) -> Any:
+    name, _ = about.results[0]
+    return current().make(torch.full, (), dim, dtype=current().dtype(name))

@@ -1,0 +1,253 @@
+"""The module that `convert` gives for torch: what it refuses, its code, how it is trained and kept."""
+
+import copy
+import io
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fmapper
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+nnx = pytest.importorskip("flax.nnx")
+
+X = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+T = torch.from_numpy(X)
+
+
+class Net(nnx.Module):
+    """A child is called as a method of modules is."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(4, 8, rngs=rngs)
+        self.forward = nnx.Linear(8, 2, rngs=rngs)
+        self.training = nnx.Param(jnp.ones(2))
+
+    def __call__(self, x, scale=1.0, *, shift=None):
+        hidden = jnp.tanh(self.first(x))
+        return self.forward(hidden) * scale * self.training[...]
+
+
+@pytest.fixture(scope="module")
+def net():
+    return Net()
+
+
+@pytest.fixture
+def converted(net):
+    return fmapper.convert(net, "torch", (X,))
+
+
+def test_names_that_modules_have_themselves(net, converted):
+    assert set(converted.state_dict()) == {
+        "first.kernel", "first.bias", "forward_.kernel", "forward_.bias", "training_",
+    }  # fmt: skip
+    assert set(converted.as_program().parameters) == set(fmapper.state(net))
+    np.testing.assert_allclose(converted(T).detach(), net(X), rtol=1e-5, atol=1e-6)
+
+
+REFUSED = {
+    "shape": (lambda: (T[:2],), {}, r"x: shape \(2, 4\) was given, \(3, 4\) is wanted"),
+    "dtype": (lambda: (T.double(),), {}, r"x: torch.float64 was given, torch.float32 is wanted"),
+    "integers": (lambda: (T.long(),), {}, r"x: torch.int64 was given"),
+    "NumPy": (lambda: (X,), {}, r"x is a ndarray; give a tensor, as fmapper.to_torch"),
+    "JAX": (lambda: (jnp.asarray(X),), {}, r"x is a ArrayImpl; give a tensor, as fmapper.to_torch"),
+    "nothing": (tuple, {}, "x is missing"),
+    "static": (lambda: (T, 2.0), {}, "scale is given, but was not among the example inputs"),
+    "unknown": (lambda: (T,), {"other": 1}, "other is given"),
+    "too many": (lambda: (T, 1.0, T), {}, r"args\[0\] is given"),
+    "twice": (lambda: (T,), {"x": T}, "x is given by position and by keyword"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name, converted):
+    make, kwargs, match = REFUSED[name]
+    with pytest.raises(fmapper.ProgramInputError, match=match):
+        converted(*make(), **kwargs)
+
+
+def test_defaults_may_be_given(converted):
+    want = converted(T)
+    for args, kwargs in (((), {"x": T}), ((T, 1.0), {}), ((T,), {"shift": None, "scale": 1.0})):
+        assert torch.equal(converted(*args, **kwargs), want)
+
+
+def test_a_static_value_is_asked_for(net):
+    scaled = fmapper.convert(net, "torch", (X, 2.0))
+    np.testing.assert_allclose(scaled(T, 2.0).detach(), 2 * net(X), rtol=1e-5, atol=1e-6)
+    with pytest.raises(fmapper.ProgramInputError, match=r"scale was 2.0 among the examples.*3.0"):
+        scaled(T, 3.0)
+    with pytest.raises(fmapper.ProgramInputError, match="scale is missing"):
+        scaled(T)
+
+
+def test_the_code_can_be_read(converted):
+    code = converted.code
+    assert 'def forward(self, x: "f32[3, 4]")' in code
+    assert "self.first.kernel" in code
+    assert "hidden = jnp.tanh(self.first(x))" in code
+    assert "torch.tanh(" in code
+    assert "= None" not in code
+    assert "No stacktrace" not in code
+
+
+def test_optimizers_change_what_it_computes(converted):
+    optimizer = torch.optim.SGD(converted.parameters(), 0.1)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = converted(T).square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 2
+
+
+def test_frozen_parameters(converted):
+    converted.first.requires_grad_(False)
+    converted(T).sum().backward()
+    assert converted.first.kernel.grad is None
+    assert converted.forward_.kernel.grad is not None
+    again = fmapper.convert(converted.as_program(), "torch")
+    trained = {name: p.requires_grad for name, p in again.named_parameters()}
+    assert not trained["first.kernel"]
+    assert trained["forward_.kernel"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("how", ["to", "cast", "data"])
+def test_dtypes_of_the_graph_follow(net, converted, dtype, how):
+    name = str(dtype).removeprefix("torch.")
+    if how == "to":
+        other = copy.deepcopy(converted).to(dtype)
+    elif how == "cast":
+        other = fmapper.cast(converted, name)
+    else:
+        other = copy.deepcopy(converted)
+        for p in other.parameters():
+            p.data = p.data.to(dtype)
+    got = other(T.to(dtype))
+    assert got.dtype is dtype
+    np.testing.assert_allclose(got.detach().float(), net(X), atol=5e-2)
+    with pytest.raises(fmapper.ProgramInputError, match="torch.float32 was given"):
+        other(T)
+    np.testing.assert_allclose(converted(T).detach(), net(X), rtol=1e-5, atol=1e-6)
+    if how == "to":
+        back = other.float()
+        np.testing.assert_allclose(back(T).detach(), net(X), atol=5e-2)
+
+
+def test_parameters_of_two_dtypes_are_refused(converted):
+    converted.forward_.kernel.data = converted.forward_.kernel.data.double()
+    converted.first.kernel.data = converted.first.kernel.data.double()
+    with pytest.raises(fmapper.ProgramInputError, match="cast all of them or none"):
+        converted(T.double())
+
+
+def test_walks_and_checkpoints(net, converted):
+    twice = fmapper.fmap(lambda x: x * 2 if isinstance(x, torch.Tensor) else x, converted)
+    assert torch.equal(twice.first.kernel, converted.first.kernel * 2)
+    assert not torch.equal(twice(T), converted(T))
+    file = io.BytesIO()
+    torch.save(converted.state_dict(), file)
+    file.seek(0)
+    twice.load_state_dict(torch.load(file))
+    assert torch.equal(twice(T), converted(T))
+    file = io.BytesIO()
+    torch.save(converted, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(T), converted(T))
+
+
+def test_no_jax_is_needed_to_load_it(converted, tmp_path):
+    converted.save(tmp_path / "net.safetensors")
+    torch.save((T, converted(T).detach()), tmp_path / "want.pt")
+    code = """
+import sys
+for name in ("jax", "jaxlib", "flax"):
+    sys.modules[name] = None
+import torch, fmapper
+model = fmapper.convert(fmapper.load_program("net.safetensors"), "torch")
+x, want = torch.load("want.pt")
+assert torch.equal(model(x), want)
+"""
+    root = os.pathsep.join(p for p in sys.path if p)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+UNRECORDABLE = {
+    "branch": (lambda x: x if x.sum() > 0 else -x, r"test_convert.*branch on a value.*cond"),
+    "loop": (lambda x: [x for _ in range(x.sum().astype(int))][0], "as a Python int"),
+    "NumPy": (lambda x: np.sin(np.asarray(x)), "use jax.numpy"),
+    "mask": (lambda x: x[x > 0], "use jnp.where"),
+    "float": (lambda x: x * float(x.sum()), "only the shape is known"),
+    "callback": (lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((3, 4), np.float32), x),
+                 "pure_callback.*calls back into Python"),
+    "own error": (lambda x: x.no_such_attribute, "AttributeError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNRECORDABLE)
+def test_what_cannot_be_recorded(name):
+    function, match = UNRECORDABLE[name]
+    with pytest.raises(fmapper.ConversionError, match=match):
+        fmapper.convert(function, "torch", (X,))
+
+
+def test_missing_operations_are_listed_whole(net):
+    class Strange(nnx.Module):
+        def __init__(self):
+            self.inner = net
+
+        def __call__(self, x):
+            y = self.inner(x)
+            with jax.named_scope("odd"):
+                y = first.bind(y)
+            return second.bind(y)
+
+    import jax.extend
+
+    made = []
+    for name in ("strange_one", "strange_two"):
+        primitive = jax.extend.core.Primitive(name)
+        primitive.def_abstract_eval(lambda aval: aval)
+        made.append(primitive)
+    first, second = made
+    with pytest.raises(fmapper.UnsupportedOpsError) as caught:
+        fmapper.convert(Strange(), "torch", (X,))
+    assert set(caught.value.ops) == {"lax::strange_one", "lax::strange_two"}
+    assert "odd" in str(caught.value)
+    assert 'to="torch"' in str(caught.value)
+
+    @fmapper.lowering("lax::strange_one", "lax::strange_two")
+    def strange(x):
+        return x * 3
+
+    converted = fmapper.convert(Strange(), "torch", (X,))
+    np.testing.assert_allclose(converted(T).detach(), 9 * net(X), rtol=1e-5, atol=1e-6)
+
+
+def test_a_conversion_can_be_verified(net):
+    assert fmapper.convert(net, "torch", (X,), verify=True)
+    wrong = fmapper.convert(net, "torch", (X,))
+    with torch.no_grad():
+        wrong.first.bias += 1
+    report = fmapper.verify(net, wrong, X)
+    assert not report
+    assert "tanh" in str(report.first) or "add" in str(report.first)
+    assert report.exact[0] < 1e-6 < 1e-2 < report.exact[1]

@@ -1,0 +1,124 @@
+"""Models of JAX in torch whose sizes may vary."""
+
+import numpy as np
+import pytest
+
+import fmapper
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+nnx = pytest.importorskip("flax.nnx")
+
+Dim = torch.export.Dim
+
+
+def array(*shape):
+    return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
+
+
+def attention(q):
+    b, t, d = q.shape
+    heads = q.reshape(b, t, 2, d // 2).transpose(0, 2, 1, 3)
+    scores = jnp.einsum("bhtd,bhsd->bhts", heads, heads) / (d // 2) ** 0.5
+    scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -1e9)
+    mixed = jnp.einsum("bhts,bhsd->bhtd", jax.nn.softmax(scores, -1), heads)
+    return mixed.transpose(0, 2, 1, 3).reshape(b, t, d)
+
+
+def halves(a):
+    return a[::2].sum() + a.reshape(-1)[: a.size // 2].mean() + (a.shape[0] % 2) + a.shape[0] ** 2
+
+
+def longest(a):
+    wide = jax.core.max_dim(a.shape[0], 6)
+    return jnp.arange(wide) * a.sum()
+
+
+CASES = {
+    "fixed by the code": (lambda x: jnp.tanh(x @ jnp.ones((4, 2))), ["b, _"],
+                          [(3, 4)], [(7, 4)]),
+    "twice the size": (lambda x: x.reshape(x.shape[0] * 2, -1), ["b, _"], [(3, 4)], [(5, 4)]),
+    "values": (lambda a, b: jnp.concatenate([a, b]).sum(0) / (a.shape[0] + b.shape[0]),
+               ["a, _", "b, _"], [(3, 4), (2, 4)], [(5, 4), (1, 4)]),
+    "divided": (halves, ["a, b"], [(5, 4)], [(7, 6)]),
+    "largest": (longest, ["a, _"], [(5, 4)], [(9, 4)]),
+    "attention": (attention, ["b, t, _"], [(2, 5, 8)], [(3, 7, 8)]),
+    "scan": (lambda xs: jax.lax.scan(lambda c, x: (c + x, c * x), jnp.zeros(4), xs)[1],
+             ["n, _"], [(5, 4)], [(9, 4)]),
+    "expression": (lambda a, b: a + b.reshape(a.shape[0], 2).sum(1), ["n", "2*n"],
+                   [(3,), (6,)], [(5,), (10,)]),
+    "dict": (lambda x: x.sum(1), {"x": {0: Dim("batch", min=2, max=64)}}, [(3, 4)], [(64, 4)]),
+    "tuple": (lambda x: x.sum(1), ((Dim.AUTO, None),), [(3, 4)], [(1, 4)]),
+    "auto, none fixed": (lambda a, b: a + b, "auto", [(3, 4), (3, 4)], [(5, 2), (5, 2)]),
+    "auto, some fixed": (lambda a: a @ jnp.ones((4, 2)), "auto", [(3, 4)], [(7, 4)]),
+    "auto, attention": (attention, "auto", [(2, 5, 8)], [(3, 7, 8)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_sizes(name):
+    function, shapes, examples, others = CASES[name]
+    inputs = [array(*shape) for shape in examples]
+    converted = fmapper.convert(function, "torch", tuple(inputs), dynamic_shapes=shapes)
+    for sizes in (examples, others):
+        given = [array(*shape) for shape in sizes]
+        got = converted(*map(torch.from_numpy, given)).detach().numpy()
+        want = np.asarray(function(*map(jnp.asarray, given)))
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_module_and_its_file(tmp_path):
+    net = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    converted = fmapper.convert(net, "torch", (array(3, 4),), dynamic_shapes="auto")
+    converted.save(tmp_path / "net.safetensors")
+    loaded = type(converted).load(tmp_path / "net.safetensors")
+    for n in (1, 3, 9):
+        x = array(n, 4)
+        np.testing.assert_allclose(
+            loaded(torch.from_numpy(x)).detach(), net(x), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_calls_are_checked():
+    converted = fmapper.convert(
+        lambda a, b: a.sum() + b.sum(), "torch", (array(3, 4), array(6)),
+        dynamic_shapes=["n, _", "2*n"],
+    )  # fmt: skip
+    for a, b, match in (
+        ((5, 3), (10,), r"a: shape \(5, 3\)"),
+        ((5,), (10,), r"a: shape \(5,\)"),
+        ((5, 4), (9,), r"a size is 9, but 2\*n is 10"),
+    ):
+        with pytest.raises(fmapper.ProgramInputError, match=match):
+            converted(torch.ones(a), torch.ones(b))
+    bounded = fmapper.convert(
+        lambda x: x.sum(), "torch", (array(5),), dynamic_shapes=({0: Dim("n", min=4, max=8)},)
+    )
+    with pytest.raises(fmapper.ProgramInputError, match="n may be from 4 to 8"):
+        bounded(torch.ones(9))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "match"),
+    [
+        (["b, _, _"], "2 dimensions"),
+        ({"y": "b, _"}, "y is no input; there are x"),
+        (["2*b, _"], "b is in expressions only"),
+        (["b, b"], "a size of the examples is 4"),
+        ([3], "3 is neither"),
+        ([(None, None, None)], r"3 dimensions.*has 2"),
+    ],
+)
+def test_what_is_no_shape(shapes, match):
+    with pytest.raises(fmapper.ConversionError, match=match):
+        fmapper.convert(lambda x: x * 2, "torch", (array(3, 4),), dynamic_shapes=shapes)
+
+
+def test_code_that_depends_on_a_size_says_so():
+    with pytest.raises(fmapper.ConversionError, match="size that may vary: fix that size"):
+        fmapper.convert(
+            lambda x: x * 2 if x.shape[0] > 3 else x, "torch", (array(3, 4),),
+            dynamic_shapes=["b, _"],
+        )  # fmt: skip
