@@ -274,3 +274,33 @@ def test_constants_are_computed_once_and_move_along():
     assert "arange" not in called(model)
     wide = model.double()
     assert wide(torch.tensor(SQUARE).double()).dtype is torch.float64
+
+
+def test_weights_of_convolutions_lie_as_torch_reads_them():
+    nnx = pytest.importorskip("flax.nnx")
+    layer = nnx.Conv(3, 4, (3, 3), rngs=nnx.Rngs(0))
+    x = RNG.normal(size=(2, 6, 6, 3)).astype(np.float32)
+    model = fmapper.convert(layer, "torch", (x,))
+    assert fmapper.verify(layer, model, x)
+    kernel = model.kernel
+    assert kernel.shape == (3, 3, 3, 4)
+    np.testing.assert_array_equal(kernel.detach(), layer.kernel[...])
+    assert kernel.permute(3, 2, 0, 1).is_contiguous(memory_format=torch.channels_last)
+    model(torch.tensor(x)).sum().backward()
+    torch.optim.Adam(model.parameters()).step()
+    assert kernel.permute(3, 2, 0, 1).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_same_thing_is_computed_once():
+    def twice(x):
+        return jnp.tanh(x + 1) * jnp.tanh(x + 1)
+
+    assert sorted(called(converted(twice, X))) == ["add", "mul", "tanh"]
+
+
+@pytest.mark.parametrize(("mask", "causal"), [(np.tril, True), (np.triu, False)])
+def test_attention_is_told_that_its_mask_is_causal(mask, causal):
+    function = functools.partial(attention, mask=mask(np.ones((5, 5), bool)))
+    model = converted(function, *HEADS)
+    (node,) = [n for n in model.graph.nodes if "attention" in n.name and n.op.startswith("call")]
+    assert node.kwargs.get("is_causal", False) is causal

@@ -29,7 +29,7 @@ from fmapper import (
     save_program,
     to_torch,
 )
-from fmapper_adapters.torch import _constants, _emit, _tidy
+from fmapper_adapters.torch import _constants, _emit, _layouts, _tidy
 from fmapper_adapters.torch.lax import _table, _types
 
 _SERIAL = itertools.count()
@@ -86,6 +86,10 @@ class TorchModel(Part):
                 self.register_buffer(constants[name], tensor, persistent=False)
             targets = {**places.names, **constants}
             self._codes[mode] = Code(one.without_state(), self._added, targets, {}, mode)
+        for code in self._codes.values():
+            for target, layout in _layouts.wanted(code.graph).items():
+                array = _get(self, target)
+                array.data = _layouts.arrange(array.data, *layout)
         self._install()
         self.train(program.starts_in_training)
 

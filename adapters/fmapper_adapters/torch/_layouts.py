@@ -1,0 +1,44 @@
+"""How the weights of convolutions lie in memory: as torch reads them, whatever their shape is."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+_CONVOLUTIONS = {
+    torch.conv1d: torch.contiguous_format,
+    torch.conv2d: torch.channels_last,
+    torch.conv3d: torch.channels_last_3d,
+}
+
+
+def wanted(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory_format]]:
+    """The arrays of a module that are weights of convolutions alone, by name.
+
+    Returns:
+        The permutation to the shape that torch has for them, and the order in memory that its
+        convolutions of images with channels last want them in; others are copied in each call.
+    """
+    found = {}
+    for node in graph.nodes:
+        if node.op != "get_attr" or len(node.users) != 1:
+            continue
+        (moved,) = node.users
+        if moved.op != "call_method" or moved.target != "permute" or len(moved.args) != 2:
+            continue
+        formats = {
+            _CONVOLUTIONS.get(user.target) if user.args[1] is moved else None
+            for user in moved.users
+            if len(user.args) > 1
+        }
+        if len(formats) == 1 and None not in formats and all(len(u.args) > 1 for u in moved.users):
+            found[str(node.target)] = tuple(moved.args[1]), formats.pop()
+    return found  # type: ignore[return-value]
+
+
+def arrange(
+    tensor: torch.Tensor, order: tuple[int, ...], memory_format: torch.memory_format
+) -> torch.Tensor:
+    """The same values in the same shape, in another order in memory."""
+    back = tuple(order.index(i) for i in range(len(order)))
+    return tensor.permute(order).contiguous(memory_format=memory_format).permute(back)
