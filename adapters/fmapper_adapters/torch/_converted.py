@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import keyword
 import linecache
 import os
 import re
@@ -311,9 +312,9 @@ class _Places:
 
 
 def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
-    """A name that is no other attribute of a module: `train_` for `train`."""
+    """A name that code can write and is no other attribute: `if_` for `if`, `train_` for `train`."""
     name = name or "_"
-    while name not in allowed and hasattr(owner, name):
+    while keyword.iskeyword(name) or (name not in allowed and hasattr(owner, name)):
         name += "_"
     return name
 
