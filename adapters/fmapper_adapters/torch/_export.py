@@ -116,9 +116,7 @@ def _recorded_unaware(
     try:
         with torch.enable_grad(), _recordable.StandIns():
             return _values.recorded(module, args, kwargs, dynamic_shapes, aware=False)
-    except (
-        Exception
-    ):  # it cannot be recorded so: the caller says that they differ
+    except Exception:  # it cannot be recorded so: the caller says that they differ
         return None
 
 
