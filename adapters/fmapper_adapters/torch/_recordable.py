@@ -68,18 +68,17 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
     return torch.masked_select(*together(x, mask))
 
 
-def _tensor(
-    data: Any, *, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False
-) -> Any:
+def _tensor(data: Any, **options: Any) -> Any:
     """Of a list with tensors in it: torch reads their values, which they do not have."""
-    leaves = pytree.tree_leaves(data)
-    if isinstance(data, torch.Tensor) or not any(isinstance(x, torch.Tensor) for x in leaves):
-        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
+    leaves = [] if isinstance(data, torch.Tensor) else pytree.tree_leaves(data)
+    if not any(isinstance(x, torch.Tensor) for x in leaves):
+        return torch.tensor(data, **options)
     kinds = {_kind(x) for x in leaves}
-    found = _stacked(data, dtype or next(kind for kind in _kinds() if kind in kinds))
-    found = found if device is None else found.to(device)
-    found = found.detach()
-    return found.requires_grad_() if requires_grad else found
+    dtype = options.get("dtype") or next(kind for kind in _kinds() if kind in kinds)
+    found = _stacked(data, dtype).detach()
+    if options.get("device") is not None:
+        found = found.to(options["device"])
+    return found.requires_grad_() if options.get("requires_grad") else found
 
 
 def _kinds() -> tuple[torch.dtype, ...]:
