@@ -145,8 +145,19 @@ def test_numbers_up_to_rounding(name):
     np.testing.assert_allclose(have, want, rtol=5e-6, atol=5e-7)
 
 
-BITS = ["bits", "an odd number of bits", "bits of 8", "bits of 16", "none", "split",
-        "split to a shape", "many keys", "keys of two dimensions", "fold in", "uniform"]  # fmt: skip
+BITS = [
+    "bits",
+    "an odd number of bits",
+    "bits of 8",
+    "bits of 16",
+    "none",
+    "split",
+    "split to a shape",
+    "many keys",
+    "keys of two dimensions",
+    "fold in",
+    "uniform",
+]
 
 
 @pytest.mark.parametrize("name", BITS)
