@@ -79,6 +79,13 @@ def layers(session: nox.Session) -> None:
 
 
 @nox.session
+def flaxzoo(session: nox.Session) -> None:
+    """Convert models of JAX, Flax and Equinox to torch: `nox -s flaxzoo -- --export linen/`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "tests/sweep_flaxzoo.py", *session.posargs)
+
+
+@nox.session
 def lax(session: nox.Session) -> None:
     """Convert JAX's own corpus of primitives to torch: `nox -s lax -- --group sort --per 0`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))

@@ -1,0 +1,71 @@
+"""A sample of the models that `nox -s flaxzoo` converts: one of each kind that differs in its means."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+pytest.importorskip("equinox")
+pytest.importorskip("optax")
+
+_spec = importlib.util.spec_from_file_location(
+    "sweep_flaxzoo", Path(__file__).parent / "sweep_flaxzoo.py"
+)
+zoo = importlib.util.module_from_spec(_spec)
+sys.modules["sweep_flaxzoo"] = zoo
+_spec.loader.exec_module(zoo)
+assert os.environ.get("JAX_ENABLE_X64", "0") in ("0", "False")
+
+SAMPLE = [
+    "linen/resnet_train",
+    "linen/language_model_dropout",
+    "linen/encoder_decoder_cached",
+    "linen/lifted_control_flow",
+    "linen/scanned_layers",
+    "linen/vq_vae",
+    "linen/graph_network",
+    "linen/bidirectional_lstm",
+    "nnx/regressor_train",
+    "nnx/custom_state",
+    "nnx/mamba",
+    "nnx/ensemble",
+    "equinox/cnn",
+    "equinox/shared_embedding",
+    "equinox/dropout_batched_keys",
+    "equinox/batch_norm_state",
+    "equinox/linear_recurrent_unit",
+    "jax/lstm_scan",
+    "jax/beam_search",
+    "jax/dropout_and_sampling",
+    "jax/product_quantiser_straight_through",
+    "jax/gaussian_process",
+    "jax/neural_ode_adaptive",
+    "jax/indexing",
+]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_model_of_jax_is_the_same_in_torch(name):
+    found = zoo.case(name)
+    assert found["class"] == "ok", found.get("reason")
+
+
+def test_the_comparison_can_fail():
+    """A program that forgets its parameters, or other outputs, do not pass for right."""
+    frozen = torch.nn.Linear(2, 2)
+    wanted = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "scale": torch.ones(1)}
+    assert "missing ['scale']" in zoo.parameters_problem(wanted, frozen)
+    ones = pytest.importorskip("numpy").ones(3, "float32")
+    assert zoo.difference(torch.tensor([1.0, 1.0, 1.1]), ones) > zoo.TOLERANCE
+    assert zoo.difference(torch.tensor([1.0, 1.0, float("nan")]), ones) == float("inf")
+    assert zoo.difference(torch.ones(3, dtype=torch.float64), ones) == float("inf")
+
+
+def test_there_are_enough_models():
+    assert len(zoo.models()) >= 130
+    assert set(SAMPLE) <= set(zoo.models())
