@@ -15,7 +15,7 @@ _LEAF = TreeSpec("leaf")
 
 def tree_spec(tree: Any) -> TreeSpec:
     """The plain form of a `PyTreeDef`; registered classes become records with their fields."""
-    if tree_util.treedef_is_leaf(tree):
+    if tree_util.treedef_is_leaf(tree) and tree.num_leaves:  # JAX says so of empty nodes, too
         return _LEAF
     children = tuple(tree_spec(child) for child in tree.children())
     cls, data = tree.node_data()
