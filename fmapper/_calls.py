@@ -98,7 +98,7 @@ def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
     if not any(p.name == name and not p.required for p in program.signature):
         return False
     users = [label for label, given in zip(program.graph.inputs, program.inputs, strict=True)
-             if given.kind == "user" or given.kind == "static"]  # fmt: skip
+             if given.kind in ("user", "static")]  # fmt: skip
     kinds = [i.kind for i in program.inputs if i.kind in ("user", "static")]
     own = list(zip(users, kinds, strict=True))[at : at + count]
     return all(kind == "user" and label not in program.graph.used() for label, kind in own)

@@ -94,8 +94,10 @@ def convert(
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
             fixed to those of the examples. `auto`: all that the code does not fix; sizes of 0 and 1
-            among the examples are fixed, so give larger ones.
-        train: Record what the model does in training: dropout, batch statistics.
+            among the examples are fixed, so give larger ones. For models of JAX also as
+            `jax.export` takes it, as `["batch, _"]`.
+        train: Record what the model does in training: dropout, batch statistics. For `torch` that
+            is recorded unasked where it can be, beside evaluation; True makes it an error if not.
         verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
         check: Compare what was recorded with the model on the example inputs, in its own framework:
             a model that asks whether it is being recorded may do something else then.
@@ -105,7 +107,8 @@ def convert(
 
     Returns:
         For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is. For
-        `flax` a `FlaxModel`, an `nnx.Module` with the variables in a tree of the module's names.
+        `flax` a `FlaxModel`, an `nnx.Module` with the variables in a tree of the module's names. For
+        `torch` a `TorchModel`, a `torch.nn.Module` with the names of the model.
 
     Raises:
         ConversionError: The program cannot be recorded, or its results differ and `verify` is set.

@@ -240,11 +240,16 @@ def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | Non
     return Difference(path, error, scale, factor * scale + (atol or 0.0), note)
 
 
+def _portable(array: Any) -> Any:
+    adapter = adapter_of(array)
+    return array if adapter is None else adapter.portable(array)
+
+
 def _compared(a: Any, b: Any) -> tuple[float, float, str, str]:
     """The largest difference, the largest element of `a`, the coarser dtype, and what is wrong."""
     import numpy as np
 
-    first, second = to_numpy([a, b], copy=None)
+    first, second = to_numpy([_portable(a), _portable(b)], copy=None)
     dtype = max(first.dtype.name, second.dtype.name, key=lambda name: _ROUNDING.get(name, 0.0))
     if first.shape != second.shape:
         return math.inf, 0.0, dtype, f"shape {first.shape} and {second.shape}"

@@ -277,7 +277,11 @@ class Run:
         self.model: Any = None
         name = harness.fullname
         _CURRENT[name] = harness  # which may hold arrays: those are no parameters
-        self.function = lambda *args: _CURRENT[name].dyn_fun(*args)
+
+        def function(*args: Any) -> Any:
+            return _CURRENT[name].dyn_fun(*args)
+
+        self.function = function
 
     def reference(self) -> None:
         import jax
@@ -494,7 +498,7 @@ def differs(
 
     if have.dtype != want.dtype or have.shape != want.shape:
         return f"{have.dtype}{have.shape}, JAX has {want.dtype}{want.shape}"
-    x, y = _widened(have), _widened(want)
+    x, y = np.atleast_1d(_widened(have)), np.atleast_1d(_widened(want))
     if x.dtype.kind not in "fc":
         wrong = x != y
     elif not _same_places(x, y):

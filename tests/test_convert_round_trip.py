@@ -77,9 +77,9 @@ def test_torch_and_back(name, via):
         assert back.get_parameter(key).requires_grad is p.requires_grad
     shared = {key: id(p) for key, p in model.named_parameters(remove_duplicate=False)}
     ours = {key: id(p) for key, p in back.named_parameters(remove_duplicate=False)}
-    for key in shared:
-        for other in shared:
-            assert (shared[key] == shared[other]) == (ours[key] == ours[other])
+    for key, one in shared.items():
+        for other, two in shared.items():
+            assert (one == two) == (ours[key] == ours[other])
     assert bool(fmapper.verify(middle, back, *inputs))
     model.load_state_dict(back.state_dict())
     back.load_state_dict(model.state_dict())

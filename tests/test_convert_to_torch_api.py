@@ -1,4 +1,4 @@
-"""The module that `convert` gives for torch: what it refuses, its code, how it is trained and kept."""
+"""The module that `convert` gives for torch: what it refuses, its code, how it is kept."""
 
 import copy
 import io
@@ -137,7 +137,7 @@ def test_dtypes_of_the_graph_follow(net, converted, dtype, how):
     got = other(T.to(dtype))
     assert got.dtype is dtype
     np.testing.assert_allclose(got.detach().float(), net(X), atol=5e-2)
-    with pytest.raises(fmapper.ProgramInputError, match="torch.float32 was given"):
+    with pytest.raises(fmapper.ProgramInputError, match=r"torch\.float32 was given"):
         other(T)
     np.testing.assert_allclose(converted(T).detach(), net(X), rtol=1e-5, atol=1e-6)
     if how == "to":
@@ -148,7 +148,7 @@ def test_dtypes_of_the_graph_follow(net, converted, dtype, how):
 def test_parameters_of_two_dtypes_are_refused(converted):
     converted.forward_.kernel.data = converted.forward_.kernel.data.double()
     converted.first.kernel.data = converted.first.kernel.data.double()
-    with pytest.raises(fmapper.ProgramInputError, match="cast all of them or none"):
+    with pytest.raises(fmapper.ProgramInputError, match=r"cast all of them or none"):
         converted(T.double())
 
 
@@ -192,7 +192,7 @@ assert torch.equal(model(x), want)
 
 UNRECORDABLE = {
     "branch": (lambda x: x if x.sum() > 0 else -x, r"test_convert.*branch on a value.*cond"),
-    "loop": (lambda x: [x for _ in range(x.sum().astype(int))][0], "as a Python int"),
+    "loop": (lambda x: sum(x for _ in range(x.sum().astype(int))), "as a Python int"),
     "NumPy": (lambda x: np.sin(np.asarray(x)), "use jax.numpy"),
     "mask": (lambda x: x[x > 0], "use jnp.where"),
     "float": (lambda x: x * float(x.sum()), "only the shape is known"),
@@ -250,4 +250,5 @@ def test_a_conversion_can_be_verified(net):
     report = fmapper.verify(net, wrong, X)
     assert not report
     assert "tanh" in str(report.first) or "add" in str(report.first)
-    assert report.exact[0] < 1e-6 < 1e-2 < report.exact[1]
+    assert report.exact[0] < 1e-6
+    assert report.exact[1] > 1e-2

@@ -132,7 +132,7 @@ def test_training_without_random_numbers_is_refused_in_the_module():
     converted = fmapper.convert(model, "torch", (X,))
     model.eval()
     near(converted(T), model(X))
-    with pytest.raises(fmapper.ProgramInputError, match="for evaluation only.*rngs"):
+    with pytest.raises(fmapper.ProgramInputError, match=r"for evaluation only.*rngs"):
         converted.train()(T)
     with pytest.raises(fmapper.ConversionError, match="rngs"):
         fmapper.convert(model, "torch", (X,), train=True)
@@ -223,8 +223,8 @@ def test_methods_in_both_modes(net, how):
     outer = Outer()
     made = {
         "method": lambda: outer.encode,
-        "lambda": lambda: lambda x: outer.encode(x),
-        "jit": lambda: nnx.jit(lambda x: outer.encode(x)),
+        "lambda": lambda: lambda x: outer.encode(x),  # noqa: PLW0108
+        "jit": lambda: nnx.jit(lambda x: outer.encode(x)),  # noqa: PLW0108
     }[how]()
     converted = fmapper.convert(made, "torch", (X,))
     prefix = "" if how == "method" else "outer."

@@ -80,7 +80,7 @@ def closed_over_tree():
 
 def closed_over_function():
     inner = closed_over()
-    return lambda x: inner(x)
+    return lambda x: inner(x)  # noqa: PLW0108
 
 
 FUNCTIONS = {
@@ -168,7 +168,8 @@ def test_state_of_a_functor_is_changed_in_the_module():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: Plain(), lambda: (lambda held: lambda x: held(x))(Plain())]
+    "make",
+    [lambda: Plain(), lambda: (lambda held: lambda x: held(x))(Plain())],  # noqa: PLC3002, PLW0108
 )
 def test_an_undeclared_holder_is_refused(make):
     with pytest.raises(fmapper.NotAFunctorError, match=r"Plain holds arrays in \.w.*functor"):
@@ -296,10 +297,10 @@ def small(eqx):
 EQUINOX = {
     "module": (lambda eqx, m: m, False, ""),
     "filter_jit": (lambda eqx, m: eqx.filter_jit(m), False, ""),
-    "filter_jit, closure": (lambda eqx, m: eqx.filter_jit(lambda x: m(x)), False, "m."),
+    "filter_jit, closure": (lambda eqx, m: eqx.filter_jit(lambda x: m(x)), False, "m."),  # noqa: PLW0108
     "vmap": (lambda eqx, m: jax.vmap(m), True, ""),
     "filter_vmap": (lambda eqx, m: eqx.filter_vmap(m), True, ""),
-    "closure": (lambda eqx, m: lambda x: jax.vmap(m)(x), True, "m."),
+    "closure": (lambda eqx, m: lambda x: jax.vmap(m)(x), True, "m."),  # noqa: PLW0108
 }
 
 
@@ -361,3 +362,34 @@ def test_equinox_state(eqx):
     want, _ = inference(X, after)
     got, _ = converted.eval()(torch.from_numpy(X), new)
     np.testing.assert_allclose(got.detach(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_an_object_whose_method_holds_the_model():
+    tree = {"w": jnp.asarray(WEIGHT)}
+
+    class Called:
+        def __call__(self, x):
+            return layer(tree, x)
+
+    check(Called(), X, want=WANT, parameters=["tree.w"])
+
+
+def test_keys_as_outputs():
+    key = jax.random.key(3)
+    converted = fmapper.convert(jax.random.split, "torch", (key,), verify=True)
+    want = jax.random.key_data(jax.random.split(key))
+    np.testing.assert_array_equal(converted(fmapper.to_torch(jax.random.key_data(key))), want)
+
+
+def test_empty_structures_and_words_of_python():
+    class Empty(collections.namedtuple("Empty", "")):
+        pass
+
+    def function(params, empty, x):
+        return x * params["in"], empty
+
+    converted = fmapper.convert((function, {"in": np.float32(2.0)}), "torch", ((), X))
+    assert list(converted.state_dict()) == ["in_"]
+    got, rest = converted((), torch.from_numpy(X))
+    np.testing.assert_allclose(got.detach(), 2 * X)
+    assert rest == ()

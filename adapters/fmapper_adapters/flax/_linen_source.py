@@ -55,10 +55,10 @@ def of(
 ) -> tuple[Source, Mapping[str, Any]]:
     """A module with its variables, and the keywords without those of `apply`.
 
-    `method`, `mutable` and `capture_intermediates` among the keywords are fixed; `rngs` is an input.
-    Collections that may be changed are buffers that a call changes; in training those are all but
-    the parameters, unless `mutable` says which. What a call makes anew in them, as intermediates, is
-    given beside the output, as `apply` gives it.
+    `method`, `mutable` and `capture_intermediates` among the keywords are fixed, `rngs` is one
+    of the inputs. Collections that may be changed are buffers that a call changes: in training
+    those are all but the parameters, unless `mutable` says which. What a call makes anew in them, as intermediates,
+    is given beside the output, as `apply` gives it.
     """
     module, variables, own = _parts(model)
     options = {name: kwargs[name] for name in _OPTIONS if name in kwargs}

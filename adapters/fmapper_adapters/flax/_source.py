@@ -115,7 +115,7 @@ def evaluation(model: Any, args: Args, kwargs: Kwargs) -> tuple[Source, Args, Kw
 
 
 def evaluated(model: Any, args: Args, kwargs: Kwargs) -> Any:
-    """What a model gives in evaluation mode, or in that which the inputs name; it is not changed."""
+    """What a model gives in evaluation, or in the mode that the inputs name; it is not changed."""
     source, args, kwargs = evaluation(model, args, kwargs)
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
 

@@ -379,8 +379,7 @@ class JaxAdapter(Adapter):
         """Compiled, with the arrays of the model as arguments."""
         if self.is_model(model):
             return lambda a, k: self.call(model, a, k)
-        from fmapper_adapters.jax import _source
-        from fmapper_adapters.jax import _observed
+        from fmapper_adapters.jax import _observed, _source
 
         return _observed.compiled(*_source.evaluation(model, args, kwargs))
 

@@ -66,7 +66,9 @@ def function_of(eqn: Any) -> Function | None:
 def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
     """What JAX differentiates an equation to, as a closed jaxpr."""
     variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
-    alone = core.Jaxpr((), variables, eqn.outvars, [eqn])
+    names = ("",) * len(variables), ("",) * len(eqn.outvars)
+    info = core.DebugInfo("fmapper", "backward", *names)
+    alone = core.Jaxpr((), variables, eqn.outvars, [eqn], debug_info=info)
 
     def run(*operands: Any) -> list[Any]:
         pairs = zip(eqn.invars, operands, strict=True)

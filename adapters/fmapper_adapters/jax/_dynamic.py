@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax import export
 
 from fmapper import ConversionError, size_of
 
+_FUNCTIONS = ("floordiv", "mod", "max", "min")  # as JAX prints what no operator is for
 Symbols = dict[str, tuple[int | None, int | None]]
 # What is traced: the structure of the examples, their arrays, which leaves are none, and the names
 # of the parameters of the signature.
@@ -24,9 +26,9 @@ def traced(
     Args:
         trace: Gives the jaxpr for shapes.
         examples: What is known of the examples.
-        dynamic_shapes: None; `auto` for all that the code does not fix, found by trying; or for each
-            input, in the structure of the inputs or by name, what `torch.export` takes (a dict or a
-            tuple of sizes, where None stays as it is) or what `jax.export` takes (`"b, _"`).
+        dynamic_shapes: None; `auto` for all that the code does not fix, found by trying; or for
+            each input, in the structure of the inputs or by name, what `torch.export` takes (a dict
+            or a tuple of sizes, where None stays as it is) or `jax.export` does (`"b, _"`).
 
     Raises:
         ConversionError: It cannot be recorded, or the sizes do not fit the examples.
@@ -69,7 +71,8 @@ def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> None:
         if size_of(str(size), sizes) != n:
             known = ", ".join(f"{name} is {value}" for name, value in sizes.items())
             raise ConversionError(
-                f"dynamic_shapes: a size of the examples is {n}, but {size} is to be it, and {known}"
+                f"dynamic_shapes: a size of the examples is {n}, but {size} is to be it, and "
+                f"{known}"
             )
 
 
@@ -93,8 +96,8 @@ def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> li
 
 def _names(size: Any) -> Iterator[str]:
     if export.is_symbolic_dim(size):
-        found: set[str] = size._get_vars()
-        yield from sorted(found)
+        found = re.findall(r"[A-Za-z_]\w*", str(size))
+        yield from (name for name in dict.fromkeys(found) if name not in _FUNCTIONS)
 
 
 class _Texts:

@@ -65,12 +65,13 @@ class Reader:
 
     def __init__(self) -> None:
         self.constants: dict[str, Any] = {}
+        self._found: dict[str, Any] = {}
         self.equations: dict[str, Any] = {}
         self._own: dict[Any, tuple[Graph, Graph | None]] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
         """The graph of a closed jaxpr; its inputs are those names, and after them the constants."""
-        body = _Body(self, self._constant, _ORDER)
+        body = _Body(self, self.constant, _ORDER)
         found = body.graph(closed.jaxpr, names, closed.consts)
         return Graph((*names, *self.constants), found.calls, found.outputs)
 
@@ -104,19 +105,23 @@ class Reader:
         if at in self._own:
             return (*self._own[at], [], [])
         body, held = self.inner(function.body, None)
-        backward, more = None, []
+        backward: Graph | None = None
+        more: list[Any] = []
         if order and function.taken and function.given:
             backward, more = self.inner(function.backward(), order - 1)
         if at is not None and not held and not more:
             self._own[at] = body, backward
         return body, backward, held, more
 
-    def _constant(self, array: Any) -> str:
-        for name, known in self.constants.items():
+    def constant(self, array: Any) -> str:
+        """The name of an array that the code of the outermost graph holds."""
+        for name, known in self._found.items():
             if known is array:
                 return name
         name = f"constant_{len(self.constants)}"
-        self.constants[name] = array
+        self._found[name] = array
+        is_view = isinstance(array, np.ndarray) and array.base is not None
+        self.constants[name] = array.copy() if is_view else array  # constants have no ties
         return name
 
 
@@ -168,6 +173,11 @@ class _Body:
 
     def _array(self, array: Any) -> Any:
         """What stands for an array that the code holds: itself, if it is a number."""
+        if isinstance(array, jax.core.Tracer):
+            raise ConversionError(
+                "the derivative of a function uses an array that it finds in its surroundings; "
+                "give it to the function as an argument"
+            )
         if _keys.is_key(array):
             array = jax.random.key_data(array)
         if not np.ndim(array):
@@ -257,7 +267,7 @@ class _Body:
         several: bool,
     ) -> Sequence[Any]:
         at = self._name(name)
-        if self._constant is not None:
+        if self._constant == self._reader.constant:
             self._reader.equations[at] = eqn
         result = tuple(_kind(var.aval) for var in eqn.outvars)
         self._calls.append(Call(at, f"lax::{name}", args, kwargs, path, source, result))

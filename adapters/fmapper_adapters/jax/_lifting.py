@@ -36,8 +36,8 @@ _INNER = "_fun"  # where the wrappers of Equinox keep what they wrap
 class Lifted:
     """The arrays of a callable: of a tree that is called, or of a function.
 
-    A function holds what its closure, its `partial` or its object has, and the models and trees (not
-    the bare arrays) that it finds among the globals of its file.
+    A function holds what its closure, its `partial` or its object has, and the models and trees
+    (not the bare arrays) that it finds among the globals of its file.
 
     Args:
         roots: The callable, or a function and its parameters.
@@ -114,6 +114,14 @@ def is_function(x: Any) -> bool:
     if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
         return True
     return wrapped(x) is not None
+
+
+def called(model: Any) -> Any:
+    """A model, or the method that is called where that holds arrays in its closure itself."""
+    method = getattr(type(model), "__call__", None)  # noqa: B004 - it is wanted, not asked for
+    if is_function(model) or not isinstance(method, types.FunctionType) or not _parts(method):
+        return model
+    return types.MethodType(method, model)
 
 
 def wrapped(x: Any) -> Any | None:
@@ -377,7 +385,7 @@ class _Filling:
 
     def _space(self, function: Any) -> dict[str, Any]:
         """The globals of a function, where some of them are to be others."""
-        own = function.__globals__
+        own: dict[str, Any] = function.__globals__
         found = _globals(function)
         if not found:
             return own

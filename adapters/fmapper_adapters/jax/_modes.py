@@ -1,4 +1,4 @@
-"""Arguments that tell a model its mode, as `train=True`: they are set by the mode that is recorded."""
+"""Arguments that tell a model its mode, as `train=True`: the mode that is recorded sets them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _LEAF = TreeSpec("leaf")
 
 def tree_spec(tree: Any) -> TreeSpec:
     """The plain form of a `PyTreeDef`; registered classes become records with their fields."""
-    if tree_util.treedef_is_leaf(tree) and tree.num_leaves:  # JAX says so of empty nodes, too
+    if tree_util.treedef_is_leaf(tree) and tree.num_leaves:  # an empty tuple is no leaf
         return _LEAF
     children = tuple(tree_spec(child) for child in tree.children())
     cls, data = tree.node_data()
@@ -24,7 +24,8 @@ def tree_spec(tree: Any) -> TreeSpec:
     if cls in (dict, OrderedDict, defaultdict):
         keys = data[1] if cls is defaultdict else data
         return TreeSpec("dict", children, tuple(keys))
-    names = getattr(cls, "_fields", None) or _names(tree)
+    names = getattr(cls, "_fields", None)
+    names = _names(tree) if names is None else names
     if all(isinstance(key, str) for key in names) and _is_mapping(cls):
         return TreeSpec("dict", children, tuple(names))
     return TreeSpec("record", children, tuple(map(str, names)), cls.__name__)

@@ -57,7 +57,8 @@ def evaluated(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 
 def _inference(model: Any) -> list[bool]:
     """What the layers of a model say of their modes."""
-    return Lifted(*(model if isinstance(model, tuple) else (model,))).inference
+    roots = model if isinstance(model, tuple) else (_lifting.called(model),)
+    return Lifted(*roots).inference
 
 
 def evaluation(
@@ -103,7 +104,7 @@ def of_callable(model: Any, *, train: bool) -> Source:
         NotAFunctorError: An object that holds arrays was not declared.
     """
     function, skipped = _function(model)
-    roots = model if isinstance(model, tuple) else (model,)
+    roots = model if isinstance(model, tuple) else (_lifting.called(model),)
     held = Lifted(*roots)
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:

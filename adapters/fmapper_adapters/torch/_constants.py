@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 _LARGEST = 1 << 22  # elements; what is larger is made anew in each call
+_SMALL = 1 << 16
 _FACTORIES = {torch.arange, torch.full, torch.zeros, torch.ones, torch.empty}
 
 
@@ -30,8 +31,9 @@ def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
         if all(user in known for user in node.users) or node.meta["val"].numel() > _LARGEST:
             continue
         name = f"{prefix}{len(found)}"
-        # a view of one number takes the memory of one number
-        found[name] = _value(node, values)
+        value = _value(node, values)
+        # a view of one number takes the memory of one number, but is no tensor to be saved
+        found[name] = value.contiguous() if value.numel() < _SMALL else value
         with graph.inserting_before(node):
             constant = graph.create_node("get_attr", name, (), {}, name=node.name)
         constant.meta.update(node.meta)
@@ -40,7 +42,7 @@ def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     for node in list(graph.nodes):
         if node.target is torch.where and _is_true(node.args[0], found):
             chosen = node.args[1]
-            if chosen.meta["val"].shape == node.meta["val"].shape:
+            if isinstance(chosen, fx.Node) and (chosen.meta["val"].shape == node.meta["val"].shape):
                 node.replace_all_uses_with(chosen)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     used = {node.target for node in graph.nodes if node.op == "get_attr"}

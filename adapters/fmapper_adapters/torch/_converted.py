@@ -63,7 +63,7 @@ class TorchModel(Part):
 
     def __init__(self, program: Program, added: Mapping[str, Lowering]) -> None:
         super().__init__()
-        self._added = dict(added)
+        self._added = _used(added, program)
         self._aliases = dict(program.aliases)
         self._lacks_training = program.lacks_training
         programs = {"training": program} if program.evaluation is not None or program.train else {}
@@ -122,7 +122,7 @@ class TorchModel(Part):
             return codes["evaluation"]
         return self._refuse_mode()
 
-    def _refuse_mode(self) -> Any:
+    def _refuse_mode(self) -> Code:
         name = next(iter(self._codes.values())).program.name
         if not self.training:
             raise ProgramInputError(
@@ -312,9 +312,9 @@ class _Places:
 
 
 def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
-    """A name that code can write and is no other attribute: `if_` for `if`, `train_` for `train`."""
-    name = name or "_"
-    while keyword.iskeyword(name) or (name not in allowed and hasattr(owner, name)):
+    """A name that is no other attribute of a module and no word of Python's: `train_`, `in_`."""
+    name = f"{name}_" if keyword.iskeyword(name) or not name else name
+    while name not in allowed and hasattr(owner, name):
         name += "_"
     return name
 
@@ -397,11 +397,9 @@ class Code:
         emitter = self._emitted(lowerings)
         self.graph = emitter.graph
         there = set(self.graph.nodes)
-        self._results = [
-            (call, emitter.node_of(call.name))
-            for call in program.graph.calls
-            if call.op != "sym::getitem" and emitter.node_of(call.name) in there
-        ]
+        nodes = [(call, emitter.node_of(call.name)) for call in program.graph.calls
+                 if call.op != "sym::getitem"]  # fmt: skip
+        self._results = [(call, node) for call, node in nodes if node is not None and node in there]
         for node in self.graph.nodes:  # one for each mode
             if node.op == "get_attr" and node.target in emitter.modules:
                 node.target = f"_{mode}{node.target}"
@@ -497,7 +495,7 @@ class Code:
 
     def _checked(self, leaves: list[Any]) -> list[Any]:
         sizes: dict[str, Any] = {}
-        found = []
+        found: list[Any] = []
         for x, given, dtype, path, label in zip(
             leaves, self.users, self.dtypes, self.paths, self.labels, strict=True
         ):
@@ -549,7 +547,7 @@ class Code:
 
 def _readable(source: str) -> str:
     """Code without what only saves memory, and without comments that say nothing."""
-    lines = []
+    lines: list[str] = []
     for line in source.strip("\n").splitlines():
         if line.strip() == _NOWHERE:
             continue
@@ -580,6 +578,15 @@ def _narrowed(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
             raise ProgramInputError(f"{path}: an integer does not fit into {dtype}")
     narrow: torch.Tensor = x.to(dtype)
     return narrow
+
+
+def _used(added: Mapping[str, Lowering], program: Program) -> dict[str, Lowering]:
+    """The lowerings of users that a program needs: others are no part of a pickled model."""
+    ops = {*program.ops(), *(program.evaluation.ops() if program.evaluation is not None else ())}
+    ops |= {op.rpartition(".")[0] for op in ops}
+    return {
+        op: lowering for op, lowering in added.items() if not op.startswith("lax::") or op in ops
+    }
 
 
 def _varies(given: Input) -> bool:

@@ -41,7 +41,7 @@ def call(
         operands = [
             x.view_as(x) if any(x is y for y in operands[:i]) else x for i, x in enumerate(operands)
         ]
-    found: tuple[Tensor, ...] = _Function.apply(plan, *operands)
+    found: tuple[Tensor, ...] = _Function.apply(plan, *operands)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -79,6 +79,25 @@ class Value(fx.Proxy):
         return count
 
 
+class VaryingSize(fx.Proxy):
+    """A size that is worked out in the graph.
+
+    As in JAX it is equal to another one if it always is, and to no number: it may be any from 1.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, VaryingSize):
+            return False
+        mine, theirs = (size.node.meta.get("val") for size in (self, other))
+        return isinstance(mine, torch.SymInt) and str(mine) == str(theirs)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(str(self.node.meta.get("val")))
+
+
 class _Tracer(fx.proxy.GraphAppendingTracer):
     """Makes nodes that know what they give."""
 
@@ -109,11 +128,10 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
             return target(*known[0], **known[1])
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return (
-            Value(node, self)
-            if isinstance(node.meta.get("val"), torch.Tensor)
-            else fx.Proxy(node, self)
-        )
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return Value(node, self)
+        return (VaryingSize if isinstance(value, torch.SymInt) else fx.Proxy)(node, self)
 
 
 class Emitter:

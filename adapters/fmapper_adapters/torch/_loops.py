@@ -116,7 +116,7 @@ def _as_they_were(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _own(x: Tensor) -> Tensor:
-    """A tensor that shares no memory: what torch's operators give may not be what they are given."""
+    """A tensor of its own memory: torch's operators may not give what they are given."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
@@ -144,7 +144,7 @@ def while_loop(
             return tuple(_own(x) for x in found)
 
         last: tuple[Tensor, ...] = tuple(
-            _while_operator(holds, step, tuple(_own(x) for x in state))
+            _while_operator(holds, step, tuple(_own(x) for x in state))  # type: ignore[no-untyped-call]
         )
         return last
     while True:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import fmapper.random
 from fmapper_adapters.torch import _random
 
 Tensor = torch.Tensor
@@ -77,8 +78,9 @@ def _drawn(key: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _drawn_in_halves(key: Tensor, count: int) -> Tensor:
-    """Words as JAX draws them without `jax_threefry_partitionable`: the first half of the counters
-    are the upper words, the second half the lower ones.
+    """Words as JAX draws them without `jax_threefry_partitionable`.
+
+    The first half of the counters are the upper words, the second half the lower ones.
     """
     numbers = torch.arange(count + count % 2, dtype=torch.int32, device=key.device)
     if count % 2:
@@ -100,6 +102,9 @@ def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool =
         Of shape (*batch, *shape): uint8, or the signed integers that stand for the unsigned.
     """
     if partitionable:
+        if _is_on_host(key):
+            drawn: Tensor = fmapper.random.bits(key.view(torch.uint32), shape, f"uint{width}")
+            return drawn.view(_CARRIERS[width])
         high, low = _drawn(key, shape)
         if width == 64:
             return (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
@@ -115,6 +120,11 @@ def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool =
         shifts = torch.arange(0, 32, width, dtype=torch.int32, device=key.device)
         found = _narrowed(words.unsqueeze(-1) >> shifts, width).flatten(-2)[..., :size]
     return found.reshape(*key.shape[:-1], *shape)
+
+
+def _is_on_host(key: Tensor) -> bool:
+    """Whether NumPy is to draw, which is several times as fast as torch's operations one by one."""
+    return key.ndim == 1 and _random.on_host(key, "uint32")
 
 
 def _narrowed(words: Tensor, width: int) -> Tensor:
@@ -151,6 +161,9 @@ def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
 def split(key: Tensor, shape: Sequence[int], *, partitionable: bool = True) -> Tensor:
     """New keys of shape (*batch, *shape, 2)."""
     if partitionable:
+        if _is_on_host(key):
+            keys: Tensor = fmapper.random.split(key.view(torch.uint32), shape)
+            return keys.view(torch.int32)
         return torch.stack(_drawn(key, shape), -1)
     found = _drawn_in_halves(key, 2 * math.prod(shape))
     return found.reshape(*key.shape[:-1], *shape, 2)
@@ -170,4 +183,5 @@ def seed(seeds: Tensor) -> Tensor:
 def fold_in(key: Tensor, data: Tensor) -> Tensor:
     """The hash of a number is the new key; keys and numbers are broadcast."""
     low = data.to(torch.int32)
-    return torch.stack(hashed(*key.unbind(-1), torch.zeros_like(low), low), -1)
+    first, second = key.unbind(-1)
+    return torch.stack(hashed(first, second, torch.zeros_like(low), low), -1)

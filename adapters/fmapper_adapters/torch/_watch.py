@@ -54,7 +54,8 @@ def watch(
     own = getattr(model, "watch", None)
     if own is not None and hasattr(model, "as_program"):  # converted from another framework
         with _export.mode(model, train=False):
-            return iter(own(args, kwargs))
+            found: list[Observation] = own(args, kwargs)
+            return iter(found)
     with _export.mode(model, train=False), _foreign.known(model, (args, kwargs)):
         exported = _export.recorded(model, args, dict(kwargs), None)
         inputs = _flat_inputs(exported, args, kwargs)

@@ -47,9 +47,11 @@ def _saturated(x: Any, target: str, dtype: torch.dtype) -> Any:
     low, high = (0, (1 << bits) - 1) if target.startswith("u") else (
         -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     )  # fmt: skip
-    x = torch.nan_to_num(x, 0.0) if x.dtype.itemsize > 1 else torch.nan_to_num(x.float(), 0.0)
+    # in a dtype that has the bounds
+    wide = torch.float64 if bits == 32 or x.dtype is torch.float64 else torch.float32
+    x = torch.nan_to_num(x if x.dtype is wide else x.to(wide), 0.0, torch.inf, -torch.inf)
     if bits < 64:
-        return x.to(torch.float64).clamp(low, high).to(torch.int64).to(dtype)
+        return x.clamp(low, high).to(torch.int64).to(dtype)
     if not target.startswith("u"):
         whole = x.clamp(min=float(low)).to(torch.int64)
         return torch.where(x >= float(1 << 63), high, whole)

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from fmapper import Call, ConversionError, Graph, Ref, Scalar
 from fmapper_adapters.torch._emit import current
 
@@ -50,3 +52,17 @@ def _grown(call: Call, shape: tuple[Any, ...]) -> Call:
         )
     result = tuple((dtype, shape) for dtype, _ in call.result)
     return dataclasses.replace(call, result=result)
+
+
+def larger(x: Any, y: Any) -> Any:
+    """The larger of two complex numbers: by the real part, where that is equal by the other."""
+    return torch.where(_is_above(x, y), x, y)
+
+
+def smaller(x: Any, y: Any) -> Any:
+    return torch.where(_is_above(y, x), x, y)
+
+
+def _is_above(x: Any, y: Any) -> Any:
+    a, b = torch.real(x), torch.real(y)
+    return torch.where(a == b, torch.imag(x) > torch.imag(y), a > b)

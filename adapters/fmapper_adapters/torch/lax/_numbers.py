@@ -78,6 +78,7 @@ def quotient(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
     """Integers divided towards zero: all bits are set where the divisor is zero; overflow wraps."""
     if is_number(y):
         return _by_number(x, y, dtype, unsigned)
+    x = as_tensor(x, y)
     if unsigned:
         found = _unsigned_quotient(x, y, dtype)
     elif dtype is torch.uint8:
@@ -106,7 +107,6 @@ def _unsigned_quotient(x: Any, y: Any, dtype: torch.dtype) -> Any:
     if bits < 64:
         wide = widened(y, torch.int64, bits).clamp(min=1)
         return torch.div(widened(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
-    x = as_tensor(x, y)
     half = torch.div(shifted_right(x, 1), y.clamp(min=1), rounding_mode="trunc") * 2
     found = half + ~unsigned_less(x - half * y, y, dtype)  # by at most one too small
     return torch.where(y < 0, (~unsigned_less(x, y, dtype)).to(dtype), found)

@@ -146,10 +146,12 @@ def _clamped(low: Any, x: Any, high: Any) -> Any:
     """Floats between bounds; at the bounds nothing flows back, as in JAX."""
     inside = (x > low) & (x < high)
     if is_number(low) and is_number(high):
-        return torch.where(inside, x, torch.clamp(x, low, high).detach())
-    found = torch.where(inside, x, x.detach())
-    found = torch.where(x < low, low, found)
-    return torch.where(torch.maximum(x, as_tensor(low, x)) > high, high, found)
+        found = torch.clamp(x, low, high).detach()
+        return torch.where(inside, x, found + 0.0 if low == 0 else found)  # no -0.0
+    bounded = _bounded(low, x, high).detach()
+    found = torch.where(inside, x, bounded)
+    found = torch.where((x < low) & (bounded == low), low, found)
+    return torch.where((x > high) & (bounded == high), high, found)
 
 
 @lax("square")
@@ -179,6 +181,9 @@ def power(x: Any, y: Any, *, about: About) -> Any:
     if kind != exponent:  # floats to the power of integers
         dtype = current().dtype(kind)
         y = float(y) if is_number(y) else converted(y, exponent, dtype)
+    if current().dtype(kind).is_complex:
+        y = as_tensor(y, x)
+        return torch.where(y == 0, 1.0, torch.pow(x, y))
     return torch.pow(x, y)
 
 

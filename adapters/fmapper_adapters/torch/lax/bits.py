@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch.lax._numbers import (
+    as_tensor,
     is_number,
     lowest,
     shifted_right,
@@ -42,6 +43,7 @@ def bitwise_not(x: Any) -> Any:
 
 @lax("shift_left", numbers=True)
 def shift_left(x: Any, y: Any) -> Any:
+    x = as_tensor(x, y)
     if is_number(y) and not 0 <= y < bits_of(x.dtype):
         return torch.zeros_like(x)
     return x << y
@@ -50,12 +52,10 @@ def shift_left(x: Any, y: Any) -> Any:
 @lax("shift_right_arithmetic", numbers=True, about=True)
 def shift_right_arithmetic(x: Any, y: Any, *, about: About) -> Any:
     """The bits moved right; the sign moves in, also into unsigned integers."""
+    x = as_tensor(x, y)
     if about.results[0][0] == "uint8":
-        count = 8 if is_number(y) and y > 7 else y
-        signed = x if is_number(x) else x.view(torch.int8)
-        if is_number(x):
-            return (x - 256 if x > 127 else x) >> y.to(torch.int16)
-        return (signed.to(torch.int16) >> count).to(torch.uint8)
+        count = (8 if y > 7 else y) if is_number(y) else y.to(torch.int16)
+        return (x.view(torch.int8).to(torch.int16) >> count).to(torch.uint8)
     if is_number(y) and not 0 <= y < bits_of(x.dtype):
         y = bits_of(x.dtype) - 1
     return x >> y
@@ -64,15 +64,15 @@ def shift_right_arithmetic(x: Any, y: Any, *, about: About) -> Any:
 @lax("shift_right_logical", numbers=True)
 def shift_right_logical(x: Any, y: Any) -> Any:
     """The bits moved right; zeros move in."""
-    dtype = y.dtype if is_number(x) else x.dtype
-    bits = bits_of(dtype)
+    x = as_tensor(x, y)
+    dtype, bits = x.dtype, bits_of(x.dtype)
     if is_number(y):
         return shifted_right(x, y) if 0 <= y < bits else torch.zeros_like(x)
     if dtype is torch.uint8:
         return x >> y
     if bits < 64:
         wide = torch.int64 if bits == 32 else torch.int32
-        return (widened(x, wide, bits) >> y).to(dtype)
+        return (widened(x, wide, bits) >> y.to(wide)).to(dtype)
     halved = (x >> 1) & ~lowest(dtype)
     return torch.where(y == 0, x, halved >> (y - 1))
 

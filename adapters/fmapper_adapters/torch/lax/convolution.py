@@ -72,10 +72,10 @@ def conv_general_dilated(
     x, kernel = rounded(x, precision), rounded(kernel, precision)
     dtype = current().dtype(about.results[0][0])
     if _is_wide_integer(dtype) and _is_wide_integer(x.dtype):
-        wide = [
-            widened(a, n).to(dtype) for a, (n, _) in zip((x, kernel), about.operands, strict=True)
-        ]
-        result = _in_limbs(convolve, *wide)
+        names = [name for name, _ in about.operands]
+        result = _in_limbs(
+            convolve, widened(x, names[0]).to(dtype), widened(kernel, names[1]).to(dtype)
+        )
     elif dtype.is_complex:  # whose precision is that of the operands, whatever is preferred
         result = convolve(x, kernel).to(dtype)
     else:

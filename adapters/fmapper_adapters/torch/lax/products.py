@@ -87,7 +87,16 @@ def typed(multiply: Product, x: Any, y: Any, depth: Any, about: About, logical: 
             common = torch.promote_types(common, own)
     if common.is_floating_point and common.itemsize == 1:
         common = torch.float32
-    return _as(multiply(_as(x, common), _as(y, common)), dtype)
+    names = [name for name, _ in about.operands]
+    return _as(multiply(_float(x, names[0], common), _float(y, names[1], common)), dtype)
+
+
+def _float(x: Any, name: str, dtype: torch.dtype) -> Any:
+    """An operand of any dtype as floats, or complex numbers."""
+    if name != "uint64":
+        return _as(widened(x, name), dtype)
+    found = x.to(dtype)  # as signed, which is too little by all that 64 bits can count
+    return torch.where(x < 0, found + float(1 << 64), found)
 
 
 def _as(x: Any, dtype: torch.dtype) -> Any:
@@ -97,7 +106,7 @@ def _as(x: Any, dtype: torch.dtype) -> Any:
 def _integers(
     multiply: Product, x: Any, y: Any, depth: Any, dtype: torch.dtype, about: About
 ) -> Any:
-    """Integers: in float64 where that holds every sum, which has fast products; else as they are."""
+    """Integers: in float64 where that holds every sum and is fast; else as they are."""
     bits = [_bits(operand.dtype) for operand in (x, y)]
     x, y = (
         widened(operand, name) for operand, (name, _) in zip((x, y), about.operands, strict=False)

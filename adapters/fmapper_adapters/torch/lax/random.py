@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper import ConversionError
+from fmapper import ConversionError, DType
 from fmapper_adapters.torch import _counters, _threefry
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._table import TABLE, About, lax
@@ -84,6 +84,16 @@ def philox4x32(k0: Any, k1: Any, *xs: Any) -> Any:
 def threefry4x32(*words: Any) -> Any:
     found = current().call(_counters.threefry4x32, *words)
     return tuple(found[i] for i in range(4))
+
+
+# `RandomAlgorithm` of JAX; the default is that of XLA's CPU.
+_ALGORITHMS = {0: "philox", 1: "threefry", 2: "philox"}
+
+
+@lax("rng_bit_generator")
+def rng_bit_generator(state: Any, *, shape: tuple[Any, ...], dtype: DType, algorithm: int) -> Any:
+    width = int(dtype.name.removeprefix("uint"))
+    return _pair(_counters.state_bits, state, width, shape, _ALGORITHMS[algorithm])
 
 
 @lax("random_gamma_grad")

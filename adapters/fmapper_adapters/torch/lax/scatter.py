@@ -267,7 +267,7 @@ def _extreme(how: str) -> Callable[[Rows, About], Any]:
         if dtype is torch.bool:
             return _reduced(found, how, not largest)
         if dtype.is_complex:
-            return _combined_by(found, _larger if largest else _smaller)
+            return _combined_by(found, _elementwise.larger if largest else _elementwise.smaller)
         if dtype.is_floating_point:
             return _reduced(found, how, float("-inf") if largest else float("inf"))
         info = torch.iinfo(dtype)
@@ -280,20 +280,6 @@ def _extreme(how: str) -> Callable[[Rows, About], Any]:
         return _reduced(found, how, nothing) ^ info.min
 
     return combine
-
-
-def _larger(x: Any, y: Any) -> Any:
-    """The larger of two complex numbers: by the real part, where that is equal by the other."""
-    return torch.where(_is_above(x, y), x, y)
-
-
-def _smaller(x: Any, y: Any) -> Any:
-    return torch.where(_is_above(y, x), x, y)
-
-
-def _is_above(x: Any, y: Any) -> Any:
-    a, b = torch.real(x), torch.real(y)
-    return torch.where(a == b, torch.imag(x) > torch.imag(y), a > b)
 
 
 def _combined_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch import _random
+from fmapper_adapters.torch import _random, _special
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._numbers import as_tensor
 from fmapper_adapters.torch.lax._table import lax
@@ -23,7 +23,13 @@ _one("erf", torch.erf)
 _one("erfc", torch.erfc)
 _one("lgamma", torch.lgamma)
 _one("bessel_i0e", torch.special.i0e)
-_one("bessel_i1e", torch.special.i1e)
+
+
+@lax("bessel_i1e")
+def bessel_i1e(x: Any) -> Any:
+    if x.dtype.itemsize < 4:  # whose derivative torch does not have
+        return torch.special.i1e(x.to(torch.float32)).to(x.dtype)
+    return torch.special.i1e(x)
 
 
 @lax("erf_inv")
@@ -38,18 +44,27 @@ def digamma(x: Any) -> Any:
 
 @lax("igamma", numbers=True)
 def igamma(a: Any, x: Any) -> Any:
-    return _incomplete(torch.special.gammainc, a, x)
+    return _called(_special.incomplete_gamma, as_tensor(a, x), as_tensor(x, a), False)
 
 
 @lax("igammac", numbers=True)
 def igammac(a: Any, x: Any) -> Any:
-    return _incomplete(torch.special.gammaincc, a, x)
+    return _called(_special.incomplete_gamma, as_tensor(a, x), as_tensor(x, a), True)
 
 
-def _incomplete(function: Any, a: Any, x: Any) -> Any:
-    a, x = as_tensor(a, x), as_tensor(x, a)
-    found = function(a.double(), x.double())  # torch's own float32 has five digits
-    return found if x.dtype is torch.float64 else found.to(x.dtype)
+@lax("igamma_grad_a", numbers=True)
+def igamma_grad_a(a: Any, x: Any) -> Any:
+    return _called(_special.gamma_slope, as_tensor(a, x), as_tensor(x, a))
+
+
+@lax("regularized_incomplete_beta")
+def regularized_incomplete_beta(a: Any, b: Any, x: Any) -> Any:
+    return _called(_special.incomplete_beta, a, b, x)
+
+
+def _called(function: Any, *args: Any) -> Any:
+    """A call of a function as it is, without what it is made of."""
+    return args[0].tracer.create_proxy("call_function", function, args, {})[0]
 
 
 @lax("zeta", numbers=True)

@@ -16,12 +16,12 @@ import torch
 from fmapper import ConversionError, Graph
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax import _elementwise, _indices
-from fmapper_adapters.torch.lax._dims import are_equal, inverse, permuted, product
+from fmapper_adapters.torch.lax._dims import inverse, permuted, product
 from fmapper_adapters.torch.lax._table import About, lax
 from fmapper_adapters.torch.lax.shapes import padded
 
 _MOST_IN_TURN = 1024  # elements of a window that are combined one after the other
-_MAX_POOL = {
+_MAX_POOL: dict[int, Any] = {
     1: torch.nn.functional.max_pool1d,
     2: torch.nn.functional.max_pool2d,
     3: torch.nn.functional.max_pool3d,
@@ -148,8 +148,8 @@ def _reduced(kind: str, x: Any, windows: Windows, about: About) -> Any:
     if kind == "mul":
         found = windows.views(windows.padded(x, 1))
         return _product(found, x.ndim)
-    if kind not in ("max", "min") or x.is_complex():
-        raise ConversionError(f"a reduction of windows of {x.dtype} by {kind}: torch has none")
+    if x.is_complex():
+        return _complex_extreme(kind, x, windows)
     return _extreme(kind, x, windows, about)
 
 
@@ -167,6 +167,20 @@ def _extreme(kind: str, x: Any, windows: Windows, about: About) -> Any:
     if unsigned:
         return found ^ torch.iinfo(dtype).min
     return found.to(torch.bool) if dtype is torch.bool else found
+
+
+def _complex_extreme(kind: str, x: Any, windows: Windows) -> Any:
+    """Maxima of complex numbers, which are ordered by their real parts first."""
+    choose = _elementwise.larger if kind == "max" else _elementwise.smaller
+    beyond = float("-inf") if kind == "max" else float("inf")
+    found = windows.views(windows.padded(x, beyond))
+    if found.ndim == x.ndim:
+        return found
+    found = found.flatten(x.ndim)
+    total = found.select(-1, 0)
+    for i in range(1, product(windows.sizes)):
+        total = choose(total, found.select(-1, i))
+    return total
 
 
 def _product(found: Any, rank: int) -> Any:
@@ -297,11 +311,14 @@ def reduce_window(
             for dtype, shape in about.results
         )
     kind = _elementwise.reduction_of(jaxpr)
-    named = {"add", "mul", *(() if xs[0].is_complex() else ("max", "min"))}
+    named = {"add", "mul", "max", "min"}
     if xs[0].dtype is torch.bool:
         named |= {"and", "or"}
-    if count == 1 and kind in named:
+    if count == 1 and kind is not None and kind in named:
         found = _reduced(kind, xs[0], windows, about)
+        if xs[0].is_complex() and kind in ("max", "min"):
+            choose = _elementwise.larger if kind == "max" else _elementwise.smaller
+            return (choose(starts[0], found),)
         if _is_neutral(kind, starts[0], xs[0].dtype, about):
             return (found,)
         return _elementwise.applied(jaxpr, (starts[0].expand(found.shape), found))

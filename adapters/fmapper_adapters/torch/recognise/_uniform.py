@@ -1,4 +1,4 @@
-"""Uniform numbers from random bits, which JAX makes by writing them into the mantissa of a float."""
+"""Uniform numbers, which JAX makes by writing random bits into the mantissas of floats."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def find(rewriter: Any, call: Call) -> Any | None:
         return None
     for low, value in (call.args, call.args[::-1]):
         source = look.call(value, "reshape")
-        if source is not None and look.shape(source.args[0]) == tuple(shape):
-            value = source.args[0]
-        found = _between(rewriter, low, value, dtype, shape)
+        is_same = source is not None and look.shape(source.args[0]) == tuple(shape)
+        scaled = source.args[0] if is_same else value
+        found = _between(rewriter, low, scaled, dtype, shape)
         if found is not None:
             return found
     return None
