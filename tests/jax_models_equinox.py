@@ -602,9 +602,12 @@ def unet_nested() -> Case:
 
         def __init__(self, key: Any):
             k = jr.split(key, 6)
-            self.down = [eqx.nn.Conv2d(1, 4, 3, padding=1, key=k[0]), eqx.nn.Conv2d(4, 8, 4, 2, 1, key=k[1])]
+            self.down = [
+                eqx.nn.Conv2d(1, 4, 3, padding=1, key=k[0]),
+                eqx.nn.Conv2d(4, 8, 4, 2, 1, key=k[1]),
+            ]
             self.up = [
-                {"t": eqx.nn.ConvTranspose2d(8, 4, 4, 2, 1, key=k[2]), "c": eqx.nn.Conv2d(8, 4, 3, padding="SAME", key=k[3])}
+                {"t": eqx.nn.ConvTranspose2d(8, 4, 4, 2, padding=1, key=k[2]), "c": eqx.nn.Conv2d(8, 4, 3, padding="SAME", key=k[3])}
             ]
             self.out = eqx.nn.Conv2d(4, 1, 1, key=k[4])
 

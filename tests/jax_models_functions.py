@@ -888,7 +888,7 @@ def indexing() -> Case:
             "slices": table[1:5:2, ::-1], "ellipsis": table[..., None, 2], "bools": jnp.where(table > 0, table, -1),
             "dynamic": lax.dynamic_slice(table, (i[0], 1), (2, 3)), "mixed": table[i[:, None], jnp.arange(3)],
             "apply": table.at[i[1]].apply(jnp.sin), "select": jnp.select([table > 1, table < -1], [table, -table], 0),
-            "choose": jnp.choose(i % 2, [x[:, 0], x[:, 1]]), "power": table.at[0].power(2),
+            "choose": jnp.choose(i % 2, [x[:, 0], x[:, 1]], mode="clip"), "power": table.at[0].power(2),
             "pieces": jnp.piecewise(x, [x < 0, x > 1], [lambda x: -x, lambda x: x**2, 0.0]),
             "put": jnp.put_along_axis(table, i[:, None], 9.0, axis=1, inplace=False),
         }  # fmt: skip

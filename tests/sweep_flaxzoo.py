@@ -168,10 +168,29 @@ def _opened(model: Any, kwargs: dict[str, Any]) -> tuple[Any, Callable[..., Any]
 
         function, tree = (lambda m, *a: jax.vmap(m)(*a)), model.__wrapped__
     elif not isinstance(model, eqx.Module) and hasattr(model, "func"):
-        tree = None  # of a closure; tests of the fronts look into those
-        function = lambda _, *a, **k: model(*a, **k)  # noqa: E731
+        return _opened_closure(model)
     trained, rest = eqx.partition(tree, eqx.is_inexact_array)
     return trained, lambda t, args, kw: (function(eqx.combine(t, rest), *args, **kw), {})
+
+
+def _opened_closure(model: Any) -> tuple[Any, Callable[..., Any]]:
+    """A partial of a jitted function: the dicts in its closure are filled while it is called."""
+    inner = model.func.__wrapped__
+    held = dict(zip(inner.__code__.co_freevars, inner.__closure__, strict=True))
+    dicts = {name: cell.cell_contents for name, cell in held.items()}
+    trained = {n: {k: x for k, x in d.items() if hasattr(x, "shape")} for n, d in dicts.items()}
+    call = functools.partial(inner, *model.args, **model.keywords)
+
+    def run(values: Any, args: Any, kwargs: Any) -> Any:
+        for name, own in values.items():
+            dicts[name].update(own)
+        try:
+            return call(*args, **kwargs), {}
+        finally:
+            for name, own in trained.items():
+                dicts[name].update(own)
+
+    return trained, run
 
 
 def _opened_linen(module: Any, variables: Any) -> tuple[Any, Callable[..., Any]]:
