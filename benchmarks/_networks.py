@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ class MLP(nn.Module):
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in pairs])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

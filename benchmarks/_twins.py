@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +44,7 @@ class MLP(nnx.Module):
     """Dense layers with ReLU between them."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.layers = nnx.List([_linear(a, b) for a, b in pairs])
 
     def __call__(self, x: Any) -> Any:

@@ -51,10 +51,14 @@ def pair_with_vmap() -> Case:
     def forward(model: Any, x: Any, y: Any) -> Any:
         return jnp.mean((jax.vmap(model)(x) - y) ** 2)
 
-    return (forward, made(eqx.nn.MLP, 4, 2, 8, 2, final_activation=jax.nn.sigmoid)), (
-        normal(5, 4),
-        normal(5, 2, seed=2),
-    ), {}
+    return (
+        (forward, made(eqx.nn.MLP, 4, 2, 8, 2, final_activation=jax.nn.sigmoid)),
+        (
+            normal(5, 4),
+            normal(5, 2, seed=2),
+        ),
+        {},
+    )
 
 
 @model
@@ -133,7 +137,11 @@ def pools() -> Case:
             two = eqx.nn.AvgPool2d(3, 2, padding=1)(x), eqx.nn.MaxPool2d(2, 2, use_ceil=True)(x)
             adaptive = eqx.nn.AdaptiveAvgPool2d((2, 3))(x), eqx.nn.AdaptiveMaxPool2d(3)(x)
             cube = jnp.stack([x, 2 * x, -x], 1)
-            three = eqx.nn.AvgPool3d(2)(cube), eqx.nn.MaxPool3d(2)(cube), eqx.nn.AdaptiveAvgPool3d(2)(cube)
+            three = (
+                eqx.nn.AvgPool3d(2)(cube),
+                eqx.nn.MaxPool3d(2)(cube),
+                eqx.nn.AdaptiveAvgPool3d(2)(cube),
+            )
             return flat, two, adaptive, three, eqx.nn.AdaptiveMaxPool3d((1, 2, 2))(cube)
 
     return made(Pools), (normal(2, 7, 8),), {}
@@ -156,7 +164,13 @@ def norms() -> Case:
             self.prelu = eqx.nn.PReLU(0.2)
 
         def __call__(self, x: Any) -> Any:
-            return jax.vmap(self.layer)(x), jax.vmap(self.rms)(x), self.group(x), self.plain(x), self.prelu(x)
+            return (
+                jax.vmap(self.layer)(x),
+                jax.vmap(self.rms)(x),
+                self.group(x),
+                self.plain(x),
+                self.prelu(x),
+            )
 
     return made(Norms), (normal(4, 6),), {}
 
@@ -415,11 +429,15 @@ def stacked_lstm() -> Case:
         def __init__(self, key: Any):
             k1, k2, k3 = jr.split(key, 3)
             self.embedding = eqx.nn.Embedding(12, 5, key=k3)
-            self.cells = eqx.nn.LSTMCell(5, 6, key=k1), eqx.nn.LSTMCell(6, 6, use_bias=False, key=k2)
+            self.cells = (
+                eqx.nn.LSTMCell(5, 6, key=k1),
+                eqx.nn.LSTMCell(6, 6, use_bias=False, key=k2),
+            )
 
         def __call__(self, ids: Any) -> Any:
             x = jax.vmap(self.embedding)(ids)
             for cell in self.cells:
+
                 def step(carry: Any, x: Any, cell: Any = cell) -> Any:
                     carry = cell(x, carry)
                     return carry, carry[0]
@@ -500,7 +518,9 @@ def neural_ode() -> Case:
         scale: Any
 
         def __init__(self, key: Any):
-            self.mlp = eqx.nn.MLP(3, 2, 12, 2, activation=jax.nn.softplus, final_activation=jnp.tanh, key=key)
+            self.mlp = eqx.nn.MLP(
+                3, 2, 12, 2, activation=jax.nn.softplus, final_activation=jnp.tanh, key=key
+            )
             self.scale = jnp.ones(())
 
         def __call__(self, t: Any, y: Any) -> Any:
@@ -607,7 +627,10 @@ def unet_nested() -> Case:
                 eqx.nn.Conv2d(4, 8, 4, 2, 1, key=k[1]),
             ]
             self.up = [
-                {"t": eqx.nn.ConvTranspose2d(8, 4, 4, 2, padding=1, key=k[2]), "c": eqx.nn.Conv2d(8, 4, 3, padding="SAME", key=k[3])}
+                {
+                    "t": eqx.nn.ConvTranspose2d(8, 4, 4, 2, padding=1, key=k[2]),
+                    "c": eqx.nn.Conv2d(8, 4, 3, padding="SAME", key=k[3]),
+                }
             ]
             self.out = eqx.nn.Conv2d(4, 1, 1, key=k[4])
 

@@ -120,13 +120,18 @@ def functor_class() -> Case:
     @fmapper.functor
     class Policy:
         def __init__(self) -> None:
-            self.layers = [{"w": normal(4, 8), "b": jnp.zeros(8)}, {"w": normal(8, 2), "b": jnp.ones(2)}]
+            self.layers = [
+                {"w": normal(4, 8), "b": jnp.zeros(8)},
+                {"w": normal(8, 2), "b": jnp.ones(2)},
+            ]
             self.temperature = 0.5
 
         def __call__(self, x: Any) -> Any:
             for layer in self.layers[:-1]:
                 x = jax.nn.relu(x @ layer["w"] + layer["b"])
-            return jax.nn.softmax((x @ self.layers[-1]["w"] + self.layers[-1]["b"]) / self.temperature)
+            return jax.nn.softmax(
+                (x @ self.layers[-1]["w"] + self.layers[-1]["b"]) / self.temperature
+            )
 
     return Policy(), (normal(3, 4),), {}
 
@@ -184,7 +189,10 @@ def gpt_dict() -> Case:
             "ln1": {"g": jnp.ones(16), "b": jnp.zeros(16)},
             "attn": {"qkv": 0.2 * normal(16, 48, seed=i), "proj": 0.2 * normal(16, 16, seed=i + 1)},
             "ln2": {"g": jnp.ones(16), "b": jnp.zeros(16)},
-            "mlp": {"fc": 0.2 * normal(16, 64, seed=i + 2), "proj": 0.2 * normal(64, 16, seed=i + 3)},
+            "mlp": {
+                "fc": 0.2 * normal(16, 64, seed=i + 2),
+                "proj": 0.2 * normal(64, 16, seed=i + 3),
+            },
         }
 
     params = {
@@ -261,7 +269,10 @@ def rope_and_alibi_attention() -> Case:
 @model
 def kv_cache_generation() -> Case:
     """Greedy decoding: a cache that is written by dynamic_update_slice, in a scan."""
-    params = {"embed": normal(11, 8), **{n: 0.3 * normal(8, 8, seed=i) for i, n in enumerate("qkvo")}}
+    params = {
+        "embed": normal(11, 8),
+        **{n: 0.3 * normal(8, 8, seed=i) for i, n in enumerate("qkvo")},
+    }
 
     def generate(p: Any, prompt: Any, steps: int) -> Any:
         def step(carry: Any, i: Any) -> Any:
@@ -492,7 +503,11 @@ def sinkhorn() -> Case:
         plan = jnp.exp(f[:, None] + log_k + g[None])
         return jnp.sum(plan * cost), plan, errors
 
-    return (lambda p, scale: jax.tree.map(lambda x: x * scale, forward(p)), params), (jnp.float32(2),), {}
+    return (
+        (lambda p, scale: jax.tree.map(lambda x: x * scale, forward(p)), params),
+        (jnp.float32(2),),
+        {},
+    )
 
 
 @model
@@ -542,7 +557,11 @@ def gumbel_softmax_and_reverse() -> Case:
 
 @model
 def gaussian_process() -> Case:
-    params = {"log_length": jnp.float32(0.1), "log_amp": jnp.float32(0.3), "log_noise": jnp.float32(-2.0)}
+    params = {
+        "log_length": jnp.float32(0.1),
+        "log_amp": jnp.float32(0.3),
+        "log_noise": jnp.float32(-2.0),
+    }
 
     def forward(p: Any, x: Any, y: Any, new: Any) -> Any:
         def kernel(a: Any, b: Any) -> Any:
@@ -586,7 +605,11 @@ def kalman_filter() -> Case:
 
 @model
 def hidden_markov_model() -> Case:
-    params = {"initial": normal(4), "transition": normal(4, 4, seed=1), "emission": normal(4, 6, seed=2)}
+    params = {
+        "initial": normal(4),
+        "transition": normal(4, 4, seed=1),
+        "emission": normal(4, 6, seed=2),
+    }
 
     def forward(p: Any, obs: Any) -> Any:
         log_t = jax.nn.log_softmax(p["transition"], axis=1)
@@ -701,18 +724,27 @@ def hippo_ssm() -> Case:
     def forward(p: Any, u: Any) -> Any:
         n = 4
         steps = jnp.exp(p["log_step"])
-        a = -jnp.tril(jnp.sqrt((2 * jnp.arange(n) + 1)[:, None] * (2 * jnp.arange(n) + 1)[None]), -1)
+        a = -jnp.tril(
+            jnp.sqrt((2 * jnp.arange(n) + 1)[:, None] * (2 * jnp.arange(n) + 1)[None]), -1
+        )
         a = a - jnp.diag(jnp.arange(n) + 1.0)
         eye = jnp.eye(n)
         inverse = jnp.linalg.inv(eye - steps / 2 * a)
         ab, bb = inverse @ (eye + steps / 2 * a), steps * inverse @ p["B"]
         length = u.shape[0]
-        kernel = jnp.array([(p["C"] @ jnp.linalg.matrix_power(ab, i) @ bb).reshape() for i in range(length)])
+        kernel = jnp.array(
+            [(p["C"] @ jnp.linalg.matrix_power(ab, i) @ bb).reshape() for i in range(length)]
+        )
         ud = jnp.fft.rfft(jnp.pad(u, (0, length)))
         kd = jnp.fft.rfft(jnp.pad(kernel, (0, length)))
         return jnp.fft.irfft(ud * kd)[:length] + p["D"] * u
 
-    params = {"B": normal(4, 1), "C": normal(1, 4), "D": jnp.float32(1), "log_step": jnp.float32(-1)}
+    params = {
+        "B": normal(4, 1),
+        "C": normal(1, 4),
+        "D": jnp.float32(1),
+        "log_step": jnp.float32(-1),
+    }
     return (forward, params), (normal(8),), {}
 
 
@@ -735,7 +767,9 @@ def neural_ode_adaptive() -> Case:
             y, t = lax.cond(good, lambda: (y + 0.5 * h * (k1 + k2), t + h), lambda: (y, t))
             return t, y, h * jnp.clip(0.9 * jnp.sqrt(1e-2 / (error + 1e-9)), 0.2, 3.0), n + 1
 
-        return lax.while_loop(lambda s: (s[0] < 1.0 - 1e-6) & (s[3] < 50), step, (0.0, y0, 0.3, 0))[1:]
+        return lax.while_loop(lambda s: (s[0] < 1.0 - 1e-6) & (s[3] < 50), step, (0.0, y0, 0.3, 0))[
+            1:
+        ]
 
     return (forward, params), (normal(3, 2),), {}
 
@@ -768,7 +802,9 @@ def bfgs_minimise() -> Case:
     from jax.scipy.optimize import minimize
 
     def forward(target: Any, x0: Any) -> Any:
-        result = minimize(lambda x: jnp.sum((x - target) ** 2) + 0.1 * jnp.sum(x**4), x0, method="BFGS")
+        result = minimize(
+            lambda x: jnp.sum((x - target) ** 2) + 0.1 * jnp.sum(x**4), x0, method="BFGS"
+        )
         return result.x, result.fun
 
     return (forward, normal(3)), (jnp.zeros(3),), {}
@@ -831,7 +867,9 @@ def lorenz_and_games() -> Case:
                 (n, 0),
             )[1]
         )(n)
-        random = lax.fori_loop(0, 5, lambda _, s: s * jnp.uint32(1664525) + jnp.uint32(1013904223), jnp.uint32(1))
+        random = lax.fori_loop(
+            0, 5, lambda _, s: s * jnp.uint32(1664525) + jnp.uint32(1013904223), jnp.uint32(1)
+        )
         bits = lax.population_count(random), random >> 7, random ^ (random << 3)
         sigma, rho, beta = params
 
@@ -923,30 +961,52 @@ def shapes_and_windows() -> Case:
 
 @model
 def einsum_tensor_network() -> Case:
-    params = {"cores": [normal(1, 3, 4), normal(4, 3, 4, seed=1), normal(4, 3, 1, seed=2)], "w": normal(2, 3, 4, 5)}
+    params = {
+        "cores": [normal(1, 3, 4), normal(4, 3, 4, seed=1), normal(4, 3, 1, seed=2)],
+        "w": normal(2, 3, 4, 5),
+    }
 
     def forward(p: Any, x: Any) -> Any:
         a, b, c = p["cores"]
         full = jnp.einsum("aib,bjc,ckd->ijk", a, b, c)
         y = jnp.einsum("ni,nj,nk,ijk->n", x, x, x, full)
         z = jnp.einsum("...hqd,...hkd->...hqk", p["w"], p["w"])
-        return y, z, jnp.einsum("ii->i", x.T @ x), jnp.einsum("ijk->kj", full), jnp.einsum("abcd->", p["w"])
+        return (
+            y,
+            z,
+            jnp.einsum("ii->i", x.T @ x),
+            jnp.einsum("ijk->kj", full),
+            jnp.einsum("abcd->", p["w"]),
+        )
 
     return (forward, params), (normal(5, 3),), {}
 
 
 @model
 def convolutions_lax() -> Case:
-    params = {"a": 0.3 * normal(3, 3, 2, 4), "b": 0.3 * normal(4, 1, 3, 3), "c": 0.3 * normal(3, 3, 4, 2), "d": 0.4 * normal(5, 2, 3)}
+    params = {
+        "a": 0.3 * normal(3, 3, 2, 4),
+        "b": 0.3 * normal(4, 1, 3, 3),
+        "c": 0.3 * normal(3, 3, 4, 2),
+        "d": 0.4 * normal(5, 2, 3),
+    }
 
     def forward(p: Any, x: Any, s: Any) -> Any:
         numbers = lax.conv_dimension_numbers(x.shape, p["a"].shape, ("NHWC", "HWIO", "NHWC"))
         y = lax.conv_general_dilated(x, p["a"], (1, 1), [(2, 1), (0, 3)], (1, 1), (2, 1), numbers)
-        z = lax.conv_general_dilated(y.transpose(0, 3, 1, 2), p["b"], (2, 1), "SAME", feature_group_count=4)
-        up = lax.conv_transpose(y, p["c"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        z = lax.conv_general_dilated(
+            y.transpose(0, 3, 1, 2), p["b"], (2, 1), "SAME", feature_group_count=4
+        )
+        up = lax.conv_transpose(
+            y, p["c"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
         one = lax.conv_general_dilated(s, p["d"], (1,), "VALID", lhs_dilation=(2,))
         half = lax.conv_general_dilated(
-            x.astype(jnp.bfloat16), p["a"].astype(jnp.bfloat16), (1, 1), "VALID", dimension_numbers=numbers
+            x.astype(jnp.bfloat16),
+            p["a"].astype(jnp.bfloat16),
+            (1, 1),
+            "VALID",
+            dimension_numbers=numbers,
         )
         return y, z, up, one, half.astype(jnp.float32)
 
@@ -963,18 +1023,26 @@ def image_augmentation() -> Case:
         c, s = jnp.cos(p["angle"]), jnp.sin(p["angle"])
         turned = jnp.tensordot(grid, jnp.array([[c, -s], [s, c]]), axes=1) + 3.0
         channels = [
-            map_coordinates(image[..., i], list(jnp.moveaxis(turned, -1, 0)), order=1, mode="nearest")
+            map_coordinates(
+                image[..., i], list(jnp.moveaxis(turned, -1, 0)), order=1, mode="nearest"
+            )
             for i in range(3)
         ]
         image = jnp.stack(channels, -1)
         image = jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
         top = jax.random.randint(key, (2,), 0, 3)
         crop = lax.dynamic_slice(image, (*top, 0), (4, 4, 3))
-        scaled = jax.image.scale_and_translate(crop, (6, 6, 3), (0, 1), p["scale"], jnp.zeros(2), "linear")
+        scaled = jax.image.scale_and_translate(
+            crop, (6, 6, 3), (0, 1), p["scale"], jnp.zeros(2), "linear"
+        )
         return crop, scaled, jax.image.resize(crop, (3, 9, 3), "cubic", antialias=False)
 
     params = {"angle": jnp.float32(0.3), "scale": jnp.array([1.5, 1.2])}
-    return (forward, params), (jax.random.uniform(jax.random.key(1), (7, 7, 3)), jax.random.key(2)), {}
+    return (
+        (forward, params),
+        (jax.random.uniform(jax.random.key(1), (7, 7, 3)), jax.random.key(2)),
+        {},
+    )
 
 
 @model
@@ -1048,7 +1116,12 @@ def reinforce_returns() -> Case:
         entropy = -(jax.nn.softmax(logits) * jax.nn.log_softmax(logits)).sum(-1).mean()
         return policy - 0.01 * entropy, adv
 
-    args = normal(7, 3), integers(7, below=2), normal(7, seed=1), (normal(7, seed=2) > 1).astype(float)
+    args = (
+        normal(7, 3),
+        integers(7, below=2),
+        normal(7, seed=1),
+        (normal(7, seed=2) > 1).astype(float),
+    )
     return (forward, params), args, {}
 
 
@@ -1080,7 +1153,11 @@ def deep_equilibrium() -> Case:
         return vjp_p(iterate(lambda u: vjp_z(u)[0] + g, g))
 
     solve.defvjp(forward, backward)
-    return (lambda p, x: solve(p, x) @ p["out"], {"w": 0.2 * normal(4, 4), "out": normal(4, 2)}), (normal(3, 4),), {}
+    return (
+        (lambda p, x: solve(p, x) @ p["out"], {"w": 0.2 * normal(4, 4), "out": normal(4, 2)}),
+        (normal(3, 4),),
+        {},
+    )
 
 
 @model
@@ -1123,7 +1200,9 @@ def spherical_harmonics_and_rays() -> Case:
         t = jax.vmap(distance)(spheres)
         nearest, hit = t.min(0), t.argmin(0)
         x, y, z = jnp.moveaxis(d, -1, 0)
-        harmonics = jnp.stack([jnp.full_like(x, 0.28), 0.49 * y, 0.49 * z, 1.09 * x * y, 0.31 * (3 * z**2 - 1)], -1)
+        harmonics = jnp.stack(
+            [jnp.full_like(x, 0.28), 0.49 * y, 0.49 * z, 1.09 * x * y, 0.31 * (3 * z**2 - 1)], -1
+        )
         return jnp.exp(-nearest), hit, harmonics, jnp.arccos(jnp.clip(z, -1, 1)), jnp.arctan2(y, x)
 
     spheres = jnp.concatenate([normal(4, 3) + jnp.array([0, 0, 4]), jnp.ones((4, 1))], -1)
@@ -1137,7 +1216,13 @@ def wave_equation() -> Case:
         def step(carry: Any, _: Any) -> Any:
             before, now = carry
             padded = jnp.pad(now, 1, mode="wrap")
-            lap = padded[2:, 1:-1] + padded[:-2, 1:-1] + padded[1:-1, 2:] + padded[1:-1, :-2] - 4 * now
+            lap = (
+                padded[2:, 1:-1]
+                + padded[:-2, 1:-1]
+                + padded[1:-1, 2:]
+                + padded[1:-1, :-2]
+                - 4 * now
+            )
             after = 2 * now - before + 0.1 * speed**2 * lap
             return (now, after), jnp.sum(after**2)
 

@@ -456,7 +456,9 @@ def diffusion_step() -> Case:
         """The score model of the documentation's diffusion example, made small."""
 
         def __init__(self, *, rngs: nnx.Rngs):
-            self.time = nnx.Sequential(nnx.Linear(8, 16, rngs=rngs), nnx.gelu, nnx.Linear(16, 8, rngs=rngs))
+            self.time = nnx.Sequential(
+                nnx.Linear(8, 16, rngs=rngs), nnx.gelu, nnx.Linear(16, 8, rngs=rngs)
+            )
             self.down = nnx.Conv(1, 8, (3, 3), rngs=rngs)
             self.mid = nnx.Conv(8, 8, (3, 3), strides=(2, 2), rngs=rngs)
             self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
@@ -586,7 +588,9 @@ def nnx_control_flow() -> Case:
         def __call__(self, x: Any) -> Any:
             x = nnx.cond(x.mean() > 0, lambda m, x: m.a(x), lambda m, x: m.b(x), self, x)
             _, x = nnx.while_loop(
-                lambda c: jnp.abs(c[1]).max() > 0.05, lambda c: (c[0], 0.5 * jnp.tanh(c[0](c[1]))), (self.a, x)
+                lambda c: jnp.abs(c[1]).max() > 0.05,
+                lambda c: (c[0], 0.5 * jnp.tanh(c[0](c[1]))),
+                (self.a, x),
             )
             return nnx.fori_loop(0, 3, lambda i, c: (c[0], c[1] + c[0](c[1])), (self.b, x))[1]
 

@@ -350,7 +350,9 @@ def case(name: str, *, export: bool = False, compiled: bool = False) -> Found:
         return {"class": "refused", "reason": sweeping.reason(error),
                 "trace": sweeping.trace(error)}  # fmt: skip
     found: Found = {"convert": round(time.monotonic() - began, 2)}
-    options = {n: x for n, x in kwargs.items() if n not in ("method", "mutable", "capture_intermediates")}
+    options = {
+        n: x for n, x in kwargs.items() if n not in ("method", "mutable", "capture_intermediates")
+    }
     given = to_torch(args), to_torch(options)
     if "method" in kwargs or "mutable" in kwargs or "capture_intermediates" in kwargs:
         # These are fixed; a program may still list them among its arguments.
@@ -391,7 +393,10 @@ def case(name: str, *, export: bool = False, compiled: bool = False) -> Found:
         worst, where = compared(converted(*given[0], **given[1]), want_moved, "output")
     found["moved"] = worst
     if worst > 10 * TOLERANCE:  # other numbers may be nearer to a cancellation
-        return found | {"class": "parameters", "reason": f"{where}: off by {worst:.2e} when parameters change"}
+        return found | {
+            "class": "parameters",
+            "reason": f"{where}: off by {worst:.2e} when parameters change",
+        }
     converted.load_state_dict(before)
 
     for wanted, run in ((export, exported), (compiled, compiled_run)):

@@ -89,6 +89,13 @@ def assigned(x: Any, n: Any) -> Any:
 
 
 SIZED: dict[str, Any] = {
+    "tensors in lists": lambda x, n: (
+        x[n > 1],
+        torch.tensor([[n.max(), 2], [n[0] > 0, 3]]),
+        torch.tensor([x[0], 1.5, n[0]]),
+        torch.tensor([one > 1 for one in n]),
+        torch.tensor([n[1], 3], dtype=torch.float16),
+    ),
     "sizes": lambda x, n: torch.nn.functional.pad(x, (n[0], n[2])).reshape(n[0], 7),
     "bounds": lambda x, n: x[n[0] : n[2]].reshape(2),
     "bounds of what is assigned": assigned,

@@ -22,7 +22,7 @@ class Call:
     """What was seen of one call of a function.
 
     Attributes:
-        results: Of each result its shape, or the number that it is.
+        results: Of each result its shape, or the integer or bool that it is; else None.
         numbers: The values of tensors that stand for sizes.
         counts: How many elements are true, of each mask in an index.
     """

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
@@ -67,10 +68,56 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
     return torch.masked_select(*together(x, mask))
 
 
+def _tensor(data: Any, **options: Any) -> Any:
+    """Of a list with tensors in it: torch reads their values, which they do not have."""
+    leaves = [] if isinstance(data, torch.Tensor) else pytree.tree_leaves(data)
+    if not any(isinstance(x, torch.Tensor) for x in leaves):
+        return torch.tensor(data, **options)
+    kinds = {_kind(x) for x in leaves}
+    dtype = options.get("dtype") or next(kind for kind in _kinds() if kind in kinds)
+    found = _stacked(data, dtype).detach()
+    if options.get("device") is not None:
+        found = found.to(options["device"])
+    return found.requires_grad_() if options.get("requires_grad") else found
+
+
+def _kinds() -> tuple[torch.dtype, ...]:
+    """What numbers become in a tensor of their own, the widest first."""
+    default = torch.get_default_dtype()
+    return (
+        torch.complex128 if default is torch.float64 else torch.complex64,
+        default,
+        torch.int64,
+        torch.bool,
+    )
+
+
+def _kind(x: Any) -> torch.dtype:
+    wide, default, whole, truth = _kinds()
+    if isinstance(x, torch.Tensor):
+        if x.dtype is torch.bool:
+            return truth
+        return wide if x.is_complex() else default if x.is_floating_point() else whole
+    if isinstance(x, bool | torch.SymBool):
+        return truth
+    if isinstance(x, complex):
+        return wide
+    return default if isinstance(x, float | torch.SymFloat) else whole
+
+
+def _stacked(data: Any, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(data, list | tuple):
+        return torch.stack([_stacked(inner, dtype) for inner in data])
+    if isinstance(data, torch.Tensor):
+        return data.to(dtype)
+    return torch.tensor(data, dtype=dtype)
+
+
 # With the functions that call them: a mode is switched off while it handles a call.
 _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ctc_loss: _ctc_loss,
     torch.nn.functional.ctc_loss: _ctc_loss,
+    torch.tensor: _tensor,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
 }

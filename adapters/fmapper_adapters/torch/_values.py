@@ -52,7 +52,7 @@ def recorded(
     def informed(*args: Any, **kwargs: Any) -> Any:
         # Inside of what torch.export does with calls, which takes some of them apart.
         kept = contextlib.nullcontext() if aware else _unaware.unaware()
-        with kept, _Informer(copy.deepcopy(seen)):
+        with kept, _Informer({place: calls.copy() for place, calls in seen.items()}):
             return forward(*args, **kwargs)
 
     own = "forward" in vars(module)
@@ -136,20 +136,23 @@ def _place(func: Any) -> _Place:
 
 
 def _facts(result: Any) -> list[Any]:
-    leaves = pytree.tree_leaves(result)
-    return [tuple(x.shape) if isinstance(x, _Tensor) else x for x in leaves]
+    return [
+        tuple(x.shape) if isinstance(x, _Tensor) else x if isinstance(x, bool | int) else None
+        for x in pytree.tree_leaves(result)
+    ]
 
 
 def _told(result: Any, fact: Any) -> Any:
     """A result of which torch now knows what it did not know, and asserts it."""
     if isinstance(result, _Tensor):
-        if not free_unbacked_symbols(result) or len(fact) != result.ndim:
+        if not free_unbacked_symbols(result) or len(fact or ()) != result.ndim:
             return result
         for size, value in zip(result.shape, fact, strict=True):
             if free_unbacked_symbols(size):
                 _known.check(size == value)
         # A size of 1 stays a symbol in spite of that.
         return result.reshape(fact) if free_unbacked_symbols(result) else result
-    if isinstance(result, torch.SymInt | torch.SymBool) and free_unbacked_symbols(result):
+    is_read = isinstance(result, torch.SymInt | torch.SymBool) and free_unbacked_symbols(result)
+    if is_read and fact is not None:
         return _known.agreed(result, fact)
     return result  # floats that are computed in another framework are not the same to the last bit
