@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper import ConversionError, Graph
+from fmapper import ConversionError
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._table import About, lax
 
@@ -239,31 +239,3 @@ def tridiagonal_solve(
         matrix = matrix + torch.diag_embed(torch.narrow(below, -1, 1, size - 1), -1)
         matrix = matrix + torch.diag_embed(torch.narrow(above, -1, 0, size - 1), 1)
     return torch.linalg.solve(matrix, b)
-
-
-@lax("custom_linear_solve", about=True)
-def custom_linear_solve(*operands: Any, jaxprs: Any, about: About, **rest: Any) -> Any:
-    """A system that a function of the program solves.
-
-    What it solves with has no gradient, as the factors of a matrix; the matrix has. So the
-    solution gets those of one more step of it, b - A x, which adds nothing to its value.
-    """
-    count = len(about.results)
-    graphs: list[Graph | None] = [
-        jaxprs.get(name) for name in ("matvec", "vecmat", "solve", "transpose_solve")
-    ]
-    at, held = 0, []
-    for graph in graphs:
-        own = len(graph.inputs) - count if graph is not None else 0
-        held.append(operands[at : at + own])
-        at += own
-    b = operands[at:]
-    matvec, solve = graphs[0], graphs[2]
-    if matvec is None or solve is None:
-        raise ConversionError("custom_linear_solve without its functions")
-    found = current().inline(solve, (*held[2], *b))
-    found = tuple(x.detach() for x in found)
-    products = current().inline(matvec, (*held[0], *found))
-    errors = [x - y for x, y in zip(b, products, strict=True)]
-    steps = current().inline(solve, (*held[2], *errors))
-    return tuple(x + (s - s.detach()) for x, s in zip(found, steps, strict=True))
