@@ -107,8 +107,8 @@ def convert(
 
     Returns:
         For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is. For
-        `flax` a `FlaxModel`, an `nnx.Module` with the variables in a tree of the module's names. For
-        `torch` a `TorchModel`, a `torch.nn.Module` with the names of the model.
+        `flax` a `FlaxModel`, an `nnx.Module` with the variables in a tree of the module's names.
+        For `torch` a `TorchModel`, a `torch.nn.Module` with the names of the model.
 
     Raises:
         ConversionError: The program cannot be recorded, or its results differ and `verify` is set.

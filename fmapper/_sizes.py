@@ -14,7 +14,7 @@ _OPERATORS: dict[type, Any] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.USub: operator.neg,
-    ast.BitXor: operator.pow,  # as JAX prints powers
+    ast.Pow: operator.pow,
 }
 
 
@@ -50,7 +50,8 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
         6
     """
     try:
-        return _value(ast.parse(expression, mode="eval").body, sizes)
+        # JAX prints powers with a hat, which binds looser than a sum in Python
+        return _value(ast.parse(expression.replace("^", "**"), mode="eval").body, sizes)
     except (SyntaxError, LookupError, ZeroDivisionError):
         return None
 

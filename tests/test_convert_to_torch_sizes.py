@@ -48,6 +48,12 @@ CASES = {
              ["n, _"], [(5, 4)], [(9, 4)]),
     "expression": (lambda a, b: a + b.reshape(a.shape[0], 2).sum(1), ["n", "2*n"],
                    [(3,), (6,)], [(5,), (10,)]),
+    "powers": (
+        lambda a: jnp.concatenate([jnp.outer(a, a).reshape(-1), a]).reshape(1, -1) + 1,
+        ["n"],
+        [(3,)],
+        [(5,)],
+    ),
     "dict": (lambda x: x.sum(1), {"x": {0: Dim("batch", min=2, max=64)}}, [(3, 4)], [(64, 4)]),
     "tuple": (lambda x: x.sum(1), ((Dim.AUTO, None),), [(3, 4)], [(1, 4)]),
     "auto, none fixed": (lambda a, b: a + b, "auto", [(3, 4), (3, 4)], [(5, 2), (5, 2)]),

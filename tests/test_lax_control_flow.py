@@ -363,3 +363,23 @@ def test_remat_is_inlined():
     with warnings.catch_warnings():
         code = fmapper.convert(jax.checkpoint(jnp.sin), "torch", (X,)).code
     assert "checkpoint" not in code
+
+
+def test_sizes_that_vary_in_loops_and_branches():
+    def run(x):
+        def step(carry, row):
+            return jnp.tanh(carry + row), (carry, jnp.zeros((carry.shape[0], 2)) + carry)
+
+        scanned = lax.scan(step, jnp.zeros((x.shape[1], 1)), x[:, :, :1])
+        chosen = lax.cond(x.sum() > 0, lambda x: x * jnp.ones(x.shape), lambda x: x, x)
+        looped = lax.fori_loop(0, 3, lambda i, c: c + jnp.arange(c.shape[1])[:, None], x)
+        return scanned, chosen, looped
+
+    x = np.random.RandomState(0).randn(4, 7, 3).astype(np.float32)
+    module = fmapper.convert(run, "torch", (jnp.asarray(x),), dynamic_shapes={"x": {1: "b"}})
+    for b in (7, 3, 1):
+        part = x[:, :b]
+        for have, want in zip(
+            host(module(torch.from_numpy(part.copy()))), host(run(part)), strict=True
+        ):
+            np.testing.assert_allclose(have, want, rtol=2e-6, atol=2e-6)

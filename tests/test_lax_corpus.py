@@ -22,7 +22,7 @@ GROUPS = (
 
 
 def sample():
-    options = sweep_lax.parser().parse_args(["--group", GROUPS, "--per", "1"])
+    options = sweep_lax.parser().parse_args(["--group", GROUPS, "--per", "1", "--limit", "110"])
     harnesses = sweep_lax.corpus()
     return [harnesses[name] for name in sweep_lax.chosen(harnesses, options)]
 
@@ -32,7 +32,7 @@ def test_a_sample_of_the_corpus_is_right():
     found = {h.fullname: sweep_lax.outcome_of(h) for h in sample()}
     wrong = {n: f for n, f in found.items() if f[0] not in ("right", "not run")}
     assert not wrong
-    assert sum(outcome == "right" for outcome, _ in found.values()) > 100
+    assert sum(outcome == "right" for outcome, _ in found.values()) > 90
 
 
 def test_the_comparison_sees_what_is_wrong():

@@ -398,6 +398,9 @@ class Emitter:
         inner = Emitter(self._lowerings, self._renamed, self._mode, fused=self._fused)
         for name, kind in zip(graph.inputs, graph.kinds, strict=True):
             inner.placeholder(name, kind, self._fake([kind])[0])
+            for i, size in enumerate(kind[1]):
+                if isinstance(size, str):
+                    inner.size(size, name, i)
         inner.output(tuple(inner.value(out) for out in inner.run(graph)))
         root = torch.nn.Module()
         for name, module in inner.modules.items():

@@ -147,5 +147,6 @@ def _fraction(p: Tensor, q: Tensor, y: Tensor) -> Tensor:
     return found
 
 
-for _function in (incomplete_gamma, gamma_slope, incomplete_beta):
-    _function.is_control_flow = True  # type: ignore[attr-defined] # not tried on fake tensors
+_WHOLE: tuple[Any, ...] = (incomplete_gamma, gamma_slope, incomplete_beta)
+for _function in _WHOLE:
+    _function.is_control_flow = True  # which the emitter does not try on fake tensors

@@ -165,7 +165,8 @@ def integer_pow(x: Any, *, y: int) -> Any:
         return torch.ones_like(x)
     if -2 <= y <= 3 and not x.is_complex():
         return torch.square(x) if y == 2 else torch.pow(x, y) if y != 1 else x
-    found, power, left = None, x, abs(y)
+    found: Any = None
+    power, left = x, abs(y)
     while left:
         if left & 1:
             found = power if found is None else found * power

@@ -20,7 +20,7 @@ def _one(name: str, function: Any) -> None:
     lax(name)(lowered)
 
 
-_SAME = ("exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh")
+_SAME: tuple[str, ...] = ("exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh")
 _SAME += ("atan", "sinh", "cosh", "asinh", "atanh")
 for _name in _SAME:
     _one(_name, getattr(torch, _name))

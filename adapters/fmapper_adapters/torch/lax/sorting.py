@@ -21,7 +21,7 @@ def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, about: About)
         found = torch.sort(x, dim=dimension, stable=True)[0]
         return (flipped(found, x.dtype) if flip else found,)
     keys = [key for i in range(num_keys) for key in _keys(xs[i], kinds[i])]
-    order = None
+    order: Any = None
     for key in reversed(keys):
         if order is None:
             order = torch.sort(key, dim=dimension, stable=True)[1]
