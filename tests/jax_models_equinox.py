@@ -480,7 +480,7 @@ def ensemble_of_mlps() -> Case:
     def evaluate(member: Any, x: Any) -> Any:
         return jax.vmap(member)(x)
 
-    return (lambda members, x: evaluate(members, x), models), (normal(5, 4),), {}
+    return (evaluate, models), (normal(5, 4),), {}
 
 
 @model

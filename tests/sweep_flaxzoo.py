@@ -492,7 +492,10 @@ def gradient_difference(model: Any, given: Any, want: dict[str, Any]) -> tuple[f
 
 
 def gradients_difference(got: dict[str, Any], want: dict[str, Any]) -> tuple[float, str]:
-    """The largest error relative to the largest element of each, or 1e-2 of that of all: a gradient of zero is noise."""
+    """The largest error relative to the largest element of each, or 1e-2 of that of all.
+
+    A gradient that is zero, as of a bias before a norm, is rounding of sums of that size.
+    """
     import numpy as np
 
     wide = {plain_name(n): np.asarray(g).astype("complex128") for n, g in want.items()}

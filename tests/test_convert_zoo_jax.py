@@ -1,4 +1,4 @@
-"""A sample of the models that `nox -s flaxzoo` converts: one for each of the means that they use."""
+"""A sample of the models that `nox -s flaxzoo` converts: one for each of their means."""
 
 import importlib.util
 import sys
