@@ -840,3 +840,50 @@ def normalising_flow_inverse() -> Case:
             return jnp.stack([x[0], ys[k] + top / bottom])
 
     return jax.vmap(made(Spline)), (normal(6, 2),), {}
+
+
+@model
+def stateful_counter() -> Case:
+    """State of one's own: an index, set and got."""
+
+    class Counter(eqx.nn.StatefulLayer):
+        index: eqx.nn.StateIndex
+        linear: eqx.nn.Linear
+
+        def __init__(self, key: Any):
+            self.index = eqx.nn.StateIndex((jnp.array(0), jnp.zeros(3)))
+            self.linear = eqx.nn.Linear(3, 2, key=key)
+
+        def __call__(self, x: Any, state: Any, *, key: Any = None) -> Any:
+            count, mean = state.get(self.index)
+            mean = 0.9 * mean + 0.1 * x
+            state = state.set(self.index, (count + 1, mean))
+            return self.linear(x - mean) / (count + 1), state
+
+    module, state = eqx.nn.make_with_state(Counter)(jr.PRNGKey(0))
+    return module, (normal(3), state), {}
+
+
+@model
+def dimension_free_layers() -> Case:
+    """The layers that take the number of dimensions as an argument."""
+
+    class Net(eqx.Module):
+        conv: eqx.nn.Conv
+        up: eqx.nn.ConvTranspose
+        pool: eqx.nn.Pool
+        adaptive: eqx.nn.AdaptivePool
+
+        def __init__(self, key: Any):
+            k1, k2 = jr.split(key)
+            self.conv = eqx.nn.Conv(2, 2, 4, 3, padding=((0, 1), (2, 1)), dilation=2, key=k1)
+            self.up = eqx.nn.ConvTranspose(2, 4, 2, 3, stride=2, padding="SAME", key=k2)
+            self.pool = eqx.nn.Pool(
+                init=-jnp.inf, operation=lax.max, num_spatial_dims=2, kernel_size=2
+            )
+            self.adaptive = eqx.nn.AdaptivePool((3, 2), num_spatial_dims=2, operation=jnp.mean)
+
+        def __call__(self, x: Any) -> Any:
+            return self.adaptive(self.up(self.pool(self.conv(x))))
+
+    return made(Net), (normal(2, 9, 8),), {}

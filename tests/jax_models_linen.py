@@ -1234,3 +1234,20 @@ def intermediates() -> Case:
     x = normal(3, 5)
     variables = jax.jit(module.init)(key(0), x)
     return (module, variables), (x,), {"mutable": ["intermediates"], "capture_intermediates": True}
+
+
+@model
+def fp8_training() -> Case:
+    """Scales and histories of magnitudes are kept beside the parameters."""
+
+    class Fp8(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            x = nn.relu(nn.Dense(16, dot_general_cls=nn.Fp8DotGeneralOp)(x))
+            x = nn.Dense(16, dot_general_cls=nn.fp8_ops.Fp8DirectDotGeneralOp)(x)
+            x = nn.Dense(16, dot_general_cls=nn.fp8_ops.NANOOFp8DotGeneralOp)(x)
+            return nn.fp8_ops.Fp8Einsum()(
+                "bi,io->bo", x, self.param("w", nn.initializers.normal(), (16, 4))
+            )
+
+    return initialised(Fp8(), normal(4, 16))

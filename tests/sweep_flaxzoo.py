@@ -421,6 +421,7 @@ def exported(model: Any, given: Any) -> Any:
 def compiled_run(model: Any, given: Any) -> Any:
     import torch
 
+    torch._dynamo.reset()  # or the models of one process count against one limit
     return torch.compile(model, backend="eager", fullgraph=True)(*given[0], **given[1])
 
 
