@@ -291,7 +291,7 @@ def difference(got: Any, want: Any) -> float:
         return 0.0 if not finite.size else float("inf")
     size = max(float(np.abs(b[finite]).max(initial=0)), 1e-6) * (HALVES if half else 1)
     worst = float(np.abs(a[finite] - b[finite]).max(initial=0)) / size
-    return worst
+    return worst if np.isfinite(worst) else float("inf")
 
 
 def compared(got: Any, want: Any, what: str) -> tuple[float, str]:
