@@ -75,7 +75,7 @@ def cnn() -> Case:
                 eqx.nn.MaxPool2d(kernel_size=2),
                 jax.nn.relu,
                 jnp.ravel,
-                eqx.nn.Linear(192, 32, key=k2),
+                eqx.nn.Linear(768, 32, key=k2),
                 jax.nn.sigmoid,
                 eqx.nn.Linear(32, 16, key=k3),
                 jax.nn.relu,
@@ -480,7 +480,7 @@ def ensemble_of_mlps() -> Case:
     def evaluate(member: Any, x: Any) -> Any:
         return jax.vmap(member)(x)
 
-    return (lambda members, x: evaluate(members, x), models), (normal(5, 4),), {}
+    return (evaluate, models), (normal(5, 4),), {}
 
 
 @model
@@ -624,12 +624,12 @@ def unet_nested() -> Case:
             k = jr.split(key, 6)
             self.down = [
                 eqx.nn.Conv2d(1, 4, 3, padding=1, key=k[0]),
-                eqx.nn.Conv2d(4, 8, 3, 2, 1, key=k[1]),
+                eqx.nn.Conv2d(4, 8, 4, 2, 1, key=k[1]),
             ]
             self.up = [
                 {
-                    "t": eqx.nn.ConvTranspose2d(8, 4, 4, 2, 1, key=k[2]),
-                    "c": eqx.nn.Conv2d(8, 4, 3, 1, 1, key=k[3]),
+                    "t": eqx.nn.ConvTranspose2d(8, 4, 4, 2, padding=1, key=k[2]),
+                    "c": eqx.nn.Conv2d(8, 4, 3, padding="SAME", key=k[3]),
                 }
             ]
             self.out = eqx.nn.Conv2d(4, 1, 1, key=k[4])
@@ -840,3 +840,50 @@ def normalising_flow_inverse() -> Case:
             return jnp.stack([x[0], ys[k] + top / bottom])
 
     return jax.vmap(made(Spline)), (normal(6, 2),), {}
+
+
+@model
+def stateful_counter() -> Case:
+    """State of one's own: an index, set and got."""
+
+    class Counter(eqx.nn.StatefulLayer):
+        index: eqx.nn.StateIndex
+        linear: eqx.nn.Linear
+
+        def __init__(self, key: Any):
+            self.index = eqx.nn.StateIndex((jnp.array(0), jnp.zeros(3)))
+            self.linear = eqx.nn.Linear(3, 2, key=key)
+
+        def __call__(self, x: Any, state: Any, *, key: Any = None) -> Any:
+            count, mean = state.get(self.index)
+            mean = 0.9 * mean + 0.1 * x
+            state = state.set(self.index, (count + 1, mean))
+            return self.linear(x - mean) / (count + 1), state
+
+    module, state = eqx.nn.make_with_state(Counter)(jr.PRNGKey(0))
+    return module, (normal(3), state), {}
+
+
+@model
+def dimension_free_layers() -> Case:
+    """The layers that take the number of dimensions as an argument."""
+
+    class Net(eqx.Module):
+        conv: eqx.nn.Conv
+        up: eqx.nn.ConvTranspose
+        pool: eqx.nn.Pool
+        adaptive: eqx.nn.AdaptivePool
+
+        def __init__(self, key: Any):
+            k1, k2 = jr.split(key)
+            self.conv = eqx.nn.Conv(2, 2, 4, 3, padding=((0, 1), (2, 1)), dilation=2, key=k1)
+            self.up = eqx.nn.ConvTranspose(2, 4, 2, 3, stride=2, padding="SAME", key=k2)
+            self.pool = eqx.nn.Pool(
+                init=-jnp.inf, operation=lax.max, num_spatial_dims=2, kernel_size=2
+            )
+            self.adaptive = eqx.nn.AdaptivePool((3, 2), num_spatial_dims=2, operation=jnp.mean)
+
+        def __call__(self, x: Any) -> Any:
+            return self.adaptive(self.up(self.pool(self.conv(x))))
+
+    return made(Net), (normal(2, 9, 8),), {}

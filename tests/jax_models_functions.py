@@ -7,6 +7,7 @@ parameters. Each gives the model as `fmapper.convert` takes it, and what it is c
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ def mlp_list() -> Case:
     sizes = [6, 16, 16, 4]
     params = [
         (0.3 * normal(n, m, seed=i), 0.1 * normal(n, seed=i + 9))
-        for i, (m, n) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))
+        for i, (m, n) in enumerate(itertools.pairwise(sizes))
     ]
 
     def predict(params: Any, image: Any) -> Any:
@@ -424,9 +425,12 @@ def message_passing() -> Case:
         return {"nodes": nodes, "low": low, "product": product, "out": nodes.mean(0) @ p["global"]}
 
     graph = {
-        "nodes": normal(5, 4), "edges": normal(9, 2), "senders": integers(9, below=5),
-        "receivers": jnp.array([0, 1, 2, 3, 4, 0, 1, 2, 3]), "batch": jnp.array([0, 0, 1, 1, 1]),
-    }  # fmt: skip
+        "nodes": normal(5, 4),
+        "edges": normal(9, 2),
+        "senders": integers(9, below=5),
+        "receivers": jnp.array([0, 1, 2, 3, 4, 0, 1, 2, 3]),
+        "batch": jnp.array([0, 0, 1, 1, 1]),
+    }
     return (forward, params), (graph,), {}
 
 
@@ -469,17 +473,24 @@ def sorting_program() -> Case:
             ids, return_inverse=True, return_counts=True, size=6, fill_value=-1
         )
         return {
-            "sorted": jnp.sort(y, axis=0), "order": jnp.argsort(y, descending=True),
-            "lex": jnp.lexsort((ids, ids % 3)), "median": jnp.median(y, axis=1),
+            "sorted": jnp.sort(y, axis=0),
+            "order": jnp.argsort(y, descending=True),
+            "lex": jnp.lexsort((ids, ids % 3)),
+            "median": jnp.median(y, axis=1),
             "quantile": jnp.quantile(y, jnp.array([0.1, 0.5]), axis=0),
             "percentile": jnp.percentile(y, 30, method="nearest"),
-            "unique": unique, "inverse": inverse, "counts": counts,
+            "unique": unique,
+            "inverse": inverse,
+            "counts": counts,
             "partition": jnp.partition(y, 2, axis=-1)[:, 2],
             "search": jnp.searchsorted(jnp.sort(y.ravel()), jnp.linspace(-1, 1, 5)),
-            "nonzero": jnp.nonzero(ids > 3, size=4), "histogram": jnp.histogram(x, bins=5)[0],
-            "digitize": jnp.digitize(x, jnp.array([-1.0, 0.0, 1.0])), "flip": jnp.flip(y, 0),
-            "top": jnp.max(y), "where": jnp.argwhere(ids == 2, size=3),
-        }  # fmt: skip
+            "nonzero": jnp.nonzero(ids > 3, size=4),
+            "histogram": jnp.histogram(x, bins=5)[0],
+            "digitize": jnp.digitize(x, jnp.array([-1.0, 0.0, 1.0])),
+            "flip": jnp.flip(y, 0),
+            "top": jnp.max(y),
+            "where": jnp.argwhere(ids == 2, size=3),
+        }
 
     return (forward, normal(6)), (normal(4, 6, seed=2), integers(9, below=6)), {}
 
@@ -582,9 +593,11 @@ def gaussian_process() -> Case:
 @model
 def kalman_filter() -> Case:
     params = {
-        "A": 0.9 * jnp.eye(3) + 0.05 * normal(3, 3), "C": normal(2, 3, seed=1),
-        "Q": 0.1 * jnp.eye(3), "R": 0.2 * jnp.eye(2),
-    }  # fmt: skip
+        "A": 0.9 * jnp.eye(3) + 0.05 * normal(3, 3),
+        "C": normal(2, 3, seed=1),
+        "Q": 0.1 * jnp.eye(3),
+        "R": 0.2 * jnp.eye(2),
+    }
 
     def forward(p: Any, ys: Any) -> Any:
         def step(carry: Any, y: Any) -> Any:
@@ -594,7 +607,7 @@ def kalman_filter() -> Case:
             K = jnp.linalg.solve(S, p["C"] @ P).T
             r = y - p["C"] @ m
             m, P = m + K @ r, (jnp.eye(3) - K @ p["C"]) @ P
-            sign, logdet = jnp.linalg.slogdet(2 * jnp.pi * S)
+            _, logdet = jnp.linalg.slogdet(2 * jnp.pi * S)
             ll = -0.5 * (r @ jnp.linalg.inv(S) @ r + logdet)
             return (m, P), (m, ll)
 
@@ -661,18 +674,31 @@ def linear_algebra() -> Case:
         values, vectors = jnp.linalg.eigh(s)
         lu, pivots = jsp.linalg.lu_factor(w)
         return {
-            "det": jnp.linalg.det(w), "inv": jnp.linalg.inv(s), "solve": jnp.linalg.solve(w, b),
-            "qr": jnp.abs(q @ r), "r": jnp.abs(r), "eigenvalues": values,
+            "det": jnp.linalg.det(w),
+            "inv": jnp.linalg.inv(s),
+            "solve": jnp.linalg.solve(w, b),
+            "qr": jnp.abs(q @ r),
+            "r": jnp.abs(r),
+            "eigenvalues": values,
             "projector": vectors[:, -1:] @ vectors[:, -1:].T,
-            "singular": jnp.linalg.svd(w, compute_uv=False), "pinv": jnp.linalg.pinv(w),
-            "rank": jnp.linalg.matrix_rank(w), "power": jnp.linalg.matrix_power(w, 3),
+            "singular": jnp.linalg.svd(w, compute_uv=False),
+            "pinv": jnp.linalg.pinv(w),
+            "rank": jnp.linalg.matrix_rank(w),
+            "power": jnp.linalg.matrix_power(w, 3),
             "norms": jnp.stack([jnp.linalg.norm(w), jnp.linalg.norm(w, 2), jnp.linalg.norm(w, 1)]),
-            "lu": lu, "pivots": pivots, "expm": jsp.linalg.expm(0.1 * w),
-            "multi": jnp.linalg.multi_dot([w, s, b]), "lstsq": jnp.linalg.lstsq(s, b)[0],
-            "kron": jnp.kron(w[:2, :2], s[:2, :2]), "cross": jnp.cross(w[:, :3], s[:, :3]),
-            "trace": jnp.trace(s), "outer": jnp.outer(b, b), "cond": jnp.linalg.cond(s),
-            "triangles": jnp.tril(w) + jnp.triu(s, 1), "slogdet": jnp.linalg.slogdet(w),
-        }  # fmt: skip
+            "lu": lu,
+            "pivots": pivots,
+            "expm": jsp.linalg.expm(0.1 * w),
+            "multi": jnp.linalg.multi_dot([w, s, b]),
+            "lstsq": jnp.linalg.lstsq(s, b)[0],
+            "kron": jnp.kron(w[:2, :2], s[:2, :2]),
+            "cross": jnp.cross(w[:, :3], s[:, :3]),
+            "trace": jnp.trace(s),
+            "outer": jnp.outer(b, b),
+            "cond": jnp.linalg.cond(s),
+            "triangles": jnp.tril(w) + jnp.triu(s, 1),
+            "slogdet": jnp.linalg.slogdet(w),
+        }
 
     return (forward, normal(5, 5)), (normal(5),), {}
 
@@ -683,20 +709,40 @@ def special_functions() -> Case:
         y = jnp.abs(x * w) + 0.5
         s, sp, st = jsp.special, jsp.special, jsp.stats
         return {
-            "gammaln": s.gammaln(y), "digamma": s.digamma(y), "erf": s.erf(x), "erfc": s.erfc(x),
-            "erfinv": s.erfinv(jnp.tanh(x)), "logit": s.logit(jax.nn.sigmoid(x)),
-            "expit": sp.expit(x), "xlogy": s.xlogy(y, y), "entr": s.entr(y), "i0e": s.i0e(x),
-            "i1": s.i1(x), "betainc": s.betainc(y, y + 1, jax.nn.sigmoid(x)),
-            "gammainc": s.gammainc(y, y + 0.3), "zeta": s.zeta(y + 1.5, 1.0),
-            "polygamma": s.polygamma(1, y), "ndtr": s.ndtr(x), "log_ndtr": s.log_ndtr(x),
-            "ndtri": s.ndtri(jax.nn.sigmoid(x)), "logsumexp": s.logsumexp(x, axis=0, b=y),
-            "beta": st.beta.logpdf(jax.nn.sigmoid(x), y, y), "gamma": st.gamma.logpdf(y, 2.0),
-            "poisson": st.poisson.logpmf(jnp.floor(y), y), "t": st.t.logpdf(x, 3.0),
+            "gammaln": s.gammaln(y),
+            "digamma": s.digamma(y),
+            "erf": s.erf(x),
+            "erfc": s.erfc(x),
+            "erfinv": s.erfinv(jnp.tanh(x)),
+            "logit": s.logit(jax.nn.sigmoid(x)),
+            "expit": sp.expit(x),
+            "xlogy": s.xlogy(y, y),
+            "entr": s.entr(y),
+            "i0e": s.i0e(x),
+            "i1": s.i1(x),
+            "betainc": s.betainc(y, y + 1, jax.nn.sigmoid(x)),
+            "gammainc": s.gammainc(y, y + 0.3),
+            "zeta": s.zeta(y + 1.5, 1.0),
+            "polygamma": s.polygamma(1, y),
+            "ndtr": s.ndtr(x),
+            "log_ndtr": s.log_ndtr(x),
+            "ndtri": s.ndtri(jax.nn.sigmoid(x)),
+            "logsumexp": s.logsumexp(x, axis=0, b=y),
+            "beta": st.beta.logpdf(jax.nn.sigmoid(x), y, y),
+            "gamma": st.gamma.logpdf(y, 2.0),
+            "poisson": st.poisson.logpmf(jnp.floor(y), y),
+            "t": st.t.logpdf(x, 3.0),
             "mvn": st.multivariate_normal.logpdf(x, jnp.zeros(4), 2 * jnp.eye(4)),
-            "cauchy": st.cauchy.cdf(x), "sinc": jnp.sinc(x), "log1p": jnp.log1p(y),
-            "logaddexp": jnp.logaddexp(x, y), "hypot": jnp.hypot(x, y), "cbrt": jnp.cbrt(x),
-            "arctan2": jnp.arctan2(x, y), "nan": jnp.nan_to_num(jnp.log(x)), "exp2": jnp.exp2(x),
-        }  # fmt: skip
+            "cauchy": st.cauchy.cdf(x),
+            "sinc": jnp.sinc(x),
+            "log1p": jnp.log1p(y),
+            "logaddexp": jnp.logaddexp(x, y),
+            "hypot": jnp.hypot(x, y),
+            "cbrt": jnp.cbrt(x),
+            "arctan2": jnp.arctan2(x, y),
+            "nan": jnp.nan_to_num(jnp.log(x)),
+            "exp2": jnp.exp2(x),
+        }
 
     return (forward, normal(4, seed=2)), (normal(3, 4),), {}
 
@@ -890,8 +936,10 @@ def switch_and_nested_loops() -> Case:
 
     def forward(ws: Any, x: Any, path: Any) -> Any:
         branches = [
-            lambda x: jnp.tanh(x @ ws[0]), lambda x: jnp.sin(x) @ ws[1], lambda x: x - 0.1 * x @ ws[2]
-        ]  # fmt: skip
+            lambda x: jnp.tanh(x @ ws[0]),
+            lambda x: jnp.sin(x) @ ws[1],
+            lambda x: x - x @ ws[2],
+        ]
 
         def outer(x: Any, i: Any) -> Any:
             x = lax.switch(i, branches, x)
@@ -918,18 +966,28 @@ def vmapped_control_flow() -> Case:
 def indexing() -> Case:
     def forward(table: Any, i: Any, x: Any) -> Any:
         return {
-            "take": jnp.take(table, i, axis=0, mode="clip"), "fill": jnp.take(table, i + 5, axis=1, mode="fill"),
-            "along": jnp.take_along_axis(table, i[:, None], axis=1), "negative": table[-i],
-            "add": table.at[i].add(x), "multiply": table.at[i, 1].multiply(2.0),
-            "max": table.at[:, i].max(0.3), "min": table.at[i[0]].min(0.0),
-            "drop": table.at[i + 3].set(1.0, mode="drop"), "get": table.at[i + 4].get(mode="fill", fill_value=7),
-            "slices": table[1:5:2, ::-1], "ellipsis": table[..., None, 2], "bools": jnp.where(table > 0, table, -1),
-            "dynamic": lax.dynamic_slice(table, (i[0], 1), (2, 3)), "mixed": table[i[:, None], jnp.arange(3)],
-            "apply": table.at[i[1]].apply(jnp.sin), "select": jnp.select([table > 1, table < -1], [table, -table], 0),
-            "choose": jnp.choose(i % 2, [x[:, 0], x[:, 1]]), "power": table.at[0].power(2),
+            "take": jnp.take(table, i, axis=0, mode="clip"),
+            "fill": jnp.take(table, i + 5, axis=1, mode="fill"),
+            "along": jnp.take_along_axis(table, i[:, None], axis=1),
+            "negative": table[-i],
+            "add": table.at[i].add(x),
+            "multiply": table.at[i, 1].multiply(2.0),
+            "max": table.at[:, i].max(0.3),
+            "min": table.at[i[0]].min(0.0),
+            "drop": table.at[i + 3].set(1.0, mode="drop"),
+            "get": table.at[i + 4].get(mode="fill", fill_value=7),
+            "slices": table[1:5:2, ::-1],
+            "ellipsis": table[..., None, 2],
+            "bools": jnp.where(table > 0, table, -1),
+            "dynamic": lax.dynamic_slice(table, (i[0], 1), (2, 3)),
+            "mixed": table[i[:, None], jnp.arange(3)],
+            "apply": table.at[i[1]].apply(jnp.sin),
+            "select": jnp.select([table > 1, table < -1], [table, -table], 0),
+            "choose": jnp.choose(i % 2, [x[:, 0], x[:, 1]], mode="clip"),
+            "power": table.at[0].power(2),
             "pieces": jnp.piecewise(x, [x < 0, x > 1], [lambda x: -x, lambda x: x**2, 0.0]),
             "put": jnp.put_along_axis(table, i[:, None], 9.0, axis=1, inplace=False),
-        }  # fmt: skip
+        }
 
     return (forward, normal(6, 6)), (jnp.array([0, 4, 2, 4, 1, 3]), normal(6, 6, seed=1)), {}
 
@@ -939,22 +997,47 @@ def shapes_and_windows() -> Case:
     def forward(w: Any, x: Any) -> Any:
         y = x * w
         return {
-            "roll": jnp.roll(y, 2, 1), "tile": jnp.tile(y, (2, 1, 2)), "repeat": jnp.repeat(y, jnp.array([1, 2, 0, 1, 3, 1]), axis=1, total_repeat_length=8),
-            "pads": [jnp.pad(y, ((0, 0), (1, 2), (2, 1)), mode=m) for m in ("constant", "edge", "reflect", "wrap", "symmetric", "mean", "maximum")],
-            "stack": jnp.stack([y, y], 1), "moved": jnp.moveaxis(y, 0, -1), "rot": jnp.rot90(y, 1, (1, 2)),
-            "cumsum": jnp.cumsum(y, 1), "cumprod": jnp.cumprod(y, -1), "cummax": lax.cummax(y, 1, reverse=True),
-            "diff": jnp.diff(y, n=2, axis=1), "gradient": jnp.gradient(y, axis=2), "trapezoid": jnp.trapezoid(y),
+            "roll": jnp.roll(y, 2, 1),
+            "tile": jnp.tile(y, (2, 1, 2)),
+            "repeat": jnp.repeat(y, jnp.array([1, 2, 0, 1, 3, 1]), axis=1, total_repeat_length=8),
+            "pads": [
+                jnp.pad(y, ((0, 0), (1, 2), (2, 1)), mode=m)
+                for m in ("constant", "edge", "reflect", "wrap", "symmetric", "mean", "maximum")
+            ],
+            "stack": jnp.stack([y, y], 1),
+            "moved": jnp.moveaxis(y, 0, -1),
+            "rot": jnp.rot90(y, 1, (1, 2)),
+            "cumsum": jnp.cumsum(y, 1),
+            "cumprod": jnp.cumprod(y, -1),
+            "cummax": lax.cummax(y, 1, reverse=True),
+            "diff": jnp.diff(y, n=2, axis=1),
+            "gradient": jnp.gradient(y, axis=2),
+            "trapezoid": jnp.trapezoid(y),
             "interp": jnp.interp(jnp.linspace(-1, 7, 5), jnp.arange(6.0), y[0, :, 0]),
-            "poly": jnp.polyval(w[:3], y), "vander": jnp.vander(w, 3), "cov": jnp.cov(y[0]), "corr": jnp.corrcoef(y[1]),
+            "poly": jnp.polyval(w[:3], y),
+            "vander": jnp.vander(w, 3),
+            "cov": jnp.cov(y[0]),
+            "corr": jnp.corrcoef(y[1]),
             "window": lax.reduce_window(y, 0.0, lax.add, (1, 3, 2), (1, 1, 2), "SAME"),
             "patches": lax.conv_general_dilated_patches(y[:, None], (2, 2), (1, 1), "VALID"),
-            "split": jnp.array_split(y, 4, axis=1), "block": jnp.block([[y[0], y[1]], [y[1], y[0]]]),
-            "meshgrid": jnp.meshgrid(w, w[:2], indexing="ij"), "dsplit": jnp.dsplit(y, [2]),
-            "logspace": jnp.logspace(0, 1, 4) * w[0], "std": y.std(1, ddof=1), "nanmean": jnp.nanmean(jnp.where(y > 0, y, jnp.nan)),
-            "ptp": jnp.ptp(y, 0), "average": jnp.average(y, axis=2, weights=jnp.arange(4.0)), "clip": jnp.clip(y, -0.5, w.max()),
-            "divmod": jnp.divmod(y, 0.3), "round": jnp.round(y, 1), "allclose": jnp.allclose(y, y + 1e-9), "count": jnp.count_nonzero(y > 0),
-            "tensordot": jnp.tensordot(y, y, axes=[[0, 2], [0, 2]]), "inner": jnp.inner(y, w), "vdot": jnp.vdot(w, w),
-        }  # fmt: skip
+            "split": jnp.array_split(y, 4, axis=1),
+            "block": jnp.block([[y[0], y[1]], [y[1], y[0]]]),
+            "meshgrid": jnp.meshgrid(w, w[:2], indexing="ij"),
+            "dsplit": jnp.dsplit(y, [2]),
+            "logspace": jnp.logspace(0, 1, 4) * w[0],
+            "std": y.std(1, ddof=1),
+            "nanmean": jnp.nanmean(jnp.where(y > 0, y, jnp.nan)),
+            "ptp": jnp.ptp(y, 0),
+            "average": jnp.average(y, axis=2, weights=jnp.arange(4.0)),
+            "clip": jnp.clip(y, -0.5, w.max()),
+            "divmod": jnp.divmod(y, 0.3),
+            "round": jnp.round(y, 1),
+            "allclose": jnp.allclose(y, y + 1e-9),
+            "count": jnp.count_nonzero(y > 0),
+            "tensordot": jnp.tensordot(y, y, axes=[[0, 2], [0, 2]]),
+            "inner": jnp.inner(y, w),
+            "vdot": jnp.vdot(w, w),
+        }
 
     return (forward, normal(4)), (normal(2, 6, 4),), {}
 
@@ -1056,11 +1139,14 @@ def ctc_and_losses() -> Case:
         return {
             "ctc": optax.ctc_loss(logits, pad, labels, jnp.zeros(labels.shape)),
             "cross": optax.softmax_cross_entropy(logits[:, :2], onehot),
-            "huber": optax.huber_loss(logits), "cosine": optax.cosine_similarity(logits, logits[:, ::-1]),
-            "focal": optax.sigmoid_focal_loss(logits[:, :2], onehot), "hinge": optax.hinge_loss(logits, jnp.sign(logits)),
+            "huber": optax.huber_loss(logits),
+            "cosine": optax.cosine_similarity(logits, logits[:, ::-1]),
+            "focal": optax.sigmoid_focal_loss(logits[:, :2], onehot),
+            "hinge": optax.hinge_loss(logits, jnp.sign(logits)),
             "kl": optax.kl_divergence(jax.nn.log_softmax(logits), jax.nn.softmax(logits[::-1])),
-            "binary": optax.sigmoid_binary_cross_entropy(logits[:, :2], onehot), "cosh": optax.log_cosh(logits),
-        }  # fmt: skip
+            "binary": optax.sigmoid_binary_cross_entropy(logits[:, :2], onehot),
+            "cosh": optax.log_cosh(logits),
+        }
 
     return (forward, {"w": normal(4, 5)}), (normal(2, 6, 4), jnp.array([[1, 3, 2], [4, 4, 0]])), {}
 

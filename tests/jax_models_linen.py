@@ -69,7 +69,8 @@ def mlp_activations() -> Case:
     activations = [
         nn.celu, nn.elu, nn.gelu, nn.hard_sigmoid, nn.hard_silu, nn.hard_tanh, nn.leaky_relu,
         nn.log_sigmoid, nn.log_softmax, nn.relu6, nn.selu, nn.sigmoid, nn.silu, nn.soft_sign,
-        nn.softmax, nn.softplus, nn.standardize, nn.tanh, functools.partial(nn.gelu, approximate=False),
+        nn.softmax, nn.softplus, nn.standardize, nn.tanh,
+        functools.partial(nn.gelu, approximate=False),
     ]  # fmt: skip
 
     class Activations(nn.Module):
@@ -183,7 +184,11 @@ def conv1d_causal_wavenet() -> Case:
 
         @nn.compact
         def __call__(self, x: Any) -> Any:
-            kwargs = dict(kernel_size=(2,), kernel_dilation=(self.dilation,), padding="CAUSAL")
+            kwargs = {
+                "kernel_size": (2,),
+                "kernel_dilation": (self.dilation,),
+                "padding": "CAUSAL",
+            }
             z = nn.tanh(nn.Conv(self.channels, name="filter", **kwargs)(x))
             z *= nn.sigmoid(nn.Conv(self.channels, name="gate", **kwargs)(x))
             skip = nn.Conv(self.channels, (1,), name="skip")(z)
@@ -775,7 +780,7 @@ def mixture_of_experts() -> Case:
             self.sow("losses", "balance", self.experts * jnp.sum(load * gates.mean(0)))
             return x + out
 
-    case, args, kwargs = initialised(Experts(), normal(10, 8))
+    case, args, _ = initialised(Experts(), normal(10, 8))
     module, variables = case
     return (module, {"params": variables["params"]}), args, {"mutable": ["losses"]}
 
@@ -1229,3 +1234,20 @@ def intermediates() -> Case:
     x = normal(3, 5)
     variables = jax.jit(module.init)(key(0), x)
     return (module, variables), (x,), {"mutable": ["intermediates"], "capture_intermediates": True}
+
+
+@model
+def fp8_training() -> Case:
+    """Scales and histories of magnitudes are kept beside the parameters."""
+
+    class Fp8(nn.Module):
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            x = nn.relu(nn.Dense(16, dot_general_cls=nn.Fp8DotGeneralOp)(x))
+            x = nn.Dense(16, dot_general_cls=nn.fp8_ops.Fp8DirectDotGeneralOp)(x)
+            x = nn.Dense(16, dot_general_cls=nn.fp8_ops.NANOOFp8DotGeneralOp)(x)
+            return nn.fp8_ops.Fp8Einsum()(
+                "bi,io->bo", x, self.param("w", nn.initializers.normal(), (16, 4))
+            )
+
+    return initialised(Fp8(), normal(4, 16))

@@ -212,7 +212,7 @@ class Attention(nnx.Module):
     def __init__(self, dim: int, heads: int, dropout: float = 0.0, *, rngs: nnx.Rngs):
         self.norm1 = nnx.LayerNorm(dim, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(
-            heads, dim, dropout_rate=dropout, decode=False, rngs=rngs
+            heads, dim, dropout_rate=dropout, deterministic=False, decode=False, rngs=rngs
         )
         self.norm2 = nnx.LayerNorm(dim, rngs=rngs)
         self.mlp = MLP(dim, 4 * dim, dim, rngs=rngs)

@@ -145,7 +145,7 @@ def _updated(x: Any, update: Any, wanted: list[tuple[int, Any, Any]]) -> Any:
     if isinstance(at, int):
         if rest:
             update = _updated(torch.narrow(x, d, at, count), update, rest)
-        return torch.slice_scatter(x, update, d, at, at + count)
+        return _scattered(x, update, d, at, at + count, 1)
     where = _indices.window(at, count)
     if rest:
         update = _updated(torch.index_select(x, d, where), update, rest)
@@ -202,4 +202,12 @@ def _padded_along(x: Any, value: Any, d: int, low: int, high: int, inside: int) 
     if not are_equal(count, size):
         x = torch.narrow(x, d, first, count)
     at = low + first * step
-    return torch.slice_scatter(base, x, d, at, at + (count - 1) * step + 1, step)
+    return _scattered(base, x, d, at, at + (count - 1) * step + 1, step)
+
+
+def _scattered(base: Any, x: Any, d: int, start: Any, stop: Any, step: int) -> Any:
+    if not base.is_complex():
+        return torch.slice_scatter(base, x, d, start, stop, step)
+    # Torch differentiates this for real numbers only.
+    pairs = torch.view_as_real(base.resolve_conj()), torch.view_as_real(x.resolve_conj())
+    return torch.view_as_complex(torch.slice_scatter(*pairs, d, start, stop, step))
