@@ -412,9 +412,14 @@ class Toolbox:
 THREE = np.ones(3, np.float32)
 
 
-@pytest.mark.parametrize("bind", [lambda f: f, lambda f: lambda x: f(x)], ids=["method", "lambda"])
-def test_a_function_of_an_undeclared_object_whose_arrays_it_does_not_use(bind):
-    model = fmapper.convert(bind(Toolbox().plain), "torch", (THREE,))
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_function_of_an_undeclared_object_whose_arrays_it_does_not_use(wrapped):
+    method = Toolbox().plain
+
+    def function(x):
+        return method(x)
+
+    model = fmapper.convert(function if wrapped else method, "torch", (THREE,))
     assert model(torch.ones(3)).tolist() == [2, 2, 2]
 
 
