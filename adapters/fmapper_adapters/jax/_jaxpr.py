@@ -111,7 +111,9 @@ class Reader:
         backward: Graph | None = None
         more: list[Any] = []
         if order and function.taken and function.given:
-            backward, more = self.inner(function.backward(), order - 1)
+            closed = _derivative(function)
+            if closed is not None:
+                backward, more = self.inner(closed, order - 1)
         if at is not None and not held and not more:
             self._own[at] = body, backward
         return body, backward, held, more
@@ -397,6 +399,14 @@ def _cpu(platforms: Any) -> int:
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type | np.dtype)
+
+
+def _derivative(function: _custom.Function) -> Any | None:
+    """The derivative of a function; None where JAX has none: asking for it is an error then."""
+    try:
+        return function.backward()
+    except (TypeError, ValueError, NotImplementedError):
+        return None
 
 
 def _shape_of(aval: Any) -> tuple[Any, Any]:
