@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -56,6 +57,10 @@ _HOST = {
     "outfeed": "it writes to the host",
     "ffi_call": "it calls a foreign function that XLA knows",
 }
+
+
+class _Surroundings(ConversionError):
+    """A function uses an array of a recording that is over."""
 
 
 class Reader:
@@ -113,7 +118,8 @@ class Reader:
         if order and function.taken and function.given:
             closed = _derivative(function)
             if closed is not None:
-                backward, more = self.inner(closed, order - 1)
+                with contextlib.suppress(_Surroundings):
+                    backward, more = self.inner(closed, order - 1)
         if at is not None and not held and not more:
             self._own[at] = body, backward
         return body, backward, held, more
@@ -172,6 +178,8 @@ class _Body:
     def _value(self, var: Any, env: Mapping[Any, Any]) -> Any:
         if not isinstance(var, core.Literal):
             return env[var]
+        if getattr(var.aval, "dtype", None) == jax.dtypes.float0:
+            return Scalar(False, "bool")  # the derivative of an integer, which nobody uses
         if np.ndim(var.val):
             return self._array(var.val)
         return Scalar(_number(var.val), str(getattr(var.aval, "dtype", None)))
@@ -179,9 +187,9 @@ class _Body:
     def _array(self, array: Any) -> Any:
         """What stands for an array that the code holds: itself, if it is a number."""
         if isinstance(array, jax.core.Tracer):
-            raise ConversionError(
-                "the derivative of a function uses an array that it finds in its surroundings; "
-                "give it to the function as an argument"
+            raise _Surroundings(
+                "a function uses an array that it finds in its surroundings; give it to the "
+                "function as an argument"
             )
         if _keys.is_key(array):
             array = jax.random.key_data(array)
@@ -217,6 +225,8 @@ class _Body:
             run: Any = functools.partial(eqn.primitive.impl, **params)
             opened = jax.make_jaxpr(run)(*shapes)
             return self._read_closed(opened, args, path, source)
+        if name == "optimization_barrier":  # it says in which order, not what
+            return args
         if name == "platform_index":
             return (Scalar(_cpu(params["platforms"]), "int32"),)
         if name == "cond" and isinstance(args[0], Scalar):
