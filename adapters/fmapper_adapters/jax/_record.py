@@ -155,10 +155,10 @@ def recorded(
     )  # fmt: skip
     rest = iter(graph.outputs)
     values = [leaf if f else next(rest) for leaf, f in traced.outputs]
-    own = {n: label for (_, n), label in zip(names, graph.inputs, strict=False)}
+    input_of = {n: label for (_, n), label in zip(names, graph.inputs, strict=False)}
     changed = []
     for name, value in zip(traced.changed, rest, strict=True):
-        if getattr(value, "name", None) != own[name]:  # else it is what it was, given back
+        if getattr(value, "name", None) != input_of[name]:  # else it is what it was, given back
             changed.append((name, value))
     graph.outputs = (*values, *(value for _, value in changed))
     written = [Output("parameter" if n in source.parameters else "buffer", n) for n, _ in changed]
