@@ -4,9 +4,9 @@
                                           [--compile] [--rounds 15] [--clock wall|cpu] [--json FILE]
 
 Both have the same weights and inputs; their outputs are compared first. Calls run interleaved in
-one process. A ratio is the median, over the rounds, of the time of the torch twin by ours in the same
-round, eager against eager and compiled against compiled: how many times as fast the converted model
-is. The exit status is 1 where it is below 0.9 eager, or below 1.0 compiled.
+one process. A ratio is the median, over the rounds, of the time of the torch twin by ours in the
+same round, eager against eager and compiled against compiled: how many times as fast the converted
+model is. The exit status is 1 where it is below 0.9 eager, or below 1.0 compiled.
 """
 
 from __future__ import annotations

@@ -575,6 +575,7 @@ class Adapter(ABC):
         dynamic_shapes: Any,
         train: bool,
         check: bool,
+        strict: bool | None,
     ) -> Program:
         """Records what a model of this framework computes for example inputs.
 

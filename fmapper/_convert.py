@@ -24,6 +24,8 @@ def lowering(
     random: bool | Literal["optional"] = False,
     concrete: bool = False,
     scalar: bool = False,
+    numbers: bool = False,
+    about: bool = False,
 ) -> Callable[[F], F]:
     """Says how operations are computed in a target framework, such as custom operations of yours.
 
@@ -39,6 +41,9 @@ def lowering(
             which may be None, so that a model can be called without one.
         concrete: The shape of the result depends on values, so a program with it is not compiled.
         scalar: The result counts as a Python number when dtypes are promoted.
+        numbers: The function takes a scalar beside an array as a Python number.
+        about: The function takes a keyword `about`, with the dtypes and shapes of operands and
+            results as the source framework has them.
 
     Returns:
         A decorator that gives the function back.
@@ -62,7 +67,9 @@ def lowering(
     def add(function: F) -> F:
         for op in ops:
             target = to or ("torch" if op.startswith("lax::") else "jax")
-            _added.setdefault(target, {})[op] = Lowering(function, random, concrete, scalar)
+            _added.setdefault(target, {})[op] = Lowering(
+                function, random, concrete, scalar, numbers, about
+            )
         return function
 
     return add
@@ -78,6 +85,7 @@ def convert(
     train: bool = False,
     verify: bool = False,
     check: bool = True,
+    strict: bool | None = None,
     **options: Any,
 ) -> Any:
     """A model of one framework as a model of another: its program is recorded and lowered.
@@ -101,9 +109,14 @@ def convert(
         verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
         check: Compare what was recorded with the model on the example inputs, in its own framework:
             a model that asks whether it is being recorded may do something else then.
+        strict: For functions of JAX that use arrays of an object which nobody declared: False makes
+            those constants, which are not trained, where else they are an error.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
             unless given; None leaves it to `jax.default_matmul_precision`. For `flax` the same and
-            `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen.
+            `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen. For
+            `torch`: `fused=False`, to compute everything as the program spells it out, where
+            torch's own softmax, norms and attention will not do, as for second derivatives of
+            attention.
 
     Returns:
         For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is. For
@@ -112,6 +125,7 @@ def convert(
 
     Raises:
         ConversionError: The program cannot be recorded, or its results differ and `verify` is set.
+        NotAFunctorError: An object that nobody declared holds arrays of the model.
         UnsupportedOpsError: Operations have no lowering; lists all of them.
         BackendUnavailableError: The target is not installed.
 
@@ -153,6 +167,7 @@ def convert(
         dynamic_shapes=dynamic_shapes,
         train=train,
         check=check,
+        strict=strict,
     )
     converted = lowered(program, target, train=train, **options)
     if verify:
@@ -178,12 +193,19 @@ def recorded(
     dynamic_shapes: Any,
     train: bool,
     check: bool = True,
+    strict: bool | None = None,
 ) -> Program:
     """The program of a model; for a target that has modes, of both if it is to be trained."""
 
     def record(*, train: bool) -> Program:
         return source.export_program(
-            model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, check=check
+            model,
+            args,
+            kwargs,
+            dynamic_shapes=dynamic_shapes,
+            train=train,
+            check=check,
+            strict=strict,
         )
 
     if not target.has_modes:

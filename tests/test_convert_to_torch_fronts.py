@@ -393,3 +393,75 @@ def test_empty_structures_and_words_of_python():
     got, rest = converted((), torch.from_numpy(X))
     np.testing.assert_allclose(got.detach(), 2 * X)
     assert rest == ()
+
+
+class Toolbox:
+    """Nobody declared it: an object with a function that is no model."""
+
+    def __init__(self):
+        self.weight = jnp.arange(3.0)
+        self.beside = np.ones(5)
+
+    def plain(self, x):
+        return x + 1
+
+    def weighted(self, x):
+        return x * self.weight
+
+
+THREE = np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_function_of_an_undeclared_object_whose_arrays_it_does_not_use(wrapped):
+    method = Toolbox().plain
+
+    def function(x):
+        return method(x)
+
+    model = fmapper.convert(function if wrapped else method, "torch", (THREE,))
+    assert model(torch.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_arrays_of_an_undeclared_object_are_constants_where_that_is_asked_for():
+    function = Toolbox().weighted
+    with pytest.raises(fmapper.NotAFunctorError, match=r"Toolbox holds arrays in \.weight"):
+        fmapper.convert(function, "torch", (THREE,))
+    model = fmapper.convert(function, "torch", (THREE,), strict=False)
+    assert model(torch.ones(3)).tolist() == [0, 1, 2]
+    assert not list(model.parameters())
+
+
+normal = fmapper.functor(type("Held", (), {"__init__": lambda self: None}))()
+normal.w = jnp.ones(2)
+
+
+def test_attributes_that_are_called_like_globals_are_no_globals():
+    model = fmapper.convert(lambda key: jax.random.normal(key, (2,)), "torch", (jax.random.key(0),))
+    assert not list(model.parameters())
+
+
+def test_loops_of_equinox_that_write_in_place():
+    loop = pytest.importorskip("equinox.internal").while_loop
+
+    def function(x):
+        return loop(
+            lambda c: c[0] < 4,
+            lambda c: (c[0] + 1, c[1] * 1.5),
+            (0, x),
+            kind="bounded",
+            max_steps=8,
+        )[1]
+
+    model = fmapper.convert(function, "torch", (THREE,))
+    np.testing.assert_allclose(model(torch.ones(3)), function(THREE))
+
+
+def test_a_model_can_be_had_as_the_program_spells_it_out():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    whole = fmapper.convert(jax.nn.softmax, "torch", (x,))
+    spelt = fmapper.convert(jax.nn.softmax, "torch", (x,), fused=False)
+    assert "softmax" in whole.code
+    assert "softmax" not in spelt.code
+    torch.testing.assert_close(whole(torch.tensor(x)), spelt(torch.tensor(x)))
+    assert "softmax" not in spelt.double().code

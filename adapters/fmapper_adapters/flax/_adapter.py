@@ -94,12 +94,15 @@ class FlaxAdapter(NodeAdapter):
         dynamic_shapes: Any,
         train: bool,
         check: bool,
+        strict: bool | None,
     ) -> Program:
         """What `jax.make_jaxpr` records of a module with its variables."""
         from fmapper_adapters.flax import _source
         from fmapper_adapters.jax import _record
 
         source, args, kwargs = _source.of(model, args, kwargs, train=train)
+        if strict is False:
+            source.suspects = []
         return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

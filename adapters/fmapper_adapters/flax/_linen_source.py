@@ -57,8 +57,8 @@ def of(
 
     `method`, `mutable` and `capture_intermediates` among the keywords are fixed, `rngs` is one
     of the inputs. Collections that may be changed are buffers that a call changes: in training
-    those are all but the parameters, unless `mutable` says which. What a call makes anew in them, as intermediates,
-    is given beside the output, as `apply` gives it.
+    those are all but the parameters, unless `mutable` says which. What a call makes anew in them,
+    as intermediates, is given beside the output, as `apply` gives it.
     """
     module, variables, own = _parts(model)
     options = {name: kwargs[name] for name in _OPTIONS if name in kwargs}

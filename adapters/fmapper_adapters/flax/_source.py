@@ -146,6 +146,8 @@ def of_nnx(model: Any) -> Source:
         function=type(model).__call__,
         skipped=1,
         name=type(model).__name__,
+        suspects=held.suspects,
+        refusal=held.refusal,
     )
     if _is_converted(model):
         program = model._programs.any.program

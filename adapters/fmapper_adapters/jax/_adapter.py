@@ -349,11 +349,14 @@ class JaxAdapter(Adapter):
         dynamic_shapes: Any,
         train: bool,
         check: bool,
+        strict: bool | None,
     ) -> Program:
         """What `jax.make_jaxpr` records."""
         from fmapper_adapters.jax import _record, _source
 
         source, args, kwargs = _source.of(model, args, kwargs, train=train)
+        if strict is False:
+            source.suspects = []
         return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

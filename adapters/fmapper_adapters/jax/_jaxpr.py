@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,8 @@ _DROPPED |= {
     "_split_transpose",
 }
 _DROPPED |= {"const_lengths", "linear", "unroll", "update_consts", "symbolic_zeros", "accuracy"}
+# Of Equinox: what they compute is in a function among their parameters.
+_OPAQUE = {"maybe_set", "vprim"}
 # How often functions with a derivative of their own are differentiated in theirs.
 _ORDER = 2
 # What only shows values on the way.
@@ -207,6 +210,11 @@ class _Body:
         if name in _INLINED:
             closed = params.get("jaxpr", params.get("call_jaxpr", params.get("call")))
             return self._read_closed(closed, args, path, source)
+        if name in _OPAQUE:
+            shapes = [jax.core.ShapedArray(*_shape_of(var.aval)) for var in eqn.invars]
+            run: Any = functools.partial(eqn.primitive.impl, **params)
+            opened = jax.make_jaxpr(run)(*shapes)
+            return self._read_closed(opened, args, path, source)
         if name == "platform_index":
             return (Scalar(_cpu(params["platforms"]), "int32"),)
         if name == "cond" and isinstance(args[0], Scalar):
@@ -324,6 +332,8 @@ class _Body:
     def _plain(self, value: Any, held: list[tuple[Graph, list[Any]]]) -> Any:
         if value is None or isinstance(value, bool | str):
             return value
+        if isinstance(value, enum.Enum):  # some are ints, too
+            return value.name.lower()
         if isinstance(value, int | np.integer):
             return int(value)
         if isinstance(value, float | np.floating):
@@ -336,8 +346,6 @@ class _Body:
             isinstance(value, type) and issubclass(value, np.generic)
         ):
             return DType(str(np.dtype(value)))
-        if isinstance(value, enum.Enum):
-            return value.name.lower()
         if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
             graph, arrays = self._reader.inner(value, self._order)
             held.append((graph, arrays))
@@ -389,6 +397,10 @@ def _cpu(platforms: Any) -> int:
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type | np.dtype)
+
+
+def _shape_of(aval: Any) -> tuple[Any, Any]:
+    return aval.shape, aval.dtype
 
 
 def _number(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import dis
 import functools
 import types
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from fmapper import (
     BoxKey,
     ConversionError,
     CycleError,
+    NotAFunctorError,
     StructureMismatchError,
     fcollect,
     fmap_with_path,
@@ -47,9 +49,8 @@ class Lifted:
         trained: The names of those that are trained.
         aliases: Other names of tied ones -> the name in `arrays`.
         inference: What parts say of their modes: true for evaluation.
-
-    Raises:
-        NotAFunctorError: An object that nobody declared holds arrays.
+        refusal: The error that names an object which nobody declared and which holds arrays.
+        suspects: Those arrays: they are constants of a program that uses them.
     """
 
     def __init__(self, *roots: Any) -> None:
@@ -59,9 +60,18 @@ class Lifted:
         self.trained: set[str] = set()
         self.inference: list[bool] = []
         self._names: dict[int, str] = {}
+        self.refusal: NotAFunctorError | None = None
+        self.suspects: list[Any] = []
         trained: set[int] = set()
         for part in _trees(self._roots):
-            trained |= _trained(part)
+            try:
+                trained |= _trained(part)
+            except NotAFunctorError as error:
+                self.refusal = self.refusal or error
+                leaves = [leaf for _, leaf in _leaves(part)]
+                trained |= {id(x) for x in leaves if _is_inexact(x)}
+                undeclared = [x for x in leaves if not isinstance(x, _ARRAYS) and holds_arrays(x)]
+                self.suspects += _arrays_within(undeclared)
         for name, leaf in _found(self._roots, self.inference):
             if name in self.arrays or name in self.aliases:
                 raise StructureMismatchError(
@@ -311,12 +321,40 @@ def _globals(function: Any, seen: set[int] | None = None) -> list[tuple[str, Any
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
-    for name in code.co_names:
-        if not hasattr(builtins, name):
+    read = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    for name in code.co_names:  # which holds the names of attributes, too
+        if name in read and not hasattr(builtins, name):
             yield name
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             yield from _global_names(const)
+
+
+def _is_inexact(x: Any) -> bool:
+    return isinstance(x, _ARRAYS) and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _arrays_within(objects: list[Any]) -> list[Any]:
+    """The arrays in the attributes of objects, in containers, and in other objects there."""
+    found: list[Any] = []
+    todo, seen = list(objects), set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | types.ModuleType | str | bytes):
+            continue
+        seen.add(id(one))
+        if isinstance(one, _ARRAYS):
+            found.append(one)
+        elif isinstance(one, Mapping):
+            todo += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            todo += one
+        elif is_function(one):
+            todo += [part for _, part in _parts(one)]
+        else:
+            todo += getattr(one, "__dict__", {}).values()
+            todo += [getattr(one, name, None) for name in getattr(type(one), "__slots__", ())]
+    return found
 
 
 class _Filling:

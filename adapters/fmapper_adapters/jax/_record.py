@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from fmapper import (
     ConversionError,
@@ -43,6 +44,8 @@ class Source:
         signature: The signature itself, where it is known.
         defaults: Parameters of the signature that may be left out -> what they are then.
         name: What errors call it.
+        suspects: Arrays of objects that nobody declared, and `refusal`, the error that says so: it
+            is raised where the program uses them, for they would be constants.
     """
 
     call: Callable[..., Any]
@@ -56,6 +59,12 @@ class Source:
     signature: tuple[Parameter, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
     name: str = ""
+    suspects: list[Any] = field(default_factory=list)
+    refusal: NotAFunctorError | None = None
+
+    def uses_suspects(self, constants: Iterable[Any]) -> bool:
+        """Whether arrays that a program holds are of objects that nobody declared."""
+        return any(_are_equal(array, one) for array in constants for one in self.suspects)
 
     def parameters_of_call(self) -> tuple[Parameter, ...]:
         """The signature, with its defaults."""
@@ -129,6 +138,8 @@ def recorded(
     labels = [*labels[len(positions) :], *labels[: len(positions)]]
     reader = _jaxpr.Reader()
     graph = reader.root(closed, labels)
+    if source.refusal is not None and source.uses_suspects(reader.constants.values()):
+        raise source.refusal
     kinds = [_keys.physical(v.aval) for v in closed.jaxpr.invars]
     shown = [(d, tuple(n if isinstance(n, int) else str(n) for n in s)) for d, s in kinds]
     inputs = [Input(kind, n, *shown[i]) for i, (kind, n) in enumerate(names)]
@@ -252,6 +263,14 @@ def _is_none(x: Any) -> bool:
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if a.shape != b.shape or a.dtype != b.dtype or _keys.is_key(a):
+        return False
+    return bool(np.array_equal(np.asarray(a), np.asarray(b)))
 
 
 def _raw(x: Any) -> Any:

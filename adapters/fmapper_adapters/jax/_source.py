@@ -125,6 +125,8 @@ def of_callable(model: Any, *, train: bool) -> Source:
         function=function,
         skipped=skipped,
         name=_name(model),
+        suspects=held.suspects,
+        refusal=held.refusal,
     )
 
 

@@ -342,6 +342,7 @@ class TorchAdapter(Adapter):
         dynamic_shapes: Any,
         train: bool,
         check: bool,
+        strict: bool | None,
     ) -> Program:
         """What `torch.export` records."""
         from fmapper_adapters.torch import _export  # torch.export is slow to import

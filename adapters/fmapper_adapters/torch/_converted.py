@@ -38,6 +38,9 @@ _SERIAL = itertools.count()
 _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
 
 
+_MADE = ("_training_", "_evaluation_")  # how functions and constants of the graphs are called
+
+
 class Part(torch.nn.Module):
     """A part of a converted model: it holds parameters, buffers and parts, and computes nothing."""
 
@@ -61,7 +64,9 @@ class TorchModel(Part):
     In training mode it computes what was recorded for training, if that was recorded.
     """
 
-    def __init__(self, program: Program, added: Mapping[str, Lowering]) -> None:
+    def __init__(
+        self, program: Program, added: Mapping[str, Lowering], *, fused: bool = True
+    ) -> None:
         super().__init__()
         self._added = _used(added, program)
         self._aliases = dict(program.aliases)
@@ -86,13 +91,20 @@ class TorchModel(Part):
                 constants[name] = f"_{mode}_{name}"
                 self.register_buffer(constants[name], tensor, persistent=False)
             targets = {**places.names, **constants}
-            self._codes[mode] = Code(one.without_state(), self._added, targets, {}, mode)
+            self._codes[mode] = Code(one.without_state(), self._added, targets, {}, mode, fused)
         for code in self._codes.values():
             for target, layout in _layouts.wanted(code.graph).items():
                 array = _get(self, target)
                 array.data = _layouts.arrange(array.data, *layout)
         self._install()
         self.train(program.starts_in_training)
+
+    def __repr__(self) -> str:
+        own = Part()
+        for name in ("_parameters", "_buffers", "_modules"):
+            held = getattr(self, name)
+            getattr(own, name).update({k: v for k, v in held.items() if not k.startswith(_MADE)})
+        return f"{type(self).__name__}{repr(own).removeprefix('Part')}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the source gives for these arguments.
@@ -256,8 +268,7 @@ class TorchModel(Part):
             return
         codes = {}
         for mode, code in self._codes.items():
-            made_of = code.program, self._added, code.targets, renamed, mode
-            codes[mode] = code if code.renamed == renamed else Code(*made_of)
+            codes[mode] = code if code.renamed == renamed else code.in_dtypes(renamed)
         self._codes = codes  # another dict: a copy of this model may share the old one
         self._install()
 
@@ -347,8 +358,10 @@ class Code:
         targets: Mapping[str, str],
         renamed: Mapping[str, str],
         mode: str,
+        fused: bool,
     ) -> None:
-        self._made_of = program, added, targets, renamed, mode
+        self._made_of = program, added, targets, renamed, mode, fused
+        self._fused = fused
         self.program = program
         self.targets = dict(targets)
         self.renamed = dict(renamed)
@@ -447,10 +460,15 @@ class Code:
     def __reduce__(self) -> Any:
         return Code, self._made_of
 
+    def in_dtypes(self, renamed: Mapping[str, str]) -> Code:
+        """The same, computed in other floating dtypes."""
+        program, added, targets, _, mode, fused = self._made_of
+        return Code(program, added, targets, renamed, mode, fused)
+
     def _emitted(self, lowerings: Mapping[str, Lowering]) -> _emit.Emitter:
         program = self.program
         mode = FakeTensorMode(shape_env=ShapeEnv() if program.symbols else None)
-        emitter = _emit.Emitter(lowerings, self.renamed, mode)
+        emitter = _emit.Emitter(lowerings, self.renamed, mode, fused=self._fused)
         fakes = _emit.fakes(program, self.renamed, mode)
         changed = {str(o.target) for o in program.outputs if o.kind in ("buffer", "parameter")}
         for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
@@ -607,11 +625,18 @@ def _executed(source: str, names: Mapping[str, Any], model: str) -> Callable[...
     return found
 
 
-def from_program(program: Program, lowerings: Mapping[str, Lowering]) -> TorchModel:
+def from_program(
+    program: Program, lowerings: Mapping[str, Lowering], *, fused: bool = True
+) -> TorchModel:
     """The module for a program.
+
+    Args:
+        program: The program.
+        lowerings: The user's own.
+        fused: Use what torch has whole, as softmax and attention, where the program spells it out.
 
     Raises:
         ConversionError: It was not recorded from JAX.
         UnsupportedOpsError: Primitives have no lowering; lists all of them.
     """
-    return TorchModel(program, lowerings)
+    return TorchModel(program, lowerings, fused=fused)

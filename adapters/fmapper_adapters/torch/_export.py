@@ -275,6 +275,7 @@ _LOGS = (
     "torch.fx._symbolic_trace",
     "torch.fx.experimental.symbolic_shapes",
     "torch._guards",
+    "torch.utils._sympy.interp",
 )
 
 # What torch says, and what helps.

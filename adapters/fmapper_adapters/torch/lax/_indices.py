@@ -34,6 +34,8 @@ def clamped(start: Any, high: Any) -> Any:
     """A start moved into bounds, as JAX's dynamic slices do."""
     if isinstance(start, int) and isinstance(high, int):
         return min(max(start, 0), high)
+    if isinstance(start, int):  # the bound varies
+        return torch.sym_min(start, high) if start > 0 else 0
     return torch.clamp(start, 0, high)
 
 
