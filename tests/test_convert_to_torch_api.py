@@ -252,3 +252,61 @@ def test_a_conversion_can_be_verified(net):
     assert "tanh" in str(report.first) or "add" in str(report.first)
     assert report.exact[0] < 1e-6
     assert report.exact[1] > 1e-2
+
+
+def test_constants_and_random_state_are_pickled():
+    import pickle
+
+    table = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    class Noisy(nnx.Module):
+        def __init__(self):
+            self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.dropout(x) @ jnp.asarray(table) + jnp.eye(4, 3)
+
+    model = fmapper.convert(Noisy(), "torch", (np.ones((4, 2), np.float32),))
+    again = pickle.loads(pickle.dumps(model))
+    assert again.state_dict().keys() == model.state_dict().keys()
+    x = torch.ones(4, 2)
+    for _ in range(2):  # the state of the generator has come along
+        torch.testing.assert_close(again(x), model(x), rtol=0, atol=0)
+
+
+def test_a_model_with_loops_of_random_numbers_is_saved_by_torch():
+    import io
+
+    def walk(x, key):
+        def step(c, key):
+            return c + jax.random.normal(key, (3,)), None
+
+        return jax.lax.scan(step, x, jax.random.split(key, 5))[0]
+
+    model = fmapper.convert(walk, "torch", (np.ones(3, np.float32), jax.random.key(0)))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    key = torch.tensor([0, 1], dtype=torch.uint32)
+    torch.testing.assert_close(again(torch.ones(3), key), model(torch.ones(3), key))
+
+
+def test_a_model_that_changes_its_state_is_exported_and_loaded():
+    import io
+
+    layer = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
+    x = torch.arange(6.0).reshape(2, 3)
+    model = fmapper.convert(layer, "torch", (x,)).train()
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(model, (x,)), file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    torch.testing.assert_close(loaded(x), model(x))
+    torch.testing.assert_close(loaded.state_dict()["mean"], model.mean)
+
+
+def test_parts_are_iterated_over():
+    layers = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, 2, rngs=nnx.Rngs(1)))
+    model = fmapper.convert(layers, "torch", (np.ones((1, 2), np.float32),))
+    assert [tuple(part.kernel.shape) for part in model.layers] == [(2, 2), (2, 2)]

@@ -383,3 +383,19 @@ def test_layers_that_are_told_their_mode():
         variables = layer.init(jax.random.key(0), X, **kwargs)
         converted = fmapper.convert((layer, variables), "torch", (X, *args))
         near(converted.eval()(T), layer.apply(variables, X, **kwargs))
+
+
+def test_what_a_call_gives_back_unchanged_is_no_state():
+    class Careful(nnx.Module):
+        def __init__(self):
+            self.linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+        @nnx.remat
+        def __call__(self, x):
+            return jnp.sin(self.linear(x))
+
+    model = fmapper.convert(Careful(), "torch", (np.ones((1, 2), np.float32),))
+    loss = model.linear.kernel.square().sum() + model(torch.ones(1, 2)).sum()
+    loss.backward()
+    assert model.linear.kernel.grad is not None
+    assert "clone" not in model.code

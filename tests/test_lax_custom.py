@@ -301,3 +301,21 @@ def test_a_linear_system_and_its_gradients():
     for have, want in zip(mine, wanted, strict=False):
         np.testing.assert_allclose(have.grad, want, rtol=1e-4, atol=1e-6)
     assert mine[2].grad is None or not mine[2].grad.any()
+
+
+def test_what_jax_has_no_derivative_of_has_none_in_torch():
+    matrix = np.eye(3, dtype=np.float32) * 2 + 0.1
+
+    def function(b):
+        def solve(_, b):
+            return jnp.linalg.solve(matrix, b)
+
+        return jax.lax.custom_linear_solve(lambda x: matrix @ x, b, solve)
+
+    b = np.ones(3, np.float32)
+    model = fmapper.convert(function, "torch", (b,))
+    x = torch.tensor(b, requires_grad=True)
+    y = model(x)
+    np.testing.assert_allclose(y.detach(), function(b), rtol=1e-6)
+    with pytest.raises(RuntimeError, match="derivative"):
+        y.sum().backward()

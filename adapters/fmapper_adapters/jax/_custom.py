@@ -60,8 +60,6 @@ def function_of(eqn: Any) -> Function | None:
     found = eqn.params.get("num_consts", 0)  # in the surroundings of the function
     taken = tuple(i for i, v in enumerate(eqn.invars) if i >= found and _is_real(v.aval))
     given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
-    if name == "custom_linear_solve" and eqn.params["jaxprs"].transpose_solve is None:
-        taken = ()  # JAX has no gradient there: it is that of the steps that solve
     return Function(label, taken, given, body, lambda: _backward(eqn, taken, given))
 
 

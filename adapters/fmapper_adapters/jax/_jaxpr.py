@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -58,6 +59,10 @@ _HOST = {
 }
 
 
+class _Surroundings(ConversionError):
+    """A function uses an array of a recording that is over."""
+
+
 class Reader:
     """Reads jaxprs of one program, of which the outermost may have constants.
 
@@ -111,7 +116,10 @@ class Reader:
         backward: Graph | None = None
         more: list[Any] = []
         if order and function.taken and function.given:
-            backward, more = self.inner(function.backward(), order - 1)
+            closed = _derivative(function)
+            if closed is not None:
+                with contextlib.suppress(_Surroundings):
+                    backward, more = self.inner(closed, order - 1)
         if at is not None and not held and not more:
             self._own[at] = body, backward
         return body, backward, held, more
@@ -170,6 +178,8 @@ class _Body:
     def _value(self, var: Any, env: Mapping[Any, Any]) -> Any:
         if not isinstance(var, core.Literal):
             return env[var]
+        if getattr(var.aval, "dtype", None) == jax.dtypes.float0:
+            return Scalar(False, "bool")  # the derivative of an integer, which nobody uses
         if np.ndim(var.val):
             return self._array(var.val)
         return Scalar(_number(var.val), str(getattr(var.aval, "dtype", None)))
@@ -177,9 +187,9 @@ class _Body:
     def _array(self, array: Any) -> Any:
         """What stands for an array that the code holds: itself, if it is a number."""
         if isinstance(array, jax.core.Tracer):
-            raise ConversionError(
-                "the derivative of a function uses an array that it finds in its surroundings; "
-                "give it to the function as an argument"
+            raise _Surroundings(
+                "a function uses an array that it finds in its surroundings; give it to the "
+                "function as an argument"
             )
         if _keys.is_key(array):
             array = jax.random.key_data(array)
@@ -215,6 +225,8 @@ class _Body:
             run: Any = functools.partial(eqn.primitive.impl, **params)
             opened = jax.make_jaxpr(run)(*shapes)
             return self._read_closed(opened, args, path, source)
+        if name == "optimization_barrier":  # it says in which order, not what
+            return args
         if name == "platform_index":
             return (Scalar(_cpu(params["platforms"]), "int32"),)
         if name == "cond" and isinstance(args[0], Scalar):
@@ -397,6 +409,14 @@ def _cpu(platforms: Any) -> int:
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type | np.dtype)
+
+
+def _derivative(function: _custom.Function) -> Any | None:
+    """The derivative of a function; None where JAX has none: asking for it is an error then."""
+    try:
+        return function.backward()
+    except (TypeError, ValueError, NotImplementedError):
+        return None
 
 
 def _shape_of(aval: Any) -> tuple[Any, Any]:

@@ -155,10 +155,13 @@ def recorded(
     )  # fmt: skip
     rest = iter(graph.outputs)
     values = [leaf if f else next(rest) for leaf, f in traced.outputs]
-    graph.outputs = (*values, *rest)
-    written = [
-        Output("parameter" if n in source.parameters else "buffer", n) for n in traced.changed
-    ]
+    own = {n: label for (_, n), label in zip(names, graph.inputs, strict=False)}
+    changed = []
+    for name, value in zip(traced.changed, rest, strict=True):
+        if getattr(value, "name", None) != own[name]:  # else it is what it was, given back
+            changed.append((name, value))
+    graph.outputs = (*values, *(value for _, value in changed))
+    written = [Output("parameter" if n in source.parameters else "buffer", n) for n, _ in changed]
     program = Program(
         graph=graph,
         inputs=(

@@ -39,6 +39,7 @@ _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
 
 
 _MADE = ("_training_", "_evaluation_")  # how functions and constants of the graphs are called
+_COMPUTED = ("_training_made_", "_evaluation_made_")  # those that a graph computes from nothing
 
 
 class Part(torch.nn.Module):
@@ -46,7 +47,33 @@ class Part(torch.nn.Module):
 
     def __getitem__(self, key: int | str) -> Any:
         """A part or an array by its number or name, as of a list or dict."""
+        if isinstance(key, int) and not hasattr(self, str(key)):
+            raise IndexError(key)
         return getattr(self, str(key))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is made of the program again, and unsigned arrays as torch can pickle them.
+
+        `pickle` of a torch tensor of uint16, uint32 or uint64 fails.
+        """
+        state = dict(self.__dict__)
+        modules, buffers = state["_modules"], state["_buffers"]
+        state["_modules"] = {k: v for k, v in modules.items() if not k.startswith(_MADE)}
+        state["_buffers"] = {k: v for k, v in buffers.items() if not k.startswith(_COMPUTED)}
+        kinds = {}
+        for name, tensor in state["_buffers"].items():
+            signed = None if tensor is None else _types.signed_of(tensor.dtype)
+            if signed is not None:
+                kinds[name] = tensor.dtype
+                state["_buffers"][name] = tensor.view(signed)
+        return {**state, "_unsigned": kinds}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        kinds = state.pop("_unsigned")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        for name, dtype in kinds.items():
+            self._buffers[name] = self._buffers[name].view(dtype)  # type: ignore[union-attr]
 
     def extra_repr(self) -> str:
         """The shapes of the arrays."""
@@ -99,6 +126,10 @@ class TorchModel(Part):
         self._install()
         self.train(program.starts_in_training)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._install()
+
     def __repr__(self) -> str:
         own = Part()
         for name in ("_parameters", "_buffers", "_modules"):
@@ -118,10 +149,13 @@ class TorchModel(Part):
             code = self._code
         leaves = code.leaves(args, kwargs)
         outputs, changed = code.function(self, *leaves)
-        if changed:
-            with torch.no_grad():
-                for target, value in zip(code.changed, changed, strict=True):
-                    _get(self, target).copy_(value)
+        for target, value in zip(code.changed, changed, strict=True):
+            array = _get(self, target)
+            if isinstance(array, torch.nn.Parameter):
+                with torch.no_grad():
+                    array.copy_(value)
+            else:  # exported programs with no_grad in them cannot be loaded
+                array.copy_(value.detach())
         return code.output(outputs)
 
     @property

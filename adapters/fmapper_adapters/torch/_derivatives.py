@@ -83,8 +83,8 @@ class _Function(torch.autograd.Function):
         _, backward, own, more, differentiable, cotangents = ctx.plan
         if backward is None:
             raise RuntimeError(
-                "a function with a derivative of its own is differentiated once more than was "
-                "recorded: twice"
+                "a function with a derivative of its own is differentiated where JAX has no such "
+                "derivative, or once more than was recorded: twice"
             )
         given = [gradients[i] for i in cotangents]
         found = backward(*ctx.saved_tensors[own:], *given)

@@ -30,6 +30,11 @@ def is_carried(name: str) -> bool:
     return name in _CARRIERS
 
 
+def signed_of(dtype: torch.dtype) -> torch.dtype | None:
+    """The signed integers of the same bits, for unsigned ones that torch can do little with."""
+    return _CARRIERS.get(str(dtype).removeprefix("torch."))
+
+
 def carried_number(value: object, name: str) -> object:
     """A number of a dtype as the number that stands for it."""
     if name in _CARRIERS and isinstance(value, int):

@@ -87,11 +87,11 @@ def threefry4x32(*words: Any) -> Any:
 
 
 # `RandomAlgorithm` of JAX; the default is that of XLA's CPU.
-_ALGORITHMS = {0: "philox", 1: "threefry", 2: "philox"}
+_ALGORITHMS = {"rng_default": "philox", "rng_three_fry": "threefry", "rng_philox": "philox"}
 
 
 @lax("rng_bit_generator")
-def rng_bit_generator(state: Any, *, shape: tuple[Any, ...], dtype: DType, algorithm: int) -> Any:
+def rng_bit_generator(state: Any, *, shape: tuple[Any, ...], dtype: DType, algorithm: str) -> Any:
     width = int(dtype.name.removeprefix("uint"))
     return _pair(_counters.state_bits, state, width, shape, _ALGORITHMS[algorithm])
 
