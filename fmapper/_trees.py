@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import keyword
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
@@ -135,9 +134,18 @@ class Record(tuple[Any, ...]):
         return _made, (type(self).__name__, self._fields, self._absent, tuple(self))
 
 
-@functools.cache
+_TYPES: dict[Any, Any] = {}  # compilers look into it, but through no functools.cache
+
+
 def record_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...] = ()) -> Any:
     """The named tuple for a class with these fields; the same one for the same arguments."""
+    found = _TYPES.get((name, fields, absent))
+    if found is None:
+        found = _TYPES[name, fields, absent] = _new_type(name, fields, absent)
+    return found
+
+
+def _new_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...]) -> Any:
     if not all(f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields):
         fields = tuple(f"field{i}" for i in range(len(fields)))
     base = cast(Any, namedtuple)(name, fields)

@@ -1083,7 +1083,7 @@ def convolutions_lax() -> Case:
         up = lax.conv_transpose(
             y, p["c"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        one = lax.conv_general_dilated(s, p["d"], (1,), "VALID", lhs_dilation=(2,))
+        one = lax.conv_general_dilated(s, p["d"], (1,), [(1, 0)], lhs_dilation=(2,))
         half = lax.conv_general_dilated(
             x.astype(jnp.bfloat16),
             p["a"].astype(jnp.bfloat16),

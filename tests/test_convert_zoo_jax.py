@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import fmapper
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 pytest.importorskip("flax")
@@ -62,6 +64,17 @@ def test_the_comparison_can_fail():
     assert zoo.difference(torch.tensor([1.0, 1.0, 1.1]), ones) > zoo.TOLERANCE
     assert zoo.difference(torch.tensor([1.0, 1.0, float("nan")]), ones) == float("inf")
     assert zoo.difference(torch.ones(3, dtype=torch.float64), ones) == float("inf")
+
+
+def test_outputs_of_foreign_classes_are_compiled():
+    """The named tuples that stand for them are there before the compiler asks for them."""
+    jnp = pytest.importorskip("jax.numpy")
+    x = 2 * jnp.eye(3)
+    model = fmapper.convert(jnp.linalg.slogdet, "torch", (x,))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    found = compiled(2 * torch.eye(3))
+    assert type(found).__name__ == "SlogdetResult"
+    torch.testing.assert_close(found.logabsdet, torch.tensor(8.0).log())
 
 
 def test_there_are_enough_models():

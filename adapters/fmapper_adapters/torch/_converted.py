@@ -453,6 +453,7 @@ class Code:
         self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
         _tidy.compose_permutations(self.graph)
         _tidy.share(self.graph)
+        program.out_spec.unflatten(itertools.repeat(None))  # compilers cannot make its classes
         self.constants = _constants.hoisted(self.graph, f"_{mode}_made_")
         _tidy.mark_causal(self.graph, self.constants)
         made = self.graph.python_code("self", verbose=True)
