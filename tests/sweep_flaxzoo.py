@@ -411,7 +411,7 @@ def case(name: str, *, export: bool = False, compiled: bool = False) -> Found:
                 return found | {"class": run.__name__, "reason": sweeping.reason(error),
                                 "trace": sweeping.trace(error)}  # fmt: skip
             worst, where = compared(result, want, "output")
-            if worst > TOLERANCE:
+            if worst > TOLERANCE * reference.coarseness():
                 return found | {"class": run.__name__, "reason": f"{where}: off by {worst:.2e}"}
             converted.load_state_dict(before)
     return found | {"class": "ok"}
