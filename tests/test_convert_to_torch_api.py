@@ -310,3 +310,13 @@ def test_parts_are_iterated_over():
     layers = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, 2, rngs=nnx.Rngs(1)))
     model = fmapper.convert(layers, "torch", (np.ones((1, 2), np.float32),))
     assert [tuple(part.kernel.shape) for part in model.layers] == [(2, 2), (2, 2)]
+
+
+def test_many_models_are_compiled_in_one_process():
+    torch._dynamo.reset()
+    for n in range(1, 13):
+        layer = nnx.Linear(n, 2, rngs=nnx.Rngs(0))
+        x = torch.ones(3, n)
+        model = fmapper.convert(layer, "torch", (x,))
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), model(x))

@@ -8,6 +8,7 @@ import keyword
 import linecache
 import os
 import re
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -124,11 +125,16 @@ class TorchModel(Part):
                 array = _get(self, target)
                 array.data = _layouts.arrange(array.data, *layout)
         self._install()
+        self.__class__ = _class_of_its_own()
         self.train(program.starts_in_training)
+
+    def __reduce__(self) -> Any:
+        return _bare, (), self.__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._install()
+        self.__class__ = _class_of_its_own()
 
     def __repr__(self) -> str:
         own = Part()
@@ -315,6 +321,24 @@ class TorchModel(Part):
                 self.add_module(name, module)
             for name, tensor in code.constants.items():
                 self.register_buffer(name, tensor.to(device), persistent=False)
+
+
+def _bare() -> TorchModel:
+    """A model to be filled by `__setstate__`."""
+    return TorchModel.__new__(TorchModel)
+
+
+def _class_of_its_own() -> type[TorchModel]:
+    """A class for one model: `torch.compile` counts how often it compiles the code of a forward.
+
+    With one forward for all, it would give up at the ninth model of a process.
+    """
+    shared = TorchModel.forward
+    own = types.FunctionType(
+        shared.__code__.replace(), shared.__globals__, "forward", shared.__defaults__
+    )
+    own.__doc__, own.__annotations__ = shared.__doc__, shared.__annotations__
+    return type(TorchModel.__name__, (TorchModel,), {"forward": own, "__module__": __name__})
 
 
 class _Places:
