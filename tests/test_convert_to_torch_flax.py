@@ -399,3 +399,8 @@ def test_what_a_call_gives_back_unchanged_is_no_state():
     loss.backward()
     assert model.linear.kernel.grad is not None
     assert "clone" not in model.code
+
+
+def test_a_module_of_linen_without_variables_is_refused_with_the_way_out():
+    with pytest.raises(fmapper.ConversionError, match=r"give the pair \(module, variables\)"):
+        fmapper.convert(linen.Dense(2), "torch", (np.ones((1, 2), np.float32),))

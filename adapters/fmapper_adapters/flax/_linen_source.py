@@ -10,6 +10,7 @@ import jax
 from flax import linen
 from flax.core import unfreeze
 
+from fmapper import ConversionError
 from fmapper_adapters.jax._record import Source
 
 _OPTIONS = ("method", "mutable", "capture_intermediates")
@@ -36,6 +37,11 @@ def _parts(model: Any) -> tuple[Any, Any, Any]:
     method = None
     if isinstance(model, types.MethodType):
         method, model = model.__func__, model.__self__
+    if model.scope is None:
+        raise ConversionError(
+            f"{type(model).__name__} is a module of Linen without its variables: give the pair "
+            "(module, variables)"
+        )
     return (*model.unbind(), method)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flax import nnx
+from flax import linen, nnx
 
 from fmapper import ConversionError, fmap
 from fmapper_adapters.flax import _linen_source
@@ -22,13 +22,13 @@ def is_model(x: Any) -> bool:
     """What stands for a model of Flax.
 
     A module of NNX, or the graph and the state that `nnx.split` has made of one; a bound module of
-    Linen, one with its variables, or its `apply` with them.
+    Linen, one with its variables, or its `apply` with them; also one without, to be refused.
     """
     if isinstance(x, tuple) and len(x) == 2:
         if isinstance(x[0], nnx.GraphDef):
             return isinstance(x[1], nnx.State)
         return _linen_source.module_of(x[0]) is not None and hasattr(x[1], "keys")
-    return isinstance(x, nnx.Module) or _linen_source.is_bound(x)
+    return isinstance(x, nnx.Module | linen.Module) or _linen_source.is_bound(x)
 
 
 def _whole(model: Any) -> Any:
