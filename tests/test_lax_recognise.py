@@ -306,3 +306,9 @@ def test_attention_is_told_that_its_mask_is_causal(mask, causal):
     model = converted(function, *HEADS)
     (node,) = [n for n in model.graph.nodes if "attention" in n.name and n.op.startswith("call")]
     assert node.kwargs.get("is_causal", False) is causal
+
+
+def test_attention_of_one_text_has_a_batch_as_the_fast_one_wants_it():
+    model = converted(attention, *(x[:1] for x in HEADS))
+    (node,) = [n for n in model.graph.nodes if "attention" in n.name and n.op.startswith("call")]
+    assert [source.meta["val"].ndim for source in node.args[:3]] == [4, 4, 4]

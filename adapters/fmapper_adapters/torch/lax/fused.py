@@ -81,4 +81,11 @@ def attention(q: Any, k: Any, v: Any, added: Any, *, scale: float) -> Any:
         some = added.any(-1, keepdim=True)
         q = torch.where(some, q, 0.0)
         added = torch.logical_or(added, torch.logical_not(some))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
+    missing = max(0, 4 - q.ndim)  # torch's fast attention wants a batch and heads
+    for _ in range(missing):
+        q, k, v = (x.unsqueeze(0) for x in (q, k, v))
+        added = None if added is None else added.unsqueeze(0)
+    found = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
+    for _ in range(missing):
+        found = found.squeeze(0)
+    return found
