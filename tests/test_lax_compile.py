@@ -124,7 +124,14 @@ def gradients(module, args):
     return [x.grad for x in given if x.is_floating_point()]
 
 
-@pytest.mark.parametrize("name", CASES)
+# A third of the cases; `nox -s sweeps` runs all of them.
+NAMES = [
+    name if index % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
+    for index, name in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_compile(name):
     function, *args = CASES[name]
     module = fmapper.convert(function, "torch", tuple(args))
@@ -139,7 +146,7 @@ def test_compile(name):
         np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_export(name):
     function, *args = CASES[name]
     module = fmapper.convert(function, "torch", tuple(args))
@@ -160,6 +167,7 @@ def test_branches_of_an_exported_model_are_both_there():
         same(looped(*tensors((x,))), nested(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scan that is not unrolled", "cond"])
 def test_inductor(name):
     function, *args = CASES[name]
