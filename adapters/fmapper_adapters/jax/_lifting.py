@@ -289,7 +289,8 @@ def _cells(function: Any) -> Iterator[tuple[str, Any]]:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-        if value is not function:
+        # a number stays one: JAX looks at the start of a reduction to see which one it is
+        if value is not function and not isinstance(value, np.generic):
             yield name, value
 
 
