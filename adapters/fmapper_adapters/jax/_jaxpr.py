@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
@@ -75,7 +74,7 @@ class Reader:
         self.constants: dict[str, Any] = {}
         self._found: dict[str, Any] = {}
         self.equations: dict[str, Any] = {}
-        self._own: dict[Any, tuple[Graph, Graph | None]] = {}
+        self._own: dict[Any, tuple[Graph, Graph | str]] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
         """The graph of a closed jaxpr; its inputs are those names, and after them the constants."""
@@ -107,19 +106,26 @@ class Reader:
 
     def function(
         self, function: _custom.Function, order: int
-    ) -> tuple[Graph, Graph | None, list[Any], list[Any]]:
-        """The graphs of a function and of its derivative, and the arrays that they hold."""
+    ) -> tuple[Graph, Graph | str, list[Any], list[Any]]:
+        """The graphs of a function and of its derivative, and the arrays that they hold.
+
+        Where there is no derivative, the reason stands for it: who never asks for it needs none.
+        """
         at = (function.name, order, str(function.body)) if function.is_own else None
         if at in self._own:
             return (*self._own[at], [], [])
         body, held = self.inner(function.body, None)
-        backward: Graph | None = None
+        backward: Graph | str = "it was recorded up to the second derivative"
         more: list[Any] = []
         if order and function.taken and function.given:
             closed = _derivative(function)
-            if closed is not None:
-                with contextlib.suppress(_Surroundings):
+            if isinstance(closed, str):
+                backward = closed
+            else:
+                try:
                     backward, more = self.inner(closed, order - 1)
+                except _Surroundings as reason:
+                    backward = str(reason)
         if at is not None and not held and not more:
             self._own[at] = body, backward
         return body, backward, held, more
@@ -254,9 +260,8 @@ class _Body:
             "function": function.name,
             "differentiable": function.taken,
             "cotangents": function.given,
+            "backward": backward,
         }
-        if backward is not None:
-            kwargs["backward"] = backward
         if held or more:
             kwargs["constants"] = len(held), len(more)
         operands = (*map(self._array, (*held, *more)), *args)
@@ -411,12 +416,12 @@ def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, type | np.dtype)
 
 
-def _derivative(function: _custom.Function) -> Any | None:
-    """The derivative of a function; None where JAX has none: asking for it is an error then."""
+def _derivative(function: _custom.Function) -> Any | str:
+    """The derivative of a function, or why JAX has none."""
     try:
         return function.backward()
-    except (TypeError, ValueError, NotImplementedError):
-        return None
+    except (TypeError, ValueError, NotImplementedError) as reason:
+        return f"JAX: {reason}"
 
 
 def _shape_of(aval: Any) -> tuple[Any, Any]:

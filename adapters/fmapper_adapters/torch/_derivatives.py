@@ -14,7 +14,7 @@ Body = Callable[..., tuple[Tensor, ...]]
 
 def call(
     body: Body,
-    backward: Body | None,
+    backward: Body | str,
     operands: Sequence[Tensor],
     *,
     differentiable: tuple[int, ...],
@@ -26,7 +26,7 @@ def call(
     Args:
         body: The function.
         backward: From the operands and the cotangents of results to the cotangents of operands;
-            None where the derivative is not known, so that asking for it is an error.
+            where there is none, the reason, which is the error of who asks for it.
         operands: The constants of the function, those of `backward`, and the operands.
         differentiable: The operands that have derivatives.
         cotangents: The results that have them.
@@ -81,11 +81,8 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         _, backward, own, more, differentiable, cotangents = ctx.plan
-        if backward is None:
-            raise RuntimeError(
-                "a function with a derivative of its own is differentiated where JAX has no such "
-                "derivative, or once more than was recorded: twice"
-            )
+        if isinstance(backward, str):
+            raise RuntimeError(f"a function with a derivative of its own has none here: {backward}")
         given = [gradients[i] for i in cotangents]
         found = backward(*ctx.saved_tensors[own:], *given)
         full: list[Any] = [None] * ctx.count

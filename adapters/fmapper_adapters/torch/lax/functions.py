@@ -28,7 +28,7 @@ def custom_call(
     function: str,
     differentiable: tuple[int, ...],
     cotangents: tuple[int, ...],
-    backward: Graph | None = None,
+    backward: Graph | str,
     constants: tuple[int, int] = (0, 0),
     about: About,
 ) -> Any:
@@ -51,7 +51,7 @@ def custom_call(
     results = emitter.call(
         _derivatives.call,
         emitter.submodule(call_jaxpr, "function"),
-        None if backward is None else emitter.submodule(backward, "backward"),
+        backward if isinstance(backward, str) else emitter.submodule(backward, "backward"),
         tensors,
         differentiable=differentiable,
         cotangents=cotangents,
