@@ -112,7 +112,7 @@ class Observation:
         module: The path of the part of the model that it belongs to.
         op: The operation.
         source: The line of code that it comes from.
-        values: The arrays that it gave.
+        values: The arrays that it gave; none where nobody can see them.
     """
 
     module: str

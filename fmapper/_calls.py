@@ -121,6 +121,6 @@ def _check_left_over(program: Program, name: Any, value: Any) -> None:
     if value is None or (default is not None and same(default.default, value)):
         return
     raise ProgramInputError(
-        f"{program.name}: {name} is given, but was not among the example inputs, so the program "
-        "takes no notice of it. Convert the model with it."
+        f"{program.name}: {name} is given, but was not among the example inputs, or was fixed by "
+        "them: the program takes no notice of it. Leave it out, or convert the model with it."
     )

@@ -254,6 +254,37 @@ def test_a_conversion_can_be_verified(net):
     assert report.exact[1] > 1e-2
 
 
+def test_the_first_operation_that_differs_is_found_behind_others_that_became_one():
+    """Batch norm is one call in torch and ten in JAX; relu is a function with its own derivative.
+
+    What `verify` names is the first operation of JAX whose result the converted model has and has
+    otherwise.
+    """
+    rngs = nnx.Rngs(0)
+    net = nnx.Sequential(
+        nnx.Conv(3, 4, (3, 3), rngs=rngs),
+        nnx.BatchNorm(4, use_running_average=True, rngs=rngs),
+        nnx.relu,
+        nnx.Conv(4, 4, (1, 1), rngs=rngs),
+    )
+    net.layers[0].bias[...] += 0.5
+    x = np.random.default_rng(0).normal(size=(2, 6, 6, 3)).astype(np.float32)
+    for layer, name, op in [
+        (0, "kernel", "conv_general_dilated"),
+        (0, "bias", "add"),
+        (1, "scale", "add"),
+        (3, "kernel", "conv_general_dilated"),
+    ]:
+        wrong = fmapper.convert(net, "torch", (x,))
+        with torch.no_grad():
+            wrong.get_parameter(f"layers.{layer}.{name}").mul_(1.5)
+        first = fmapper.verify(net, wrong, x).first
+        assert f"lax::{op} " in first.path
+        assert first.error > 100 * first.allowed
+        line = {0: "linear.py", 1: "normalization.py", 3: "linear.py"}[layer]
+        assert line in first.path
+
+
 def test_constants_and_random_state_are_pickled():
     import pickle
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fmapper
+from fmapper import _verify
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
@@ -55,7 +56,33 @@ def test_a_model_of_jax_is_the_same_in_torch(name):
     assert found["class"] == "ok", found.get("reason")
 
 
-def test_the_comparison_can_fail():
+WATCHED = [
+    "linen/unet",
+    "linen/conv1d_causal_wavenet",
+    "nnx/cnn_train",
+    "equinox/cnn",
+    "jax/product_quantiser_straight_through",
+]
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_every_operation_that_can_be_seen_is_the_same(name):
+    """`verify` compares them one by one to name the first that differs."""
+    model, args, kwargs = zoo.models()[name]()
+    pair = _verify._with_adapters(model, fmapper.convert(model, "torch", args, kwargs))
+    ours, theirs = (
+        dict(_verify._numbered(adapter.watch(one, *_verify.inputs_for(adapter, args, kwargs))))
+        for one, adapter in pair
+    )
+    assert ours.keys() == theirs.keys()
+    count = 0
+    for key, seen in ours.items():
+        for x, y in zip(seen.values, theirs[key].values, strict=False):
+            found = _verify._difference(x, y, f"{key} ({seen.source})", None, None)
+            assert found.ok, str(found)
+            count += 1
+    assert 4 * count >= len(ours)
+
     """A program that forgets its parameters, or other outputs, do not pass for right."""
     frozen = torch.nn.Linear(2, 2)
     wanted = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "scale": torch.ones(1)}

@@ -63,25 +63,32 @@ def function_of(eqn: Any) -> Function | None:
     return Function(label, taken, given, body, lambda: _backward(eqn, taken, given))
 
 
-def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
-    """What JAX differentiates an equation to, as a closed jaxpr."""
+def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
+    """An equation as a function of its operands, whatever its primitive is bound by."""
     variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
     names = ("",) * len(variables), ("",) * len(eqn.outvars)
-    info = core.DebugInfo("fmapper", "backward", *names)
+    info = core.DebugInfo("fmapper", "equation", *names)
     alone = core.Jaxpr((), variables, eqn.outvars, [eqn], debug_info=info)
 
-    def run(*operands: Any) -> list[Any]:
+    def run(operands: list[Any]) -> list[Any]:
         pairs = zip(eqn.invars, operands, strict=True)
         known = {v: x for v, x in pairs if not isinstance(v, core.Literal)}
-        results = jax.core.eval_jaxpr(alone, (), *[known[v] for v in variables])
-        return [results[i] for i in given]
+        return list(jax.core.eval_jaxpr(alone, (), *[known[v] for v in variables]))
+
+    return run
+
+
+def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
+    """What JAX differentiates an equation to, as a closed jaxpr."""
+    run = results_of(eqn)
 
     def backward(operands: list[Any], cotangents: list[Any]) -> list[Any]:
         def of(*inner: Any) -> list[Any]:
             full = list(operands)
             for i, value in zip(taken, inner, strict=True):
                 full[i] = value
-            return run(*full)
+            results = run(full)
+            return [results[i] for i in given]
 
         _, pull = jax.vjp(of, *[operands[i] for i in taken])
         return list(pull(cotangents))

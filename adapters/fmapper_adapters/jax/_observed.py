@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper import Observation, Ref, Scalar, to_jax
-from fmapper_adapters.jax import _keys, _record
+from fmapper_adapters.jax import _custom, _keys, _record
 
 
 def operations(
@@ -96,8 +96,7 @@ def _computed(eqn: Any, operands: list[Any]) -> list[Any]:
     for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
         is_key = hasattr(var.aval, "dtype") and _keys.is_key(var.aval)
         given.append(jax.random.wrap_key_data(x, impl=var.aval.dtype._impl.name) if is_key else x)
-    found = eqn.primitive.bind(*given, **eqn.params)
-    return [_words(x) for x in (found if eqn.primitive.multiple_results else [found])]
+    return [_words(x) for x in _custom.results_of(eqn)(given)]
 
 
 def _words(x: Any) -> Any:

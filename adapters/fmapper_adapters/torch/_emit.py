@@ -222,14 +222,12 @@ class Emitter:
             return found.view(_types.dtype_of(kind[0]))
         return found
 
-    def node_of(self, name: str) -> fx.Node | None:
-        """What gives the result of a call of the outermost graph."""
+    def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
+        """What gives the results of a call of the outermost graph; empty if they are not there."""
         found = self._env.get(name)
-        if isinstance(found, tuple | list):  # several nodes, or one whose items these are
-            sources = {v.node.args[0] for v in found if isinstance(v, fx.Proxy) and v.node.args}
-            found = sources.pop() if len(sources) == 1 else None
-            return found if isinstance(found, fx.Node) else None
-        return found.node if isinstance(found, fx.Proxy) else None
+        values = found if isinstance(found, tuple | list) else (found,)
+        nodes = tuple(value.node for value in values if isinstance(value, fx.Proxy))
+        return nodes if len(nodes) == len(values) else ()
 
     def output(self, values: Any) -> None:
         """Ends the graph."""
@@ -290,7 +288,7 @@ class Emitter:
         _Current.emitter = self
         kinds = {name: self._kinds[name] for name in graph.inputs if name in self._kinds}
         try:
-            graph = simplified(graph, kinds, self._roles, fused=self._fused)
+            graph, moved = simplified(graph, kinds, self._roles, fused=self._fused)
             for call in graph.calls:
                 self._tracer.place = call.module, call.source
                 self._kinds[call.name] = call.result[0] if len(call.result) == 1 else None
@@ -305,6 +303,9 @@ class Emitter:
                         f"{call.op}{at}{source} cannot be lowered to torch: "
                         f"{type(error).__name__}: {error}"
                     ) from error
+            for name, ref in moved.items():
+                if isinstance(ref, Ref) and ref.name in self._env:
+                    self._env[name] = self._env[ref.name]
             outputs: tuple[Any, ...] = graph.outputs
             return outputs
         finally:

@@ -26,13 +26,21 @@ from fmapper_adapters.torch.recognise._look import Look
 class Rewriter:
     """What a recogniser works with: a look at the graph, and a place for new calls.
 
+    Args:
+        graph: The graph.
+        kinds: dtype and shape of its inputs, by name.
+        roles: Which inputs are arrays of the model.
+        taken: Names that no new call may have; those of new calls are added.
+
     Attributes:
         look: The graph.
     """
 
-    def __init__(self, graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str]) -> None:
+    def __init__(
+        self, graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], taken: set[str]
+    ) -> None:
         self.look = Look(graph, kinds, roles)
-        self._taken = {call.name for call in graph.calls} | set(graph.inputs)
+        self._taken = taken
         self._new: list[Call] = []
         self._model: Call | None = None
 
@@ -51,8 +59,13 @@ class Rewriter:
         self._new.append(made)
         return self.look.add(made)
 
-    def run(self, graph: Graph, find: Callable[[Rewriter, Call], Any]) -> Graph:
-        """The graph with what `find` gives in place of calls; it gives None for most."""
+    def run(
+        self, graph: Graph, find: Callable[[Rewriter, Call], Any]
+    ) -> tuple[Graph, dict[str, Any]]:
+        """The graph with what `find` gives in place of calls, and that by their names.
+
+        It gives None for most.
+        """
         known: dict[str, Any] = {}
         calls: list[Call] = []
         for call in graph.calls:
@@ -67,13 +80,13 @@ class Rewriter:
                 known[call.name] = found
         outputs = substituted(graph.outputs, known)
         made = Graph(graph.inputs, calls, outputs, graph.kinds)
-        return made.without_dead_calls(lambda call: False)
+        return made.without_dead_calls(lambda call: False), known
 
 
 def simplified(
     graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], *, fused: bool = True
-) -> Graph:
-    """A graph that computes the same with fewer and larger calls.
+) -> tuple[Graph, dict[str, Any]]:
+    """A graph that computes the same with fewer and larger calls, and what stands for others.
 
     Args:
         graph: The graph.
@@ -82,9 +95,12 @@ def simplified(
         fused: False: only what needs no recognition, constants and needless broadcasts.
     """
     found = folded(graph, kinds).without_dead_calls(lambda call: False)
+    taken = {*graph.inputs, *(call.name for call in graph.calls)}
+    moved: dict[str, Any] = {}
     for find in (*(_RECOGNISERS if fused else ()), _moves.find, _broadcasts.find):
-        found = Rewriter(found, kinds, roles).run(found, find)
-    return found
+        found, known = Rewriter(found, kinds, roles, taken).run(found, find)
+        moved = {name: substituted(value, known) for name, value in moved.items()} | known
+    return found, moved
 
 
 # In this order: attention is made of softmax, a layer norm has means in it.
