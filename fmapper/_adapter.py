@@ -600,6 +600,13 @@ class Adapter(ABC):
         """
         raise ConversionError(f"programs cannot be lowered to {self.name}")
 
+    def options(self, model: Any) -> Sequence[str]:
+        """Keywords by which this framework is told how to call a model; they are no inputs of it.
+
+        A program has them fixed; models that are made of it do not take them.
+        """
+        return ()
+
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What a model gives for inputs that are its own to change, ready to be compared."""
         return model(*args, **kwargs)

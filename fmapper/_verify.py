@@ -128,22 +128,51 @@ def verify(
         >>> bool(fmapper.verify(linear, fmapper.convert(linear, "jax", (x,)), x))
         True
     """
-    given = kwargs or {}
-    models = _with_adapters(a, b)
-    got = [_run(model, adapter, inputs, given) for model, adapter in models]
+    sides = _sides(a, b, inputs, kwargs or {})
+    got = [side.output() for side in sides]
     outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
     agree = all(output.ok for output in outputs)
-    first = None if agree else _first(models, (inputs, given), rtol, atol)
-    rounding = _exact(*models[0], got, inputs, given) if exact or not agree else None
+    first = None if agree else _first(sides, rtol, atol)
+    rounding = _exact(sides[0], got) if exact or not agree else None
     return Report(outputs, first, rounding)
 
 
-def _run(
-    model: Any, adapter: Adapter | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    if adapter is None:
-        return model(*args, **kwargs)
-    return adapter.call(model, *inputs_for(adapter, args, kwargs))
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the models, and what it is called with."""
+
+    model: Any
+    adapter: Adapter | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def output(self) -> Any:
+        if self.adapter is None:
+            return self.model(*self.args, **self.kwargs)
+        return self.adapter.call(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
+
+    def operations(self) -> Iterable[Observation] | None:
+        if self.adapter is None:
+            return None
+        return self.adapter.watch(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
+
+    def output_in_float64(self) -> Any | None:
+        if self.adapter is None:
+            return None
+        given = inputs_for(self.adapter, self.args, self.kwargs)
+        return self.adapter.call_in_float64(self.model, *given)
+
+
+def _sides(a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Side]:
+    """Both models; each gets the keywords that are inputs, or options of its own framework."""
+    models = _with_adapters(a, b)
+    options = [() if adapter is None else adapter.options(model) for model, adapter in models]
+    return [
+        _Side(model, adapter, args, {
+            name: value for name, value in kwargs.items() if name in own or name not in theirs
+        })
+        for (model, adapter), own, theirs in zip(models, options, reversed(options), strict=True)
+    ]  # fmt: skip
 
 
 def inputs_for(
@@ -271,18 +300,9 @@ def _compared(a: Any, b: Any) -> tuple[float, float, str, str]:
     return error, scale, dtype, ""
 
 
-def _first(
-    models: list[tuple[Any, Adapter | None]],
-    inputs: tuple[tuple[Any, ...], Mapping[str, Any]],
-    rtol: float | None,
-    atol: float | None,
-) -> Difference | None:
+def _first(sides: list[_Side], rtol: float | None, atol: float | None) -> Difference | None:
     """The first operation, in the order of `a`, whose results differ."""
-    args, kwargs = inputs
-    watched = [
-        None if adapter is None else adapter.watch(model, *inputs_for(adapter, args, kwargs))
-        for model, adapter in models
-    ]
+    watched = [side.operations() for side in sides]
     if watched[0] is None or watched[1] is None:
         return None
     theirs = dict(_numbered(watched[1]))
@@ -308,17 +328,9 @@ def _numbered(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int
         yield (*key, counts[key]), one
 
 
-def _exact(
-    a: Any,
-    adapter: Adapter | None,
-    got: list[Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> tuple[float, float] | None:
+def _exact(side: _Side, got: list[Any]) -> tuple[float, float] | None:
     """The errors of both outputs against those of `a` in float64."""
-    if adapter is None:
-        return None
-    reference = adapter.call_in_float64(a, *inputs_for(adapter, args, kwargs))
+    reference = side.output_in_float64()
     if reference is None:
         return None
     errors = []

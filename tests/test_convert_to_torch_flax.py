@@ -404,3 +404,40 @@ def test_what_a_call_gives_back_unchanged_is_no_state():
 def test_a_module_of_linen_without_variables_is_refused_with_the_way_out():
     with pytest.raises(fmapper.ConversionError, match=r"give the pair \(module, variables\)"):
         fmapper.convert(linen.Dense(2), "torch", (np.ones((1, 2), np.float32),))
+
+
+class Normed(linen.Module):
+    def setup(self):
+        self.dense = linen.Dense(3)
+        self.norm = linen.BatchNorm()
+
+    def __call__(self, x, train):
+        return self.norm(self.dense(x), use_running_average=not train)
+
+    def features(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize(
+    ("more", "kwargs"),
+    [
+        ((True,), {"mutable": ["batch_stats"]}),
+        ((True,), {}),
+        ((False,), {}),
+        ((), {"method": "features"}),
+        ((), {"method": Normed.features}),
+    ],
+)
+def test_modules_of_linen_are_verified_as_they_are_applied(more, kwargs):
+    """Options of `apply` are no inputs of what is converted; `train=True` compares training."""
+    x = np.random.RandomState(0).randn(5, 4).astype(np.float32)
+    module = Normed()
+    model = module, module.init(jax.random.key(0), x, False)
+    converted = fmapper.convert(model, "torch", (x, *more), kwargs, verify=True)
+    before = {name: array.clone() for name, array in converted.state_dict().items()}
+    assert fmapper.verify(model, converted, x, *more, kwargs=kwargs)
+    for name, array in converted.state_dict().items():
+        assert torch.equal(array, before[name]), f"verify has changed {name}"
+    with torch.no_grad():
+        converted.get_parameter("dense.kernel" if not more else "norm.scale").mul_(1.5)
+    assert not fmapper.verify(model, converted, x, *more, kwargs=kwargs)

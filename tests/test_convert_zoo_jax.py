@@ -61,7 +61,7 @@ WATCHED = [
     "linen/conv1d_causal_wavenet",
     "nnx/cnn_train",
     "equinox/cnn",
-    "jax/product_quantiser_straight_through",
+    "jax/dropout_and_sampling",
 ]
 
 
@@ -69,11 +69,8 @@ WATCHED = [
 def test_every_operation_that_can_be_seen_is_the_same(name):
     """`verify` compares them one by one to name the first that differs."""
     model, args, kwargs = zoo.models()[name]()
-    pair = _verify._with_adapters(model, fmapper.convert(model, "torch", args, kwargs))
-    ours, theirs = (
-        dict(_verify._numbered(adapter.watch(one, *_verify.inputs_for(adapter, args, kwargs))))
-        for one, adapter in pair
-    )
+    sides = _verify._sides(model, fmapper.convert(model, "torch", args, kwargs), args, kwargs)
+    ours, theirs = (dict(_verify._numbered(side.operations())) for side in sides)
     assert ours.keys() == theirs.keys()
     count = 0
     for key, seen in ours.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fmapper import Lowering, NodeAdapter, NodeType, Observation, Program
@@ -104,6 +104,12 @@ class FlaxAdapter(NodeAdapter):
         if strict is False:
             source.suspects = []
         return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
+
+    def options(self, model: Any) -> Sequence[str]:
+        """Of modules of Linen, those of `apply`."""
+        from fmapper_adapters.flax import _source
+
+        return _source.options(model)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """In evaluation mode, and without changing the model."""

@@ -13,7 +13,7 @@ from flax.core import unfreeze
 from fmapper import ConversionError
 from fmapper_adapters.jax._record import Source
 
-_OPTIONS = ("method", "mutable", "capture_intermediates")
+OPTIONS = ("method", "mutable", "capture_intermediates")
 
 
 def is_bound(x: Any) -> bool:
@@ -67,8 +67,8 @@ def of(
     as intermediates, is given beside the output, as `apply` gives it.
     """
     module, variables, own = _parts(model)
-    options = {name: kwargs[name] for name in _OPTIONS if name in kwargs}
-    rest = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
+    options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
+    rest = {name: value for name, value in kwargs.items() if name not in OPTIONS}
     if own is not None:
         options.setdefault("method", own)
     function, _ = function_of(model, options.get("method"))

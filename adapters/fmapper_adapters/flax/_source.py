@@ -59,6 +59,11 @@ def is_in_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
     return said
 
 
+def options(model: Any) -> tuple[str, ...]:
+    """Keywords of `apply`, for a module of Linen."""
+    return () if _is_nnx(model) else _linen_source.OPTIONS
+
+
 def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
     if _is_nnx(model):
         whole = _whole(model)

@@ -35,7 +35,7 @@ def operations(
             env[call.name] = env[call.args[0].name][call.args[1]]
             continue
         results = _computed(equations[call.name], [_value(arg, env) for arg in call.args])
-        env[call.name] = results if equations[call.name].primitive.multiple_results else results[0]
+        env[call.name] = results
         yield Observation(call.module, call.op, call.source, tuple(results))
 
 
@@ -86,7 +86,8 @@ def _wide(x: Any) -> Any:
 
 def _value(arg: Any, env: Mapping[str, Any]) -> Any:
     if isinstance(arg, Ref):
-        return env[arg.name]
+        found = env[arg.name]
+        return found[0] if isinstance(found, list) else found
     return jnp.asarray(arg.value, arg.dtype) if isinstance(arg, Scalar) else arg
 
 

@@ -140,6 +140,14 @@ class TorchModel(Part):
             f"not: {self._lacks_training}"
         )
 
+    def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool) -> bool:
+        """Whether the program of a mode is there and takes such arguments."""
+        code = self._codes.get("training" if train else "evaluation")
+        try:
+            return code is not None and code.leaves(args, kwargs) is not None
+        except ProgramInputError:
+            return False
+
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
         """Every operation of a call that is one in the graph, with its results."""
         code = self._code

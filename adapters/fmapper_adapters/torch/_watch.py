@@ -19,13 +19,22 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return model(*args, **kwargs)
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with _export.mode(model, train=False), torch.no_grad():
+    train = _converted_for_training(model, args, kwargs)
+    with _export.mode(model, train=train), torch.no_grad():
         try:
             return model(*args, **kwargs)
         finally:
             for buffer, before in buffers:
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
+
+
+def _converted_for_training(model: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a model was converted from another framework and the inputs name that mode."""
+    takes = getattr(model, "takes", None)
+    if takes is None or not hasattr(model, "as_program"):
+        return False
+    return takes(args, kwargs, train=True) and not takes(args, kwargs, train=False)
 
 
 def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:
@@ -53,7 +62,7 @@ def watch(
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     own = getattr(model, "watch", None)
     if own is not None and hasattr(model, "as_program"):  # converted from another framework
-        with _export.mode(model, train=False):
+        with _export.mode(model, train=_converted_for_training(model, args, kwargs)):
             found: list[Observation] = own(args, kwargs)
             return iter(found)
     with _export.mode(model, train=False), _foreign.known(model, (args, kwargs)):
