@@ -95,7 +95,7 @@ def lax(session: nox.Session) -> None:
 @nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest supported version of everything."""
-    session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "examples"))
+    session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "programs"))
     session.run("python", "-m", "pytest", "tests", *session.posargs)
 
 
