@@ -25,10 +25,8 @@ import argparse
 import collections
 import json
 import os
-import queue
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -148,9 +146,11 @@ def drive(options: argparse.Namespace) -> list[Case]:
 
 def run_part(names: list[str], options: argparse.Namespace, results: list[Case]) -> None:
     """Runs cases in workers; where one dies, the case that it had begun is an error."""
+    from sweeping import Worker  # beside this file, which runs as a script now
+
     left = list(names)
     while left:
-        worker = Worker(left)
+        worker = Worker([sys.executable, __file__, *sys.argv[1:], "--worker"], left)
         while left:
             case = worker.answer(4 * options.seconds + 60)
             if case is None:
@@ -164,35 +164,6 @@ def run_part(names: list[str], options: argparse.Namespace, results: list[Case])
                 break
         worker.process.kill()
         worker.process.wait()
-
-
-class Worker:
-    """A process that answers with one line of JSON per case."""
-
-    def __init__(self, names: list[str]) -> None:
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker"]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n".join(names))
-        self.process.stdin.close()
-
-    def _read(self) -> None:
-        for text in self.process.stdout or ():
-            if text.startswith("{"):
-                self._lines.put(text)
-        self._lines.put(None)
-
-    def answer(self, seconds: float) -> Case | None:
-        """The next case; None where the process died or is silent."""
-        try:
-            text = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        return None if text is None else json.loads(text)
 
 
 def line(case: Case) -> str:

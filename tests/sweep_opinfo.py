@@ -26,11 +26,8 @@ import collections
 import importlib.util
 import json
 import os
-import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
 import types
 import unittest
@@ -83,13 +80,16 @@ def parser() -> argparse.ArgumentParser:
 
 def drive(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All cases, from workers that are replaced when one crashes or hangs."""
+    from sweeping import Worker  # beside this file, which runs as a script now
+
     wanted = names(options)
+    command = [sys.executable, __file__, *sys.argv[1:], "--worker"]
     results: list[dict[str, Any]] = []
     while wanted:
-        worker = Worker(wanted, options.batch)
+        worker = Worker([*command, f"--batch={options.batch}"], wanted)
         begun: list[str] = []
         while wanted:
-            answer = worker.answer(10 * options.seconds)
+            answer = worker.answer(10 * options.seconds + 60)
             if answer is not None and "begun" in answer:
                 begun = answer["begun"]
                 print(f"{len(wanted)} left, now {begun[0]} to {begun[-1]}", file=sys.stderr)
@@ -134,35 +134,6 @@ def database() -> dict[str, Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {op.formatted_name: op for op in op_db}
-
-
-class Worker:
-    """A process that answers with one line of JSON per operation."""
-
-    def __init__(self, wanted: list[str], batch: int) -> None:
-        command = [sys.executable, __file__, *sys.argv[1:], "--worker", f"--batch={batch}"]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n".join(wanted))
-        self.process.stdin.close()
-
-    def _read(self) -> None:
-        for text in self.process.stdout or ():
-            if text.startswith("{"):
-                self._lines.put(text)
-        self._lines.put(None)
-
-    def answer(self, seconds: float) -> dict[str, Any] | None:
-        """What the worker has begun or done next; None where it died or is silent."""
-        try:
-            text = self._lines.get(timeout=seconds + 60)
-        except queue.Empty:
-            return None
-        return None if text is None else json.loads(text)
 
 
 def case_of(op: str, dtype: str, sample: int, outcome: str, why: str = "") -> dict[str, Any]:

@@ -11,10 +11,13 @@ import collections
 import json
 import math
 import os
+import queue
 import re
 import resource
 import select
 import signal
+import subprocess
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -110,6 +113,39 @@ def _child(case: Case, write: int, seconds: float, gigabytes: float) -> None:
             pipe.write(json.dumps(found, default=str).encode())
     finally:
         os._exit(0)
+
+
+class Worker:
+    """A process that answers with lines of JSON about the cases that are named to it.
+
+    Args:
+        command: What it runs.
+        names: Of the cases; it reads them, a line each.
+    """
+
+    def __init__(self, command: list[str], names: Iterable[str]) -> None:
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n".join(names))
+        self.process.stdin.close()
+
+    def _read(self) -> None:
+        for text in self.process.stdout or ():
+            if text.startswith("{"):
+                self._lines.put(text)
+        self._lines.put(None)
+
+    def answer(self, seconds: float) -> Any | None:
+        """What it says next; None where it died or is silent."""
+        try:
+            text = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        return None if text is None else json.loads(text)
 
 
 def reason(error: BaseException) -> str:

@@ -101,9 +101,8 @@ class FlaxAdapter(NodeAdapter):
         from fmapper_adapters.jax import _record
 
         source, args, kwargs = _source.of(model, args, kwargs, train=train)
-        if strict is False:
-            source.suspects = []
-        return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
+        options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
+        return _record.record(source, args, kwargs, **options)
 
     def options(self, model: Any) -> Sequence[str]:
         """Of modules of Linen, those of `apply`."""

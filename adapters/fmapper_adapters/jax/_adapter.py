@@ -355,9 +355,8 @@ class JaxAdapter(Adapter):
         from fmapper_adapters.jax import _record, _source
 
         source, args, kwargs = _source.of(model, args, kwargs, train=train)
-        if strict is False:
-            source.suspects = []
-        return _record.record(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)
+        options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
+        return _record.record(source, args, kwargs, **options)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A model, or a function with its parameters, in evaluation mode."""

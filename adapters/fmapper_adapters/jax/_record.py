@@ -89,6 +89,7 @@ def record(
     *,
     dynamic_shapes: Any = None,
     train: bool = False,
+    strict: bool | None = None,
 ) -> Program:
     """The program of a model for example inputs.
 
@@ -98,11 +99,14 @@ def record(
         kwargs: The examples by keyword.
         dynamic_shapes: Which sizes may vary; see `_dynamic`.
         train: What the program says of itself.
+        strict: False: arrays of objects that nobody declared become constants.
 
     Raises:
         ConversionError: It cannot be recorded.
         NotAFunctorError: Inputs or outputs are of classes that hold arrays and are not declared.
     """
+    if strict is False:
+        source.suspects = []
     return recorded(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)[0]
 
 
