@@ -142,6 +142,23 @@ def test_a_module_that_calls_more_while_it_is_recorded() -> None:
     check_for_values(forward, args, (args[0], torch.tensor([1, 2, 4])))
 
 
+def test_torch_may_record_a_way_that_the_examples_do_not_go() -> None:
+    """`draft_export` asserts here that all counts are 0: its program fails for its own examples."""
+
+    def forward(x: Any) -> Any:
+        counts = x.round().long()
+        if counts.sum() == 0:
+            counts[counts.sum(dim=1).eq(0)] = 1
+        found = torch.zeros(2, counts.sum(dim=1).max())
+        for i, (row, times) in enumerate(zip(x, counts, strict=True)):
+            repeated = torch.repeat_interleave(row, times, dim=0)
+            found[i, : repeated.size(0)] = repeated
+        return found
+
+    args = (torch.tensor([[1.0, 0.0, 0.0], [2.0, 3.0, 1.0]]),)
+    check_for_values(forward, args, (torch.tensor([[1.0, 0.0, 0.0], [2.0, 3.0, 2.0]]),))
+
+
 def test_bounds_that_come_from_arrays_in_a_result_of_known_size() -> None:
     def forward(x: Any, n: Any) -> Any:
         return x[n[0] : n[0] + 2].reshape(2) * 3

@@ -133,6 +133,8 @@ def _first_stages(key: str, value: Any, count: int) -> Any:
         return None  # it follows from the features
     if key == "stage_names":
         return value[: count + 1]
+    if not all(isinstance(name, str) for name in value):
+        return value  # numbers of something else
     numbers = [re.fullmatch(r"stage(\d+)", name) for name in value]
     found = [min(int(n[1]), count) if n else 0 for n in numbers]
     return ["stem" if n == 0 else f"stage{n}" for n in dict.fromkeys(found)]

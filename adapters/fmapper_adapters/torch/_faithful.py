@@ -33,13 +33,13 @@ def check(
     program = exported.module()
     may_be_random = any(_draws(node.target) for node in exported.graph.nodes)
     try:
-        recorded = _run(program, module, args, kwargs, seed=0)
-        again = _run(program, module, args, kwargs, seed=1) if may_be_random else recorded
+        recorded = run(program, module, args, kwargs, seed=0)
+        again = run(program, module, args, kwargs, seed=1) if may_be_random else recorded
     except Exception:  # it does not even run on its examples, which says nothing of its numbers
         return
     if any(_difference(again.get(path), leaf) is not None for path, leaf in recorded.items()):
         return
-    wanted = _run(module, module, args, kwargs, seed=0)
+    wanted = run(module, module, args, kwargs, seed=0)
     for path, expected in wanted.items():
         found = recorded.get(path)
         difference = _difference(found, expected)
@@ -58,7 +58,7 @@ def _draws(target: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
-def _run(
+def run(
     model: Any,
     module: torch.nn.Module,
     args: tuple[Any, ...],
