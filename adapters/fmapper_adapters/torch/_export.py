@@ -207,7 +207,7 @@ def _for_branches(
     if not failures <= _SOUND:
         raise RuntimeError(f"draft_export: {', '.join(sorted(failures - _SOUND))}")
     with _quiet():
-        _faithful.run(found.module(), module, args, kwargs)  # what it asserts may be wrong
+        _faithful.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
     return found
 
 
