@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import logging
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.fx.experimental import sym_node
 from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
@@ -198,10 +200,11 @@ def _for_branches(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     """A program that goes the way of the examples and checks that its inputs go it, too."""
-    with _quiet(), torch.enable_grad(), _recordable.StandIns():
+    with _quiet(), _without_provenance(), torch.enable_grad(), _recordable.StandIns():
         found = torch.export.draft_export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
+        gc.collect()  # a log file that torch leaves open
     report = getattr(found, "_report", None)
     failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
     if not failures <= _SOUND:
@@ -209,6 +212,28 @@ def _for_branches(
     with _quiet():
         _faithful.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
     return found
+
+
+@contextlib.contextmanager
+def _without_provenance() -> Iterator[None]:
+    """Inside, torch does not write down how each expression of sizes has come about.
+
+    That is for people who read its report, and takes most of the time of `draft_export`: minutes
+    where sizes depend on sizes that depend on values.
+    """
+    log = getattr(sym_node, "dtrace_structured", None)
+
+    def without_expressions(name: str, *args: Any, **kwargs: Any) -> None:
+        if name != "expression_created" and log is not None:
+            log(name, *args, **kwargs)
+
+    if log is not None:
+        setattr(sym_node, "dtrace_structured", without_expressions)  # noqa: B010
+    try:
+        yield
+    finally:
+        if log is not None:
+            setattr(sym_node, "dtrace_structured", log)  # noqa: B010
 
 
 def _for_values(
