@@ -168,6 +168,65 @@ def test_torch_may_record_a_way_that_the_examples_do_not_go() -> None:
     converting.compare(found(x.numpy()), module(x))
 
 
+class Experts(torch.nn.ModuleDict):
+    """Chosen by names that are made of indices, and cast in `forward`, as transformers has them."""
+
+    def __init__(self) -> None:
+        super().__init__({f"expert_{i}": torch.nn.Linear(3, 3) for i in range(4)})
+
+    def forward(self, x: Any) -> Any:
+        found = torch.zeros_like(x)
+        chosen = torch.argmax(x, dim=-1)
+        for i in torch.bincount(chosen, minlength=4).nonzero():
+            name = f"expert_{i[0]}"
+            self[name] = self[name].to(torch.float32)
+            rows = torch.where(chosen == i)[0]
+            found.index_add_(0, rows, self[name](x[rows]))
+        return found
+
+
+def test_indices_in_the_names_of_modules() -> None:
+    module = Experts()
+    x = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 2.0], [3.0, 1.0, 2.0]])
+    found = fmapper.convert(module, "jax", (x,))
+    converting.compare(found(x.numpy()), module(x))
+    with pytest.raises(fmapper.ProgramInputError, match="asserts"):
+        found(x.numpy()[:, ::-1])
+    assert all(isinstance(p, torch.nn.Parameter) for p in module.parameters())
+
+
+def test_lists_of_tensors_as_indices() -> None:
+    def forward(x: Any, pairs: Any) -> Any:
+        rows, columns = zip(*pairs, strict=True)
+        y = x.clone()
+        y[rows, columns] = 0
+        return y, x[list(columns[:1]), 1:]
+
+    args = torch.randn(3, 4), torch.tensor([[0, 1], [2, 3]])
+    converting.check(forward, *args)
+
+
+class LeavesOutWhatMasksNothing(torch.nn.Module):
+    def forward(self, x: Any, mask: Any) -> Any:
+        if not torch.compiler.is_compiling() and mask.all():
+            mask = None
+        for width in (4, 2):
+            if mask is not None and mask.shape[0] != width:
+                raise ValueError("the mask is of another size")
+            x = x[:width] + (0 if mask is None else mask)
+        return x
+
+
+def test_what_fails_only_while_it_is_recorded_is_recorded_as_it_runs() -> None:
+    args = torch.randn(4), torch.ones(4, dtype=torch.bool)
+    module = LeavesOutWhatMasksNothing()
+    found = fmapper.convert(module, "jax", args)
+    given = [arg.numpy() for arg in args]
+    converting.compare(found(*given), module(*args))
+    with pytest.raises(fmapper.ProgramInputError, match="asserts"):
+        found(given[0], np.array([True, False, True, True]))
+
+
 def test_bounds_that_come_from_arrays_in_a_result_of_known_size() -> None:
     def forward(x: Any, n: Any) -> Any:
         return x[n[0] : n[0] + 2].reshape(2) * 3

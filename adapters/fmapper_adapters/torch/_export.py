@@ -70,7 +70,7 @@ def recorded(
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
     reasons: list[Exception] = []
-    ways = [*_WAYS]
+    ways = [*_WAYS, _unaware]
     for_values = [*_WAYS_FOR_VALUES]
     while ways:
         way = ways.pop(0)
@@ -104,22 +104,15 @@ def _as_it_runs(
         try:
             _faithful.check(module, exported, args, kwargs)
         except ConversionError:
-            other = _recorded_unaware(module, args, kwargs, dynamic_shapes)
+            try:
+                other = _unaware(module, args, kwargs, dynamic_shapes)
+            except Exception:  # it cannot be recorded so: they differ
+                other = None
             if other is None:
                 raise
             _faithful.check(module, other, args, kwargs)
             return other
     return exported
-
-
-def _recorded_unaware(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> torch.export.ExportedProgram | None:
-    try:
-        with torch.enable_grad(), _recordable.StandIns():
-            return _values.recorded(module, args, kwargs, dynamic_shapes, aware=False)
-    except Exception:  # it cannot be recorded so: the caller says that they differ
-        return None
 
 
 def _taken_apart(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -180,7 +173,7 @@ def _plainly(
     grad: bool,
     strict: bool,
 ) -> torch.export.ExportedProgram:
-    with _quiet(), torch.set_grad_enabled(grad), _recordable.used(unless=strict):
+    with _quiet(), torch.set_grad_enabled(grad), _recordable.stand_ins(unless=strict):
         return torch.export.export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
@@ -200,7 +193,7 @@ def _for_branches(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     """A program that goes the way of the examples and checks that its inputs go it, too."""
-    with _quiet(), _without_provenance(), torch.enable_grad(), _recordable.StandIns():
+    with _quiet(), _without_provenance(), torch.enable_grad(), _recordable.stand_ins():
         found = torch.export.draft_export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
@@ -240,8 +233,16 @@ def _for_values(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     """A program for the values of the examples that checks the values that it is run with."""
-    with _quiet(), torch.enable_grad(), _recordable.StandIns():
+    with _quiet(), torch.enable_grad(), _recordable.stand_ins():
         return _values.recorded(module, args, kwargs, dynamic_shapes)
+
+
+def _unaware(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """The same, of what the module does when it is not recorded."""
+    with _quiet(), torch.enable_grad(), _recordable.stand_ins():
+        return _values.recorded(module, args, kwargs, dynamic_shapes, aware=False)
 
 
 # Without reading the bytecode first, which is quicker; with it where that fails. Gradients are

@@ -177,6 +177,14 @@ QUESTIONS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
 }
 INTEGERS = {_Tensor.__int__, _Tensor.__index__}
 
+
+def is_written(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an integer becomes a part of a text, as of the name of a module."""
+    if func is not _Tensor.__format__ or args[0].ndim:
+        return False
+    return not (args[0].is_floating_point() or args[0].is_complex())
+
+
 # The functions that take sizes, for which a tensor may stand, behind their first
 # argument.
 WITH_SIZES: set[Callable[..., Any]] = {

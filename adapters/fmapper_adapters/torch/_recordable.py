@@ -6,7 +6,7 @@ While a module is recorded, calls of such functions become operations of fmapper
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -113,6 +113,44 @@ def _stacked(data: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(data, dtype=dtype)
 
 
+def _get(x: Any, index: Any) -> Any:
+    return x[_indices(index)]
+
+
+def _put(x: Any, index: Any, value: Any) -> None:
+    x[_indices(index)] = value
+
+
+def _indices(index: Any) -> Any:
+    """An index whose lists of tensors are tensors: torch reads their values, as above.
+
+    Only those within a tuple: a list by itself is one.
+    """
+    if not isinstance(index, tuple):
+        return index
+    return tuple(
+        _tensor(list(one))
+        if isinstance(one, list | tuple) and any(isinstance(x, torch.Tensor) for x in one)
+        else one
+        for one in index
+    )
+
+
+def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Module.to` of a module that is there already, as models call it in `forward`.
+
+    torch would put new parameters in the places of those that are recorded.
+    """
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    for x in (*module.parameters(), *module.buffers()):
+        is_cast = dtype is not None and (x.is_floating_point() or x.is_complex())
+        if (is_cast and x.dtype is not dtype) or (device is not None and x.device != device):
+            return _MODULE_TO(module, *args, **kwargs)
+    return module
+
+
+_MODULE_TO = torch.nn.Module.to
+
 # With the functions that call them: a mode is switched off while it handles a call.
 _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ctc_loss: _ctc_loss,
@@ -120,12 +158,12 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tensor: _tensor,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
+    torch.Tensor.__getitem__: _get,
+    torch.Tensor.__setitem__: _put,
 }
 
 
-class StandIns(TorchFunctionMode):
-    """Inside, functions that cannot be recorded are operations that can."""
-
+class _StandIns(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -133,6 +171,19 @@ class StandIns(TorchFunctionMode):
         return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
 
 
-def used(*, unless: bool) -> contextlib.AbstractContextManager[object]:
-    """The stand-ins, or nothing: where torch reads bytecode it would read this mode, too."""
-    return contextlib.nullcontext() if unless else StandIns()
+@contextlib.contextmanager
+def stand_ins(*, unless: bool = False) -> Iterator[None]:
+    """Inside, functions that cannot be recorded are operations that can.
+
+    Args:
+        unless: Not so: where torch reads bytecode it would read this, too.
+    """
+    if unless:
+        yield
+        return
+    torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
+    try:
+        with _StandIns():
+            yield
+    finally:
+        torch.nn.Module.to = _MODULE_TO  # type: ignore[method-assign]

@@ -91,7 +91,7 @@ class _Observer(TorchFunctionMode):
         numbers: list[int] = []
         _known.with_numbers(func, args, lambda x: numbers.append(int(x)))
         result = func(*args, **kwargs)
-        facts = _facts(result)
+        facts = [int(args[0])] if _known.is_written(func, args) else _facts(result)
         self.seen[_place(func)].append(_known.Call(facts, numbers, counts))
         if func is _Tensor.tolist:  # while it is recorded, torch calls item for each
             for fact in facts:
@@ -116,6 +116,8 @@ class _Informer(TorchFunctionMode):
             return _known.agreed(_known.QUESTIONS[func](*args, **kwargs).item(), call.results[0])
         if func in _known.INTEGERS and not args[0].is_floating_point():
             return _known.agreed(args[0].item(), call.results[0])
+        if _known.is_written(func, args):
+            return format(_known.agreed(args[0].item(), call.results[0]), *args[1:])
         if call.numbers:
             values = iter(call.numbers)
             args = _known.with_numbers(func, args, lambda x: _known.agreed(x.item(), next(values)))
