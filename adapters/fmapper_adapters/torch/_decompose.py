@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 # Whole where the target has it whole, or where torch's own decomposition rounds differently.
-_KEPT = """
+KEPT: Final = frozenset(
+    """
 linear matmul einsum scaled_dot_product_attention bilinear layer_norm native_layer_norm
 group_norm native_group_norm rms_norm conv1d conv2d conv3d conv_transpose1d
 conv_transpose2d conv_transpose3d convolution embedding embedding_bag _embedding_bag softmax
@@ -38,7 +39,8 @@ smooth_l1_loss huber_loss binary_cross_entropy
 multi_margin_loss
 multilabel_margin_loss_forward ctc_loss _ctc_loss lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 rrelu_with_noise_functional _fused_rms_norm _scaled_dot_product_flash_attention_for_cpu
-"""
+""".split()
+)
 
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # torch has no public name for it
@@ -72,7 +74,7 @@ def table(exported: torch.export.ExportedProgram) -> dict[Any, Any]:
 
 def _table() -> dict[Any, Any]:
     chosen: Any = torch.export.default_decompositions()
-    for name in _KEPT.split():
+    for name in sorted(KEPT):
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:  # another version of torch has no such operation
             continue

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from fmapper import ConversionError, Program, to_torch
 from fmapper_adapters.torch import (
     _decompose,
+    _direct,
     _faithful,
     _foreign,
     _gradients,
@@ -122,10 +123,11 @@ def _recorded_unaware(
 
 def _taken_apart(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     _gradients.mark(exported)
+    table = _decompose.table(exported)
+    if _direct.taken_apart(exported, table, _decompose.KEPT):
+        return exported
     with _quiet():
-        found: torch.export.ExportedProgram = exported.run_decompositions(
-            _decompose.table(exported)
-        )
+        found: torch.export.ExportedProgram = exported.run_decompositions(table)
         return found
 
 
