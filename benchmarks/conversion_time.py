@@ -4,8 +4,8 @@
                                          [--clock wall|cpu] [--json FILE]
 
 Classes of transformers in a small size with random weights, as `tests/tiny_models.py` makes them.
-Each sample is taken in a process of its own, forked from one in which everything is imported and the
-model is built; before the clock starts, it converts a `torch.nn.Linear` in the same way, so that
+Each sample is taken in a process of its own, forked from one in which everything is imported and
+the model is built; before the clock starts, it converts a `torch.nn.Linear` in the same way, so that
 neither side pays for what a process does once. The sides take turns, in another order each round.
 
 * fmapper: `export_program` (torch.export, its decompositions, the comparison of what was recorded

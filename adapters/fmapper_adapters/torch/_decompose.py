@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 # Whole where the target has it whole, or where torch's own decomposition rounds differently.
-KEPT: Final = frozenset(
-    """
+_KEPT = """
 linear matmul einsum scaled_dot_product_attention bilinear layer_norm native_layer_norm
 group_norm native_group_norm rms_norm conv1d conv2d conv3d conv_transpose1d
 conv_transpose2d conv_transpose3d convolution embedding embedding_bag _embedding_bag softmax
@@ -39,11 +38,13 @@ smooth_l1_loss huber_loss binary_cross_entropy
 multi_margin_loss
 multilabel_margin_loss_forward ctc_loss _ctc_loss lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
 rrelu_with_noise_functional _fused_rms_norm _scaled_dot_product_flash_attention_for_cpu
-""".split()
-)
+"""
 
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # torch has no public name for it
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class _Kept:
@@ -51,6 +52,7 @@ class _Kept:
 
     table: dict[Any, Any] | None = None
     known: frozenset[Any] = frozenset()
+    whole: frozenset[Any] = frozenset()  # that torch would have taken apart
 
 
 def table(exported: torch.export.ExportedProgram) -> dict[Any, Any]:
@@ -72,14 +74,32 @@ def table(exported: torch.export.ExportedProgram) -> dict[Any, Any]:
     return _Kept.table
 
 
+def stays(target: Any, table: dict[Any, Any]) -> bool:
+    """Whether the decompositions of a table leave an operation as it is.
+
+    Composite operations that change what they are given, or give it back, torch takes apart in any
+    case.
+    """
+    if not isinstance(target, _OVERLOAD) or target.namespace != "aten" or target in table:
+        return False
+    if target._schema.is_mutable:
+        return False
+    if target.has_kernel_for_dispatch_key(_COMPOSITE):
+        return target in _Kept.whole
+    return target.overloadpacket.__name__ in _KEPT.split() or torch.Tag.core in target.tags
+
+
 def _table() -> dict[Any, Any]:
     chosen: Any = torch.export.default_decompositions()
-    for name in sorted(KEPT):
+    whole = set()
+    for name in _KEPT.split():
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:  # another version of torch has no such operation
             continue
         for overload in packet.overloads():
-            chosen.pop(getattr(packet, overload), None)
+            if chosen.pop(getattr(packet, overload), None) is not None:
+                whole.add(getattr(packet, overload))
+    _Kept.whole = frozenset(whole)
     chosen[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
     chosen.update(_UNCHECKED)
     return dict(chosen.items())

@@ -8,31 +8,46 @@ Those are renamed here, as it renames them; a program that holds anything else i
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
+from fmapper_adapters.torch import _decompose
+
 _aten: Any = torch.ops.aten
 _fmapper: Any = torch.ops.fmapper
-_OVERLOAD = type(torch.ops.aten.add.Tensor)  # torch has no public name for it
+_METADATA: Any = torch.ops.aten._assert_tensor_metadata.default
 _SET_GRAD: Any = torch.ops.higher_order.wrap_with_set_grad_enabled
+_DROPOUT = (_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default)
 Emit = Callable[..., Node]
 
 
-def taken_apart(
-    exported: torch.export.ExportedProgram, table: Mapping[Any, Any], kept: frozenset[str]
-) -> bool:
+def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
+    """Leaves out dropout that is switched off, which gives its very input; changes the program.
+
+    Torch's decompositions give a copy, which is something else if either is changed in place.
+    """
+    owner = exported.graph_module
+    idle = [node for node in owner.graph.nodes if node.target in _DROPOUT and not node.args[2]]
+    for node in idle:
+        exported.graph_signature.replace_all_uses(node.name, node.args[0].name)
+        node.replace_all_uses_with(node.args[0])
+        owner.graph.erase_node(node)
+    if idle:
+        owner.recompile()
+
+
+def taken_apart(exported: torch.export.ExportedProgram, table: dict[Any, Any]) -> bool:
     """Whether it could be done. If not, the program still computes what it did.
 
     Args:
         exported: As torch has recorded it; it is changed.
         table: Torch's decompositions without those of what is lowered whole.
-        kept: The names of what is lowered whole.
     """
     owner = exported.graph_module
-    if exported.range_constraints or not _is_simple(owner, table, kept):
+    if exported.range_constraints or not _is_simple(owner, table):
         return False
     _inline(owner)
     for node in list(owner.graph.nodes):
@@ -40,27 +55,35 @@ def taken_apart(
             new = _rewritten(owner, node)
             if new is None:
                 return False
-            if node.meta.get("val") is not None:
-                exported.graph_signature.replace_all_uses(node.name, new.name)
-            node.replace_all_uses_with(new)
+            replaced = [node]
+            if node.target in _IN_PLACE:
+                replaced.append(node.args[0])
+            later = _later(owner, node)
+            for one in replaced:
+                exported.graph_signature.replace_all_uses(one.name, new.name)
+                one.replace_all_uses_with(new, later.__contains__)
             owner.graph.erase_node(node)
     owner.recompile()
     return True
 
 
-def _is_simple(owner: GraphModule, table: Mapping[Any, Any], kept: frozenset[str]) -> bool:
+def _is_simple(owner: GraphModule, table: dict[Any, Any]) -> bool:
     """Whether all sizes are known and every operation stays as it is or has a rewrite."""
     for node in owner.graph.nodes:
         if node.op == "get_attr":
             inner = getattr(owner, str(node.target), None)
-            if not isinstance(inner, GraphModule) or not _is_simple(inner, table, kept):
+            if not isinstance(inner, GraphModule) or not _is_simple(inner, table):
                 return False
             if any(user.target is not _SET_GRAD for user in node.users):
                 return False
         elif node.op == "call_function":
             if node.target in (operator.getitem, _SET_GRAD, _fmapper.stop_gradient.default):
                 continue
-            if node.target not in _REWRITES and not _stays(node.target, table, kept):
+            if node.target in _IN_PLACE and not _is_seen_once(owner, node):
+                return False
+            if node.target not in _REWRITES and not (
+                node.target is _METADATA or _decompose.stays(node.target, table)
+            ):
                 return False
         elif node.op not in ("placeholder", "output"):
             return False
@@ -69,16 +92,25 @@ def _is_simple(owner: GraphModule, table: Mapping[Any, Any], kept: frozenset[str
     return True
 
 
-def _stays(target: Any, table: Mapping[Any, Any], kept: frozenset[str]) -> bool:
-    """Whether decompositions leave an operation as it is."""
-    if not isinstance(target, _OVERLOAD) or target.namespace != "aten" or target in table:
-        return False
-    if target._schema.is_mutable:
-        return False
-    if target is _aten._assert_tensor_metadata.default:
-        return True
-    name = target.overloadpacket.__name__
-    return name in kept or torch.Tag.core in target.tags
+def _is_seen_once(owner: GraphModule, node: Node) -> bool:
+    """Whether no other result shows what an operation changes, so that it can give it instead."""
+    root: Any = node.args[0]
+    while root.target in _IN_PLACE:
+        root = root.args[0]
+    names = [root]
+    for name in names:
+        names += [one for one in name.users if one.target in _IN_PLACE and one.args[0] is name]
+    later = _later(owner, node)
+    return root.target in _NEW and all(
+        user in later or user is node or user.target in _NEW or user.target in _IN_PLACE
+        for name in names
+        for user in name.users
+    )
+
+
+def _later(owner: GraphModule, node: Node) -> set[Node]:
+    nodes = list(owner.graph.nodes)
+    return set(nodes[nodes.index(node) + 1 :])
 
 
 def _is_plain(value: Any) -> bool:
@@ -150,6 +182,7 @@ def _kinds(value: Any) -> list[tuple[torch.dtype, tuple[int, ...]]]:
 
 # --- the rewrites: with the value that is wanted, and the arguments of the operation --------------
 
+
 def _filled(number: int) -> Callable[..., Node]:
     def full(emit: Emit, wanted: Any, size: Any, **_: Any) -> Node:
         return emit(_aten.full.default, size, number, dtype=wanted.dtype, device=wanted.device)
@@ -164,7 +197,7 @@ def _arange(emit: Emit, wanted: Any, *bounds: Any, **kwargs: Any) -> Node:
 
 
 def _renamed(target: Any) -> Callable[..., Node]:
-    return lambda emit, wanted, *args: emit(target, *args)
+    return lambda emit, wanted, *args, **kwargs: emit(target, *args, **kwargs)
 
 
 def _same(emit: Emit, wanted: Any, x: Node) -> Node:
@@ -175,20 +208,12 @@ def _copied(emit: Emit, wanted: Any, x: Node) -> Node:
     return emit(_aten.clone.default, x)
 
 
-def _dropout(emit: Emit, wanted: Any, x: Node, rate: float, train: bool) -> Node | None:
-    return None if train else emit(_aten.clone.default, x)
-
-
 def _to(emit: Emit, wanted: Any, x: Node, *_: Any, **kwargs: Any) -> Node | None:
     """Casts; all that is on one device stays there."""
     value = _value(x)
     if kwargs.get("copy") or kwargs.get("memory_format") or True in _ or _has_format(_):
         return None
-    if value.device != wanted.device:
-        return None
-    if value.dtype == wanted.dtype:
-        return x
-    return emit(_aten._to_copy.default, x, dtype=wanted.dtype)
+    return _cast(emit, wanted, x) if value.device == wanted.device else None
 
 
 def _has_format(args: tuple[Any, ...]) -> bool:
@@ -228,7 +253,7 @@ def _flattened(emit: Emit, wanted: Any, x: Node, *_: int) -> Node:
 
 def _split(emit: Emit, wanted: Any, x: Node, _: Any, dim: int = 0) -> Node:
     sizes = [one.shape[dim] for one in wanted]
-    return emit(_aten.split_with_sizes.default, x, sizes, dim)
+    return emit(_aten.split_with_sizes.default, x, sizes, *([dim] if dim else []))
 
 
 def _squeezed(emit: Emit, wanted: Any, x: Node, dim: int | None = None) -> Node:
@@ -237,19 +262,28 @@ def _squeezed(emit: Emit, wanted: Any, x: Node, dim: int | None = None) -> Node:
 
 
 def _chosen(emit: Emit, wanted: Any, where: Node, x: Any, y: Any) -> Node:
-    """With a number for one of both, of the dtype that the result has."""
+    """With a number for one of both."""
+    kind = {"dtype": wanted.dtype, "layout": wanted.layout, "device": wanted.device}
     x, y = (
-        one
-        if isinstance(one, Node)
-        else emit(_aten.scalar_tensor.default, one, dtype=wanted.dtype, device=wanted.device)
+        one if isinstance(one, Node) else emit(_aten.scalar_tensor.default, one, **kind)
         for one in (x, y)
     )
-    return emit(_aten.where.self, where, x, y)
+    return emit(_aten.where.self, where, _cast(emit, wanted, x), _cast(emit, wanted, y))
+
+
+def _cast(emit: Emit, wanted: Any, x: Node) -> Node:
+    if _value(x).dtype == wanted.dtype:
+        return x
+    return emit(_aten._to_copy.default, x, dtype=wanted.dtype)
 
 
 def _stacked(emit: Emit, wanted: Any, parts: Any, dim: int = 0) -> Node:
     at = dim % wanted.dim()
-    return emit(_aten.cat.default, [emit(_aten.unsqueeze.default, one, at) for one in parts], dim)
+    if at == wanted.dim() - 1:
+        parts = [emit(_aten.unsqueeze.default, one, at) for one in parts]
+        return emit(_aten.cat.default, parts, dim)
+    joined = emit(_aten.cat.default, parts, *([at] if at else []))
+    return emit(_aten.view.default, joined, list(wanted.shape))
 
 
 def _normalised(
@@ -280,7 +314,6 @@ _REWRITES: dict[Any, Callable[..., Node | None]] = {
     _aten.ones.default: _filled(1),
     _aten.lift_fresh_copy.default: _copied,
     _aten.detach_.default: _same,  # what is constant has no gradients
-    _aten.dropout.default: _dropout,
     _aten.to.device: _to,
     _aten.to.dtype: _to,
     _aten.to.dtype_layout: _to,
@@ -297,11 +330,42 @@ _REWRITES: dict[Any, Callable[..., Node | None]] = {
     _aten.stack.default: _stacked,
     _aten.where.ScalarOther: _chosen,
     _aten.where.ScalarSelf: _chosen,
-    getattr(_aten, "__and__").Tensor: _renamed(_aten.bitwise_and.Tensor),
-    getattr(_aten, "__or__").Tensor: _renamed(_aten.bitwise_or.Tensor),
+    _aten.__and__.Tensor: _renamed(_aten.bitwise_and.Tensor),
+    _aten.__or__.Tensor: _renamed(_aten.bitwise_or.Tensor),
     _aten.min.other: _renamed(_aten.minimum.default),
     _aten.max.other: _renamed(_aten.maximum.default),
     _aten.batch_norm.default: _normalised,
     _aten.max_pool2d.default: _pooled,
     _aten.rsub.Scalar: _subtracted,
+}
+
+# Changes in place, and what gives the same without.
+_IN_PLACE: dict[Any, Any] = {
+    _aten.add_.Tensor: _aten.add.Tensor,
+    _aten.sub_.Tensor: _aten.sub.Tensor,
+    _aten.mul_.Tensor: _aten.mul.Tensor,
+    _aten.div_.Tensor: _aten.div.Tensor,
+    _aten.relu_.default: _aten.relu.default,
+    _aten.silu_.default: _aten.silu.default,
+    _aten.sigmoid_.default: _aten.sigmoid.default,
+    _aten.tanh_.default: _aten.tanh.default,
+    _aten.hardtanh_.default: _aten.hardtanh.default,
+    _aten.hardswish_.default: _aten.hardswish.default,
+    _aten.leaky_relu_.default: _aten.leaky_relu.default,
+    _aten.masked_fill_.Scalar: _aten.masked_fill.Scalar,
+}
+_REWRITES.update({changing: _renamed(target) for changing, target in _IN_PLACE.items()})
+
+# Operations whose results are arrays of their own, and no views of what they are given.
+_NEW: frozenset[Any] = frozenset(_IN_PLACE.values()) | {
+    _aten.batch_norm.default,
+    _aten.conv1d.default,
+    _aten.conv2d.default,
+    _aten.conv3d.default,
+    _aten.layer_norm.default,
+    _aten.linear.default,
+    _aten.matmul.default,
+    _aten.max_pool2d.default,
+    _aten.mul.Scalar,
+    _aten.where.self,
 }

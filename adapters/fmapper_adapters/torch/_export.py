@@ -123,8 +123,9 @@ def _recorded_unaware(
 
 def _taken_apart(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     _gradients.mark(exported)
+    _direct.drop_idle_dropout(exported)
     table = _decompose.table(exported)
-    if _direct.taken_apart(exported, table, _decompose.KEPT):
+    if _direct.taken_apart(exported, table):
         return exported
     with _quiet():
         found: torch.export.ExportedProgram = exported.run_decompositions(table)
