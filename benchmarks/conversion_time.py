@@ -5,8 +5,9 @@
 
 Classes of transformers in a small size with random weights, as `tests/tiny_models.py` makes them.
 Each sample is taken in a process of its own, forked from one in which everything is imported and
-the model is built; before the clock starts, it converts a `torch.nn.Linear` in the same way, so that
-neither side pays for what a process does once. The sides take turns, in another order each round.
+the model is built; before the clock starts, it converts a `torch.nn.Linear` in the same way, so
+that neither side pays for what a process does once. The sides take turns, in an order of its own
+each round.
 
 * fmapper: `export_program` (torch.export, its decompositions, the comparison of what was recorded
   with the module), lowering, first call of the result, compilation included.
@@ -121,6 +122,8 @@ def theirs(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
     import torch
     import torchax
 
+    import fmapper
+
     class Parts(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -128,8 +131,6 @@ def theirs(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
 
         def forward(self, kwargs: Found) -> list[Any]:
             return _parts(self.model(**kwargs))
-
-    import fmapper
 
     tensors = {
         name: fmapper.to_jax(value) for name, value in inputs.items() if torch.is_tensor(value)
@@ -166,35 +167,19 @@ SIDES: Final = {OURS: ours, PEER: theirs}
 
 
 def sample(side: str, tiny: Any, clock: Clock) -> Found:
-    """One sample, in a process that has converted nothing before."""
+    """One sample: the seconds of each part, and whether the first output is torch's."""
     import torch
 
     sweep_zoo = sys.modules["sweep_zoo"]
-    warm = torch.nn.Linear(2, 2)
-    SIDES[side](_Keyword(warm), {"x": torch.ones(1, 2)}, clock)
+    SIDES[side](torch.nn.Linear(2, 2).eval(), {"input": torch.ones(1, 2)}, clock)
     gc.collect()
     times, output = SIDES[side](tiny.model, tiny.inputs, clock)
     want = _parts(tiny.outputs)
     got = _parts(output)
     if len(got) != len(want):
         return {"class": "wrong", "reason": f"{len(got)} outputs, not {len(want)}", "times": times}
-    with_torch = [(a, b) for a, b in zip(got, want, strict=True)]
-    worst = max(sweep_zoo.difference(*pair)[0] for pair in with_torch)
+    worst = max(sweep_zoo.difference(*pair)[0] for pair in zip(got, want, strict=True))
     return {"class": "ok" if worst <= LIKE else "wrong", "worst": worst, "times": times}
-
-
-def _Keyword(linear: Any) -> Any:
-    import torch
-
-    class Keyword(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = linear
-
-        def forward(self, x: Any) -> Any:
-            return self.linear(x)
-
-    return Keyword().eval()
 
 
 def case(name: str, rounds: int, seconds: float, clock: Clock) -> Found:

@@ -40,6 +40,8 @@ multilabel_margin_loss_forward ctc_loss _ctc_loss lstm_cell gru_cell rnn_tanh_ce
 rrelu_with_noise_functional _fused_rms_norm _scaled_dot_product_flash_attention_for_cpu
 """
 
+_NAMES = frozenset(_KEPT.split())
+
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # torch has no public name for it
 
@@ -86,13 +88,16 @@ def stays(target: Any, table: dict[Any, Any]) -> bool:
         return False
     if target.has_kernel_for_dispatch_key(_COMPOSITE):
         return target in _Kept.whole
-    return target.overloadpacket.__name__ in _KEPT.split() or torch.Tag.core in target.tags
+    name = target.overloadpacket.__name__
+    if name.startswith(("_assert", "_print")):  # effects, which get tokens
+        return False
+    return name in _NAMES or torch.Tag.core in target.tags
 
 
 def _table() -> dict[Any, Any]:
     chosen: Any = torch.export.default_decompositions()
     whole = set()
-    for name in _KEPT.split():
+    for name in sorted(_NAMES):
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:  # another version of torch has no such operation
             continue
