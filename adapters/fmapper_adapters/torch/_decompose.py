@@ -40,8 +40,13 @@ multilabel_margin_loss_forward ctc_loss _ctc_loss lstm_cell gru_cell rnn_tanh_ce
 rrelu_with_noise_functional _fused_rms_norm _scaled_dot_product_flash_attention_for_cpu
 """
 
+_NAMES = frozenset(_KEPT.split())
+
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # torch has no public name for it
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 class _Kept:
@@ -49,6 +54,7 @@ class _Kept:
 
     table: dict[Any, Any] | None = None
     known: frozenset[Any] = frozenset()
+    whole: frozenset[Any] = frozenset()  # that torch would have taken apart
 
 
 def table(exported: torch.export.ExportedProgram) -> dict[Any, Any]:
@@ -70,14 +76,35 @@ def table(exported: torch.export.ExportedProgram) -> dict[Any, Any]:
     return _Kept.table
 
 
+def stays(target: Any, table: dict[Any, Any]) -> bool:
+    """Whether the decompositions of a table leave an operation as it is.
+
+    Composite operations that change what they are given, or give it back, torch takes apart in any
+    case.
+    """
+    if not isinstance(target, _OVERLOAD) or target.namespace != "aten" or target in table:
+        return False
+    if target._schema.is_mutable:
+        return False
+    if target.has_kernel_for_dispatch_key(_COMPOSITE):
+        return target in _Kept.whole
+    name = target.overloadpacket.__name__
+    if name.startswith(("_assert", "_print")):  # effects, which get tokens
+        return False
+    return name in _NAMES or torch.Tag.core in target.tags
+
+
 def _table() -> dict[Any, Any]:
     chosen: Any = torch.export.default_decompositions()
-    for name in _KEPT.split():
+    whole = set()
+    for name in sorted(_NAMES):
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:  # another version of torch has no such operation
             continue
         for overload in packet.overloads():
-            chosen.pop(getattr(packet, overload), None)
+            if chosen.pop(getattr(packet, overload), None) is not None:
+                whole.add(getattr(packet, overload))
+    _Kept.whole = frozenset(whole)
     chosen[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
     chosen.update(_UNCHECKED)
     return dict(chosen.items())

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from fmapper import ConversionError, Program, to_torch
 from fmapper_adapters.torch import (
     _decompose,
+    _direct,
     _faithful,
     _foreign,
     _gradients,
@@ -117,10 +118,12 @@ def _as_it_runs(
 
 def _taken_apart(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     _gradients.mark(exported)
+    _direct.drop_idle_dropout(exported)
+    table = _decompose.table(exported)
+    if _direct.taken_apart(exported, table):
+        return exported
     with _quiet():
-        found: torch.export.ExportedProgram = exported.run_decompositions(
-            _decompose.table(exported)
-        )
+        found: torch.export.ExportedProgram = exported.run_decompositions(table)
         return found
 
 

@@ -1,0 +1,184 @@
+"""Programs that are taken apart without being traced again: as torch's decompositions do it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fmapper_adapters.torch import _decompose, _direct, _export, _gradients  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.export itself
+x = torch.randn(2, 4, 6, 6)
+F = torch.nn.functional
+
+
+class Function(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.norm = torch.nn.BatchNorm2d(4)
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
+
+
+def in_place(self: Any, x: Any) -> Any:
+    y = self.norm(x)
+    before = y * 2
+    z = y.add_(x)
+    between = z + y
+    F.relu_(y)
+    z.mul_(3)
+    return before, between, y, z
+
+
+def two_branches(self: Any, x: Any) -> Any:
+    left, right = self.norm(x), x * 2
+    left += right
+    right /= left
+    return left, right
+
+
+def view_before(_: Any, x: Any) -> Any:
+    y = x * 2
+    seen = y.transpose(0, 1)
+    y.add_(1)
+    return seen
+
+
+def view_of_one_name(_: Any, x: Any) -> Any:
+    y = x * 2
+    z = y.add_(1)
+    seen = z[0]
+    y.mul_(2)
+    return seen
+
+
+def unmarked_view_before(_: Any, x: Any) -> Any:
+    y = x * 2
+    same = F.dropout(y, 0.5, False)
+    y.add_(1)
+    return same, y
+
+
+@torch.no_grad()
+def without_gradients(_: Any, x: Any) -> Any:
+    return x.sin().transpose(0, 1), x + 1
+
+
+CASES: dict[str, Any] = {
+    "arange": lambda _, x: x[0, 0, 0] * torch.arange(6) + torch.arange(1, 7),
+    "filled": lambda _, x: (torch.zeros(3, 4, dtype=torch.int16), torch.ones(3), x),
+    "constant": lambda _, x: x[0, 0, 0, :2] * torch.tensor([1.0, 2.0]),
+    "dropout": lambda _, x: (F.dropout(x, 0.5, False) * 2, F.alpha_dropout(x + 1, 0.5)),
+    "casts": lambda _, x: (x.double(), x.float(), x.to("cpu"), x.to(torch.int32), x.double() + 1),
+    "type_as": lambda _, x: x.long().type_as(x),
+    "transposed": lambda _, x: (x.transpose(1, -1), x[0, 0].t(), x.transpose(-3, 2)),
+    "contiguous": lambda _, x: (x.contiguous(), x.transpose(1, 2).contiguous()),
+    "reshaped": lambda _, x: (x.reshape(2, -1), x.transpose(1, 2).reshape(8, -1), x.flatten(1)),
+    "flattened": lambda _, x: (x.transpose(1, 2).flatten(1, 2), x[0, 0, 0, 0].flatten()),
+    "split": lambda _, x: (*x.chunk(3, 1), *x.split(4, -1), *x.split(3)),
+    "squeezed": lambda _, x: (x[:, :1].squeeze(1), x[:1, :1].squeeze(), x.squeeze(1)),
+    "stacked": lambda _, x: (torch.stack([x, x + 1], -1), torch.stack([x, x]), torch.stack([x], 2)),
+    "chosen": lambda _, x: (torch.where(x > 0, x, 0.0), torch.where(x > 0, 1, x)),
+    "chosen of ints": lambda _, x: (
+        torch.where(x > 0, x.long(), 0.5),
+        torch.where(x > 0, 0.5, x.long()),
+    ),
+    "logic": lambda _, x: ((x > 0) & (x < 1), (x > 0) | (x < -1)),
+    "smaller": lambda _, x: (torch.min(x, x * 2), torch.max(x, x.long())),
+    "subtracted": lambda _, x: (1 - x, 2.5 - x.long()),
+    "normalised": lambda self, x: self.norm(x),
+    "pooled": lambda _, x: (F.max_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1, ceil_mode=True)),
+    "detached": lambda _, x: x.detach() * x,
+    "without gradients": without_gradients,
+    "attention": lambda _, x: (
+        F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(2, 6, -1)
+    ),
+    "in place": in_place,
+    "in place, twice": two_branches,
+    "in place, after dropout": unmarked_view_before,
+    "returned as it is": lambda _, x: (x, x.contiguous(), x.float()),
+}
+LEFT: dict[str, Any] = {
+    "in place on something else": lambda _, x: x.sin().add_(1),
+    "in place on a view": lambda _, x: (x * 2).transpose(0, 1).mul_(2),
+    "in place, viewed": view_before,
+    "in place, viewed by its other name": view_of_one_name,
+    "in place on an input": lambda _, x: x.clone().add_(1) + x,
+    "dropout": lambda _, x: F.dropout(x, 0.5, True),
+    "complex": lambda _, x: torch.fft.fft(x),
+    "taken apart otherwise": lambda _, x: F.instance_norm(x),
+    "another memory format": lambda _, x: x.to(memory_format=torch.channels_last),
+}
+
+
+def recorded(function: Any, **options: Any) -> Any:
+    module = Function(function).eval()
+    exported = torch.export.export(module, (x,), strict=False, **options)
+    _gradients.mark(exported)
+    _direct.drop_idle_dropout(exported)
+    return exported
+
+
+def taken_apart(exported: Any) -> bool:
+    return _direct.taken_apart(exported, _decompose.table(exported))
+
+
+def operations(exported: Any) -> list[Any]:
+    """What is called with what, results by number; where values lie counts for nothing."""
+    numbers: dict[Any, Any] = {}
+    rows: list[Any] = []
+    copies = (torch.ops.aten.clone.default,)
+    skipped = (torch.ops.aten._assert_tensor_metadata.default,)
+    for node in exported.graph.nodes:
+        args = torch.fx.node.map_arg(node.args, lambda one: numbers[one])
+        kwargs = {k: v for k, v in node.kwargs.items() if k == "dtype"}
+        if node.op == "placeholder":
+            numbers[node] = f"input {node.name}"
+        elif node.target in copies:
+            numbers[node] = args[0]
+        elif node.target not in skipped:
+            if node.target is torch.ops.aten.view.default:
+                args = (args[0], list(node.meta["val"].shape))
+            numbers[node] = f"result {len(rows)}"
+            rows.append((node.target, repr(args), kwargs))
+    return rows
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_decompositions_of_torch(name: str) -> None:
+    direct, traced = (recorded(CASES[name]) for _ in range(2))
+    assert taken_apart(direct)
+    traced = traced.run_decompositions(_decompose.table(traced))
+    assert operations(direct) == operations(traced)
+    given = x.clone()
+    want = Function(CASES[name]).eval()(x)
+    got = direct.module()(given)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_them(name: str) -> None:
+    exported = recorded(LEFT[name])
+    assert not taken_apart(exported)
+    found = exported.run_decompositions(_decompose.table(exported)).module()(x)
+    if name != "dropout":
+        torch.testing.assert_close(found, Function(LEFT[name])(x), rtol=0, atol=0)
+
+
+def test_sizes_that_vary_are_left_to_them() -> None:
+    sizes = ({0: torch.export.Dim.DYNAMIC},)
+    exported = recorded(lambda _, x: x.transpose(1, 2), dynamic_shapes=sizes)
+    assert not taken_apart(exported)
+
+
+def test_the_way_of_convert() -> None:
+    """That it is taken at all."""
+    program = _export.export_program(Function(CASES["transposed"]), (x,), {})
+    assert {call.op for call in program.graph.calls} >= {"aten::permute.default"}
