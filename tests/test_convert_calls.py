@@ -145,3 +145,55 @@ def test_random_numbers_need_their_key_in_every_call():
     assert (first != other).any()
     with pytest.raises(fmapper.ProgramInputError, match="draws random numbers"):
         model(array)
+
+
+class Keywords(torch.nn.Module):
+    def forward(self, x: Any, **options: Any) -> Any:
+        return x * options["y"] if options["double"] is None else 2 * x * options["y"]
+
+
+@pytest.mark.parametrize("shapes", ["auto", "by name", "by the name of all"])
+def test_varying_sizes_of_keywords_that_forward_does_not_name(shapes):
+    module = Keywords()
+    auto = {0: torch.export.Dim.AUTO}
+    rest = {"y": auto, "double": None}
+    given = {"x": X, "double": True, "y": Y}
+    if shapes != "auto":
+        shapes = {"x": auto, **rest} if shapes == "by name" else {"x": auto, "options": rest}
+    model = fmapper.convert(module, "jax", (), given, dynamic_shapes=shapes)
+    assert "forward" not in vars(module)
+    x = jnp.ones((5, 3))
+    np.testing.assert_array_equal(model(x=x, double=True, y=3 * x), 6 * x)
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.keys: Any = None
+        self.owner = None
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers = [Layer(), Layer()]
+        self.layers[1].owner = self
+        self.sums: dict[str, Any] = {}
+
+
+class Filler(torch.nn.Module):
+    def forward(self, x: Any, cache: Any) -> Any:
+        for i, layer in enumerate(cache.layers):
+            layer.keys = x if layer.keys is None else torch.cat([layer.keys, x])
+            cache.sums[str(i)] = layer.keys.sum()
+        return x + sum(cache.sums.values()), [layer.keys for layer in cache.layers]
+
+
+def test_an_empty_cache_among_the_examples_stays_empty():
+    cache = Cache()
+    model = fmapper.convert(Filler(), "jax", (X, cache))
+    assert cache.sums == {}
+    assert [layer.keys for layer in cache.layers] == [None, None]
+    assert cache.layers[1].owner is cache
+    for _ in range(2):
+        output, keys = model(A, cache)
+        np.testing.assert_array_equal(output, A + 2 * A.sum())
+        np.testing.assert_array_equal(keys, [A, A])

@@ -8,6 +8,7 @@ registry is afterwards what it was.
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import types
 from collections.abc import Iterable, Iterator
@@ -92,7 +93,7 @@ def _flatten(node: Any) -> tuple[list[Any], Rest]:
     attributes = dict(vars(node))
     names = tuple(name for name, value in attributes.items() if _holds_tensors(value))
     children = [attributes.pop(name) for name in names]
-    return children, Rest(names, attributes)
+    return children, Rest(names, _own(attributes, {}))
 
 
 def _flatten_with_keys(node: Any) -> tuple[list[Any], Rest]:
@@ -102,8 +103,37 @@ def _flatten_with_keys(node: Any) -> tuple[list[Any], Rest]:
 
 def _unflatten(cls: type, children: Iterable[Any], rest: Rest) -> Any:
     new: Any = object.__new__(cls)
-    vars(new).update(rest.static)
+    vars(new).update(_own(rest.static, {}))
     vars(new).update(zip(rest.names, children, strict=True))
+    return new
+
+
+def _own(value: Any, copies: dict[int, Any]) -> Any:
+    """A copy, down to what torch takes for a value: a forward puts tensors into empty caches.
+
+    Args:
+        value: An attribute without tensors, or what is in it.
+        copies: Those that were made, by the identity of the original.
+    """
+    if id(value) in copies:
+        return copies[id(value)]
+    if type(value) in (list, dict):
+        new = copies[id(value)] = copy.copy(value)
+        new.clear()
+        if isinstance(value, dict):
+            new.update((key, _own(inner, copies)) for key, inner in value.items())
+        else:
+            new.extend(_own(inner, copies) for inner in value)
+        return new
+    if type(value) is tuple:
+        return tuple(_own(inner, copies) for inner in value)
+    if not _is_foreign(value):
+        return value
+    try:
+        new = copies[id(value)] = copy.copy(value)
+    except TypeError:  # a handle of something: it cannot be copied, and has no tensors
+        return value
+    vars(new).update((name, _own(inner, copies)) for name, inner in vars(value).items())
     return new
 
 
