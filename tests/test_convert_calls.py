@@ -197,3 +197,22 @@ def test_an_empty_cache_among_the_examples_stays_empty():
         output, keys = model(A, cache)
         np.testing.assert_array_equal(output, A + 2 * A.sum())
         np.testing.assert_array_equal(keys, [A, A])
+
+
+class Sized:
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+        self.seen = keys.shape[1]
+        self.sizes = {"rows": [keys.shape[0]]}
+
+
+class Counter(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return Sized(x + 1)
+
+
+def test_sizes_that_vary_in_attributes_of_outputs():
+    model = fmapper.convert(Counter(), "jax", (X,), dynamic_shapes="auto")
+    found = model(jnp.ones((5, 4)))
+    assert (found.seen, found.sizes["rows"]) == (4, [5])
+    assert found.keys.shape == (5, 4)

@@ -18,7 +18,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.nn.Module, str)
-_VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, enum.Enum)
+_COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+_VALUES = (*_COMPUTED, enum.Enum)
 
 
 @contextlib.contextmanager
@@ -143,12 +144,12 @@ def _is_foreign(leaf: Any) -> bool:
 
 
 def _holds_tensors(x: Any) -> bool:
-    """Whether tensors are among the attributes or items of a value, at any depth."""
+    """Whether tensors, or sizes that vary, are among the attributes or items at any depth."""
     seen: dict[int, Any] = {}
     todo = [x]
     while todo:
         value = todo.pop()
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, _COMPUTED):
             return True
         if id(value) in seen or isinstance(value, _OPAQUE):
             continue
