@@ -495,9 +495,9 @@ def dynamic(model: Any, inputs: Arrays) -> Found:
             got = converted.call((), arrays(one)).output
         except fmapper.ProgramInputError as error:
             fixed = fixed_by_torch(model, inputs, shapes)
-            if fixed:
-                return {"class": "torch.export", "reason": f"it fixes {fixed}: {error}"}
-            raise
+            if not fixed:
+                raise
+            return {"class": "torch.export", "reason": f"it fixes {', '.join(fixed)}: {error}"}
         off, where = zoo.difference(got, want)
         worst = max(worst, off)
         done.append((batch, more))
@@ -515,9 +515,11 @@ def fixed_by_torch(model: Any, inputs: Arrays, shapes: Any) -> list[str]:
     """The sizes that may vary and that torch.export fixes nevertheless."""
     import torch
 
-    exported = torch.export.export(
-        model, (), copy.deepcopy(inputs), dynamic_shapes=shapes, strict=False
-    )
+    from fmapper_adapters.torch import _foreign
+
+    given = copy.deepcopy(inputs)
+    with _foreign.known(model, given):
+        exported = torch.export.export(model, (), given, dynamic_shapes=shapes, strict=False)
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     return [
         f"dimension {dim} of {name}"
@@ -686,8 +688,12 @@ def greedy(model: Any, inputs: Arrays) -> Found:
     for turn, call in enumerate(steps):
         given = translated({n: x for n, x in call.given.items() if turn == 0 or n != cache}, known)
         if turn:
-            shape = given[ids].shape
-            given |= {cache: state, ids: jnp.asarray(token).reshape(shape).astype(given[ids].dtype)}
+            token = token[:, None].astype(given[ids].dtype)
+            if given[ids].shape[1] > 1:  # some tokens again, and a place for the next one
+                row = jnp.concatenate([arrays(inputs[ids]), *(x[:, None] for x in found)], 1)
+                token = row[:, 1 - given[ids].shape[1] :]
+                token = jnp.concatenate([token, given[ids][:, -1:]], 1)
+            given |= {cache: state, ids: token}
         try:
             output = (step if turn else start).call((), given).output
         except fmapper.ProgramInputError as error:
