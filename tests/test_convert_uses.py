@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ class Small(torch.nn.Module):
         self.drop = torch.nn.Dropout(0.0)
         self.unused = torch.nn.Parameter(torch.ones(2))
         self.slope = slope
-        self.config = None
+        self.config = types.SimpleNamespace()
 
     def forward(self, x):
         return {"y": self.drop(self.norm(self.dense(x))) * self.slope, "mask": x * 0 - 3e38}
@@ -54,7 +55,7 @@ class Small(torch.nn.Module):
 @pytest.fixture
 def small():
     torch.manual_seed(0)
-    return Small(), {"x": torch.randn(6, 4)}
+    return Small().eval(), {"x": torch.randn(6, 4)}
 
 
 @pytest.mark.parametrize("use", ["gradients", "bfloat16", "bfloat16_module", "dynamic", "train"])
@@ -75,7 +76,7 @@ def test_other_numbers_are_seen(small):
     converted = fmapper.convert(other, "jax", (), inputs)
     found = uses.compared_gradients(model.eval(), converted, inputs)
     assert found["class"] == "gradient"
-    far = Small(slope=1.1).bfloat16()
+    far = Small(slope=1.1).eval().bfloat16()
     far.load_state_dict(model.state_dict())
     given = {"x": inputs["x"].bfloat16()}
     converted = fmapper.convert(far, "jax", (), given)
