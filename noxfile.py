@@ -72,6 +72,13 @@ def zoo(session: nox.Session) -> None:
 
 
 @nox.session
+def uses(session: nox.Session) -> None:
+    """Train, cast and decode with 40 converted models: `nox -s uses -- ':gradients$' '^bert/'`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "tests/sweep_uses.py", *session.posargs)
+
+
+@nox.session
 def layers(session: nox.Session) -> None:
     """Convert every layer of torch.nn with its options to JAX: `nox -s layers -- Conv`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))

@@ -145,3 +145,101 @@ def test_random_numbers_need_their_key_in_every_call():
     assert (first != other).any()
     with pytest.raises(fmapper.ProgramInputError, match="draws random numbers"):
         model(array)
+
+
+class Keywords(torch.nn.Module):
+    def forward(self, x: Any, **options: Any) -> Any:
+        return x * options["y"] if options["double"] is None else 2 * x * options["y"]
+
+
+@pytest.mark.parametrize("shapes", ["auto", "by name", "by the name of all"])
+def test_varying_sizes_of_keywords_that_forward_does_not_name(shapes):
+    module = Keywords()
+    auto = {0: torch.export.Dim.AUTO}
+    rest = {"y": auto, "double": None}
+    given = {"x": X, "double": True, "y": Y}
+    if shapes != "auto":
+        shapes = {"x": auto, **rest} if shapes == "by name" else {"x": auto, "options": rest}
+    model = fmapper.convert(module, "jax", (), given, dynamic_shapes=shapes)
+    assert "forward" not in vars(module)
+    x = jnp.ones((5, 3))
+    np.testing.assert_array_equal(model(x=x, double=True, y=3 * x), 6 * x)
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.keys: Any = None
+        self.owner = None
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers = [Layer(), Layer()]
+        self.layers[1].owner = self
+        self.sums: dict[str, Any] = {}
+
+
+class Filler(torch.nn.Module):
+    def forward(self, x: Any, cache: Any) -> Any:
+        for i, layer in enumerate(cache.layers):
+            layer.keys = x if layer.keys is None else torch.cat([layer.keys, x])
+            cache.sums[str(i)] = layer.keys.sum()
+        return x + sum(cache.sums.values()), [layer.keys for layer in cache.layers]
+
+
+def test_an_empty_cache_among_the_examples_stays_empty():
+    cache = Cache()
+    model = fmapper.convert(Filler(), "jax", (X, cache))
+    assert cache.sums == {}
+    assert [layer.keys for layer in cache.layers] == [None, None]
+    assert cache.layers[1].owner is cache
+    for _ in range(2):
+        output, keys = model(A, cache)
+        np.testing.assert_array_equal(output, A + 2 * A.sum())
+        np.testing.assert_array_equal(keys, [A, A])
+
+
+class Sized:
+    def __init__(self, keys: Any) -> None:
+        self.keys = keys
+        self.seen = keys.shape[1]
+        self.sizes = {"rows": [keys.shape[0]]}
+
+
+class Counter(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return Sized(x + 1)
+
+
+def test_sizes_that_vary_in_attributes_of_outputs():
+    model = fmapper.convert(Counter(), "jax", (X,), dynamic_shapes="auto")
+    found = model(jnp.ones((5, 4)))
+    assert (found.seen, found.sizes["rows"]) == (4, [5])
+    assert found.keys.shape == (5, 4)
+
+
+class Window:
+    """A cache that counts in a Python integer what has come, as sliding windows do."""
+
+    def __init__(self, keys, seen):
+        self.keys = keys
+        self.seen = seen
+
+
+class SlidingStep(torch.nn.Module):
+    def forward(self, x, cache):
+        keys = torch.cat([cache.keys[1:], x[None]])
+        places = torch.arange(4) + cache.seen - 4
+        return (keys * places).sum(), Window(keys, cache.seen + 1)
+
+
+def test_what_an_object_counts_beside_its_tensors_is_compared():
+    """A step that was recorded for one count would go on with it, and nobody would notice."""
+    x, keys = torch.tensor(2.0), torch.arange(4.0)
+    model = fmapper.convert(SlidingStep(), "jax", (x, Window(keys, 5)))
+    got, cache = model(x.numpy(), Window(keys.numpy(), 5))
+    want, after = SlidingStep()(x, Window(keys, 5))
+    assert got == want.item()
+    assert cache.seen == after.seen == 6
+    with pytest.raises(fmapper.ProgramInputError, match=r"cache.seen is 6.*recorded for 5"):
+        model(x.numpy(), cache)

@@ -125,6 +125,7 @@ _STEPS = re.compile(r"^max_text_length$|^structure_max_|max_decode")  # each is 
 _EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
 _PLACES = re.compile(r"(indexes|indices|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
+_PERIODS = re.compile(r"_layer_(period|offset)$")  # every so manieth layer is of another kind
 
 
 def _first_stages(key: str, value: Any, count: int) -> Any:
@@ -239,6 +240,8 @@ class _Shrinker:
             layers = self.rule.layers or 0  # those of a configuration inside
         if _PLACES.search(key) and layers:
             return min(value, layers - 1) if value > 0 else max(value, -layers)
+        if _PERIODS.search(key) and layers:
+            return min(value, layers - key.endswith("offset"))
         if _EXPERTS.search(key):
             return min(value, 16)  # two for each of eight groups
         if _QUERIES.search(key) or _STEPS.search(key):

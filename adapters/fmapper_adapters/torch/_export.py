@@ -24,6 +24,7 @@ from fmapper_adapters.torch import (
     _foreign,
     _gradients,
     _graph,
+    _keywords,
     _recordable,
     _values,
 )
@@ -70,6 +71,18 @@ def recorded(
     """
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
+    with _keywords.named(module, kwargs, dynamic_shapes) as shapes:
+        return _recorded_somehow(module, args, kwargs, shapes, check=check)
+
+
+def _recorded_somehow(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    *,
+    check: bool,
+) -> torch.export.ExportedProgram:
     reasons: list[Exception] = []
     ways = [*_WAYS, _unaware]
     for_values = [*_WAYS_FOR_VALUES]

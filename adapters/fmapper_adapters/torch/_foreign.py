@@ -1,13 +1,14 @@
 """Classes that torch's pytree does not know but that hold tensors, such as key-value caches.
 
 `torch.export` takes and gives only what its pytree can take apart. While a module is recorded, any
-class met among its inputs and outputs is a node whose children are the attributes with tensors; the
-registry is afterwards what it was.
+class met among its inputs and outputs is a node whose children are the attributes with tensors, and
+the integers beside them; the registry is afterwards what it was.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import types
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.nn.Module, str)
-_VALUES = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, enum.Enum)
+_COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+_VALUES = (*_COMPUTED, enum.Enum)
+# Integers, and what torch puts in their places while it looks at which of them may vary.
+_COUNTS = (int, getattr(torch.export.dynamic_shapes, "_IntWrapper", int))
 
 
 @contextlib.contextmanager
@@ -90,9 +94,13 @@ class Rest:
 
 def _flatten(node: Any) -> tuple[list[Any], Rest]:
     attributes = dict(vars(node))
-    names = tuple(name for name, value in attributes.items() if _holds_tensors(value))
+    names = [name for name, value in attributes.items() if _holds_tensors(value)]
+    if names:  # what counts beside tensors goes into the program: it is compared, or varies
+        names = [
+            name for name, value in attributes.items() if name in names or type(value) in _COUNTS
+        ]
     children = [attributes.pop(name) for name in names]
-    return children, Rest(names, attributes)
+    return children, Rest(tuple(names), _own(attributes, {}))
 
 
 def _flatten_with_keys(node: Any) -> tuple[list[Any], Rest]:
@@ -102,8 +110,37 @@ def _flatten_with_keys(node: Any) -> tuple[list[Any], Rest]:
 
 def _unflatten(cls: type, children: Iterable[Any], rest: Rest) -> Any:
     new: Any = object.__new__(cls)
-    vars(new).update(rest.static)
+    vars(new).update(_own(rest.static, {}))
     vars(new).update(zip(rest.names, children, strict=True))
+    return new
+
+
+def _own(value: Any, copies: dict[int, Any]) -> Any:
+    """A copy, down to what torch takes for a value: a forward puts tensors into empty caches.
+
+    Args:
+        value: An attribute without tensors, or what is in it.
+        copies: Those that were made, by the identity of the original.
+    """
+    if id(value) in copies:
+        return copies[id(value)]
+    if type(value) in (list, dict):
+        new = copies[id(value)] = copy.copy(value)
+        new.clear()
+        if isinstance(value, dict):
+            new.update((key, _own(inner, copies)) for key, inner in value.items())
+        else:
+            new.extend(_own(inner, copies) for inner in value)
+        return new
+    if type(value) is tuple:
+        return tuple(_own(inner, copies) for inner in value)
+    if not _is_foreign(value):
+        return value
+    try:
+        new = copies[id(value)] = copy.copy(value)
+    except TypeError:  # a handle of something: it cannot be copied, and has no tensors
+        return value
+    vars(new).update((name, _own(inner, copies)) for name, inner in vars(value).items())
     return new
 
 
@@ -113,12 +150,12 @@ def _is_foreign(leaf: Any) -> bool:
 
 
 def _holds_tensors(x: Any) -> bool:
-    """Whether tensors are among the attributes or items of a value, at any depth."""
+    """Whether tensors, or sizes that vary, are among the attributes or items at any depth."""
     seen: dict[int, Any] = {}
     todo = [x]
     while todo:
         value = todo.pop()
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, _COMPUTED):
             return True
         if id(value) in seen or isinstance(value, _OPAQUE):
             continue
