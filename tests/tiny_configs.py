@@ -54,6 +54,7 @@ _OPEN: tuple[tuple[str, Callable[[Fields], Any]], ...] = (
     (r"^image_token_(id|index)$", lambda _: IMAGE),
     (r"^audio_token_(id|index)$", lambda _: AUDIO),
     (r"^video_token_(id|index)$", lambda _: VIDEO),
+    (r"^clip_qkv$", lambda _: 8.0),
     (r"^class_thresholds$", lambda f: [0.5] * _labels(f)),
     (r"^class_order$", lambda f: list(range(_labels(f)))),
     (r"^downsample_rate$", lambda _: "1/2"),
@@ -71,6 +72,10 @@ def _codes(count: int) -> dict[str, int]:
     """Tokens for the codes of pictures, whose names spell their numbers with letters."""
     names = ["".join(chr(ord("A") + int(digit)) for digit in str(n)) for n in range(count)]
     return {"<image>": IMAGE} | {f"IMGIMG{name}Z": 20 + n for n, name in enumerate(names)}
+
+
+# How models of several kinds of positions read the parts of their rotary embeddings.
+_SECTIONS = re.compile(r'get\("mrope_section"(?:, \[([\d, ]+)\])?\)')
 
 
 def completed(fields: Fields, cls: Any) -> Fields:
@@ -95,6 +100,12 @@ def _completed(fields: Fields, source: str) -> Fields:
             new[key] = min(value, 1)
         elif key == "latent_query_num":
             new[key] = min(value, 4)
+    if "out_features" in new and "out_indices" in new:
+        new["out_indices"] = None  # they say the same, and names are changed below
+    rope, sections = new.get("rope_parameters"), _SECTIONS.search(source)
+    if sections and isinstance(rope, dict) and not any(isinstance(v, dict) for v in rope.values()):
+        usual = [int(n) for n in (sections[1] or "1, 1, 1").split(",")]
+        new["rope_parameters"] = {"mrope_section": usual} | rope
     if "vocabulary_map" in new and isinstance(new.get("vq_config"), dict):
         new["vq_config"]["num_embeddings"] = len(new["vocabulary_map"]) - 1
     return new
@@ -137,12 +148,14 @@ def sections_of(half: int, sections: list[int]) -> list[int]:
 
 # What a configuration is given that lacks a field which its model reads.
 _LACKING: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    (r"^pad_token_id$", lambda _: 1),
     (r"_token_(id|index)$", lambda _: START),
     (r"^num_key_value_heads$", lambda c: c.num_attention_heads),
     (r"dropout|_rate$", lambda _: 0.0),
     (r"^rope_theta$", lambda _: 10000.0),
     (r"intermediate_size$", lambda c: c.intermediate_size),
     (r"^sliding_window$", lambda _: 8),
+    (r"^spatial_merge_size$", lambda _: 2),
 )
 
 
@@ -160,21 +173,23 @@ def mended(config: Any, error: Exception) -> bool:
     lacking = re.search(r"'(\w+)' object has no attribute '(\w+)'", text)
     if lacking:
         owners = [part for part in parts(config) if type(part).__name__ == lacking[1]]
-        return any([_give(part, lacking[2]) for part in owners])
+        return sum(_give(part, lacking[2]) for part in owners) > 0
     window = re.search(r"find a `(\w+)` argument in the config", text)
     if window:
         owners = [part for part in parts(config) if hasattr(part, "layer_types")]
-        return any([_give(part, window[1]) for part in owners])
+        return sum(_give(part, window[1]) for part in owners) > 0
     wanted = re.search(r"`(is_decoder)=True`", text)
     if wanted and not getattr(config, wanted[1]):
         setattr(config, wanted[1], True)
         return True
     if isinstance(error, KeyError):
-        return any([_by_kind(part, error.args[0]) for part in parts(config)])
+        return sum(_by_kind(part, error.args[0]) for part in parts(config)) > 0
+    if re.search(r"\b(ne|eq)\(\) received .* \(NoneType\)", text):
+        return sum(_give(part, "pad_token_id") for part in parts(config)) > 0
     split = re.search(r"sum exactly to (\d+) .*split_sizes=\[(\d+), (\d+), (\d+)\]", text)
     if split:
         sections = sections_of(int(split[1]), [int(n) for n in split.groups()[1:]])
-        return any([_cut(part, sections) for part in parts(config)])
+        return sum(_cut(part, sections) for part in parts(config)) > 0
     return False
 
 

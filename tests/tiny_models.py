@@ -158,7 +158,7 @@ _QUERIES = re.compile(r"^num_(object_)?queries$")
 _STEPS = re.compile(r"^max_text_length$|^structure_max_|max_decode")  # each is recorded apart
 _EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
-_PLACES = re.compile(r"(indexes|indices|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
+_PLACES = re.compile(r"(indexes|indices|hook_ids|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
 
 
 def _first_stages(key: str, value: Any, count: int) -> Any:
@@ -271,7 +271,7 @@ class _Shrinker:
             return min(value, small) if self.rule.vocabulary else value
         if _TOKENS.search(key):
             return self.tokens.get(value, value)
-        if not layers and "feature_layer" in key:
+        if not layers and re.search("feature_layer|hook_ids", key):
             layers = self.rule.layers or 0  # those of a configuration inside
         if _PLACES.search(key) and layers:
             return min(value, layers - 1) if value > 0 else max(value, -layers)
@@ -321,6 +321,14 @@ class Tiny:
     inputs: dict[str, Any]
     outputs: Any
     rule: Rule
+
+
+class NoneFits(Exception):
+    """No inputs fit a model; has the error of each set of them."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        super().__init__(str(errors[0]))
+        self.errors = errors
 
 
 class CannotBuild(Exception):
@@ -383,9 +391,9 @@ def _running(model: torch.nn.Module, *, media: bool, complete: bool) -> tuple[An
     for _ in range(4 if complete else 0):
         try:
             return model, *run_somehow(model, media=media, complete=True)
-        except Exception as error:
-            if not tiny_configs.mended(model.config, error):
-                raise
+        except NoneFits as found:
+            if not any(tiny_configs.mended(model.config, error) for error in found.errors):
+                raise found.errors[0] from found
         model = _made(type(model), model.config)
     return model, *run_somehow(model, media=media, complete=complete)
 
@@ -762,6 +770,11 @@ class MoreInputs(Inputs):
         if type(self.text).__name__ == "SpeechT5HifiGanConfig":
             self.text = None
 
+    def make_attention_mask(self) -> torch.Tensor:
+        if "states" in self.parameters:
+            return torch.ones(self.batch, 6, dtype=torch.long)
+        return super().make_attention_mask()
+
     def make_decoder_input_ids(self) -> torch.Tensor:
         ids = super().make_decoder_input_ids()
         channels = getattr(getattr(self.config, "decoder_config", None), "num_channels", None)
@@ -784,8 +797,12 @@ class MoreInputs(Inputs):
         return torch.full((self.batch, 2), self._side())
 
     def make_pixel_attention_mask(self) -> torch.Tensor:
-        count = self._side() ** 2 if "spatial_shapes" in self.parameters else 1
-        return torch.ones(self.batch, count, dtype=torch.long)
+        if "spatial_shapes" in self.parameters:
+            return torch.ones(self.batch, self._side() ** 2, dtype=torch.long)
+        return torch.ones(self.batch, 4, dtype=torch.bool)  # four pictures for each text
+
+    def make_state(self) -> torch.Tensor:
+        return self.floats(self.batch, self.get("max_state_dim", default=32))
 
     def make_target_sizes(self) -> torch.Tensor:
         size = self.get("patch_size", of=self.vision)
@@ -854,18 +871,20 @@ def run_somehow(
 
     With `media` only text with something else counts.
     """
-    first: Exception | None = None
+    errors: list[Exception] = []
     for inputs in candidates(model, MoreInputs if complete else Inputs):
         if media and not ("input_ids" in inputs[0] and any(name in inputs[0] for name in _MEDIA)):
             continue
         try:
             return _repaired(model, inputs)
         except Exception as error:
-            first = first or error
-    if first is None:
+            errors.append(error)
+    if not errors:
         unknown = [name for name in required(model) if not hasattr(MoreInputs, f"make_{name}")]
         raise ValueError(f"nothing is known of its arguments {unknown}")
-    raise first
+    if complete:
+        raise NoneFits(errors)
+    raise errors[0]
 
 
 def _repaired(model: torch.nn.Module, inputs: Inputs | dict[str, Any]) -> tuple[Any, Any]:
@@ -963,7 +982,11 @@ def _reshaped(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str
             found = _other_shape(value, text)
             if found is not None and list(found) != list(value.shape):
                 whole = not value.is_floating_point()
-                return made | {name: maker.ints(60, *found) if whole else maker.floats(*found)}
+                new = made | {name: maker.ints(60, *found) if whole else maker.floats(*found)}
+                for other in made:
+                    if other.startswith(name) and other.endswith("mask"):
+                        new[other] = made[other].new_ones(found[0], max(found[1:]))
+                return new
     return None
 
 
