@@ -61,6 +61,7 @@ _OPEN: tuple[tuple[str, Callable[[Fields], Any]], ...] = (
     (r"^deepstack_layer_map$", lambda _: [[-2, 0], [-1, 1]]),
     (r"^projector_scale_factors$", lambda _: [1.0]),
     (r"^scale_factor_list$", lambda _: [1, 2, 4, 8]),
+    (r"^num_feature_levels$", lambda _: 1),
     (r"^kernel_list$", lambda _: [3, 2, 2]),
     (r"^intraclass_block_config$", _stripes),
     (r"^(upsample|conv)_out_channels$", lambda _: [128, 128]),
@@ -91,7 +92,7 @@ def _completed(fields: Fields, source: str) -> Fields:
             continue
         if re.search(r"(layer_types|block_type)$", key):
             new[key] = _kinds(key, value, fields, source)
-        elif value is None or value == []:
+        elif value is None or value == [] or (key == "num_feature_levels" and value == 0):
             made = next((make for pattern, make in _OPEN if re.search(pattern, key)), None)
             new[key] = made(new) if made else value
         elif re.search(r"^\w+_layer_period$", key):  # every second one, so that two show both

@@ -158,7 +158,9 @@ _QUERIES = re.compile(r"^num_(object_)?queries$")
 _STEPS = re.compile(r"^max_text_length$|^structure_max_|max_decode")  # each is recorded apart
 _EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
-_PLACES = re.compile(r"(indexes|indices|hook_ids|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
+_PLACES = re.compile(
+    r"(indexes|indices|hook_ids|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$"
+)
 
 
 def _first_stages(key: str, value: Any, count: int) -> Any:
@@ -226,7 +228,12 @@ class _Shrinker:
                 new[key] = _first_stages(key, value, len(kept))
             elif key in counts:
                 new[key] = min(value, len(kept) if kept else value)
-            elif isinstance(value, list | tuple) and len(value) in counts.values() and kept:
+            elif (
+                isinstance(value, list | tuple)
+                and len(value) in counts.values()
+                and kept
+                and not key.endswith("hook_ids")  # numbers of layers, not one for each
+            ):
                 whole = len(value) == max(counts.values())
                 new[key] = [value[i] for i in kept] if whole else list(value)[: len(kept)]
             else:
@@ -766,9 +773,10 @@ class MoreInputs(Inputs):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model)
         self.parameters = inspect.signature(model.forward).parameters
-        self.text = self.text or self._sub("model_config", "vlm_config")
-        if type(self.text).__name__ == "SpeechT5HifiGanConfig":
-            self.text = None
+        self.text = self.text or self._sub("model_config")
+        both = getattr(self.config, "vlm_config", None)
+        if both is not None:
+            self.text, self.vision = both.text_config, both.vision_config
 
     def make_attention_mask(self) -> torch.Tensor:
         if "states" in self.parameters:
@@ -782,9 +790,21 @@ class MoreInputs(Inputs):
 
     def make_pixel_values(self) -> torch.Tensor:
         size = self.get("patch_size", of=self.vision)
+        if "bool_masked_pos" in self.parameters and self.get("tubelet_size"):
+            frames = self.get("num_frames")
+            return self.floats(self.batch, frames, self._channels(), *self._image_size())
         if {"pixel_position_ids", "spatial_shapes"} & set(self.parameters):
             return self.floats(self.batch, self._side() ** 2, self._channels() * size**2)
         return super().make_pixel_values()
+
+    def make_input_features(self) -> torch.Tensor:
+        if "padding_cache" in self.parameters:  # sound as it comes in, as columns
+            return self.floats(self.batch, self.get("num_mel_bins", of=self.audio), 64)
+        return super().make_input_features()
+
+    def make_inputs(self) -> torch.Tensor:
+        encoder = getattr(self.config, "encoder", None)
+        return self.make_input_values() if hasattr(encoder, "conv_dim") else super().make_inputs()
 
     def _side(self) -> int:
         return 2 * self.get("pooling_kernel_size", default=2)
@@ -983,9 +1003,11 @@ def _reshaped(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str
             if found is not None and list(found) != list(value.shape):
                 whole = not value.is_floating_point()
                 new = made | {name: maker.ints(60, *found) if whole else maker.floats(*found)}
-                for other in made:
+                for other, had in made.items():
                     if other.startswith(name) and other.endswith("mask"):
-                        new[other] = made[other].new_ones(found[0], max(found[1:]))
+                        new[other] = had.new_ones(found[0], max(found[1:]))
+                    elif torch.is_tensor(had) and had.shape == value.shape and had.ndim == 4:
+                        new[other] = maker.floats(*found)  # pictures beside each other
                 return new
     return None
 
@@ -1016,6 +1038,16 @@ def _other_shape(value: torch.Tensor, text: str) -> list[int] | None:
     product = re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", text)
     if product and int(product[1]) % shape[-1] == 0 and len(shape) == 3:
         return [*shape[:-1], int(product[2]) * shape[-1] // int(product[1])]
+    if product and int(product[2]) % int(product[1]) == 0 and len(shape) == 3:
+        return [shape[0], shape[1] * (int(product[2]) // int(product[1])), shape[2]]
+    steps = re.search(r"except in dimension 1. Expected size (\d+) but got size (\d+)", text)
+    if steps and len(shape) == 3 and shape[1] == int(steps[1]):
+        return [shape[0], int(steps[2]), shape[2]]
+    merged = re.search(r"'\[-1, (\d+), (\d+), \1, \2, (\d+)\]' is invalid for input", text)
+    if merged and shape[-1] == int(merged[3]):
+        count, size = int(merged[1]), int(merged[2])
+        side = count * size
+        return [shape[0], side, side, shape[-1] // size**2]
     # Audio of whole pieces.
     for had, step in re.findall(r"(\d+) is not a multiple of (\d+)", text) + [
         (had, step) for step, had in re.findall(r"multiple of .*\((\d+)\), but got (\d+)", text)
@@ -1047,7 +1079,7 @@ def candidates(model: torch.nn.Module, inputs: type[Inputs] = Inputs) -> Iterato
     parameters = inspect.signature(model.forward).parameters
     needed = required(model)
     main = getattr(model, "main_input_name", "input_ids")
-    has_text = "input_ids" in parameters and Inputs(model).get("vocab_size") is not None
+    has_text = "input_ids" in parameters and inputs(model).get("vocab_size") is not None
     sets: list[list[str]] = []
     mains = [main] if isinstance(main, str) else main
     base = [*needed, *(name for name in mains if name in parameters and name not in needed)]
