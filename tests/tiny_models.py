@@ -799,7 +799,7 @@ class MoreInputs(Inputs):
 
     def make_input_features(self) -> torch.Tensor:
         if "padding_cache" in self.parameters:  # sound as it comes in, as columns
-            return self.floats(self.batch, self.get("num_mel_bins", of=self.audio), 64)
+            return self.floats(self.batch, self.get("num_mel_bins", of=self.audio), 8 * SEQUENCE)
         return super().make_input_features()
 
     def make_inputs(self) -> torch.Tensor:
