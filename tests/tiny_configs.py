@@ -104,7 +104,12 @@ def _completed(fields: Fields, source: str) -> Fields:
     if "out_features" in new and "out_indices" in new:
         new["out_indices"] = None  # they say the same, and names are changed below
     rope, sections = new.get("rope_parameters"), _SECTIONS.search(source)
-    if sections and isinstance(rope, dict) and not any(isinstance(v, dict) for v in rope.values()):
+    if rope == {} and new.get("layer_types"):  # these are asked for by the kinds of layers
+        usual_rope = {"rope_type": "default", "rope_theta": 10000.0}
+        new["rope_parameters"] = {kind: dict(usual_rope) for kind in set(new["layer_types"])}
+    elif (
+        sections and isinstance(rope, dict) and not any(isinstance(v, dict) for v in rope.values())
+    ):
         usual = [int(n) for n in (sections[1] or "1, 1, 1").split(",")]
         new["rope_parameters"] = {"mrope_section": usual} | rope
     if "vocabulary_map" in new and isinstance(new.get("vq_config"), dict):
