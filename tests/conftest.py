@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 # Programs and tables of cases: they need frameworks, and have no doctests.
-collect_ignore_glob = ["sweep_*.py", "tiny_models.py", "nn_cases.py", "jax_models_*.py"]
+collect_ignore_glob = ["sweep_*.py", "tiny_*.py", "nn_cases.py", "jax_models_*.py"]
 
 # No deadline: the first example of a property may load a framework or compile.
 settings.register_profile("fmapper", deadline=None)

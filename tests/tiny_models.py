@@ -8,12 +8,14 @@ the result, a milder rule is tried, until it computes something in eager PyTorch
 from __future__ import annotations
 
 import copy
+import importlib.util
 import inspect
 import math
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,20 @@ CONFIG_MAPPING = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 LARGEST = 80_000_000  # parameters
 
 
+def _beside(name: str) -> Any:
+    """A module beside this one."""
+    path = Path(__file__).parent / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tiny_configs = _beside("tiny_configs")
+
+
 @dataclass(frozen=True)
 class Rule:
     """How much a configuration is shrunk."""
@@ -35,6 +51,8 @@ class Rule:
     images: int | None
     vocabulary: bool = True
     heads: bool = False  # fewer heads instead of smaller ones
+    least: int = 64  # no smaller size is divided
+    complete: bool = False  # with what the defaults leave open, and inputs as errors ask for them
 
 
 RULES = (
@@ -50,6 +68,20 @@ RULES = (
     Rule(8, None, None),
     Rule(1, 2, None, vocabulary=False),
     Rule(32, 2, 4),
+)
+# For those that none of these makes.
+MORE_RULES = tuple(
+    replace(rule, complete=True)
+    for rule in (
+        *RULES,
+        Rule(8, 2, 4, least=8),
+        Rule(4, 2, 4, least=4),
+        Rule(8, 10, 4),
+        Rule(8, 4, 4),
+        Rule(1, None, None),
+        Rule(1, None, 2),
+        Rule(32, 2, 4, heads=True, vocabulary=False),
+    )
 )
 
 
@@ -120,11 +152,15 @@ _IMAGES = re.compile(
 )
 _HEADS = re.compile(r"heads$")
 _HEAD_SIZES = re.compile(r"head_dim$|mrope_section|query_pre_attn_scalar|^d_kv$|d_head$")
+_MORE_SIZES = re.compile(r"^(d_latents|num_filters|n_filters)$")
+_MORE_LAYERS = re.compile(r"^num_self_attends_per_block$")
 _QUERIES = re.compile(r"^num_(object_)?queries$")
 _STEPS = re.compile(r"^max_text_length$|^structure_max_|max_decode")  # each is recorded apart
 _EXPERTS = re.compile(r"(num_experts|n_routed_experts|num_local_experts|moe_num_experts)$")
 _TOKENS = re.compile(r"(token_ids?|token_index|token_indices|suppress_tokens|_index|_token)$")
-_PLACES = re.compile(r"(indexes|indices|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$")
+_PLACES = re.compile(
+    r"(indexes|indices|hook_ids|_idxs?|feature_layers?|first_k_dense_replace|_layer_ids?)$"
+)
 _PERIODS = re.compile(r"_layer_(period|offset)$")  # every so manieth layer is of another kind
 
 
@@ -193,7 +229,12 @@ class _Shrinker:
                 new[key] = _first_stages(key, value, len(kept))
             elif key in counts:
                 new[key] = min(value, len(kept) if kept else value)
-            elif isinstance(value, list | tuple) and len(value) in counts.values() and kept:
+            elif (
+                isinstance(value, list | tuple)
+                and len(value) in counts.values()
+                and kept
+                and not key.endswith("hook_ids")  # numbers of layers, not one for each
+            ):
                 whole = len(value) == max(counts.values())
                 new[key] = [value[i] for i in kept] if whole else list(value)[: len(kept)]
             else:
@@ -206,6 +247,8 @@ class _Shrinker:
 
     def _counts_layers(self, key: str, value: Any) -> bool:
         named = _LAYERS.match(key) and not _NO_LAYERS.match(key)
+        if self.rule.least < Rule.least:
+            named = named or _MORE_LAYERS.match(key)
         return bool(named) and type(value) is int and self.rule.layers is not None and value > 0
 
     def _kept_layers(self, config: dict[str, Any], count: int) -> list[int]:
@@ -236,7 +279,7 @@ class _Shrinker:
             return min(value, small) if self.rule.vocabulary else value
         if _TOKENS.search(key):
             return self.tokens.get(value, value)
-        if not layers and "feature_layer" in key:
+        if not layers and re.search("feature_layer|hook_ids", key):
             layers = self.rule.layers or 0  # those of a configuration inside
         if _PLACES.search(key) and layers:
             return min(value, layers - 1) if value > 0 else max(value, -layers)
@@ -257,7 +300,13 @@ class _Shrinker:
         if _SIZES.search(key) and not _NO_SIZES.search(key):
             if key.endswith("intermediate_size"):  # nothing has to divide it
                 return max(value // self.rule.divide // 8, 1) * 8
-            return self._size(value, 8 if key == "mrope_section" else 64)
+            return self._size(value, 8 if key == "mrope_section" else self.rule.least)
+        if self.rule.least < Rule.least and _MORE_SIZES.search(key):
+            return self._size(value, self.rule.least)
+        if self.rule.least < Rule.least and "vocab" in key:
+            return min(value, 128)
+        if self.rule.complete and key == "patch_size" and value >= 192 and self.rule.images:
+            return self._image(value)
         return value
 
     def _size(self, value: int, least: int) -> int:
@@ -284,6 +333,14 @@ class Tiny:
     rule: Rule
 
 
+class NoneFits(Exception):
+    """No inputs fit a model; has the error of each set of them."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        super().__init__(str(errors[0]))
+        self.errors = errors
+
+
 class CannotBuild(Exception):
     """No rule made a model that runs; says what the first one met."""
 
@@ -303,29 +360,52 @@ def build(name: str, kind: str) -> Tiny:
         defaults = _defaults(cls, kind)
     except Exception as error:  # of every configuration its own
         raise CannotBuild(f"its configuration has no valid defaults: {_line(error)}") from error
+    if cls.forward is torch.nn.Module.forward:
+        raise CannotBuild("has no forward")
     reasons: list[str] = []
+    found = _built(cls, kind, defaults, RULES, reasons)
+    if found is None and not any("requires the" in reason for reason in reasons):
+        complete = tiny_configs.completed(defaults, cls)
+        found = _built(cls, kind, complete, MORE_RULES, reasons)
+    if found is None:
+        raise CannotBuild("\n".join(reasons))
+    return found
+
+
+def _built(
+    cls: Any, kind: str, defaults: dict[str, Any], rules: tuple[Rule, ...], reasons: list[str]
+) -> Tiny | None:
+    """What the first rule makes that makes something."""
     # With pictures or sounds if some size takes them, else without.
     for media in (True, False):
         seen: list[Any] = []
-        for rule in RULES[:5] if media else RULES:
+        for rule in rules[:5] if media and not rules[0].complete else rules:
             small = shrunk(copy.deepcopy(defaults), rule)
             if small in seen:
                 continue
             seen.append(small)
+            model = None
             try:
-                model = _model(cls, kind, small)
+                model = _model(cls, kind, small, complete=rule.complete)
+                if media and not _is_multimodal(model):
+                    break
+                return Tiny(*_running(model, media=media, complete=rule.complete), rule)
             except Exception as error:
-                reasons.append(f"{rule}: {_line(error)}")
-                continue
-            if media and not _is_multimodal(model):
-                break
-            try:
-                inputs, outputs = run_somehow(model, media=media)
-            except Exception as error:
-                reasons.append(f"{rule}: forward: {_line(error)}")
-                continue
-            return Tiny(model, inputs, outputs, rule)
-    raise CannotBuild("\n".join(reasons))
+                where = "forward: " if model else ""
+                reasons.append(f"{rule}: {where}{_line(error)}")
+    return None
+
+
+def _running(model: torch.nn.Module, *, media: bool, complete: bool) -> tuple[Any, Any, Any]:
+    """A model, inputs and outputs; its configuration may get what the model asks of it."""
+    for _ in range(4 if complete else 0):
+        try:
+            return model, *run_somehow(model, media=media, complete=True)
+        except NoneFits as found:
+            if not any(tiny_configs.mended(model.config, error) for error in found.errors):
+                raise found.errors[0] from found
+        model = _made(type(model), model.config)
+    return model, *run_somehow(model, media=media, complete=complete)
 
 
 def _line(error: BaseException) -> str:
@@ -374,8 +454,18 @@ def _config_class(cls: Any, kind: str) -> Any:
     return getattr(cls, "config_class", None) or CONFIG_MAPPING[kind]
 
 
-def _model(cls: Any, kind: str, small: dict[str, Any]) -> torch.nn.Module:
-    config = _config_class(cls, kind).from_dict(small)
+def _model(cls: Any, kind: str, small: dict[str, Any], *, complete: bool) -> torch.nn.Module:
+    config = _config_class(cls, kind).from_dict(tiny_configs.fitted(small) if complete else small)
+    for _ in range(6 if complete else 0):
+        try:
+            return _made(cls, config)
+        except Exception as error:
+            if not tiny_configs.mended(config, error):
+                raise
+    return _made(cls, config)
+
+
+def _made(cls: Any, config: Any) -> torch.nn.Module:
     with torch.device("meta"):
         count = sum(p.numel() for p in cls(copy.deepcopy(config)).parameters())
     if count > LARGEST:
@@ -680,6 +770,114 @@ class Inputs:
         return self.floats(16, self._channels() * depth * size * size)
 
 
+class MoreInputs(Inputs):
+    """Inputs by names that few models use."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self.parameters = inspect.signature(model.forward).parameters
+        self.text = self.text or self._sub("model_config")
+        both = getattr(self.config, "vlm_config", None)
+        if both is not None:
+            self.text, self.vision = both.text_config, both.vision_config
+
+    def make_attention_mask(self) -> torch.Tensor:
+        if "states" in self.parameters:
+            return torch.ones(self.batch, 6, dtype=torch.long)
+        return super().make_attention_mask()
+
+    def make_decoder_input_ids(self) -> torch.Tensor:
+        ids = super().make_decoder_input_ids()
+        channels = getattr(getattr(self.config, "decoder_config", None), "num_channels", None)
+        return ids if channels is None else ids[..., None].expand(-1, -1, channels) % 60
+
+    def make_pixel_values(self) -> torch.Tensor:
+        size = self.get("patch_size", of=self.vision)
+        if "bool_masked_pos" in self.parameters and self.get("tubelet_size"):
+            frames = self.get("num_frames")
+            return self.floats(self.batch, frames, self._channels(), *self._image_size())
+        if {"pixel_position_ids", "spatial_shapes"} & set(self.parameters):
+            return self.floats(self.batch, self._side() ** 2, self._channels() * size**2)
+        return super().make_pixel_values()
+
+    def make_input_features(self) -> torch.Tensor:
+        if "padding_cache" in self.parameters:  # sound as it comes in, as columns
+            return self.floats(self.batch, self.get("num_mel_bins", of=self.audio), 8 * SEQUENCE)
+        return super().make_input_features()
+
+    def make_inputs(self) -> torch.Tensor:
+        encoder = getattr(self.config, "encoder", None)
+        return self.make_input_values() if hasattr(encoder, "conv_dim") else super().make_inputs()
+
+    def _side(self) -> int:
+        return 2 * self.get("pooling_kernel_size", default=2)
+
+    def make_pixel_position_ids(self) -> torch.Tensor:
+        side = torch.arange(self._side())
+        return torch.cartesian_prod(side, side).expand(self.batch, -1, -1).contiguous()
+
+    def make_spatial_shapes(self) -> torch.Tensor:
+        return torch.full((self.batch, 2), self._side())
+
+    def make_pixel_attention_mask(self) -> torch.Tensor:
+        if "spatial_shapes" in self.parameters:
+            return torch.ones(self.batch, self._side() ** 2, dtype=torch.long)
+        return torch.ones(self.batch, 4, dtype=torch.bool)  # four pictures for each text
+
+    def make_state(self) -> torch.Tensor:
+        return self.floats(self.batch, self.get("max_state_dim", default=32))
+
+    def make_target_sizes(self) -> torch.Tensor:
+        size = self.get("patch_size", of=self.vision)
+        return torch.tensor([[side // size for side in self._image_size()]] * self.batch)
+
+    def make_bool_masked_pos(self) -> torch.Tensor:
+        size = self.get("patch_size", of=self.vision)
+        height, width = self._image_size()
+        frames = self.get("num_frames", default=1) // self.get("tubelet_size", default=1)
+        count = frames * (height // size) * (width // size)
+        return (torch.arange(count) % 2 == 0).expand(self.batch, -1).contiguous()
+
+    def make_flattened_patches(self) -> torch.Tensor:
+        size = self.get("patch_embed_hidden_size", of=self.vision)
+        side = torch.arange(1, 5)
+        places = torch.cartesian_prod(side, side).expand(self.batch, -1, -1)
+        return torch.cat([places, self.floats(self.batch, 16, size)], -1)
+
+    def make_image_attention_mask(self) -> torch.Tensor:
+        frames = self.get("num_frames", "frames_per_clip", of=self.vision, default=4)
+        return torch.ones(self.batch, SEQUENCE, frames, dtype=torch.long)
+
+    def make_image_embeds_position_mask(self) -> torch.Tensor:
+        mask = torch.zeros_like(self.make_input_ids())
+        mask[:, 1 : 1 + self.get("latent_query_num", default=4)] = 1
+        return mask
+
+    def make_is_longer(self) -> torch.Tensor:
+        return torch.zeros(self.batch, 1, dtype=torch.bool)
+
+    def make_noise_embeds(self) -> torch.Tensor:
+        return self.make_hidden_states()
+
+    make_context_hidden_states = make_noise_embeds
+
+    def make_marks(self) -> torch.Tensor:
+        return torch.arange(2, 8)[None]
+
+    def make_num_options(self) -> torch.Tensor:
+        return torch.full((1, 6), 2)
+
+    def make_question_type_ids(self) -> torch.Tensor:
+        return torch.zeros(1, 6, dtype=torch.long)
+
+    def make_noise(self) -> torch.Tensor:
+        size = self.get("max_action_dim", default=32)
+        return self.floats(self.batch, self.get("chunk_size", default=8), size)
+
+    def make_timestep(self) -> torch.Tensor:
+        return self.floats(self.batch).abs()
+
+
 def _is_multimodal(model: torch.nn.Module) -> bool:
     """Whether it takes text and something else."""
     parameters = inspect.signature(model.forward).parameters
@@ -689,23 +887,27 @@ def _is_multimodal(model: torch.nn.Module) -> bool:
 _MEDIA = ("pixel_values", "input_features", "input_values")
 
 
-def run_somehow(model: torch.nn.Module, *, media: bool) -> tuple[dict[str, Any], Any]:
+def run_somehow(
+    model: torch.nn.Module, *, media: bool, complete: bool = False
+) -> tuple[dict[str, Any], Any]:
     """Inputs with which a model runs, and its outputs; the first error where there are none.
 
     With `media` only text with something else counts.
     """
-    first: Exception | None = None
-    for inputs in candidates(model):
+    errors: list[Exception] = []
+    for inputs in candidates(model, MoreInputs if complete else Inputs):
         if media and not ("input_ids" in inputs[0] and any(name in inputs[0] for name in _MEDIA)):
             continue
         try:
             return _repaired(model, inputs)
         except Exception as error:
-            first = first or error
-    if first is None:
-        unknown = [name for name in required(model) if not hasattr(Inputs, f"make_{name}")]
+            errors.append(error)
+    if not errors:
+        unknown = [name for name in required(model) if not hasattr(MoreInputs, f"make_{name}")]
         raise ValueError(f"nothing is known of its arguments {unknown}")
-    raise first
+    if complete:
+        raise NoneFits(errors)
+    raise errors[0]
 
 
 def _repaired(model: torch.nn.Module, inputs: Inputs | dict[str, Any]) -> tuple[Any, Any]:
@@ -714,7 +916,10 @@ def _repaired(model: torch.nn.Module, inputs: Inputs | dict[str, Any]) -> tuple[
         try:
             outputs = run(model, made)
         except Exception as error:
-            made = _more(made, maker, error)
+            had = made
+            made = _more(had, maker, error)
+            if made is None and isinstance(maker, MoreInputs):
+                made = _reshaped(had, maker, error)
             if made is None:
                 raise
             continue
@@ -783,6 +988,86 @@ def _resized(made: dict[str, Any], maker: Inputs, text: str) -> dict[str, Any] |
     return None
 
 
+def _reshaped(made: dict[str, Any], maker: Inputs, error: Exception) -> dict[str, Any] | None:
+    """Inputs of the shapes, or of the lengths, that an error asks for."""
+    text = str(error)
+    special = re.search(r"at least one (\w+) token", text)
+    if special and f"{special[1]}_token_id" not in maker.tokens:
+        maker.tokens[f"{special[1]}_token_id"] = 1
+        return {n: maker.make(n) if "ids" in n or "mask" in n else made[n] for n in made}
+    if "NoneType" in text:
+        known = [n for n in inspect.signature(maker.model.forward).parameters if n not in made]
+        known = [n for n in known if hasattr(maker, f"make_{n}")]
+        asked = next((n for n in known if re.search("longer|actions|returns|timestep|noise", n)), 0)
+        return made | {asked: maker.make(asked)} if asked else None
+    for name, value in made.items():
+        if torch.is_tensor(value):
+            found = _other_shape(value, text)
+            if found is not None and list(found) != list(value.shape):
+                whole = not value.is_floating_point()
+                new = made | {name: maker.ints(60, *found) if whole else maker.floats(*found)}
+                for other, had in made.items():
+                    if other.startswith(name) and other.endswith("mask"):
+                        new[other] = had.new_ones(found[0], max(found[1:]))
+                    elif torch.is_tensor(had) and had.shape == value.shape and had.ndim == 4:
+                        new[other] = maker.floats(*found)  # pictures beside each other
+                return new
+    return None
+
+
+def _other_shape(value: torch.Tensor, text: str) -> list[int] | None:
+    """The shape that a tensor is wanted to have, if it is this one."""
+    shape = list(value.shape)
+    if not value.is_floating_point():
+        extra = re.search(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)", text)
+        return [*shape, int(extra[2])] if extra and int(extra[1]) == shape[-1] < 100 else None
+    dims = re.search(r"range of \[-(\d+), \d+\], but got (\d+)", text)
+    more = re.search(r"not enough values to unpack \(expected (\d+), got (\d+)\)", text)
+    if (dims and dims[1] == dims[2] == str(len(shape))) or "must be mono" in text:
+        return [shape[0], 1, *shape[1:]]
+    if more and int(more[2]) == len(shape):
+        return [shape[0], 1, *shape[1:]]
+    if f"expected input[1, {', '.join(map(str, shape))}]" in text:  # of one channel
+        return [shape[0], 1, *shape[1:]]
+    if "too many values to unpack" in text and shape[-1] == 1:
+        return shape[:-1]
+    flat_size = re.search(r"input to conv2d, but got input of size: \[(\d+), (\d+)\]", text)
+    if flat_size and shape == [int(n) for n in flat_size.groups()]:
+        side = math.isqrt(shape[1] // 3)
+        return [shape[0], 3, side, side]
+    norm = re.search(r"normalized_shape=\[(\d+)\].* input of size\[([\d, ]+)\]", text)
+    if norm and shape == [int(n) for n in norm[2].split(",")]:
+        return [*shape[:-1], int(norm[1])]
+    product = re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", text)
+    if product and int(product[1]) % shape[-1] == 0 and len(shape) == 3:
+        return [*shape[:-1], int(product[2]) * shape[-1] // int(product[1])]
+    if product and int(product[2]) % int(product[1]) == 0 and len(shape) == 3:
+        return [shape[0], shape[1] * (int(product[2]) // int(product[1])), shape[2]]
+    steps = re.search(r"except in dimension 1. Expected size (\d+) but got size (\d+)", text)
+    if steps and len(shape) == 3 and shape[1] == int(steps[1]):
+        return [shape[0], int(steps[2]), shape[2]]
+    merged = re.search(r"'\[-1, (\d+), (\d+), \1, \2, (\d+)\]' is invalid for input", text)
+    if merged and shape[-1] == int(merged[3]):
+        count, size = int(merged[1]), int(merged[2])
+        side = count * size
+        return [shape[0], side, side, shape[-1] // size**2]
+    # Audio of whole pieces.
+    for had, step in re.findall(r"(\d+) is not a multiple of (\d+)", text) + [
+        (had, step) for step, had in re.findall(r"multiple of .*\((\d+)\), but got (\d+)", text)
+    ]:
+        if int(had) in shape:
+            place = shape.index(int(had))
+            size = -(-int(had) // int(step)) * int(step)
+            return [*shape[:place], size, *shape[place + 1 :]]
+    sizes = re.search(r"size \((\d+)\*(\d+)\) doesn't match model \((\d+)\*(\d+)\)", text)
+    if sizes and len(shape) == 4:
+        height, width, *want = (int(n) for n in sizes.groups())
+        return [*shape[:2], shape[2] * want[0] // height, shape[3] * want[1] // width]
+    if re.search(r"(too|not) (small|large enough)", text) and len(shape) == 4:
+        return [*shape[:2], 2 * shape[2], 2 * shape[3]]
+    return None
+
+
 def required(model: torch.nn.Module) -> list[str]:
     """The arguments of a forward that have no default."""
     return [
@@ -792,16 +1077,15 @@ def required(model: torch.nn.Module) -> list[str]:
     ]
 
 
-def candidates(model: torch.nn.Module) -> Iterator[Any]:
+def candidates(model: torch.nn.Module, inputs: type[Inputs] = Inputs) -> Iterator[Any]:
     """Sets of inputs, the richest first."""
     parameters = inspect.signature(model.forward).parameters
     needed = required(model)
     main = getattr(model, "main_input_name", "input_ids")
-    has_text = "input_ids" in parameters and Inputs(model).get("vocab_size") is not None
+    has_text = "input_ids" in parameters and inputs(model).get("vocab_size") is not None
     sets: list[list[str]] = []
-    base = [*needed]
-    if main in parameters and main not in base:
-        base.append(main)
+    mains = [main] if isinstance(main, str) else main
+    base = [*needed, *(name for name in mains if name in parameters and name not in needed)]
     text = ["input_ids", "attention_mask"] if has_text else []
     if "decoder_input_ids" in parameters and getattr(model.config, "is_encoder_decoder", False):
         base.append("decoder_input_ids")
@@ -824,7 +1108,7 @@ def candidates(model: torch.nn.Module) -> Iterator[Any]:
             continue
         seen.append(names)
         for batch in (2, 1):
-            maker = Inputs(model)
+            maker = inputs(model)
             maker.batch = batch
             if grid and grid[0] in names and has_text and maker.get("image_token_id"):
                 merged = maker.get("spatial_merge_size", of=maker.vision, default=1) ** 2
