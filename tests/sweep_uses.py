@@ -693,7 +693,7 @@ def greedy(model: Any, inputs: Arrays) -> Found:
                 row = jnp.concatenate([arrays(inputs[ids]), *(x[:, None] for x in found)], 1)
                 token = row[:, 1 - given[ids].shape[1] :]
                 token = jnp.concatenate([token, given[ids][:, -1:]], 1)
-            given |= {cache: state, ids: token}
+            given |= {cache: as_long_as(call.given[cache], state), ids: token}
         try:
             output = (step if turn else start).call((), given).output
         except fmapper.ProgramInputError as error:
@@ -713,6 +713,13 @@ def greedy(model: Any, inputs: Arrays) -> Found:
     kind = "ok" if torch.equal(got, want) else "MISMATCH"
     reason = "" if kind == "ok" else f"{got.tolist()} instead of {want.tolist()}"
     return {"class": kind, "reason": reason, "worst": worst, "programs": programs}
+
+
+def as_long_as(theirs: Any, state: Any) -> Any:
+    """Plain arrays of a cache cut to the length of torch's, which `generate` may have cut."""
+    if not isinstance(theirs, tuple) or not all(hasattr(x, "shape") for x in theirs):
+        return state
+    return tuple(x[: len(y)] for x, y in zip(state, theirs, strict=True))
 
 
 def generated(model: Any, inputs: Arrays) -> tuple[list[Recorded], Any]:

@@ -25,6 +25,7 @@ SAMPLE = [
     "mamba/MambaForCausalLM:gradients",
     "bloom/BloomForCausalLM:bfloat16",
     "gpt2/GPT2LMHeadModel:dynamic",
+    "t5/T5ForConditionalGeneration:dynamic",
     "phi3/Phi3ForCausalLM:train",
     "llama/LlamaForCausalLM:greedy",
 ]

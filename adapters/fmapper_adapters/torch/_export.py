@@ -69,6 +69,8 @@ def recorded(
     Raises:
         ConversionError: torch cannot record it.
     """
+    if dynamic_shapes is not None and not isinstance(dynamic_shapes, _collection):
+        args, kwargs = _without_bases((args, kwargs))
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
     with _keywords.named(module, kwargs, dynamic_shapes) as shapes:
@@ -158,6 +160,15 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
 def _as_tensors(tree: Any) -> Any:
     """Example inputs of other frameworks as tensors; objects that hold tensors as they are."""
     return to_torch(tree, strict=False)
+
+
+def _without_bases(inputs: Any) -> Any:
+    """Examples that are views as tensors of their own: torch asks for sizes of what they view."""
+    if not any(isinstance(x, torch.Tensor) and x._is_view() for x in pytree.tree_leaves(inputs)):
+        return inputs
+    return pytree.tree_map(
+        lambda x: x.detach().clone() if isinstance(x, torch.Tensor) and x._is_view() else x, inputs
+    )
 
 
 _collection: Any = torch.export.ShapesCollection  # untyped in torch
