@@ -325,3 +325,8 @@ def test_factors_of_matrices_without_any():
         return [torch.linalg.ldl_factor_ex(a) for a in matrices]
 
     check(function, torch.zeros(3, 3), torch.zeros(2, 0, 0), torch.ones(1, 1))
+
+
+def test_imaginary_parts_on_the_diagonal_of_hermitian_matrices_are_not_read():
+    a = torch.randn(2, 3, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    check(lambda a: (torch.linalg.pinv(a, hermitian=True), torch.linalg.eigvalsh(a)), a, scale=10.0)

@@ -359,3 +359,21 @@ def test_multinomial_without_replacement_and_permutations():
     drawn, order = model(weights.numpy(), key=jax.random.key(0))
     assert [sorted(row) for row in drawn.tolist()] == [[0, 2, 3], [0, 1, 2]]
     assert sorted(order.tolist()) == list(range(9))
+
+
+def test_sums_of_complex_exponentials_keep_the_larger_imaginary_part():
+    """Which need not be between -pi and pi; the last pair is of infinite numbers."""
+    generator = torch.Generator().manual_seed(0)
+    x = 4 * torch.randn(3, 6, dtype=torch.complex64, generator=generator)
+    y = 4 * torch.randn(3, 6, dtype=torch.complex64, generator=generator)
+    x[0, 0], y[0, 0] = complex(-inf, 2.0), complex(-inf, 1.0)
+    x[0, 1], y[0, 1] = complex(-inf, 2.0), complex(1.0, 7.0)
+    check(lambda x, y: (torch.logaddexp(x, y), y.logcumsumexp(1), y.logcumsumexp(0)), x, y)
+    check(lambda x: x.logcumsumexp(0), torch.zeros(0, 2, dtype=torch.complex64))
+
+
+def test_the_zeros_of_lgamma_are_exact():
+    x = torch.tensor([1.0, 2.0], dtype=torch.float32)
+    model = fmapper.convert(converting.Function(torch.lgamma), "jax", (x,))
+    assert model(x.numpy()).tolist() == [0, 0]
+    converting.check_gradients(torch.lgamma, x)

@@ -31,6 +31,8 @@ def _hermitian(a: Any, lower: bool, symmetric: bool = True) -> Any:
     """
     half = jnp.tril(a) if lower else jnp.triu(a)
     rest = jnp.tril(a, -1) if lower else jnp.triu(a, 1)
+    if jnp.iscomplexobj(a):  # nobody reads the imaginary parts of the diagonal
+        half = rest + jnp.where(jnp.eye(a.shape[-1], dtype=bool), a.real, 0)
     return half + _h(rest)
 
 

@@ -22,6 +22,7 @@ from fmapper_adapters.jax.aten._types import (
 )
 from fmapper_adapters.jax.aten.elementwise import is_nan
 from fmapper_adapters.jax.aten.norms import vector_norm
+from fmapper_adapters.jax.aten.special import logaddexp
 
 
 def axes(x: Any, dim: Any) -> tuple[int, ...]:
@@ -321,7 +322,17 @@ def logcumsumexp(x: Any, dim: int) -> jax.Array:
 
 
 def _logcumsumexp(x: Any, dim: int) -> jax.Array:
-    return jax.lax.associative_scan(jnp.logaddexp, x, axis=dim)
+    if not jnp.iscomplexobj(x) or not x.shape[dim]:
+        return jax.lax.associative_scan(jnp.logaddexp, x, axis=dim)
+
+    # one after the other: which imaginary part stays depends on the order
+    def step(total: Any, row: Any) -> tuple[Any, Any]:
+        total = logaddexp(row, total)
+        return total, total
+
+    rows = jnp.moveaxis(x, dim, 0)
+    _, sums = jax.lax.scan(step, jnp.full_like(rows[0], -math.inf), rows)
+    return jnp.moveaxis(sums, 0, dim)
 
 
 @lowering("aten::cummax")

@@ -56,7 +56,6 @@ def _binary(*ops: str) -> Callable[[Function], Function]:
 _unary("aten::erf", "aten::special_erf")(jax.lax.erf)
 _unary("aten::erfc", "aten::special_erfc")(jax.lax.erfc)
 _unary("aten::erfinv", "aten::special_erfinv")(jax.lax.erf_inv)
-_unary("aten::lgamma", "aten::special_gammaln")(jax.lax.lgamma)
 _unary("aten::i0", "aten::special_i0", "aten::special_modified_bessel_i0")(jsp.i0)
 _unary("aten::special_i0e")(jsp.i0e)
 _unary("aten::special_i1", "aten::special_modified_bessel_i1")(jsp.i1)
@@ -65,8 +64,28 @@ _unary("aten::special_ndtri")(jsp.ndtri)
 _unary("aten::special_ndtr")(jsp.ndtr)
 _unary("aten::special_log_ndtr")(jsp.log_ndtr)
 _unary("aten::special_entr")(jsp.entr)
-_binary("aten::logaddexp")(jnp.logaddexp)
 _binary("aten::logaddexp2")(jnp.logaddexp2)
+
+
+@_unary("aten::lgamma", "aten::special_gammaln")
+def lgamma(x: Any) -> jax.Array:
+    """Exactly 0 at 1 and 2, where XLA is off by rounding."""
+    y = jax.lax.lgamma(x)
+    return y - jax.lax.stop_gradient(jnp.where((x == 1) | (x == 2), y, 0))
+
+
+@_binary("aten::logaddexp")
+def logaddexp(x: Any, y: Any) -> jax.Array:
+    """Complex numbers keep the imaginary part of the larger one, beyond pi, too."""
+    if not jnp.iscomplexobj(x):
+        return jnp.logaddexp(x, y)
+    first = x.real >= y.real
+    large, small = jnp.where(first, x, y), jnp.where(first, y, x)
+    infinite = ~jnp.isfinite(large.real) & (large.real == small.real)
+    negligible = jnp.where(infinite, 0, small - large)
+    found = large + jnp.log1p(jnp.exp(negligible))
+    both = jnp.where(large.real < 0, small, jnp.log(jnp.exp(small) + jnp.exp(large)))
+    return jnp.where(infinite, both, found)
 
 
 @_unary("aten::digamma", "aten::special_digamma", "aten::special_psi")
