@@ -1,6 +1,7 @@
 """Settings that all tests share: hypothesis, the marker `gpu`, backends that transform."""
 
 import functools
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -11,6 +12,8 @@ from hypothesis import settings
 
 # Programs and tables of cases: they need frameworks, and have no doctests.
 collect_ignore_glob = ["sweep_*.py", "tiny_*.py", "nn_cases.py", "jax_models_*.py"]
+
+MAPPINGS = 20_000  # of memory, after which a process forgets compiled programs
 
 # No deadline: the first example of a property may load a framework or compile.
 settings.register_profile("fmapper", deadline=None)
@@ -44,6 +47,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs a GPU that {' and '.join(blind)} can see; there is none here")
         if not marker.args and not (sees_gpu("torch") or sees_gpu("jax")):
             pytest.skip("needs a GPU that torch or jax can see; there is none here")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs() -> Iterator[None]:
+    """Forgets what JAX has compiled before the process has as many mappings as Linux allows.
+
+    Each compiled program takes some; beyond 65530 the compiler aborts the process.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if "jax" in sys.modules and maps.exists() and maps.read_text().count("\n") > MAPPINGS:
+        sys.modules["jax"].clear_caches()
 
 
 @functools.cache

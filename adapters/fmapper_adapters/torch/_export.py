@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import io
 import logging
 import sys
@@ -224,7 +223,6 @@ def _for_branches(
         found = torch.export.draft_export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
-        gc.collect()  # a log file that torch leaves open
     report = getattr(found, "_report", None)
     failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
     if not failures <= _SOUND:
@@ -254,6 +252,9 @@ def _without_provenance() -> Iterator[None]:
     finally:
         if log is not None:
             setattr(sym_node, "dtrace_structured", log)  # noqa: B010
+        for reference in list(getattr(logging, "_handlerList", ())):
+            if type(reference()).__name__ == "CaptureStructuredTrace":
+                reference().close()  # torch leaves its file open
 
 
 def _for_values(
