@@ -80,6 +80,8 @@ def test_every_operation_that_can_be_seen_is_the_same(name):
             count += 1
     assert 4 * count >= len(ours)
 
+
+def test_the_comparison_can_fail():
     """A program that forgets its parameters, or other outputs, do not pass for right."""
     frozen = torch.nn.Linear(2, 2)
     wanted = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "scale": torch.ones(1)}
