@@ -89,6 +89,7 @@ class Reference:
         plain = jax.tree.map(_plain, output, is_leaf=_is_none)
         return plain, {name: _plain(x) for name, x in kept.items()}
 
+    @functools.cached_property
     def coarseness(self) -> int:
         """How much more it may differ, as it computes in 16 bits or less somewhere."""
         import jax
@@ -368,14 +369,14 @@ def case(name: str, *, export: bool = False, compiled: bool = False) -> Found:
     if bad > worst:
         worst, where = bad, at
     found["worst"] = worst
-    if worst > TOLERANCE and worst > TOLERANCE * reference.coarseness():
+    if worst > TOLERANCE * reference.coarseness:
         return found | {"class": "MISMATCH", "reason": f"{where}: off by {worst:.2e}"}
     converted.load_state_dict(before)
 
     if not isinstance(gradients, str) and gradients:
         worst, where = gradient_difference(converted, given, gradients)
         found["gradient"] = worst
-        if worst > TOLERANCE * reference.coarseness():
+        if worst > TOLERANCE * reference.coarseness:
             own = rounding(reference, gradients)
             found["rounding"] = own
             if worst > 4 * own:
@@ -391,9 +392,8 @@ def case(name: str, *, export: bool = False, compiled: bool = False) -> Found:
             p.copy_(fmapper.to_torch(new[n]))
         worst, where = compared(converted(*given[0], **given[1]), want_moved, "output")
     found["moved"] = worst
-    if (
-        worst > 10 * TOLERANCE * reference.coarseness()
-    ):  # other numbers may be nearer to a cancellation
+    # Other numbers may be nearer to a cancellation.
+    if worst > 10 * TOLERANCE * reference.coarseness:
         return found | {
             "class": "parameters",
             "reason": f"{where}: off by {worst:.2e} when parameters change",
@@ -411,7 +411,7 @@ def case(name: str, *, export: bool = False, compiled: bool = False) -> Found:
                 return found | {"class": run.__name__, "reason": sweeping.reason(error),
                                 "trace": sweeping.trace(error)}  # fmt: skip
             worst, where = compared(result, want, "output")
-            if worst > TOLERANCE * reference.coarseness():
+            if worst > TOLERANCE * reference.coarseness:
                 return found | {"class": run.__name__, "reason": f"{where}: off by {worst:.2e}"}
             converted.load_state_dict(before)
     return found | {"class": "ok"}

@@ -372,6 +372,19 @@ def test_sums_of_complex_exponentials_keep_the_larger_imaginary_part():
     check(lambda x: x.logcumsumexp(0), torch.zeros(0, 2, dtype=torch.complex64))
 
 
+@pytest.mark.parametrize("size", [1, 100, 1000])
+def test_the_derivative_of_complex_logaddexp_has_no_nan_where_exp_overflows(size):
+    """Against 1 / (1 + exp(y - x)) in double precision: torch's own is NaN for some."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = (size * torch.randn(12, dtype=torch.complex64, generator=generator) for _ in range(2))
+    model = fmapper.convert(converting.Function(torch.logaddexp), "jax", (x[0], y[0]))
+    slope = jax.vmap(jax.grad(model, holomorphic=True))(x.numpy(), y.numpy())
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = 1 / (1 + np.exp(y.numpy().astype(complex) - x.numpy()))
+    want = np.where(np.isnan(want), 0, want)
+    np.testing.assert_allclose(slope, want, rtol=1e-4, atol=1e-5)
+
+
 def test_the_zeros_of_lgamma_are_exact():
     x = torch.tensor([1.0, 2.0], dtype=torch.float32)
     model = fmapper.convert(converting.Function(torch.lgamma), "jax", (x,))

@@ -84,7 +84,9 @@ def logaddexp(x: Any, y: Any) -> jax.Array:
     infinite = ~jnp.isfinite(large.real) & (large.real == small.real)
     negligible = jnp.where(infinite, 0, small - large)
     found = large + jnp.log1p(jnp.exp(negligible))
-    both = jnp.where(large.real < 0, small, jnp.log(jnp.exp(small) + jnp.exp(large)))
+    # Finite numbers are masked: what is not chosen must not overflow, or its derivative is NaN.
+    ends = (jnp.where(infinite, x, 0) for x in (small, large))
+    both = jnp.where(large.real < 0, small, jnp.log(sum(map(jnp.exp, ends))))
     return jnp.where(infinite, both, found)
 
 

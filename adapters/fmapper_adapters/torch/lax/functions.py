@@ -51,7 +51,9 @@ def custom_call(
     results = emitter.call(
         _derivatives.call,
         emitter.submodule(call_jaxpr, "function"),
-        backward if isinstance(backward, str) else emitter.submodule(backward, "backward"),
+        f"{function}: {backward}"
+        if isinstance(backward, str)
+        else emitter.submodule(backward, "backward"),
         tensors,
         differentiable=differentiable,
         cotangents=cotangents,
