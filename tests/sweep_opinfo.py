@@ -43,6 +43,8 @@ UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
              "new_empty_strided", "resize_", "resize_as_")  # fmt: skip
 # Which result is an index that torch leaves open where elements are equal.
 TIES = {"sort": 1, "argsort": 0, "topk": 1, "kthvalue": 1, "median": 1, "nanmedian": 1, "mode": 1}
+# Which results are vectors that may be turned together, and along which dimension each lies.
+VECTORS = {"svd": {0: -2, 2: -2}, "linalg.svd": {0: -2, 2: -1}, "linalg.eigh": {1: -2}}
 TOLERANCE = 1e-5
 
 
@@ -354,12 +356,41 @@ def compared(samples: list[Any]) -> list[tuple[str, str]] | None:
 
 def difference(got: list[Any], sample: Any, values: bool) -> tuple[str, str]:
     """Where the outputs of a sample are not torch's."""
+    got = turned(got, sample)
     for place, (mine, theirs) in enumerate(zip(got, sample.want, strict=True)):
         values = values and not (place == TIES.get(sample.op.name) and sample.has_ties())
         found = difference_of_arrays(mine, theirs, sample, place, values)
         if found:
             return "MISMATCH", f"output {place}: {found}"
     return "exact", ""
+
+
+def turned(got: list[Any], sample: Any) -> list[Any]:
+    """The results where singular vectors and eigenvectors have the signs, or phases, of torch's.
+
+    They are defined up to these, and LAPACK's differ by who built it. Both vectors of a singular
+    value are turned by the same; those beyond the singular values may be any basis of their space.
+    """
+    import numpy as np
+
+    found, phases = list(got), None
+    for place, axis in VECTORS.get(sample.op.name, {}).items():
+        mine, theirs = np.asarray(got[place]), numpy_of(sample.want[place])
+        if mine.shape != theirs.shape or not mine.size:
+            return got
+        columns = axis == -2
+        if not columns:
+            mine, theirs = np.swapaxes(mine, -1, -2), np.swapaxes(theirs, -1, -2)
+        if phases is None:
+            count = sample.want[1 - place].shape[-1]  # of singular values, or eigenvalues
+            phases = (mine.conj() * theirs).sum(-2)[..., None, :count]
+            phases = phases / np.where(phases == 0, 1, np.abs(phases))
+        paired, others = mine[..., :count], mine[..., count:]
+        paired = paired * (phases if columns else phases.conj())
+        others = others @ (np.swapaxes(others.conj(), -1, -2) @ theirs[..., count:])
+        turned = np.concatenate([paired, others], -1).astype(mine.dtype)
+        found[place] = turned if columns else np.swapaxes(turned, -1, -2)
+    return found
 
 
 def difference_of_arrays(got: Any, want: Any, sample: Any, place: int, values: bool) -> str:
