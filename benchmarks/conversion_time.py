@@ -11,12 +11,17 @@ each round.
 
 * fmapper: `export_program` (torch.export, its decompositions, the comparison of what was recorded
   with the module), lowering, first call of the result, compilation included.
-* torchax: `torchax.extract_jax`, first call of its function under `jax.jit`. That takes a pytree of
-  JAX only, so that a small module around the model gives the tensors of its output.
+* torchax.export: `torch.export.export`, `torchax.export.exported_program_to_jax`, first call of its
+  function under `jax.jit`: as here, a program that is independent of torch from then on.
+* torchax: `torchax.extract_jax`, first call of its function under `jax.jit`. Nothing is recorded:
+  torch runs the module whenever JAX traces it.
+
+Both take a pytree of JAX only, so that a small module around the model gives the tensors of its
+output.
 
 A ratio is the median, over the rounds, of our total by theirs; the bar is 1.0 for the median of all
-classes that both convert. Classes that a side does not convert are listed, and so are those whose
-first output is not torch's.
+classes that both convert, for each peer. Classes that a side does not convert are listed, and so
+are those whose first output is not torch's.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ from _report import machine, plain
 
 BAR: Final = 1.0
 OURS: Final = "fmapper"
-PEER: Final = "torchax"
+PEERS: Final = ("torchax.export", "torchax")
 PACKAGES: Final = ("fmapper", "torch", "jax", "torchax", "transformers", "numpy")
 TESTS: Final = Path(__file__).parents[1] / "tests"
 LIKE: Final = 1e-4  # of the largest element, as in the sweep
@@ -116,13 +121,46 @@ def ours(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
     return _between(times, "export", "lowering", "first call"), output
 
 
-def theirs(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
-    """The seconds of each part, and the tensors of the first output."""
+def recorded(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
+    """torchax from a program of torch.export; its placeholders are of all inputs, in order."""
     import jax
     import torch
+    from torchax.export import exported_program_to_jax
+
+    tensors, fixed = _of_torchax(inputs)
+    times = [clock()]
+    program = torch.export.export(_with_parts(model), (), {"kwargs": inputs})
+    times.append(clock())
+    state, function = exported_program_to_jax(program)
+    times.append(clock())
+    run = jax.jit(
+        lambda state, tensors: function(
+            state, [tensors[name] if name in tensors else fixed[name] for name in inputs]
+        )
+    )
+    output = jax.block_until_ready(run(state, tensors))
+    times.append(clock())
+    return _between(times, "export", "lowering", "first call"), output
+
+
+def extracted(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
+    """torchax as it is used: the seconds of each part, and the tensors of the first output."""
+    import jax
     import torchax
 
-    import fmapper
+    tensors, fixed = _of_torchax(inputs)
+    times = [clock()]
+    state, function = torchax.extract_jax(_with_parts(model))
+    times.append(clock())
+    run = jax.jit(lambda state, tensors: function(state, ({**tensors, **fixed},)))
+    output = jax.block_until_ready(run(state, tensors))
+    times.append(clock())
+    return _between(times, "extract", "first call"), output
+
+
+def _with_parts(model: Any) -> Any:
+    """A module that gives the tensors of a model's output, and nothing else."""
+    import torch
 
     class Parts(torch.nn.Module):
         def __init__(self) -> None:
@@ -132,17 +170,19 @@ def theirs(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
         def forward(self, kwargs: Found) -> list[Any]:
             return _parts(self.model(**kwargs))
 
+    return Parts().eval()
+
+
+def _of_torchax(inputs: Found) -> tuple[Found, Found]:
+    """The tensors of the inputs as JAX's arrays, and what is fixed."""
+    import torch
+
+    import fmapper
+
     tensors = {
         name: fmapper.to_jax(value) for name, value in inputs.items() if torch.is_tensor(value)
     }
-    fixed = {name: value for name, value in inputs.items() if name not in tensors}
-    times = [clock()]
-    state, function = torchax.extract_jax(Parts().eval())
-    times.append(clock())
-    run = jax.jit(lambda state, tensors: function(state, ({**tensors, **fixed},)))
-    output = jax.block_until_ready(run(state, tensors))
-    times.append(clock())
-    return _between(times, "extract", "first call"), output
+    return tensors, {name: value for name, value in inputs.items() if name not in tensors}
 
 
 def _parts(tree: Any) -> list[Any]:
@@ -163,7 +203,7 @@ def _between(times: list[float], *names: str) -> Found:
     return {**found, "total": times[-1] - times[0]}
 
 
-SIDES: Final = {OURS: ours, PEER: theirs}
+SIDES: Final = {OURS: ours, PEERS[0]: recorded, PEERS[1]: extracted}
 
 
 def sample(side: str, tiny: Any, clock: Clock) -> Found:
@@ -214,9 +254,11 @@ def row_of(name: str, samples: dict[str, list[Found]]) -> Found:
         if all("times" in one for one in rows):
             names = rows[0]["times"]
             row[side] = {part: median(one["times"][part] for one in rows) for part in names}
-    if OURS in row and PEER in row:
-        totals = {side: [one["times"]["total"] for one in rows] for side, rows in samples.items()}
-        row["ratio"] = paired(totals[OURS], totals[PEER])
+    row["ratio"] = {
+        peer: paired(*([one["times"]["total"] for one in samples[side]] for side in (OURS, peer)))
+        for peer in PEERS
+        if OURS in row and peer in row
+    }
     return row
 
 
@@ -227,9 +269,11 @@ def print_row(row: Found) -> None:
         parts = row.get(side, {})
         text = " + ".join(f"{value:.2f}" for part, value in parts.items() if part != "total")
         cells.append(f"{parts.get('total', float('nan')):6.2f} = {text:<20}")
-    ratio = f"{row['ratio'][0]:5.2f}x" if "ratio" in row else "     -"
+    ratios = "  ".join(
+        f"{row['ratio'][peer][0]:5.2f}x" if peer in row["ratio"] else "     -" for peer in PEERS
+    )
     problems = "; ".join(f"{side} {text[:90]}" for side, text in row["problems"].items())
-    print(f"{row['case']:<42}{cells[0]}  {cells[1]}  {ratio}  {problems}", flush=True)
+    print(f"{row['case']:<42}{'  '.join(cells)}  {ratios}  {problems}", flush=True)
 
 
 def prepare() -> None:
@@ -261,14 +305,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    if not find_spec(PEER):
+    if not find_spec("torchax"):
         parser.error("torchax is not installed: there is nothing to compare with")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     clock = process_time if options.clock == "cpu" else perf_counter
     report: Found = {"machine": machine(PACKAGES), "clock": options.clock, "rows": []}
     print(", ".join(f"{name} {value}" for name, value in report["machine"].items()))
-    print("seconds: fmapper = export + lowering + first call; torchax = extract + first call")
+    print("seconds: fmapper and torchax.export = export + lowering + first call; "
+          "torchax = extract + first call")  # fmt: skip
     prepare()
     for name in options.case:
         run = functools.partial(case, name, options.rounds, options.seconds, clock)
@@ -276,7 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = sys.modules["sweeping"].run_case(run, seconds=limit, gigabytes=16)
         if found["class"] != "ok":
             print(f"{name}: {found['class']}: {found['reason'][:200]}", flush=True)
-            report["rows"].append({"case": name, "problems": {"model": found["reason"]}})
+            report["rows"].append(
+                {"case": name, "ratio": {}, "problems": {"model": found["reason"]}}
+            )
             continue
         row = row_of(name, found["samples"])
         report["rows"].append(row)
@@ -288,21 +335,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def summary(report: Found) -> bool:
-    """Print the medians over the classes that both convert; say whether the bar is met."""
-    rows = [row for row in report["rows"] if "ratio" in row]
-    if not rows:
-        return False
-    for side in SIDES:
-        parts = {p: median(row[side][p] for row in rows) for p in rows[0][side]}
-        print(f"{side}: " + ", ".join(f"{part} {value:.2f} s" for part, value in parts.items()))
-        report[side] = parts
-    ratio = median(row["ratio"][0] for row in rows)
-    report["ratio"] = ratio
-    met = ratio <= BAR
-    slower = sum(row["ratio"][0] > BAR for row in rows)
-    print(f"{len(rows)} classes, ratio {ratio:.2f} ({'met' if met else 'MISSED'}), "
-          f"slower in {slower}")  # fmt: skip
-    return met
+    """Print, for each peer, the medians over the classes that both convert; say if bars hold."""
+    report["medians"] = {}
+    for peer in PEERS:
+        rows = [row for row in report["rows"] if peer in row["ratio"]]
+        if not rows:
+            return False
+        of_peer = report["medians"][peer] = {"classes": len(rows)}
+        for side in (OURS, peer):
+            of_peer[side] = {
+                part: median(row[side][part] for row in rows) for part in rows[0][side]
+            }
+            parts = ", ".join(f"{part} {value:.2f} s" for part, value in of_peer[side].items())
+            print(f"{side}: {parts}")
+        ratio = of_peer["ratio"] = median(row["ratio"][peer][0] for row in rows)
+        slower = sum(row["ratio"][peer][0] > BAR for row in rows)
+        print(f"{len(rows)} classes, ratio to {peer} {ratio:.2f} "
+              f"({'met' if ratio <= BAR else 'MISSED'}), slower in {slower}")  # fmt: skip
+    return all(of_peer["ratio"] <= BAR for of_peer in report["medians"].values())
 
 
 if __name__ == "__main__":
