@@ -57,7 +57,7 @@ class Rule:
 
 RULES = (
     Rule(8, 2, 4),
-    Rule(8, 2, None),
+    Rule(8, 2, 11),  # sides of 110 patches; others stay
     Rule(4, 2, 4),
     Rule(8, 4, None),
     Rule(8, 2, 4, heads=True),
