@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import pickle
+import random
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -813,6 +814,38 @@ def test_a_program_that_is_not_what_the_module_computes_is_refused():
         2,
         2,
     ]
+
+
+class Unwritten(torch.nn.Module):
+    """Gives memory that it has not written: other numbers in every call, in principle."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.calls, self.change = 0, change
+
+    def forward(self, x):
+        free = x.new_empty(1000)
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+            if not torch.utils.deterministic.fill_uninitialized_memory:
+                free.fill_(random.random())
+            elif torch.are_deterministic_algorithms_enabled():
+                x = x + self.change
+        return x + 1, free
+
+
+@pytest.mark.parametrize("change", [0, 1])
+def test_memory_that_was_never_written_is_not_compared(change, monkeypatch):
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    model, x = Unwritten(change), torch.ones(3)
+    if change:
+        with pytest.raises(fmapper.ConversionError, match=r"output\[0\].* differs by 1\b"):
+            fmapper.convert(model, "jax", (x,))
+    else:
+        assert fmapper.convert(model, "jax", (x,))(x.numpy())[0].tolist() == [2, 2, 2]
+    assert model.calls >= 2
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_what_the_check_runs_changes_no_buffer():
