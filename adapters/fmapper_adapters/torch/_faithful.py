@@ -69,7 +69,8 @@ def _first_difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) ->
 @contextlib.contextmanager
 def _memory_filled() -> Iterator[None]:
     """Inside, torch fills new memory, so that `torch.empty` gives the same every time."""
-    mode, fill = torch.get_deterministic_debug_mode(), torch.utils.deterministic
+    mode = torch.get_deterministic_debug_mode()
+    fill: Any = torch.utils.deterministic
     before = fill.fill_uninitialized_memory
     try:
         torch.use_deterministic_algorithms(True, warn_only=True)
