@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import importlib.util
 import inspect
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import sweep_zoo as zoo
+import sweeping
 
 Found = dict[str, Any]
 Arrays = dict[str, Any]
@@ -103,22 +104,6 @@ GENERATIVE = {
 }
 
 
-def load(name: str) -> Any:
-    """A module beside this one."""
-    path = Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-zoo = load("sweep_zoo")
-sweeping = zoo.sweeping
-
-
 class CannotError(Exception):
     """What is asked cannot be done by torch either."""
 
@@ -127,9 +112,10 @@ def use_case(name: str, use: str) -> Found:
     """One use of one class: built, converted, used and compared."""
     import torch
 
+    import tiny_models
+
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    tiny_models = load("tiny_models")
     kind = tiny_models.classes()[name]
     try:
         tiny = tiny_models.build(name.rpartition("/")[2], kind)
@@ -827,7 +813,9 @@ def main() -> None:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     zoo.prepare()
-    load("tiny_models").build("LlamaForCausalLM", "llama")  # what transformers imports when used
+    import tiny_models
+
+    tiny_models.build("LlamaForCausalLM", "llama")  # what transformers imports when used
     gc.freeze()  # or each process would copy all of it
     known = sweeping.sweep(cases(), options, "Uses of converted models of transformers")
     with (Path(options.out) / "report.md").open("a") as file:
