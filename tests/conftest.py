@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 # Programs and tables of cases: they need frameworks, and have no doctests.
-collect_ignore_glob = ["sweep_*.py", "tiny_*.py", "nn_cases.py", "jax_models_*.py"]
+collect_ignore_glob = ["sweep_*.py", "uses_*.py", "tiny_*.py", "nn_cases.py", "jax_models_*.py"]
 
 MAPPINGS = 20_000  # of memory, after which a process forgets compiled programs
 

@@ -6,6 +6,8 @@ import pytest
 
 import fmapper
 import sweep_uses
+import uses_bfloat16
+import uses_training
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
@@ -66,13 +68,13 @@ def test_other_numbers_are_seen(small):
     other = Small(slope=1.01)
     other.load_state_dict(model.state_dict())
     converted = fmapper.convert(other, "jax", (), inputs)
-    found = sweep_uses.compared_gradients(model.eval(), converted, inputs)
+    found = uses_training.compared_gradients(model.eval(), converted, inputs)
     assert found["class"] == "gradient"
     far = Small(slope=1.1).eval().bfloat16()
     far.load_state_dict(model.state_dict())
     given = {"x": inputs["x"].bfloat16()}
     converted = fmapper.convert(far, "jax", (), given)
-    found = sweep_uses.compared_halves(model.bfloat16(), converted, given)
+    found = uses_bfloat16.compared_halves(model.bfloat16(), converted, given)
     assert found["class"] == "MISMATCH"
 
 
