@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import importlib.util
 import json
 import os
 import random
@@ -45,11 +44,15 @@ from typing import Any, Final
 from _interleave import paired
 from _report import machine, plain
 
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+import sweep_zoo
+import sweeping
+
 BAR: Final = 1.0
 OURS: Final = "fmapper"
 PEERS: Final = ("torchax.export", "torchax")
 PACKAGES: Final = ("fmapper", "torch", "jax", "torchax", "transformers", "numpy")
-TESTS: Final = Path(__file__).parents[1] / "tests"
 LIKE: Final = 1e-4  # of the largest element, as in the sweep
 CASES: Final = (
     "albert/AlbertModel",
@@ -85,17 +88,6 @@ Clock = Callable[[], float]
 Found = dict[str, Any]
 
 
-def load(name: str) -> Any:
-    """A module of the tests, which are no package."""
-    spec = importlib.util.spec_from_file_location(name, TESTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def ours(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
     """The seconds of each part, and the first output."""
     import jax
@@ -116,7 +108,7 @@ def ours(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
     times.append(clock())
     key = {"key": jax.random.key(0)} if converted.is_random else {}
     output = converted.call((), given, **key).output
-    jax.block_until_ready([x for x in _parts(output) if isinstance(x, jax.Array)])
+    jax.block_until_ready([x for x in sweep_zoo.parts(output) if isinstance(x, jax.Array)])
     times.append(clock())
     return _between(times, "export", "lowering", "first call"), output
 
@@ -168,7 +160,7 @@ def _with_parts(model: Any) -> Any:
             self.model = model
 
         def forward(self, kwargs: Found) -> list[Any]:
-            return _parts(self.model(**kwargs))
+            return sweep_zoo.parts(self.model(**kwargs))
 
     return Parts().eval()
 
@@ -185,19 +177,6 @@ def _of_torchax(inputs: Found) -> tuple[Found, Found]:
     return tensors, {name: value for name, value in inputs.items() if name not in tensors}
 
 
-def _parts(tree: Any) -> list[Any]:
-    """The arrays in an output, in the order of its fields."""
-    if hasattr(tree, "shape"):
-        return [tree]
-    if isinstance(tree, dict):
-        return [x for value in tree.values() for x in _parts(value)]
-    if isinstance(tree, list | tuple):
-        return [x for value in tree for x in _parts(value)]
-    if hasattr(tree, "__dict__") and not isinstance(tree, type) and not callable(tree):
-        return [x for value in vars(tree).values() for x in _parts(value)]
-    return []
-
-
 def _between(times: list[float], *names: str) -> Found:
     found = {name: b - a for name, a, b in zip(names, times, times[1:], strict=False)}
     return {**found, "total": times[-1] - times[0]}
@@ -210,12 +189,11 @@ def sample(side: str, tiny: Any, clock: Clock) -> Found:
     """One sample: the seconds of each part, and whether the first output is torch's."""
     import torch
 
-    sweep_zoo = sys.modules["sweep_zoo"]
     SIDES[side](torch.nn.Linear(2, 2).eval(), {"input": torch.ones(1, 2)}, clock)
     gc.collect()
     times, output = SIDES[side](tiny.model, tiny.inputs, clock)
-    want = _parts(tiny.outputs)
-    got = _parts(output)
+    want = sweep_zoo.parts(tiny.outputs)
+    got = sweep_zoo.parts(output)
     if len(got) != len(want):
         return {"class": "wrong", "reason": f"{len(got)} outputs, not {len(want)}", "times": times}
     worst = max(sweep_zoo.difference(*pair)[0] for pair in zip(got, want, strict=True))
@@ -224,7 +202,8 @@ def sample(side: str, tiny: Any, clock: Clock) -> Found:
 
 def case(name: str, rounds: int, seconds: float, clock: Clock) -> Found:
     """All samples of a class; runs in a process of its own, where the model is built once."""
-    sweeping, tiny_models = sys.modules["sweeping"], sys.modules["tiny_models"]
+    import tiny_models
+
     warnings.simplefilter("ignore")
     kind, _, cls = name.rpartition("/")
     tiny = tiny_models.build(cls, kind)
@@ -286,13 +265,12 @@ def prepare() -> None:
     import fmapper_adapters.jax._model
     import fmapper_adapters.jax.aten._table
     import fmapper_adapters.torch._export
+    import tiny_models
 
     assert all((jax, torch, torchax, transformers))
     fmapper_adapters.jax.aten._table.load()
     torch.set_num_threads(1)
-    sweep_zoo = load("sweep_zoo")
-    sys.modules["tiny_models"] = sweep_zoo.load("tiny_models")
-    sys.modules["tiny_models"].build("LlamaForCausalLM", "llama")
+    tiny_models.build("LlamaForCausalLM", "llama")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -318,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.case:
         run = functools.partial(case, name, options.rounds, options.seconds, clock)
         limit = 2 * options.seconds * options.rounds + 300
-        found = sys.modules["sweeping"].run_case(run, seconds=limit, gigabytes=16)
+        found = sweeping.run_case(run, seconds=limit, gigabytes=16)
         if found["class"] != "ok":
             print(f"{name}: {found['class']}: {found['reason'][:200]}", flush=True)
             report["rows"].append(

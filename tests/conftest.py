@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 # Programs and tables of cases: they need frameworks, and have no doctests.
-collect_ignore_glob = ["sweep_*.py", "tiny_*.py", "nn_cases.py", "jax_models_*.py"]
+collect_ignore_glob = ["sweep_*.py", "uses_*.py", "tiny_*.py", "nn_cases.py", "jax_models_*.py"]
 
 MAPPINGS = 20_000  # of memory, after which a process forgets compiled programs
 
@@ -61,20 +61,11 @@ def compiled_programs() -> Iterator[None]:
         sys.modules["jax"].clear_caches()
 
 
-@functools.cache
-def transformed() -> Any:
-    """The module beside this one; tests are no package."""
-    spec = spec_from_file_location("transformed", Path(__file__).with_name("transformed.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(params=["torch", "jax"])
 def xp(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A backend that differentiates and compiles, in float64."""
     pytest.importorskip(request.param)
-    with transformed().backend(request.param) as found:
+    import transformed
+
+    with transformed.backend(request.param) as found:
         yield found

@@ -1,13 +1,8 @@
-"""What the tests of conversion share: converted models against eager torch.
-
-Loaded by path as `converting = load("converting")`, since tests/ is no package.
-"""
+"""What the tests of conversion share: converted models against eager torch."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,13 +137,3 @@ def compare_arrays(got: Any, want: Any, scale: float, path: str) -> None:
     error = float(np.abs(a[finite] - b[finite]).max()) / size
     allowed = TOLERANCE.get(expected.replace("complex64", "float32"), 1e-5) * scale
     assert error <= allowed, f"{path}: off by {error:.2e} of the largest element"
-
-
-def load(name: str) -> Any:
-    """A module beside this one."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -1,7 +1,4 @@
-"""What the tests of JAX -> torch share: converted functions against JAX itself.
-
-Loaded by path, since tests/ is no package.
-"""
+"""What the tests of JAX -> torch share: converted functions against JAX itself."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ Every array comes with what a move must give: a NumPy array of the same bits, as
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,20 +20,9 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 pytest.importorskip("ml_dtypes")
 
+import conformance  # noqa: E402
+from conformance import ML_DTYPES, host_dtype, sample  # noqa: E402
 
-def load(name: str) -> Any:
-    """A module beside this one: tests/ is no package and not on `sys.path`."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-conformance = load("conformance")
-sample, host_dtype = conformance.sample, conformance.host_dtype
-ML_DTYPES: tuple[str, ...] = conformance.ML_DTYPES
 DTYPES: tuple[str, ...] = (*conformance.NUMPY_DTYPES, *ML_DTYPES)
 WIDE = ("int64", "uint64", "float64", "complex128")
 FLOATS = (*(d for d in DTYPES if "float" in d), "complex64", "complex128")

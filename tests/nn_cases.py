@@ -1,6 +1,6 @@
 """Layers of torch.nn with their options, and inputs for them: what converted ones are compared on.
 
-Loaded by path, as tests/ is no package. `CASES` maps a name to what makes a module or function and
+`CASES` maps a name to what makes a module or function and
 to its inputs; weights and inputs are random with a seed.
 """
 

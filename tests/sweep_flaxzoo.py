@@ -15,14 +15,14 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import importlib.util
+import importlib
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+import sweeping
 
 TOLERANCE = 1e-4
 HALVES = 100  # how much more numbers of 16 bits may differ
@@ -30,25 +30,11 @@ KINDS = "linen", "nnx", "equinox", "functions"
 Found = dict[str, Any]
 
 
-def load(name: str) -> Any:
-    """A module beside this one."""
-    if name in sys.modules:
-        return sys.modules[name]
-    path = Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def models() -> dict[str, Callable[[], Any]]:
     """All models by name."""
     found: dict[str, Callable[[], Any]] = {}
     for kind in KINDS:
-        found |= load(f"jax_models_{kind}").MODELS
+        found |= importlib.import_module(f"jax_models_{kind}").MODELS
     return found
 
 
@@ -536,9 +522,6 @@ def rounding(reference: Reference, gradients: dict[str, Any]) -> float:
     wide = {n: np.asarray(g).astype("complex128") for n, g in exact.items()}
     found = gradients_difference({plain_name(n): g for n, g in wide.items()}, gradients)[0]
     return found if found < 1e-2 else 0.0  # other numbers were drawn, or other branches taken
-
-
-sweeping = load("sweeping")
 
 
 def prepare() -> None:

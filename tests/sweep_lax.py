@@ -36,6 +36,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sweeping import Worker
+
 OUTCOMES = ("right", "refused", "MISMATCH", "error", "not run")
 # Of the element, and of the largest element where sums are taken.
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 8e-3, "float16": 1e-3}
@@ -146,8 +148,6 @@ def drive(options: argparse.Namespace) -> list[Case]:
 
 def run_part(names: list[str], options: argparse.Namespace, results: list[Case]) -> None:
     """Runs cases in workers; where one dies, the case that it had begun is an error."""
-    from sweeping import Worker  # beside this file, which runs as a script now
-
     left = list(names)
     while left:
         worker = Worker([sys.executable, __file__, *sys.argv[1:], "--worker"], left)

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import sweep_zoo
+import sweeping
 
 
 def nn_case(name: str) -> dict[str, Any]:
@@ -21,10 +18,12 @@ def nn_case(name: str) -> dict[str, Any]:
 
     import torch
 
+    import converting
+    import nn_cases
+
     torch.set_num_threads(1)
-    converting, cases = sweep_zoo.load("converting"), sweep_zoo.load("nn_cases")
-    make, inputs = cases.CASES[name]
-    module = cases.build(make)
+    make, inputs = nn_cases.CASES[name]
+    module = nn_cases.build(make)
     if not isinstance(module, torch.nn.Module):
         module = converting.Function(module)
     module.eval()
@@ -33,19 +32,19 @@ def nn_case(name: str) -> dict[str, Any]:
         with torch.no_grad():
             want = twin(*copy.deepcopy(inputs))
     except Exception as error:
-        return {"class": "not built", "reason": sweep_zoo.sweeping.reason(error)}
+        return {"class": "not built", "reason": sweeping.reason(error)}
     return sweep_zoo.converted_case(module, inputs, {}, want)
 
 
 def main() -> None:
-    options = sweep_zoo.sweeping.arguments(__doc__ or "", "layers").parse_args()
+    options = sweeping.arguments(__doc__ or "", "layers").parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     sweep_zoo.prepare()
-    cases = sweep_zoo.load("nn_cases").CASES
-    sweep_zoo.sweeping.sweep(
-        {name: functools.partial(nn_case, name) for name in cases}, options, "Layers of torch.nn"
-    )
+    import nn_cases
+
+    cases = {name: functools.partial(nn_case, name) for name in nn_cases.CASES}
+    sweeping.sweep(cases, options, "Layers of torch.nn")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from sweeping import Worker
+
 OUTCOMES = ("exact", "not exported", "missing", "refused", "error", "MISMATCH")
 DTYPES = ("float32", "int64", "bool", "complex64")
 # Results that torch leaves undefined.
@@ -82,8 +84,6 @@ def parser() -> argparse.ArgumentParser:
 
 def drive(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All cases, from workers that are replaced when one crashes or hangs."""
-    from sweeping import Worker  # beside this file, which runs as a script now
-
     wanted = names(options)
     command = [sys.executable, __file__, *sys.argv[1:], "--worker"]
     results: list[dict[str, Any]] = []

@@ -8,36 +8,24 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.util
 import os
-import sys
 import warnings
-from pathlib import Path
 from typing import Any
+
+import sweeping
 
 TOLERANCE = 1e-4
 HALVES = 100  # how much more numbers of 16 bits may differ
-
-
-def load(name: str) -> Any:
-    """A module beside this one."""
-    path = Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def zoo_case(name: str, kind: str) -> dict[str, Any]:
     """One class: built, recorded, converted, run and compared."""
     import torch
 
+    import tiny_models
+
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    tiny_models = load("tiny_models")
     try:
         tiny = tiny_models.build(name, kind)
     except tiny_models.CannotBuild as error:
@@ -293,9 +281,6 @@ def array_difference(got: Any, want: Any, path: str) -> float:
     return float(np.abs(a[plain] - b[plain]).max(initial=0)) / size
 
 
-sweeping = load("sweeping")
-
-
 def prepare() -> None:
     """Loads what all cases need before processes are forked; JAX must not compute before that."""
     import jax
@@ -320,7 +305,8 @@ def main() -> None:
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     prepare()
-    tiny_models = load("tiny_models")
+    import tiny_models
+
     tiny_models.build("LlamaForCausalLM", "llama")  # likewise what transformers needs
     gc.freeze()  # or each process would copy all of it
     classes = tiny_models.classes()

@@ -1,7 +1,7 @@
 """Running many cases, each in a process of its own: time and memory are bounded, nothing is lost.
 
 A case ends in one of a few classes; what it found is appended to a file of JSON lines at once, so
-that a sweep which was stopped goes on where it was. Loaded by path, as tests/ is no package.
+that a sweep which was stopped goes on where it was.
 """
 
 from __future__ import annotations

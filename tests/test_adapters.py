@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import pickle
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,21 +14,9 @@ from fmapper import Adapter
 
 np = pytest.importorskip("numpy")
 
+import conformance  # noqa: E402
+from conformance import ML_DTYPES, NUMPY_DTYPES, AdapterConformance  # noqa: E402
 
-def load(path: Path) -> Any:
-    """A module by its path: tests/ is no package and not on `sys.path`."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-conformance = load(Path(__file__).parent / "conformance.py")
-AdapterConformance: Any = conformance.AdapterConformance
-NUMPY_DTYPES: tuple[str, ...] = conformance.NUMPY_DTYPES
-ML_DTYPES: tuple[str, ...] = conformance.ML_DTYPES
 WIDE = ("int64", "uint64", "float64", "complex128")
 
 

@@ -1,13 +1,11 @@
 """Converted models: how they are called, what they are in JAX, and what they refuse."""
 
 import copy
-import importlib.util
 import pickle
 import random
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +16,8 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 
-_spec = importlib.util.spec_from_file_location(
-    "converting", Path(__file__).parent / "converting.py"
-)
-converting = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(converting)
-check, compare, Function = converting.check, converting.compare, converting.Function
+from converting import Function, check, compare  # noqa: E402
+
 nn = torch.nn
 
 

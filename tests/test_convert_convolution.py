@@ -1,18 +1,13 @@
 """Convolutions: converted and compared with torch."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
-spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
-converting = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(converting)
-check, check_gradients = converting.check, converting.check_gradients
+from converting import check, check_gradients  # noqa: E402
+
 F = torch.nn.functional
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +12,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
-_spec = importlib.util.spec_from_file_location(
-    "converting", Path(__file__).parent / "converting.py"
-)
-assert _spec is not None
-converting: Any = importlib.util.module_from_spec(_spec)
-assert _spec.loader is not None
-_spec.loader.exec_module(converting)
+import converting  # noqa: E402
 
 
 def test_prints_come_in_order_when_the_program_runs(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,7 @@
 """Models converted to Flax: trees of NNX variables with the names of torch, and Linen modules."""
 
 import copy
-import importlib.util
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +16,8 @@ import optax  # noqa: E402
 from flax import linen, nnx  # noqa: E402
 from flax.training.train_state import TrainState  # noqa: E402
 
-_spec = importlib.util.spec_from_file_location(
-    "converting", Path(__file__).parent / "converting.py"
-)
-converting = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(converting)
-compare, Function = converting.compare, converting.Function
+from converting import Function, compare  # noqa: E402
+
 nn = torch.nn
 
 

@@ -1,8 +1,5 @@
 """Lookup and assignment by indices and masks: converted and compared with torch."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 import fmapper
@@ -11,10 +8,8 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
-spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
-converting = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(converting)
-check, check_gradients = converting.check, converting.check_gradients
+from converting import Function, check, check_gradients  # noqa: E402
+
 F = torch.nn.functional
 
 
@@ -234,6 +229,6 @@ def test_gradients_of_bags_that_torch_scales_are_refused():
 
 
 def test_indices_that_are_out_of_range_are_nan():
-    module = converting.Function(lambda x, i: x[i])
+    module = Function(lambda x, i: x[i])
     converted = fmapper.convert(module, "jax", (torch.randn(3), torch.tensor([0])))
     assert np.isnan(converted(jax.numpy.ones(3), jax.numpy.asarray([7]))).all()

@@ -1,20 +1,15 @@
 """Layers of torch.nn in JAX: values, delicate gradients, and what training changes."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
+import converting  # noqa: E402
 import fmapper  # noqa: E402
+import nn_cases  # noqa: E402
 
-spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
-converting = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(converting)
-nn_cases = converting.load("nn_cases")
 nn, F = torch.nn, torch.nn.functional
 
 # A tenth of the cases; `nox -s sweeps` runs all of them, and `nox -s layers` with a report.

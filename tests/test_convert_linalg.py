@@ -1,18 +1,15 @@
 """Products, norms, factorisations of matrices and Fourier transforms: converted, and compared."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+
+import fmapper
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
-spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
-converting = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(converting)
-check, check_gradients = converting.check, converting.check_gradients
+from converting import Function, check, check_gradients  # noqa: E402
+
 F = torch.nn.functional
 
 
@@ -258,8 +255,8 @@ def test_matrices_without_elements():
 
 def test_matrices_that_are_indefinite_give_nan():
     s = positive(3, 3)
-    module = converting.Function(torch.linalg.cholesky)
-    converted = converting.fmapper.convert(module, "jax", (s,))
+    module = Function(torch.linalg.cholesky)
+    converted = fmapper.convert(module, "jax", (s,))
     assert np.isnan(converted(jax.numpy.asarray(-s.numpy()))).any()
 
 

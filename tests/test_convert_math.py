@@ -3,9 +3,7 @@
 Functions of one kind are one program: an output that differs is named by the function.
 """
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +13,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
-spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
-converting = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(converting)
-check = converting.check
+from converting import Function, check, check_gradients  # noqa: E402
 
 inf, nan = math.inf, math.nan
 CORNERS = [-inf, -7.5, -3.0, -2.5, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.5, 3.0, 7.0, inf, nan]
@@ -106,7 +101,7 @@ def test_halves_are_rounded_once():
                 torch.addcmul(x, x, x, value=0.7), torch.lerp(x, x * 2, 0.3), x.sum(), x.mean(),
                 x.std()]  # fmt: skip
 
-    model = fmapper.convert(converting.Function(functions), "jax", (x,))
+    model = fmapper.convert(Function(functions), "jax", (x,))
     for got, want in zip(model(fmapper.to_jax(x)), functions(x), strict=True):
         np.testing.assert_array_equal(np.asarray(got, np.float32), want.float().numpy())
 
@@ -305,7 +300,7 @@ def test_gradients(name):
     weights = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
     y = function(x)
     (y * weights[: y.numel()].reshape(y.shape)).sum().backward()
-    model = fmapper.convert(converting.Function(function), "jax", (x.detach(),))
+    model = fmapper.convert(Function(function), "jax", (x.detach(),))
 
     def loss(x):
         y = model(x)
@@ -340,7 +335,7 @@ DRAWS = {
 def test_random_numbers_have_the_distribution(name):
     function, mean, variance = DRAWS[name]
     x = torch.zeros(20000)
-    model = fmapper.convert(converting.Function(function), "jax", (x,), train=True)
+    model = fmapper.convert(Function(function), "jax", (x,), train=True)
     drawn = np.asarray(model(x.numpy(), key=jax.random.key(0)))
     again = np.asarray(model(x.numpy(), key=jax.random.key(1)))
     assert not np.array_equal(drawn, again)
@@ -352,7 +347,7 @@ def test_random_numbers_have_the_distribution(name):
 def test_multinomial_without_replacement_and_permutations():
     weights = torch.tensor([[0.1, 0.0, 0.3, 0.6], [0.5, 0.1, 0.4, 0.0]])
     model = fmapper.convert(
-        converting.Function(lambda w: (torch.multinomial(w, 3), torch.randperm(9))),
+        Function(lambda w: (torch.multinomial(w, 3), torch.randperm(9))),
         "jax",
         (weights,),
     )
@@ -377,7 +372,7 @@ def test_the_derivative_of_complex_logaddexp_has_no_nan_where_exp_overflows(size
     """Against 1 / (1 + exp(y - x)) in double precision: torch's own is NaN for some."""
     generator = torch.Generator().manual_seed(1)
     x, y = (size * torch.randn(12, dtype=torch.complex64, generator=generator) for _ in range(2))
-    model = fmapper.convert(converting.Function(torch.logaddexp), "jax", (x[0], y[0]))
+    model = fmapper.convert(Function(torch.logaddexp), "jax", (x[0], y[0]))
     slope = jax.vmap(jax.grad(model, holomorphic=True))(x.numpy(), y.numpy())
     with np.errstate(over="ignore", invalid="ignore"):
         want = 1 / (1 + np.exp(y.numpy().astype(complex) - x.numpy()))
@@ -387,6 +382,6 @@ def test_the_derivative_of_complex_logaddexp_has_no_nan_where_exp_overflows(size
 
 def test_the_zeros_of_lgamma_are_exact():
     x = torch.tensor([1.0, 2.0], dtype=torch.float32)
-    model = fmapper.convert(converting.Function(torch.lgamma), "jax", (x,))
+    model = fmapper.convert(Function(torch.lgamma), "jax", (x,))
     assert model(x.numpy()).tolist() == [0, 0]
-    converting.check_gradients(torch.lgamma, x)
+    check_gradients(torch.lgamma, x)

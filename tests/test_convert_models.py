@@ -1,18 +1,13 @@
 """Models of transformers in JAX: a spread sample, made small; `nox -s zoo` runs all of them."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+
+import sweep_zoo as sweep
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 pytest.importorskip("transformers")
-
-spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
-converting = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(converting)
 
 MODELS = """bert/BertForMaskedLM gpt2/GPT2LMHeadModel llama/LlamaForCausalLM
 mixtral/MixtralForCausalLM t5/T5ForConditionalGeneration vit/ViTForImageClassification
@@ -23,14 +18,12 @@ swin/SwinForImageClassification mamba/MambaForCausalLM"""
 @pytest.mark.filterwarnings("ignore")  # theirs: deprecations, that change with every release
 @pytest.mark.parametrize("name", MODELS.split())
 def test_models(name):
-    sweep = converting.load("sweep_zoo")
     kind, _, cls = name.partition("/")
     found = sweep.zoo_case(cls, kind)
     assert found["class"] == "ok", found
 
 
 def test_the_sweep_finds_what_is_wrong():
-    sweep = converting.load("sweep_zoo")
     model = torch.nn.Linear(3, 2)
     x = torch.ones(4, 3)
     want = model(x).detach()
@@ -46,7 +39,6 @@ def test_the_sweep_compares_models_that_draw_numbers():
             noise = torch.randn_like(x) * torch.rand(3) + torch.empty(3).normal_()
             return torch.nn.functional.dropout(x, 0.4) + noise + torch.bernoulli(x.sigmoid())
 
-    sweep = converting.load("sweep_zoo")
     found = sweep.converted_case(Noisy(), (torch.ones(4, 3),), {}, None)
     assert found["class"] == "ok", found
 
@@ -56,7 +48,6 @@ def test_the_sweep_tells_rounding_from_errors():
         def forward(self, x):
             return (x + 1000.0) - 1000.0
 
-    sweep = converting.load("sweep_zoo")
     x = torch.rand(4, 3)
     assert sweep.rounding(Cancels(), (x,), {}) > 1e-5
     found = sweep.converted_case(Cancels(), (x,), {}, x.sin())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +14,7 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 
-_spec = importlib.util.spec_from_file_location(
-    "converting", Path(__file__).parent / "converting.py"
-)
-assert _spec is not None
-converting: Any = importlib.util.module_from_spec(_spec)
-assert _spec.loader is not None
-_spec.loader.exec_module(converting)
+import converting  # noqa: E402
 
 FIRST, LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 X = torch.tensor([[1, 2], [3, 4]])

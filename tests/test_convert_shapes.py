@@ -1,8 +1,5 @@
 """Views, shapes, slices and padding: converted and compared with torch."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 import fmapper
@@ -11,10 +8,8 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
-spec = importlib.util.spec_from_file_location("converting", Path(__file__).parent / "converting.py")
-converting = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(converting)
-check, check_gradients = converting.check, converting.check_gradients
+from converting import Function, check, check_gradients, compare  # noqa: E402
+
 F = torch.nn.functional
 
 
@@ -223,9 +218,9 @@ def test_one_conversion_serves_sizes_that_vary():
         }
 
     n, m = torch.export.Dim("n", min=2), torch.export.Dim("m", min=4)
-    module = converting.Function(function)
+    module = Function(function)
     sizes = (({0: n, 1: 2 * m},),)
     converted = fmapper.convert(module, "jax", (torch.randn(5, 12),), dynamic_shapes=sizes)
     for shape in [(3, 10), (7, 16)]:
         x = torch.randn(shape)
-        converting.compare(converted(fmapper.to_jax(x)), function(x))
+        compare(converted(fmapper.to_jax(x)), function(x))

@@ -1,9 +1,7 @@
 """Models of transformers, small and with random weights: outputs, gradients, caches, files."""
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,11 +13,7 @@ jax = pytest.importorskip("jax")
 transformers = pytest.importorskip("transformers")
 import jax.numpy as jnp  # noqa: E402
 
-_spec = importlib.util.spec_from_file_location(
-    "converting", Path(__file__).parent / "converting.py"
-)
-converting = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(converting)
+import converting  # noqa: E402
 
 SMALL = {
     "hidden_size": 32,

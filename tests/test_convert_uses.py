@@ -1,24 +1,17 @@
 """A sample of what `nox -s uses` does with converted models of transformers."""
 
-import importlib.util
-import sys
 import types
-from pathlib import Path
 
 import pytest
 
 import fmapper
+import sweep_uses
+import uses_bfloat16
+import uses_training
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 pytest.importorskip("transformers")
-
-_spec = importlib.util.spec_from_file_location(
-    "sweep_uses", Path(__file__).parent / "sweep_uses.py"
-)
-uses = importlib.util.module_from_spec(_spec)
-sys.modules["sweep_uses"] = uses
-_spec.loader.exec_module(uses)
 
 SAMPLE = [
     "electra/ElectraForTokenClassification:gradients",
@@ -33,7 +26,7 @@ SAMPLE = [
 
 @pytest.mark.parametrize("case", SAMPLE)
 def test_a_model_is_used_as_in_torch(case):
-    found = uses.cases()[case]()
+    found = sweep_uses.cases()[case]()
     assert found["class"] == "ok", found.get("reason")
 
 
@@ -61,7 +54,7 @@ def small():
 
 @pytest.mark.parametrize("use", ["gradients", "bfloat16", "bfloat16_module", "dynamic", "train"])
 def test_uses_of_a_small_model(small, use):
-    found = uses.USES[use](*small)
+    found = sweep_uses.USES[use](*small)
     assert found["class"] == "ok", found.get("reason")
     if use == "train":
         assert found["statistics"] == 2
@@ -75,18 +68,20 @@ def test_other_numbers_are_seen(small):
     other = Small(slope=1.01)
     other.load_state_dict(model.state_dict())
     converted = fmapper.convert(other, "jax", (), inputs)
-    found = uses.compared_gradients(model.eval(), converted, inputs)
+    found = uses_training.compared_gradients(model.eval(), converted, inputs)
     assert found["class"] == "gradient"
     far = Small(slope=1.1).eval().bfloat16()
     far.load_state_dict(model.state_dict())
     given = {"x": inputs["x"].bfloat16()}
     converted = fmapper.convert(far, "jax", (), given)
-    found = uses.compared_halves(model.bfloat16(), converted, given)
+    found = uses_bfloat16.compared_halves(model.bfloat16(), converted, given)
     assert found["class"] == "MISMATCH"
 
 
 def test_the_sample_is_there():
-    names = [name for names in uses.SAMPLE.values() for name in names]
+    import tiny_models
+
+    names = [name for names in sweep_uses.SAMPLE.values() for name in names]
     assert len(set(names)) == 40
-    assert set(names) <= set(uses.load("tiny_models").classes())
-    assert set(SAMPLE) <= set(uses.cases())
+    assert set(names) <= set(tiny_models.classes())
+    assert set(SAMPLE) <= set(sweep_uses.cases())

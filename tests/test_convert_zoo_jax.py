@@ -1,12 +1,9 @@
 """A sample of the models that `nox -s flaxzoo` converts: one for each of their means."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
 import fmapper
+import sweep_flaxzoo as zoo
 from fmapper import _verify
 
 torch = pytest.importorskip("torch")
@@ -14,13 +11,6 @@ pytest.importorskip("jax")
 pytest.importorskip("flax")
 pytest.importorskip("equinox")
 pytest.importorskip("optax")
-
-_spec = importlib.util.spec_from_file_location(
-    "sweep_flaxzoo", Path(__file__).parent / "sweep_flaxzoo.py"
-)
-zoo = importlib.util.module_from_spec(_spec)
-sys.modules["sweep_flaxzoo"] = zoo
-_spec.loader.exec_module(zoo)
 
 SAMPLE = [
     "linen/resnet_train",

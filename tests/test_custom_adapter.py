@@ -18,12 +18,14 @@ from fmapper import Adapter
 
 np = pytest.importorskip("numpy")
 
+from conformance import AdapterConformance  # noqa: E402
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "custom_adapter.py"
 
 
 def load(path: Path) -> Any:
-    """A module by its path: tests/ is no package and not on `sys.path`."""
+    """A module by its path: examples/ is not on `sys.path`."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -33,7 +35,6 @@ def load(path: Path) -> Any:
 
 
 toy = load(EXAMPLE)
-AdapterConformance: Any = load(ROOT / "tests" / "conformance.py").AdapterConformance
 
 
 class TestToy(AdapterConformance):

@@ -1,17 +1,12 @@
 """A spread of JAX's own corpus of primitives; `nox -s lax` runs more of it."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+
+import sweep_lax
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
-
-_spec = importlib.util.spec_from_file_location("sweep_lax", Path(__file__).parent / "sweep_lax.py")
-sweep_lax = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sweep_lax)
 
 # Groups on whose lowerings others work are in their own tests.
 GROUPS = (

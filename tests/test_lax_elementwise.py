@@ -1,12 +1,11 @@
 """Primitives of JAX on single elements, in torch: corners of every dtype, and their gradients."""
 
-import importlib.util
 import warnings
-from pathlib import Path
 
 import pytest
 
 import fmapper
+import sweep_lax
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -14,10 +13,6 @@ jax = pytest.importorskip("jax")
 
 jnp = jax.numpy
 lax = jax.lax
-
-_spec = importlib.util.spec_from_file_location("sweep_lax", Path(__file__).parent / "sweep_lax.py")
-sweep_lax = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(sweep_lax)
 
 FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, 1e-30, -1e30, np.inf, -np.inf]
 FLOATS += [np.nan, 80.7, -80.7, 0.9999999, 2.0**31, -(2.0**31), 2.0**24 + 1, 255.5, 7.3]

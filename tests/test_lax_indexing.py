@@ -1,8 +1,5 @@
 """Shapes, gathers and scatters of JAX in torch, with indices of all kinds, also out of bounds."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 np = pytest.importorskip("numpy")
@@ -10,11 +7,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp, lax = jax.numpy, jax.lax
 
-spec = importlib.util.spec_from_file_location("from_jax", Path(__file__).parent / "from_jax.py")
-from_jax = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(from_jax)
-check, normal, operations = from_jax.check, from_jax.normal, from_jax.operations
-
+from from_jax import check, normal, operations  # noqa: E402
 
 INSIDE = np.array([[0, 4, 3], [1, 2, 2]], np.int32)
 OUTSIDE = np.array([[0, 4, -9], [7, 2, -1]], np.int32)

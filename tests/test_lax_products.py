@@ -1,8 +1,5 @@
 """Products and convolutions of JAX in torch: dimensions, layouts, dilations, groups and dtypes."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 np = pytest.importorskip("numpy")
@@ -10,10 +7,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp, lax = jax.numpy, jax.lax
 
-spec = importlib.util.spec_from_file_location("from_jax", Path(__file__).parent / "from_jax.py")
-from_jax = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(from_jax)
-check, normal, operations = from_jax.check, from_jax.normal, from_jax.operations
+from from_jax import check, normal, operations  # noqa: E402
 
 
 def dot(left, right, batch_left=(), batch_right=(), **options):

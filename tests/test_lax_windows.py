@@ -1,8 +1,5 @@
 """Reductions over windows of JAX in torch, and what is chosen in windows."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 np = pytest.importorskip("numpy")
@@ -10,11 +7,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp, lax = jax.numpy, jax.lax
 
-spec = importlib.util.spec_from_file_location("from_jax", Path(__file__).parent / "from_jax.py")
-from_jax = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(from_jax)
-check, normal, operations = from_jax.check, from_jax.normal, from_jax.operations
-
+from from_jax import check, normal  # noqa: E402
 
 ZERO, LOW, HIGH = np.float32(0), -np.float32(np.inf), np.float32(np.inf)
 

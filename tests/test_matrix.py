@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -31,27 +30,22 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-
-def _load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-made = _load("layouts")
-MOVERS, CELLS, PAIRS = made.MOVERS, made.CELLS, made.PAIRS
-DTYPES, ML_DTYPES, WIDE, FLOATS = made.DTYPES, made.ML_DTYPES, made.WIDE, made.FLOATS
-assert_exact, bits, make, sample, x64 = (
-    made.assert_exact,
-    made.bits,
-    made.make,
-    made.sample,
-    made.x64,
+import layouts as made  # noqa: E402
+from conformance import noting  # noqa: E402
+from layouts import (  # noqa: E402
+    CELLS,
+    DTYPES,
+    FLOATS,
+    ML_DTYPES,
+    MOVERS,
+    PAIRS,
+    WIDE,
+    assert_exact,
+    bits,
+    make,
+    sample,
+    x64,
 )
-noting = made.conformance.noting
 
 
 @pytest.fixture(autouse=True)

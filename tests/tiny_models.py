@@ -8,17 +8,17 @@ the result, a milder rule is tried, until it computes something in eager PyTorch
 from __future__ import annotations
 
 import copy
-import importlib.util
 import inspect
 import math
 import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+import tiny_configs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -26,20 +26,6 @@ modeling_auto = transformers.models.auto.modeling_auto
 CONFIG_MAPPING = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 
 LARGEST = 80_000_000  # parameters
-
-
-def _beside(name: str) -> Any:
-    """A module beside this one."""
-    path = Path(__file__).parent / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny_configs = _beside("tiny_configs")
 
 
 @dataclass(frozen=True)
