@@ -32,7 +32,7 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-from fmapper_adapters.jax import _interpret, _narrow, _routes
+from fmapper_adapters.jax import _interpret, _layout, _narrow, _routes
 from fmapper_adapters.jax.aten import _table, _types
 
 Arrays = dict[str, Any]
@@ -61,6 +61,7 @@ class Code:
     Attributes:
         program: The program, without its parameters and buffers.
         lowerings: By operation.
+        convolves: Whether it has convolutions.
         constants: Arrays that the code of the model holds, on the host.
         random: Whether it draws random numbers.
         concrete: Whether shapes depend on values, so that it cannot be compiled.
@@ -79,6 +80,7 @@ class Code:
         self.program = program
         self.lowerings = lowerings
         self.constants = constants
+        self.convolves = any("conv" in op for op in lowerings)
         self.random = any(lowering.random is True for lowering in lowerings.values())
         self.concrete = program.has_unknown_sizes() or any(
             lowering.concrete for lowering in lowerings.values()
@@ -429,7 +431,13 @@ def _execute(  # static_argnums goes by position
     return users, changed, changed_inputs, jnp.stack(checks) if checks else None
 
 
-_compiled = partial(jax.jit, static_argnums=(0, 1, 2))(_execute)
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compiled(code: Code, numbers: tuple[Any, ...], precision: str | None, *arrays: Any) -> Results:
+    """The same, compiled."""
+    run: Callable[..., Results] = partial(_execute, code, numbers, precision)
+    if code.convolves and jax.default_backend() == "cpu":
+        run = _layout.channels_last(run)
+    return run(*arrays)
 
 
 def _picker(names: list[str]) -> Callable[[Arrays], tuple[Any, ...]]:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fmapper_adapters.jax.aten import _unfolded
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import cast
 
@@ -110,11 +109,6 @@ def _correlated(
     batched = x.ndim == weight.ndim
     x = cast(x if batched else x[None], weight.dtype)
     stride, dilation, spread = (_each(v, count) for v in (stride, dilation, spread))
-    if groups == 1 and set(spread) == {1}:
-        places = _places(x, weight, stride, widths, dilation)
-        if _unfolded.pays(x, weight, places):
-            y = _unfolded.convolved(x, weight, stride, widths, dilation, places)
-            return _with_bias(y, bias, batched=batched)
     spatial = "DHW"[3 - count :]
     y = jax.lax.conv_general_dilated(
         x,
@@ -133,14 +127,6 @@ def _with_bias(y: Any, bias: Any, *, batched: bool) -> jax.Array:
     if bias is not None:
         y = y + cast(bias, y.dtype).reshape(1, -1, *(1,) * (y.ndim - 2))
     return y if batched else y[0]
-
-
-def _places(
-    x: Any, weight: Any, stride: Sizes, widths: Sequence[tuple[Any, Any]], dilation: Sizes
-) -> list[Any]:
-    """The spatial sizes of the result."""
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, widths, dilation, strict=True)
-    return [(size + sum(pad) - d * (k - 1) - 1) // s + 1 for size, k, s, pad, d in sizes]
 
 
 @lowering("aten::conv_tbc")

@@ -69,20 +69,21 @@ def native_group_norm(
 def _group_norm(
     x: Any, weight: Any, bias: Any, groups: int, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    batch, channels = x.shape[:2]
-    size = math.prod(x.shape[2:])
+    batch, channels, *places = x.shape
     dtype = wide(x.dtype)
-    y = x.astype(dtype).reshape(batch, groups, channels // groups * size)
-    mean = jnp.mean(y, 2, keepdims=True)
+    y = x.astype(dtype).reshape(batch, groups, channels // groups, *places)
+    within = tuple(range(2, y.ndim))
+    mean = jnp.mean(y, within, keepdims=True)
     centred = y - mean
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, 2, keepdims=True) + eps)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, within, keepdims=True) + eps)
     y = (centred * rstd).reshape(x.shape)
     shape = (1, channels, *(1,) * (x.ndim - 2))
     if weight is not None:
         y = y * weight.astype(dtype).reshape(shape)
     if bias is not None:
         y = y + bias.astype(dtype).reshape(shape)
-    return y.astype(x.dtype), mean[:, :, 0].astype(x.dtype), rstd[:, :, 0].astype(x.dtype)
+    mean, rstd = (one.reshape(batch, groups).astype(x.dtype) for one in (mean, rstd))
+    return y.astype(x.dtype), mean, rstd
 
 
 @lowering("aten::rms_norm")
