@@ -224,3 +224,17 @@ def test_grids_of_affine_maps():
         ]
 
     check(function, torch.randn(2, 2, 3), torch.randn(2, 3, 4))
+
+
+@pytest.mark.parametrize("pool", [torch.nn.AvgPool2d, torch.nn.MaxPool2d])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("kernel", [(900, 1000), (900, 3), (4, 1000)])
+def test_a_window_that_is_larger_than_the_image_is_no_window(pool, padding, kernel):
+    """Models end with such ones in ceil_mode; XLA took minutes for them, and all memory."""
+    module = pool(kernel, kernel, padding=padding, ceil_mode=True)
+    x = torch.randn(2, 3, 4, 5)
+    model = check(module, x)
+    check_gradients(module, x)
+    for eqn in jax.make_jaxpr(model.call)((x.numpy(),)).jaxpr.eqns[0].params["jaxpr"].jaxpr.eqns:
+        assert max(eqn.params.get("window_dimensions", [0])) < 10
+        assert all(size < 1000 for y in eqn.outvars for size in y.aval.shape)

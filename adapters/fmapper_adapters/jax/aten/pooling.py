@@ -72,27 +72,39 @@ class _Windows:
                 out = out - 1
             self.outputs.append(out)
             self.widths.append((p, (out - 1) * s + reach - n - p))
+        if all(d == 1 for d in self.dilation):  # the only window may be far larger than the image
+            self.kernel = tuple(
+                min(k, n + 2 * p) if isinstance(n, int) and out == 1 else k
+                for (n, k, _, p, _), out in zip(self._rows(), self.outputs, strict=True)
+            )
 
     def _rows(self) -> Any:
         rows = (self.sizes, self.kernel, self.stride, self.padding, self.dilation)
         return zip(*rows, strict=True)
 
-    def padded(self, x: Any, value: Any) -> jax.Array:
-        """With a value around; what no window sees is cut off."""
-        widths = [(0, 0, 0)] * (x.ndim - self.count) + [(a, b, 0) for a, b in self.widths]
-        return jax.lax.pad(x, cast(value, x.dtype), widths)
-
     def reduce(self, x: Any, value: Any, function: Any) -> jax.Array:
-        """The windows reduced, without dilation."""
-        ones = (1,) * (x.ndim - self.count)
-        return jax.lax.reduce_window(
-            self.padded(x, value),
-            np.asarray(value, x.dtype),  # known while tracing: only then there is a gradient
-            function,
-            (*ones, *self.kernel),
-            (*ones, *self.stride),
-            "VALID",
-        )
+        """The windows reduced, without dilation.
+
+        The only window of a dimension needs no padding, which it may have a lot of: it may be
+        hundreds of times as large as the image.
+        """
+        start = np.asarray(value, x.dtype)  # known while tracing: only then there is a gradient
+        first = x.ndim - self.count
+        kernel, stride, widths = [1] * first, [1] * first, [(0, 0, 0)] * first
+        alone = []
+        for i, (n, k, s, p, _) in enumerate(self._rows()):
+            if isinstance(n, int) and self.outputs[i] == 1:
+                x = jax.lax.slice_in_dim(x, 0, min(n, k - p), axis=first + i)
+                alone.append(first + i)
+                k, s = 1, 1  # noqa: PLW2901
+            kernel, stride = [*kernel, k], [*stride, s]
+            widths.append((0, 0, 0) if k == s == 1 else (*self.widths[i], 0))
+        if alone:
+            x = jnp.expand_dims(jax.lax.reduce(x, start, function, alone), alone)
+        if len(alone) == self.count:
+            return x
+        x = jax.lax.pad(x, start, widths)
+        return jax.lax.reduce_window(x, start, function, kernel, stride, "VALID")
 
     def starts(self) -> list[Any]:
         """Where windows begin in each dimension, before there is padding."""
