@@ -238,3 +238,29 @@ def test_packed_sequences():
         got, *ends = run(data, sizes, start, weights, True, 2, 0.0, False, True)
         converting.compare(got, want.data)
         converting.compare(ends, list(states) if kind == "LSTM" else [states])
+
+
+def test_batch_norm_with_the_averages_of_all_batches() -> None:
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=None), torch.nn.Linear(3, 2))
+    model = fmapper.convert(module, "jax", (torch.randn(8, 3),), train=True)
+    module.train()
+    for _ in range(3):
+        x = torch.randn(8, 3) * 3 + 1
+        y, model = model(x.numpy(), mutable=True)
+        converting.compare(y, module(x))
+    for name, buffer in module.named_buffers():
+        converting.compare(model.buffers[name], buffer)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_transformer_encoders_with_padding() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    module = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, padding = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    model = fmapper.convert(module, "jax", (x,), {"src_key_padding_mask": padding}, verify=True)
+    got = model(x.numpy(), src_key_padding_mask=padding.numpy())
+    converting.compare(got, module(x, src_key_padding_mask=padding))
+    with torch.no_grad():  # torch has other kernels then, with zeros in the padding
+        fast = module(x, src_key_padding_mask=padding)
+    converting.compare(np.asarray(got)[1, :2], fast[1, :2])
+    assert torch.backends.mha.get_fastpath_enabled()

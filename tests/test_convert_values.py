@@ -280,3 +280,14 @@ def test_looking_at_the_values_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), seed)
     found = converted(np.ones(4, np.float32), np.array([1, 3]))
     np.testing.assert_array_equal(found, [1, 1, 1])
+
+
+def test_torch_is_as_it_was_after_a_module_that_cannot_be_recorded() -> None:
+    def nested(x: Any) -> Any:
+        inner = torch.func.grad(lambda z: z.sin().sum())
+        return torch.func.vmap(lambda z: inner(z) * float(z.sum()))(x)
+
+    with pytest.raises(fmapper.ConversionError):
+        fmapper.convert(converting.Function(nested), "jax", (torch.ones(2, 3),))
+    torch.randn(2)  # refused inside of torch.func.vmap
+    assert torch._C._functorch.maybe_current_level() is None

@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper import Call, ConversionError, DType, Graph, Input, Output, Parameter, Program, Ref
+from fmapper_adapters.torch import _own_gradients
 from fmapper_adapters.torch._spec import tree_spec
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
@@ -195,7 +196,7 @@ class _GraphReader:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
                 raise ConversionError(f"{node.name}: a call of {node.target} was left in the graph")
-        found = Graph(tuple(inputs), calls, outputs)
+        found = _own_gradients.folded(Graph(tuple(inputs), calls, outputs))
         return found.without_dead_calls(
             lambda call: call.op.startswith(_EFFECTS) or call.name in self._effects
         )
