@@ -24,9 +24,11 @@ from fmapper_adapters.torch import (
     _gradients,
     _graph,
     _keywords,
+    _packed,
     _recordable,
     _values,
 )
+from fmapper_adapters.torch._undone import unwound
 
 
 def export_program(
@@ -85,33 +87,26 @@ def _recorded_somehow(
     check: bool,
 ) -> torch.export.ExportedProgram:
     reasons: list[Exception] = []
-    depth = _transforms_within()
     ways = [*_WAYS, _unaware]
     for_values = [*_WAYS_FOR_VALUES]
     while ways:
         way = ways.pop(0)
         try:
-            exported = way(module, args, kwargs, dynamic_shapes)
-            if check:
-                exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
-            return _taken_apart(exported)
+            with unwound():
+                exported = way(module, args, kwargs, dynamic_shapes)
+                if check:
+                    exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
+                return _taken_apart(exported)
         except ConversionError:
             raise
-        except _recordable.Refused as error:
+        except _packed.Refused as error:
             where = ": ".join(filter(None, (type(module).__name__, _module_of(module, error))))
             raise ConversionError(f"{where}: {error}") from error
         except Exception as error:  # torch raises what its tracing happens to meet
             reasons.append(error)
-            while _transforms_within() > depth:  # torch leaves them open where they fail
-                torch._C._functorch.pop_dynamic_layer_stack()
             if _is_data_dependent(error):
                 ways, for_values = [*for_values, *ways], []
     raise _failure(module, reasons[0]) from reasons[0]
-
-
-def _transforms_within() -> int:
-    """How many of `torch.func.grad`, `vmap` and their like are open."""
-    return torch._C._functorch.maybe_current_level() or 0
 
 
 def _as_it_runs(

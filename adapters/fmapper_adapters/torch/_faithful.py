@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError
-from fmapper_adapters.torch._undone import undone
+from fmapper_adapters.torch._undone import undone, unwound
 
 _TOLERANCE = 1e-3  # of the largest value: the same kernels, but not always the same way to them
 
@@ -73,6 +73,7 @@ def run(
     """
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     with (
+        unwound(),
         torch.no_grad(),
         slow_attention(),
         undone(module) as before,

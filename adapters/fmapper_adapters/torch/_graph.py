@@ -318,6 +318,8 @@ def op_name(node: torch.fx.Node) -> str:
     target = node.target
     if isinstance(target, _OVERLOAD):
         _, name, overload = str(target).split(".")
+        if name == "packed_network" and _drops(node, target):
+            return "fmapper::packed_network_with_dropout.default"
         if name in _DROPOUT_INSIDE and _drops(node, target):
             return f"fmapper::{name}_with_dropout.{overload}"
         return name_of_overload(target)
@@ -341,7 +343,7 @@ def _drops(node: torch.fx.Node, overload: Any) -> bool:
     names = [argument.name for argument in overload._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
-    layers: Any = given.get("num_layers", 2)
+    layers: Any = given.get("num_layers", given.get("layers", 2))
     return bool(rate) and given.get("train", True) is not False and layers != 1
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmapper_adapters.torch import _own_gradients
+from fmapper_adapters.torch import _own_gradients, _packed
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
@@ -208,12 +208,8 @@ def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
     return is_in_place and getattr(args[0], "is_data_of_computed", False)
 
 
-class Refused(Exception):
-    """A function would be recorded as something else; says why, and what to write instead."""
-
-
-def _behind_gradients(what: str) -> Refused:
-    return Refused(
+def _behind_gradients(what: str) -> _packed.Refused:
+    return _packed.Refused(
         f"{what} changes what was computed behind the back of its gradient, which JAX cannot "
         "record. Write what the gradient shall be: x + (new - x).detach() has the values of new "
         "and the gradient of x."
@@ -247,6 +243,10 @@ class _StandIns(TorchFunctionMode):
         """
         if _is_changed_behind_gradients(func, args):
             raise _behind_gradients(f"x.data.{func.__name__}()")
+        if getattr(func, "__name__", "") == "_pack_padded_sequence":
+            return _packed.pack(*args)
+        if (lengths := _packed.lengths_in(args)) is not None:
+            return _packed.call(func, args, kwargs or {}, lengths)
         return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
 
 

@@ -42,6 +42,19 @@ def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
             keeper.restore()
 
 
+@contextlib.contextmanager
+def unwound() -> Iterator[None]:
+    """Closes what is left open of `torch.func.vmap`, `grad` and their like where they fail."""
+    functorch: Any = torch._C._functorch
+    depth = functorch.maybe_current_level() or 0
+    try:
+        yield
+    except BaseException:
+        while (functorch.maybe_current_level() or 0) > depth:
+            functorch.pop_dynamic_layer_stack()
+        raise
+
+
 class _Keeper(TorchFunctionMode):
     """Copies parameters before something is written to them."""
 
@@ -82,7 +95,10 @@ def _place(x: torch.Tensor) -> int:
     """Where the numbers are; 0 if they are nowhere, or not in one place."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
         return 0
-    return x.untyped_storage().data_ptr()
+    try:
+        return x.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # inside of torch.func.vmap
+        return 0
 
 
 def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
