@@ -349,11 +349,16 @@ def test_packed_sequences_of_any_lengths(kind):
     trained(fmapper.to_jax(x), fmapper.to_jax(lengths), None, key=jax.random.key(0))
 
 
-def test_data_of_packed_sequences_are_not_read():
-    def mean(x, lengths):
-        return nn.utils.rnn.pack_padded_sequence(x, lengths).data.mean()
+@pytest.mark.parametrize("name", ["mean", "cat", "where"])
+def test_data_of_packed_sequences_are_not_read(name):
+    def read(x, lengths):
+        data = nn.utils.rnn.pack_padded_sequence(x, lengths).data
+        if name == "mean":
+            return data.mean()
+        if name == "cat":
+            return torch.cat([x[0], data])
+        return torch.where(torch.tensor(True), 0.0, data)
 
-    with pytest.raises(fmapper.ConversionError, match="mean reads the data of a PackedSequence"):
-        fmapper.convert(
-            converting.Function(mean), "jax", (torch.randn(4, 2, 3), torch.tensor([4, 2]))
-        )
+    given = (torch.randn(4, 2, 3), torch.tensor([4, 2]))
+    with pytest.raises(fmapper.ConversionError, match=f"{name} reads the data of a PackedSequence"):
+        fmapper.convert(converting.Function(read), "jax", given)

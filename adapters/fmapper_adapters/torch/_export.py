@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -219,6 +220,7 @@ def _is_data_dependent(error: Exception) -> bool:
 # What `draft_export` does where it cannot go on, and that is sound: it goes the way that the
 # examples go, and asserts in the program that other inputs go it too.
 _SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
+_FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from arrays
 
 
 def _for_branches(
@@ -233,6 +235,9 @@ def _for_branches(
     failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
     if not failures <= _SOUND:
         raise RuntimeError(f"draft_export: {', '.join(sorted(failures - _SOUND))}")
+    for failure in getattr(report, "failures", ()):
+        if _FLOAT.search(str(failure.data.get("expr", ""))):  # torch guesses, and asserts nothing
+            raise RuntimeError(f"draft_export decides {failure.data['expr']} and does not check it")
     with _quiet():
         _faithful.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
     return found
@@ -346,7 +351,8 @@ _REMEDIES = (
     (
         ("GuardOnDataDependentSymNode", "Could not guard on data-dependent"),
         "The forward branches on the value of a tensor. Write it with torch.where or torch.cond, "
-        "or say what is known with torch._check.",
+        "or say what is known with torch._check. Where it compares a float that it has read, as "
+        "x.item() > 0, comparing the tensor, x > 0, gives a program that checks which way it goes.",
     ),
     (
         ("ConstraintViolation", "Constraints violated", "specialized"),

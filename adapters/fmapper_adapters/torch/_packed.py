@@ -69,14 +69,14 @@ def _(
     return [data.new_empty(data.shape[0], features), *map(torch.empty_like, states)]
 
 
-def lengths_in(args: Any) -> Any:
+def lengths_in(args: Any, kwargs: Any) -> Any:
     """The lengths of the packed sequence that is among the arguments, if there is one."""
-    for arg in args[:2]:
-        if (
-            isinstance(arg, torch.Tensor)
-            and (found := getattr(arg, "packed_lengths", None)) is not None
-        ):
-            return found
+    for arg in (*args, *kwargs.values()):
+        for one in arg if isinstance(arg, tuple | list) else (arg,):
+            if isinstance(one, torch.Tensor):
+                found = getattr(one, "packed_lengths", None)
+                if found is not None:
+                    return found
     return None
 
 

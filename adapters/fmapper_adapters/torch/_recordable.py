@@ -245,7 +245,7 @@ class _StandIns(TorchFunctionMode):
             raise _behind_gradients(f"x.data.{func.__name__}()")
         if getattr(func, "__name__", "") == "_pack_padded_sequence":
             return _packed.pack(*args)
-        if (lengths := _packed.lengths_in(args)) is not None:
+        if (lengths := _packed.lengths_in(args, kwargs or {})) is not None:
             return _packed.call(func, args, kwargs or {}, lengths)
         return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
 

@@ -46,13 +46,27 @@ def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 def unwound() -> Iterator[None]:
     """Closes what is left open of `torch.func.vmap`, `grad` and their like where they fail."""
     functorch: Any = torch._C._functorch
+    hooks: Any = torch._C._autograd
     depth = functorch.maybe_current_level() or 0
+    had_hooks = hooks._saved_tensors_hooks_is_enabled()
     try:
         yield
     except BaseException:
         while (functorch.maybe_current_level() or 0) > depth:
             functorch.pop_dynamic_layer_stack()
+        if had_hooks and not hooks._saved_tensors_hooks_is_enabled():
+            hooks._saved_tensors_hooks_enable()
+        if torch.autograd.forward_ad._current_level < 0:
+            _leave_dual_level()
         raise
+
+
+def _leave_dual_level() -> None:
+    """Ends differentiation forwards, of which there is one level, if it has not ended."""
+    core: Any = torch._C
+    with contextlib.suppress(RuntimeError):  # raised where the level is open
+        core._enter_dual_level()
+    core._exit_dual_level(level=0)
 
 
 class _Keeper(TorchFunctionMode):
