@@ -275,7 +275,10 @@ class Program:
         for size, given in zip(wanted, have, strict=True):
             if isinstance(size, int):
                 if size != given:
-                    return f"{shown}: sizes are fixed unless dynamic_shapes lets them vary"
+                    return (
+                        f"{shown}: sizes are fixed unless dynamic_shapes lets them vary and the "
+                        "code does, too (len(x) and loops over x fix x.shape[0])"
+                    )
                 continue
             if sizes.setdefault(size, given) != given:
                 return f"{shown}: {size} is {sizes[size]} elsewhere"

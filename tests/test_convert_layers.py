@@ -233,3 +233,127 @@ def test_packed_sequences():
         got, *ends = run(data, sizes, start, weights, True, 2, 0.0, False, True)
         converting.compare(got, want.data)
         converting.compare(ends, list(states) if kind == "LSTM" else [states])
+
+
+def test_batch_norm_with_the_averages_of_all_batches() -> None:
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=None), torch.nn.Linear(3, 2))
+    model = fmapper.convert(module, "jax", (torch.randn(8, 3),), train=True)
+    module.train()
+    for _ in range(3):
+        x = torch.randn(8, 3) * 3 + 1
+        y, model = model(x.numpy(), mutable=True)
+        converting.compare(y, module(x))
+    for name, buffer in module.named_buffers():
+        converting.compare(model.buffers[name], buffer)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_transformer_encoders_with_padding() -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    module = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, padding = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    model = fmapper.convert(module, "jax", (x,), {"src_key_padding_mask": padding}, verify=True)
+    got = model(x.numpy(), src_key_padding_mask=padding.numpy())
+    converting.compare(got, module(x, src_key_padding_mask=padding))
+    with torch.no_grad():  # torch has other kernels then, with zeros in the padding
+        fast = module(x, src_key_padding_mask=padding)
+    converting.compare(np.asarray(got)[1, :2], fast[1, :2])
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_attention_with_functions_of_the_places():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.far = nn.Parameter(torch.randn(4, 31))
+
+        def forward(self, q, k, v):
+            def near(score, batch, head, i, j):
+                return torch.tanh(score + self.far[head, i - j + 15]) * 2
+
+            def window(batch, head, i, j):
+                return (i >= j) & (i - j < 5) & (i > 1)
+
+            blocks = flex.create_block_mask(window, None, None, 16, 16, device="cpu")
+            plain = flex.flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+            return plain, flex.flex_attention(q, k, v, near, blocks, 0.3, True)
+
+    module = Net().requires_grad_(False)
+    q, k, v = (torch.randn(2, heads, 16, 8) for heads in (4, 2, 2))
+    model = converting.check(module, q, k, v)
+    bias = torch.randn(16, 8)
+
+    def loss(params):
+        given = (fmapper.to_jax(x) for x in (q, k, v))
+        return (model.replace(params=params)(*given)[1] * bias.numpy()).sum()
+
+    def wanted(far):  # as its definition has it
+        keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
+        i, j = torch.arange(16)[:, None], torch.arange(16)
+        scores = torch.tanh(q @ keys.mT * 0.3 + far[:, i - j + 15]) * 2
+        hidden = ~((i >= j) & (i - j < 5))
+        found = scores.masked_fill(hidden, float("-inf")).softmax(-1) @ values
+        return (found[:, :, 2:] * bias[2:]).sum()
+
+    want = torch.func.grad(wanted)(module.far)
+    converting.compare(jax.grad(loss)(model.params)["far"], want, scale=10)
+
+
+class Packed(nn.Module):
+    """A network over packed sequences, with dropout on what is packed."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.network = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True, **options)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x, lengths, total):
+        rnn = nn.utils.rnn
+        first = self.network.batch_first
+        options = {"batch_first": first, "enforce_sorted": False}
+        packed = rnn.pack_padded_sequence(x, lengths, **options)
+        packed = packed._replace(data=self.drop(packed.data))
+        found, states = self.network(packed)
+        assert isinstance(found, rnn.PackedSequence)
+        options = {"batch_first": first, "padding_value": -1.0, "total_length": total}
+        return rnn.pad_packed_sequence(found, **options), states
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_packed_sequences_of_any_lengths(kind):
+    module = Packed(kind, batch_first=kind != "RNN", dropout=0.5).eval()
+    x, lengths = torch.randn(3, 5, 3), torch.tensor([2, 5, 1])
+    x = x.transpose(0, 1) if kind == "RNN" else x
+    for total in None, 7:
+        model = converting.check(module, x, lengths, total, options={"dynamic_shapes": "auto"})
+        jitted = jax.jit(lambda x, lengths, model=model, total=total: model(x, lengths, total))
+        others = torch.tensor([5, 3, 4])
+        want = module(x, others, total)
+        converting.compare(jitted(fmapper.to_jax(x), fmapper.to_jax(others)), want)
+    converting.check_gradients(lambda x: module(x, lengths, 5), x)
+
+    shorter = fmapper.to_jax(torch.tensor([2, 4, 1]))
+    model = fmapper.convert(module, "jax", (x, lengths, None))
+    with pytest.raises(fmapper.ProgramInputError, match="total_length"):
+        model(fmapper.to_jax(x), shorter, None)
+    trained = fmapper.convert(module, "jax", (x, lengths, None), train=True)
+    with pytest.raises(fmapper.ProgramInputError, match="key"):
+        trained(fmapper.to_jax(x), fmapper.to_jax(lengths), None)
+    trained(fmapper.to_jax(x), fmapper.to_jax(lengths), None, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", ["mean", "cat", "where"])
+def test_data_of_packed_sequences_are_not_read(name):
+    def read(x, lengths):
+        data = nn.utils.rnn.pack_padded_sequence(x, lengths).data
+        if name == "mean":
+            return data.mean()
+        if name == "cat":
+            return torch.cat([x[0], data])
+        return torch.where(torch.tensor(True), 0.0, data)
+
+    given = (torch.randn(4, 2, 3), torch.tensor([4, 2]))
+    with pytest.raises(fmapper.ConversionError, match=f"{name} reads the data of a PackedSequence"):
+        fmapper.convert(converting.Function(read), "jax", given)

@@ -385,3 +385,17 @@ def test_the_zeros_of_lgamma_are_exact():
     model = fmapper.convert(Function(torch.lgamma), "jax", (x,))
     assert model(x.numpy()).tolist() == [0, 0]
     check_gradients(torch.lgamma, x)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 8])
+def test_windows_and_frequencies(size):
+    def made(x):
+        names = "hann", "hamming", "blackman", "bartlett", "kaiser"
+        makers = [getattr(torch, f"{name}_window") for name in names]
+        found = [make(size, periodic) for make in makers for periodic in (True, False)]
+        found += [torch.hamming_window(size, True, 0.6, 0.3), torch.kaiser_window(size, True, 5.0)]
+        found += [torch.hann_window(size, dtype=torch.float16)]
+        frequencies = [torch.fft.fftfreq(size, 0.5), torch.fft.rfftfreq(size), torch.fft.fftfreq(6)]
+        return x, *found, *frequencies
+
+    check(made, torch.ones(2), scale=2)

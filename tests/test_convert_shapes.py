@@ -224,3 +224,13 @@ def test_one_conversion_serves_sizes_that_vary():
     for shape in [(3, 10), (7, 16)]:
         x = torch.randn(shape)
         compare(converted(fmapper.to_jax(x)), function(x))
+
+
+def test_sizes_that_the_code_fixes_are_explained() -> None:
+    def counted(x):
+        return x / len(x)
+
+    x = torch.ones(3, 2)
+    model = fmapper.convert(Function(counted), "jax", (x,), dynamic_shapes="auto")
+    with pytest.raises(fmapper.ProgramInputError, match=r"len\(x\) .* fix x\.shape\[0\]"):
+        model(np.ones((4, 2), "float32"))

@@ -272,3 +272,33 @@ def test_looking_at_the_values_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), seed)
     found = converted(np.ones(4, np.float32), np.array([1, 3]))
     np.testing.assert_array_equal(found, [1, 1, 1])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("name", ["grad", "jacrev", "hessian"])
+def test_torch_is_as_it_was_after_a_module_that_cannot_be_recorded(name: str) -> None:
+    def nested(x: Any) -> Any:
+        inner = getattr(torch.func, name)(lambda z: z.sin().sum())
+        return torch.func.vmap(inner)(x * x.sum())
+
+    with pytest.raises(fmapper.ConversionError):
+        fmapper.convert(converting.Function(nested), "jax", (torch.ones(2, 3),))
+    torch.randn(2)  # refused inside of torch.func.vmap
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.save_on_cpu():  # refused inside of torch.func.grad
+        x.sin().sum().backward()
+    torch.func.jvp(torch.sin, (x.detach(),), (x.detach(),))  # as inside of another
+
+
+@pytest.mark.parametrize("start", [-3.0, 3.0])
+def test_branches_on_floats_go_no_way_that_is_not_checked(start: float) -> None:
+    def read(x: Any) -> Any:
+        return x * 2 if x.sum().item() > 0 else x - 1
+
+    def compared(x: Any) -> Any:
+        return x * 2 if x.sum() > 0 else x - 1
+
+    x = torch.full((3,), start)
+    with pytest.raises(fmapper.ConversionError, match="comparing the tensor"):
+        fmapper.convert(converting.Function(read), "jax", (x,))
+    check_for_values(compared, (x,), (-x,))

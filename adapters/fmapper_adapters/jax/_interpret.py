@@ -90,9 +90,11 @@ def _function(graph: Graph, run: Run) -> Callable[..., Any]:
 
     What it asserts is not looked at: it may be traced, and then nobody outside can.
     """
+    # A function that is differentiated may run when the trace that made the key has ended.
+    draws = run.key is not None and any(run.lowerings[c.op].random for c in graph.walk())
 
     def inner(*args: Any) -> Any:
-        own = Run(run.lowerings, run.next_key() if run.key is not None else None, run.observe)
+        own = Run(run.lowerings, run.next_key() if draws else None, run.observe)
         return evaluate(graph, args, own)
 
     return inner

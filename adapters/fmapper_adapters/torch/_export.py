@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,9 +25,11 @@ from fmapper_adapters.torch import (
     _gradients,
     _graph,
     _keywords,
+    _packed,
     _recordable,
     _values,
 )
+from fmapper_adapters.torch._undone import unwound
 
 
 def export_program(
@@ -90,12 +93,16 @@ def _recorded_somehow(
     while ways:
         way = ways.pop(0)
         try:
-            exported = way(module, args, kwargs, dynamic_shapes)
-            if check:
-                exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
-            return _taken_apart(exported)
+            with unwound():
+                exported = way(module, args, kwargs, dynamic_shapes)
+                if check:
+                    exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
+                return _taken_apart(exported)
         except ConversionError:
             raise
+        except _packed.Refused as error:
+            where = ": ".join(filter(None, (type(module).__name__, _module_of(module, error))))
+            raise ConversionError(f"{where}: {error}") from error
         except Exception as error:  # torch raises what its tracing happens to meet
             reasons.append(error)
             if _is_data_dependent(error):
@@ -213,6 +220,7 @@ def _is_data_dependent(error: Exception) -> bool:
 # What `draft_export` does where it cannot go on, and that is sound: it goes the way that the
 # examples go, and asserts in the program that other inputs go it too.
 _SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
+_FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from arrays
 
 
 def _for_branches(
@@ -227,6 +235,9 @@ def _for_branches(
     failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
     if not failures <= _SOUND:
         raise RuntimeError(f"draft_export: {', '.join(sorted(failures - _SOUND))}")
+    for failure in getattr(report, "failures", ()):
+        if _FLOAT.search(str(failure.data.get("expr", ""))):  # torch guesses, and asserts nothing
+            raise RuntimeError(f"draft_export decides {failure.data['expr']} and does not check it")
     with _quiet():
         _faithful.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
     return found
@@ -331,6 +342,7 @@ _LOGS = (
     "torch.fx._symbolic_trace",
     "torch.fx.experimental.symbolic_shapes",
     "torch._guards",
+    "torch._subclasses.fake_tensor",
     "torch.utils._sympy.interp",
 )
 
@@ -339,7 +351,8 @@ _REMEDIES = (
     (
         ("GuardOnDataDependentSymNode", "Could not guard on data-dependent"),
         "The forward branches on the value of a tensor. Write it with torch.where or torch.cond, "
-        "or say what is known with torch._check.",
+        "or say what is known with torch._check. Where it compares a float that it has read, as "
+        "x.item() > 0, comparing the tensor, x > 0, gives a program that checks which way it goes.",
     ),
     (
         ("ConstraintViolation", "Constraints violated", "specialized"),

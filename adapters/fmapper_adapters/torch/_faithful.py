@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError
+from fmapper_adapters.torch._undone import undone, unwound
 
 _TOLERANCE = 1e-3  # of the largest value: the same kernels, but not always the same way to them
 
@@ -58,11 +59,11 @@ def check(
 
 
 def _first_difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Which output differs and how; empty where none does."""
+    """What differs first, and how; empty where nothing does."""
     for path, expected in wanted.items():
         difference = _difference(recorded.get(path), expected)
         if difference is not None:
-            return f"output{path} {difference}"
+            return f"{path} {difference}"
     return ""
 
 
@@ -100,30 +101,45 @@ def run(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """The outputs for copies of the inputs, by path; the module is afterwards as it was."""
+    """The outputs for copies of the inputs by path, and the arrays that the call has changed.
+
+    The module is afterwards as it was.
+    """
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
-    with torch.no_grad(), undone(module), torch.random.fork_rng(devices=[]):
+    with (
+        unwound(),
+        torch.no_grad(),
+        slow_attention(),
+        undone(module) as before,
+        torch.random.fork_rng(devices=[]),
+    ):
         torch.manual_seed(seed)
         found, _ = pytree.tree_flatten_with_path(model(*args, **kwargs))
-    return {pytree.keystr(path): leaf for path, leaf in found}
+        outputs = {f"output{pytree.keystr(path)}": leaf for path, leaf in found}
+        for name, array in (*model.named_parameters(), *model.named_buffers()):
+            if name in before and not _is_same(array, before[name]):
+                outputs[name] = array.detach().clone()
+    return outputs
 
 
 @contextlib.contextmanager
-def undone(module: torch.nn.Module) -> Iterator[None]:
-    """Inside, a call may change buffers; afterwards they are what they were."""
-    before = [
-        (inner._buffers, name, buffer, buffer.detach().clone())
-        for inner in module.modules()
-        for name, buffer in inner._buffers.items()
-        if buffer is not None
-    ]
+def slow_attention() -> Iterator[None]:
+    """Without the kernels that `nn.TransformerEncoder` has for inference.
+
+    They give zeros where a padding mask is set, and are taken only where no gradients are wanted.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffers, name, buffer, values in before:
-                buffer.copy_(values)
-                buffers[name] = buffer
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype or one.is_sparse:
+        return one.is_sparse
+    return torch.equal(one, other)
 
 
 def _difference(found: Any, expected: Any) -> str | None:

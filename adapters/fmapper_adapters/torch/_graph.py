@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper import Call, ConversionError, DType, Graph, Input, Output, Parameter, Program, Ref
+from fmapper_adapters.torch import _own_gradients
 from fmapper_adapters.torch._spec import tree_spec
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
@@ -195,7 +196,7 @@ class _GraphReader:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
                 raise ConversionError(f"{node.name}: a call of {node.target} was left in the graph")
-        found = Graph(tuple(inputs), calls, outputs)
+        found = _own_gradients.folded(Graph(tuple(inputs), calls, outputs))
         return found.without_dead_calls(
             lambda call: call.op.startswith(_EFFECTS) or call.name in self._effects
         )
@@ -317,6 +318,8 @@ def op_name(node: torch.fx.Node) -> str:
     target = node.target
     if isinstance(target, _OVERLOAD):
         _, name, overload = str(target).split(".")
+        if name == "packed_network" and _drops(node, target):
+            return "fmapper::packed_network_with_dropout.default"
         if name in _DROPOUT_INSIDE and _drops(node, target):
             return f"fmapper::{name}_with_dropout.{overload}"
         return name_of_overload(target)
@@ -340,7 +343,7 @@ def _drops(node: torch.fx.Node, overload: Any) -> bool:
     names = [argument.name for argument in overload._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
-    layers: Any = given.get("num_layers", 2)
+    layers: Any = given.get("num_layers", given.get("layers", 2))
     return bool(rate) and given.get("train", True) is not False and layers != 1
 
 

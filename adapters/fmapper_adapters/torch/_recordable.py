@@ -13,6 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fmapper_adapters.torch import _own_gradients, _packed
+
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
 def ctc_loss(
@@ -151,6 +153,71 @@ def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 _MODULE_TO = torch.nn.Module.to
 
+
+def _batch_norm(module: Any, x: Any) -> Any:
+    """Batch normalisation with the averages of all batches: torch reads how many there were."""
+    is_cumulative = module.momentum is None and module.track_running_stats
+    if not (is_cumulative and module.training):
+        return _BATCH_NORM(module, x)
+    module._check_input_dim(x)
+    module.num_batches_tracked.add_(1)
+    mean, var = torch.zeros_like(module.running_mean), torch.zeros_like(module.running_var)
+    found = torch.nn.functional.batch_norm(
+        x, mean, var, module.weight, module.bias, True, 1.0, module.eps
+    )
+    with torch.no_grad():
+        for average, new in (module.running_mean, mean), (module.running_var, var):
+            average.add_((new - average) / module.num_batches_tracked)
+    return found
+
+
+_Norm: Any = torch.nn.modules.batchnorm._BatchNorm
+_BATCH_NORM = _Norm.forward
+
+
+def _data(x: Any) -> Any:
+    """`x.data`: what is changed in that is changed in x, too, which torch does not record."""
+    if not isinstance(x, _own_gradients.TRACED):
+        return _DATA.__get__(x)
+    found: Any = x.detach()
+    found.is_data_of_computed = x.grad_fn is not None
+    return found
+
+
+def _set_data(x: Any, values: Any) -> None:
+    """`x.data = values`, where that has the shape of x."""
+    if (
+        not isinstance(x, _own_gradients.TRACED)
+        or x.shape != values.shape
+        or x.dtype is not values.dtype
+    ):
+        _DATA.__set__(x, values)
+        return
+    if x.grad_fn is not None:
+        raise _behind_gradients("x.data = ...")
+    with torch.no_grad():
+        x.copy_(values)
+
+
+def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
+    """Whether a function writes to the `.data` of what was computed."""
+    name = getattr(func, "__name__", "")
+    if not name.endswith("_") or not args or not isinstance(args[0], _own_gradients.TRACED):
+        return False
+    is_in_place = not name.endswith("__") or name == "__setitem__" or name.startswith("__i")
+    return is_in_place and getattr(args[0], "is_data_of_computed", False)
+
+
+def _behind_gradients(what: str) -> _packed.Refused:
+    return _packed.Refused(
+        f"{what} changes what was computed behind the back of its gradient, which JAX cannot "
+        "record. Write what the gradient shall be: x + (new - x).detach() has the values of new "
+        "and the gradient of x."
+    )
+
+
+_DATA: Any = torch.Tensor.data
+
 # With the functions that call them: a mode is switched off while it handles a call.
 _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.ctc_loss: _ctc_loss,
@@ -160,6 +227,8 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.masked_select: _masked_select,
     torch.Tensor.__getitem__: _get,
     torch.Tensor.__setitem__: _put,
+    _DATA.__get__: _data,
+    _DATA.__set__: _set_data,
 }
 
 
@@ -167,7 +236,17 @@ class _StandIns(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Calls the stand-in, if there is one."""
+        """Calls the stand-in, if there is one.
+
+        Raises:
+            Refused: It would be recorded with another gradient.
+        """
+        if _is_changed_behind_gradients(func, args):
+            raise _behind_gradients(f"x.data.{func.__name__}()")
+        if getattr(func, "__name__", "") == "_pack_padded_sequence":
+            return _packed.pack(*args)
+        if (lengths := _packed.lengths_in(args, kwargs or {})) is not None:
+            return _packed.call(func, args, kwargs or {}, lengths)
         return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -182,8 +261,10 @@ def stand_ins(*, unless: bool = False) -> Iterator[None]:
         yield
         return
     torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
+    _Norm.forward = _batch_norm
     try:
-        with _StandIns():
+        with _StandIns(), _own_gradients.recorded():
             yield
     finally:
         torch.nn.Module.to = _MODULE_TO  # type: ignore[method-assign]
+        _Norm.forward = _BATCH_NORM

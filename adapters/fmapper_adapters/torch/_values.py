@@ -21,7 +21,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmapper_adapters.torch import _faithful, _known, _unaware
+from fmapper_adapters.torch import _known, _unaware
+from fmapper_adapters.torch._undone import undone
 
 _Place = tuple[str, str, int]
 _Seen = dict[_Place, collections.deque[_known.Call]]  # in order
@@ -72,7 +73,7 @@ def _seen(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     """What a call of the module reads; the module is afterwards as it was."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     observer = _Observer()
-    with torch.no_grad(), _faithful.undone(module), torch.random.fork_rng(devices=[]), observer:
+    with torch.no_grad(), undone(module), torch.random.fork_rng(devices=[]), observer:
         module(*args, **kwargs)
     return observer.seen
 

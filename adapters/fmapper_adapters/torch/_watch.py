@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import Observation
-from fmapper_adapters.torch import _export, _foreign, _graph
+from fmapper_adapters.torch import _export, _faithful, _foreign, _graph
 
 
 def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -20,7 +20,7 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     train = _converted_for_training(model, args, kwargs)
-    with _export.mode(model, train=train), torch.no_grad():
+    with _export.mode(model, train=train), torch.no_grad(), _faithful.slow_attention():
         try:
             return model(*args, **kwargs)
         finally:

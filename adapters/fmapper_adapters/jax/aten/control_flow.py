@@ -21,6 +21,59 @@ def stop_gradient(x: Any) -> jax.Array:
     return jax.lax.stop_gradient(x)
 
 
+@lowering("fmapper::with_gradient")
+def with_gradient(
+    ys: Sequence[Any],
+    xs: Sequence[Any],
+    backward: Function,
+    kept: Sequence[Any],
+    places: Sequence[int],
+    name: str,
+) -> tuple[jax.Array, ...]:
+    """The ys, whose gradients with respect to the xs are what a function gives.
+
+    It takes the gradients of the ys, then what is kept. Its results are for those xs that `places`
+    names; the others have none.
+    """
+    is_array = [isinstance(one, jax.Array) for one in kept]
+    arrays = tuple(one for one, array in zip(kept, is_array, strict=True) if array)
+
+    def forward(xs: Any, ys: Any, arrays: Any) -> Any:
+        return ys, arrays
+
+    def back(arrays: Any, cotangents: Any) -> Any:
+        if -1 in places:
+            raise NotImplementedError(
+                f"{name} is a torch.autograd.Function whose backward cannot be recorded, so the "
+                "model can be called, but not differentiated through it"
+            )
+        left = iter(arrays)
+        given = [next(left) if a else one for one, a in zip(kept, is_array, strict=True)]
+        gradients: list[Any] = [jnp.zeros_like(x) for x in xs]
+        # The gradient of a complex number is the conjugate of that of JAX in torch.
+        for place, found in zip(places, backward(*map(_conj, cotangents), *given), strict=True):
+            gradients[place] = _conj(_gradient_of(xs[place], found))
+        return tuple(gradients), None, None
+
+    function = jax.custom_vjp(lambda xs, ys, arrays: ys)
+    function.defvjp(forward, back)
+    found: tuple[jax.Array, ...] = function(tuple(xs), jax.lax.stop_gradient(tuple(ys)), arrays)
+    return found
+
+
+def _gradient_of(x: Any, found: Any) -> jax.Array:
+    """A gradient in the shape and the dtype of what it is for, as torch makes them so."""
+    extra = tuple(range(found.ndim - x.ndim))
+    found = found.sum(extra)
+    stretched = tuple(i for i in range(x.ndim) if x.shape[i] == 1 != found.shape[i])
+    found = jnp.broadcast_to(found.sum(stretched, keepdims=True), x.shape)
+    return (found if jnp.iscomplexobj(x) else jnp.real(found)).astype(x.dtype)
+
+
+def _conj(x: Any) -> Any:
+    return jnp.conj(x) if jnp.iscomplexobj(x) else x
+
+
 @lowering("higher_order::wrap_with_set_grad_enabled")
 def wrap_with_set_grad_enabled(enabled: bool, function: Function, *args: Any) -> Any:
     """Calls the function; without gradients where torch had them switched off."""

@@ -19,11 +19,18 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> jax.Array:
-    """Rows of a table; the row `padding_idx` gets no gradient."""
+    """Rows of a table; the row `padding_idx` gets no gradient.
+
+    With `scale_grad_by_freq` the gradient of a row is divided by how often it is looked up.
+    """
     if padding_idx >= 0:
         row = jnp.arange(weight.shape[0])[:, None] == padding_idx
         weight = jnp.where(row, jax.lax.stop_gradient(weight), weight)
-    return jnp.take(weight, indices, axis=0)
+    rows = jnp.take(weight, indices, axis=0)
+    if not scale_grad_by_freq:
+        return rows
+    counts = jnp.zeros((weight.shape[0],), dtype_of("int64")).at[indices].add(1)
+    return _scaled_backwards(rows, jnp.take(counts, indices)[..., None])
 
 
 @lowering("aten::embedding_renorm")
@@ -118,6 +125,16 @@ def embedding_bag_with_padding(
 
 
 _MEAN, _MAX = 1, 2
+
+
+@jax.custom_vjp
+def _scaled_backwards(x: Any, by: Any) -> Any:
+    return x
+
+
+_scaled_backwards.defvjp(
+    lambda x, by: (x, by), lambda by, gradient: (gradient / by.astype(gradient.dtype), None)
+)
 
 
 @jax.custom_jvp

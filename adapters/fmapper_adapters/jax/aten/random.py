@@ -136,7 +136,8 @@ def normal(mean: Any, std: Any = 1.0, *, generator: Any = None, key: Any) -> jax
     dtype = mean.dtype if isinstance(mean, jax.Array) and mean.ndim else jnp.asarray(std).dtype
     if isinstance(mean, jax.Array):
         dtype = mean.dtype
-    return (_normal(key, shape, dtype) * cast(std, dtype) + cast(mean, dtype)).astype(dtype)
+    mean, std = jax.lax.stop_gradient((cast(mean, dtype), cast(std, dtype)))
+    return (_normal(key, shape, dtype) * std + mean).astype(dtype)
 
 
 @lowering("aten::normal.float_float", random=True)

@@ -267,6 +267,45 @@ def _single(name: str, step: Step) -> tuple[Network, Network]:
 gru, gru_packed = _single("gru", _gru_step)
 rnn_tanh, rnn_tanh_packed = _single("rnn_tanh", _tanh_step)
 rnn_relu, rnn_relu_packed = _single("rnn_relu", _relu_step)
+_STEPS = {"lstm": _lstm_step, "gru": _gru_step, "rnn_tanh": _tanh_step, "rnn_relu": _relu_step}
+
+
+@lowering("fmapper::packed_network")
+def packed_network(
+    name: str,
+    data: Any,
+    lengths: Any,
+    states: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    *,
+    key: Any = None,
+) -> tuple[Any, ...]:
+    """A network over sequences of these lengths, which are padded to one length."""
+    batch = lengths.shape[0]
+    steps = data.shape[0] // batch
+    active = jnp.arange(steps)[:, None] < lengths
+    x = data.reshape(steps, batch, -1)
+    x, *ends = _network(
+        _STEPS[name],
+        jnp.where(active[:, :, None], x, jnp.zeros((), x.dtype)),
+        states,
+        params,
+        has_biases,
+        num_layers,
+        bidirectional,
+        dropout=dropout if train else 0.0,
+        key=key,
+        active=active,
+    )
+    return x.reshape(data.shape[0], -1), *ends
+
+
+lowering("fmapper::packed_network_with_dropout", random=True)(packed_network)
 
 
 def _cell(

@@ -1,0 +1,143 @@
+"""Packed sequences, which are recorded as padded ones with their lengths.
+
+How long the data of a `PackedSequence` are depends on values. Recurrent networks and
+`pad_packed_sequence` need only the lengths beside padded data; what else reads the data is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.utils import rnn
+
+_NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+# What treats every row of the data alike, and what asks for no sizes.
+_ROW_BY_ROW = frozenset(
+    ("dropout", "linear", "relu", "tanh", "sigmoid", "gelu", "silu", "layer_norm", "to", "cpu")
+)
+_HARMLESS = frozenset(("dim", "size", "__get__"))
+
+
+class Refused(Exception):
+    """A function would be recorded as something else; says why, and what to write instead."""
+
+
+class _Longest(int):
+    """The number of steps, where nobody has said how many there shall be."""
+
+
+@torch.library.custom_op("fmapper::packed_network", mutates_args=())
+def packed_network(
+    name: str,
+    data: torch.Tensor,
+    lengths: torch.Tensor,
+    states: list[torch.Tensor],
+    weights: list[torch.Tensor],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> list[torch.Tensor]:
+    """A recurrent network over sequences of these lengths; data of `(steps * batch, features)`."""
+    batch = lengths.shape[0]
+    steps = data.shape[0] // batch
+    packed = rnn.pack_padded_sequence(data.reshape(steps, batch, -1), lengths.cpu())
+    start = tuple(states) if name == "lstm" else states[0]
+    options = (weights, has_biases, layers, dropout, train, bidirectional)
+    found, *ends = getattr(torch._VF, name)(packed.data, packed.batch_sizes, start, *options)
+    again = rnn.PackedSequence(found, packed.batch_sizes)
+    padded, _ = rnn.pad_packed_sequence(again, total_length=steps)
+    return [padded.reshape(steps * batch, -1), *ends]
+
+
+@packed_network.register_fake
+def _(
+    name: str,
+    data: torch.Tensor,
+    lengths: torch.Tensor,
+    states: list[torch.Tensor],
+    weights: list[torch.Tensor],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> list[torch.Tensor]:
+    features = states[0].shape[-1] * (2 if bidirectional else 1)
+    return [data.new_empty(data.shape[0], features), *map(torch.empty_like, states)]
+
+
+def lengths_in(args: Any, kwargs: Any) -> Any:
+    """The lengths of the packed sequence that is among the arguments, if there is one."""
+    for arg in (*args, *kwargs.values()):
+        for one in arg if isinstance(arg, tuple | list) else (arg,):
+            if isinstance(one, torch.Tensor):
+                found = getattr(one, "packed_lengths", None)
+                if found is not None:
+                    return found
+    return None
+
+
+def pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    """Stands for what `pack_padded_sequence` calls."""
+    x = x.transpose(0, 1) if batch_first else x
+    data: Any = x.flatten(0, 1)
+    sizes: Any = torch.zeros(x.shape[0], dtype=torch.int64)
+    data.packed_lengths = sizes.packed_lengths = lengths
+    return data, sizes
+
+
+def call(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
+    """A call that has a packed sequence among its arguments.
+
+    Raises:
+        Refused: It needs the data as torch packs them.
+    """
+    name = getattr(func, "__name__", "")
+    if name in _NETWORKS:
+        return _network(name, lengths, *args)
+    if name == "_pad_packed_sequence":
+        return _unpack(lengths, *args)
+    if name == "__getitem__" and args[1] == 0 and args[0].ndim == 1:
+        return lengths.shape[0]  # as many as are in the first step
+    if name == "size" and args[0].ndim == 1:
+        steps = func(*args, **kwargs)
+        return _Longest(steps) if type(steps) is int else steps
+    if name in _HARMLESS:
+        return func(*args, **kwargs)
+    if name in _ROW_BY_ROW:
+        found = func(*args, **kwargs)
+        found.packed_lengths = lengths
+        return found
+    raise Refused(
+        f"{name} reads the data of a PackedSequence, whose size depends on values. Take "
+        "pad_packed_sequence of it first."
+    )
+
+
+def _network(
+    name: str, lengths: Any, data: Any, sizes: Any, states: Any, weights: Any, *options: Any
+) -> Any:
+    start = list(states) if isinstance(states, tuple | list) else [states]
+    found: Any = packed_network(name, data, lengths, start, list(weights), *options)
+    found[0].packed_lengths = lengths
+    return tuple(found)
+
+
+def _unpack(
+    lengths: Any, data: Any, sizes: Any, batch_first: bool, value: float, total: Any
+) -> Any:
+    steps = sizes.shape[0]
+    if type(total) is not int:
+        fills = lengths.max() == steps
+        torch._assert_async(
+            fills, "no sequence is as long as the padding: give pad_packed_sequence a total_length"
+        )
+    x = data.unflatten(0, (steps, lengths.shape[0]))
+    inside = torch.arange(steps)[:, None] < lengths
+    x = torch.where(inside.reshape(*inside.shape, *[1] * (x.ndim - 2)), x, value)
+    if total > steps:
+        x = torch.cat([x, x.new_full((total - steps, *x.shape[1:]), value)])
+    return (x.transpose(0, 1) if batch_first else x), lengths.clone()

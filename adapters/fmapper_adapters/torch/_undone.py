@@ -1,0 +1,126 @@
+"""Calls of a module that leave its buffers and parameters as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+    """Inside, a call may change buffers and parameters; afterwards they are what they were.
+
+    Only those parameters that are changed are copied, since all of them may be too much.
+
+    Yields:
+        The buffers as they were, by name, and the parameters that have been changed so far.
+    """
+    buffers = [
+        (inner._buffers, name, buffer, buffer.detach().clone())
+        for inner in module.modules()
+        for name, buffer in inner._buffers.items()
+        if buffer is not None
+    ]
+    kept = {id(buffer): values for _, _, buffer, values in buffers}
+    keeper = _Keeper(module)
+    keeper.before.update({name: kept[id(one)] for name, one in module.named_buffers()})
+    try:
+        with keeper:
+            yield keeper.before
+    finally:
+        with torch.no_grad():
+            for owner, name, buffer, values in buffers:
+                buffer.copy_(values)
+                owner[name] = buffer
+            keeper.restore()
+
+
+@contextlib.contextmanager
+def unwound() -> Iterator[None]:
+    """Closes what is left open of `torch.func.vmap`, `grad` and their like where they fail."""
+    functorch: Any = torch._C._functorch
+    hooks: Any = torch._C._autograd
+    depth = functorch.maybe_current_level() or 0
+    had_hooks = hooks._saved_tensors_hooks_is_enabled()
+    try:
+        yield
+    except BaseException:
+        while (functorch.maybe_current_level() or 0) > depth:
+            functorch.pop_dynamic_layer_stack()
+        if had_hooks and not hooks._saved_tensors_hooks_is_enabled():
+            hooks._saved_tensors_hooks_enable()
+        if torch.autograd.forward_ad._current_level < 0:
+            _leave_dual_level()
+        raise
+
+
+def _leave_dual_level() -> None:
+    """Ends differentiation forwards, of which there is one level, if it has not ended."""
+    core: Any = torch._C
+    with contextlib.suppress(RuntimeError):  # raised where the level is open
+        core._enter_dual_level()
+    core._exit_dual_level(level=0)
+
+
+class _Keeper(TorchFunctionMode):
+    """Copies parameters before something is written to them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.before: dict[str, torch.Tensor] = {}
+        self._arrays = [(name, one, one.data) for name, one in module.named_parameters()]
+        self._names: dict[int, list[str]] = {}
+        for name, _, data in self._arrays:
+            if place := _place(data):
+                self._names.setdefault(place, []).append(name)
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func == _SET_DATA:
+            self.before.update({n: data for n, one, data in self._arrays if one is args[0]})
+        elif _writes(func, kwargs):
+            for x in pytree.tree_leaves((args, kwargs)):
+                for name in self._names.get(_place(x), ()) if torch.is_tensor(x) else ():
+                    if name not in self._copies:
+                        data = next(data for n, _, data in self._arrays if n == name)
+                        self._copies[name] = self.before[name] = data.clone()
+        return func(*args, **kwargs)
+
+    def restore(self) -> None:
+        """Makes the parameters what they were."""
+        for name, parameter, data in self._arrays:
+            if _place(parameter) != _place(data):
+                parameter.data = data
+            if name in self._copies:
+                data.copy_(self._copies[name])
+
+
+def _place(x: torch.Tensor) -> int:
+    """Where the numbers are; 0 if they are nowhere, or not in one place."""
+    if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
+        return 0
+    try:
+        return x.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # inside of torch.func.vmap
+        return 0
+
+
+def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
+    schema = getattr(func, "_schema", None)
+    if schema is not None:
+        return bool(schema.is_mutable)
+    name = getattr(func, "__name__", "")
+    if kwargs.get("out") is not None or kwargs.get("max_norm") is not None:
+        return True
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name == "__setitem__" or (name.startswith("__i") and name.endswith("__"))
