@@ -1,10 +1,10 @@
 """There and back: torch to Flax or JAX to torch, and JAX to torch to JAX or Flax."""
 
-import numpy as np
 import pytest
 
 import fmapper
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import fmapper
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")

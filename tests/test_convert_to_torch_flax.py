@@ -3,11 +3,11 @@
 import copy
 import pickle
 
-import numpy as np
 import pytest
 
 import fmapper
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")

@@ -5,11 +5,11 @@ import dataclasses
 import functools
 import warnings
 
-import numpy as np
 import pytest
 
 import fmapper
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")

@@ -1,10 +1,10 @@
 """Models of JAX in torch whose sizes may vary."""
 
-import numpy as np
 import pytest
 
 import fmapper
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")

@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
+np = pytest.importorskip("numpy")
 jax = pytest.importorskip("jax")
 pytest.importorskip("flax")
 

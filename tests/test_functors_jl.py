@@ -12,7 +12,6 @@ from collections import OrderedDict, namedtuple
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fmapper import (
@@ -38,6 +37,8 @@ from fmapper import (
     set_path,
     structural_walk,
 )
+
+np = pytest.importorskip("numpy")
 
 
 @functor

@@ -4,9 +4,9 @@ import copy
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 
+np = pytest.importorskip("numpy")
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402

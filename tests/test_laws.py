@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -35,6 +34,8 @@ from fmapper import (
     set_path,
     state,
 )
+
+np = pytest.importorskip("numpy")
 
 law = settings(max_examples=250)
 

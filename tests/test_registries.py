@@ -7,12 +7,12 @@ import textwrap
 from collections import OrderedDict
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fmapper
 from fmapper import fmap, functor
 
+np = pytest.importorskip("numpy")
 jax = pytest.importorskip("jax")
 torch = pytest.importorskip("torch")
 optree = pytest.importorskip("optree")

@@ -1,6 +1,5 @@
 """Arrays by name, arrays as one vector, and the way back."""
 
-import numpy as np
 import pytest
 
 import fmapper
@@ -13,6 +12,7 @@ from fmapper import (
     state,
 )
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 

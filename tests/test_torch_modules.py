@@ -4,12 +4,12 @@ import functools
 import threading
 import weakref
 
-import numpy as np
 import pytest
 
 import fmapper
 from fmapper import fmap, to_cpu, to_torch
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 nn = torch.nn
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fmapper
 from fmapper import NotAFunctorError, TransformError, grad, jit, to_jax, to_torch, vmap
 from fmapper.nn import functional as F
 
+np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 
 import fmapper
@@ -38,6 +37,8 @@ from fmapper import (
     set_path,
     state,
 )
+
+np = pytest.importorskip("numpy")
 
 DEPTH = 100_000
 MILLION = 1_000_000

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
+import pytest
+
+np = pytest.importorskip("numpy")
 
 
 class Torch:
