@@ -357,3 +357,9 @@ def test_data_of_packed_sequences_are_not_read(name):
     given = (torch.randn(4, 2, 3), torch.tensor([4, 2]))
     with pytest.raises(fmapper.ConversionError, match=f"{name} reads the data of a PackedSequence"):
         fmapper.convert(converting.Function(read), "jax", given)
+
+
+@pytest.mark.parametrize("target", [[2], 2])
+def test_the_loss_of_one_row_has_the_shape_of_its_target(target):
+    x = torch.randn(5)
+    converting.check(lambda x: F.multi_margin_loss(x, torch.tensor(target), reduction="none"), x)

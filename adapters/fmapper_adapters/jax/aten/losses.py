@@ -118,7 +118,7 @@ def multi_margin_loss(
         loss = loss * weight.astype(y.dtype)[index][:, None]
     others = jnp.arange(y.shape[1])[None, :] != index[:, None]
     loss = jnp.sum(jnp.where(others, loss, 0), 1) / y.shape[1]
-    return _reduced(loss[0] if reduction == 0 and x.ndim < 2 else loss, reduction, dtype)
+    return _reduced(loss[0] if reduction == 0 and target.ndim == 0 else loss, reduction, dtype)
 
 
 @lowering("aten::multilabel_margin_loss_forward")
