@@ -196,6 +196,18 @@ def test_functions_have_the_values_and_limits_of_jax(name, dtype):
     check(getattr(lax, name), values, rounded=name == "lgamma" or dtype == "complex64")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_log2(dtype):
+    """A primitive from JAX 0.11 on, before that two logarithms."""
+    check(jnp.log2, corners(dtype), rounded=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_log2_of_narrow_floats(dtype):
+    values = np.array([0.001, 0.5, 1, 2, 3, 7, 8, 1000]).astype(jnp.dtype(dtype))
+    check(jnp.log2, values, rounded=True)
+
+
 @pytest.mark.parametrize("name", ["erf", "erf_inv", "digamma", "bessel_i1e"])
 def test_special_functions(name):
     check(getattr(lax, name), np.linspace(-0.99, 0.97, 23).astype("float64"))

@@ -19,7 +19,7 @@ from fmapper_adapters.jax import _collectives, _custom, _keys
 
 # Functions that are called where they stand: what they compute is part of the caller.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
-_INLINED |= {"custom_vmap_call", "run_state"}
+_INLINED |= {"custom_vmap_call", "run_state", "xla_metadata_call"}
 # What says nothing about the values: layouts over devices, hints to compilers, names.
 _DROPPED = {
     "sharding",
