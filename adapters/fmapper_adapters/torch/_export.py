@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
 from fmapper_adapters.torch import (
+    _asserted,
     _decompose,
     _direct,
     _faithful,
@@ -224,9 +225,12 @@ def _for_branches(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
     report = getattr(found, "_report", None)
-    failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
-    if not failures <= _SOUND:
-        raise RuntimeError(f"draft_export: {', '.join(sorted(failures - _SOUND))}")
+    failures = list(getattr(report, "failures", ()))
+    kinds = {failure.failure_type.name for failure in failures}
+    if not kinds <= _SOUND:
+        raise RuntimeError(f"draft_export: {', '.join(sorted(kinds - _SOUND))}")
+    if not _asserted.is_asserted(found.graph, (failure.data.get("expr") for failure in failures)):
+        raise RuntimeError("draft_export: a value that is taken for granted is not asserted")
     with _quiet():
         _faithful.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
     return found

@@ -124,15 +124,27 @@ def _put(x: Any, index: Any, value: Any) -> None:
 def _indices(index: Any) -> Any:
     """An index whose lists of tensors are tensors: torch reads their values, as above.
 
-    Only those within a tuple: a list by itself is one.
+    Only those within a tuple: a list by itself is one. Bounds that are tensors become sizes, which
+    torch 2.11 does not make of them.
     """
     if not isinstance(index, tuple):
-        return index
+        return _bounds(index) if isinstance(index, slice) else index
     return tuple(
         _tensor(list(one))
         if isinstance(one, list | tuple) and any(isinstance(x, torch.Tensor) for x in one)
+        else _bounds(one)
+        if isinstance(one, slice)
         else one
         for one in index
+    )
+
+
+def _bounds(index: slice) -> slice:
+    return slice(
+        *[
+            x.item() if isinstance(x, torch.Tensor) else x
+            for x in (index.start, index.stop, index.step)
+        ]
     )
 
 
