@@ -91,9 +91,10 @@ def _recorded_somehow(
     while ways:
         way = ways.pop(0)
         try:
-            exported = way(module, args, kwargs, dynamic_shapes)
-            if check:
-                exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
+            with _without_hooks_left():
+                exported = way(module, args, kwargs, dynamic_shapes)
+                if check:
+                    exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
             return _taken_apart(exported)
         except ConversionError:
             raise
@@ -102,6 +103,21 @@ def _recorded_somehow(
             if _is_data_dependent(error):
                 ways, for_values = [*for_values, *ways], []
     raise _failure(module, reasons[0]) from reasons[0]
+
+
+@contextlib.contextmanager
+def _without_hooks_left() -> Iterator[None]:
+    """Takes away what torch 2.11 leaves in every module where a recording has failed.
+
+    It is a hook that lets no module assign a tensor to a buffer from then on.
+    """
+    hooks = getattr(torch.nn.modules.module, "_global_buffer_registration_hooks", {})
+    before = set(hooks)
+    try:
+        yield
+    finally:
+        for key in set(hooks) - before:
+            del hooks[key]
 
 
 def _as_it_runs(
