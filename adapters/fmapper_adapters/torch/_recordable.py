@@ -13,6 +13,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from fmapper_adapters.torch import _quantiles
+
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
 def ctc_loss(
@@ -66,6 +68,16 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
     """Of arrays of one shape: torch bounds the number of results by that of the elements of x."""
     together: Any = torch.broadcast_tensors  # untyped in torch
     return torch.masked_select(*together(x, mask))
+
+
+def _split(
+    tensor: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+) -> Any:
+    """Of no rows: torch 2.11 has no shapes for the one part that there is."""
+    size = split_size if split_size_or_sections is None else split_size_or_sections
+    if isinstance(size, int) and isinstance(tensor.shape[dim], int) and tensor.shape[dim] == 0:
+        return (tensor.narrow(dim, 0, 0),)
+    return tensor.split(size, dim)
 
 
 def _tensor(data: Any, **options: Any) -> Any:
@@ -170,9 +182,18 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tensor: _tensor,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
+    torch.split: _split,
+    torch.Tensor.split: _split,
     torch.Tensor.__getitem__: _get,
     torch.Tensor.__setitem__: _put,
 }
+if torch.__version__ < "2.13":
+    _STAND_INS |= {
+        torch.quantile: _quantiles.quantile,
+        torch.Tensor.quantile: _quantiles.quantile,
+        torch.nanquantile: _quantiles.nanquantile,
+        torch.Tensor.nanquantile: _quantiles.nanquantile,
+    }
 
 
 class _StandIns(TorchFunctionMode):
