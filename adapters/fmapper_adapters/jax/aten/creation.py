@@ -161,6 +161,60 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> jax.Arra
     return cast(jnp.where(places < steps // 2, upwards, downwards), dtype)
 
 
+@lowering("aten::hann_window")
+def hann_window(length: int, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
+    """A raised cosine that is zero at its ends."""
+    return hamming_window(length, periodic, 0.5, 0.5, dtype=dtype)
+
+
+@lowering("aten::hamming_window")
+def hamming_window(
+    length: int,
+    periodic: bool = True,
+    alpha: float = 0.54,
+    beta: float = 0.46,
+    *,
+    dtype: Any = None,
+) -> jax.Array:
+    """A raised cosine."""
+    return _window(lambda t: alpha - beta * np.cos(2 * np.pi * t), length, periodic, dtype)
+
+
+@lowering("aten::blackman_window")
+def blackman_window(length: int, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
+    """Two cosines."""
+
+    def values(t: Any) -> Any:
+        return 0.42 - 0.5 * np.cos(2 * np.pi * t) + 0.08 * np.cos(4 * np.pi * t)
+
+    return _window(values, length, periodic, dtype)
+
+
+@lowering("aten::bartlett_window")
+def bartlett_window(length: int, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
+    """A triangle."""
+    return _window(lambda t: 1 - np.abs(2 * t - 1), length, periodic, dtype)
+
+
+@lowering("aten::kaiser_window")
+def kaiser_window(
+    length: int, periodic: bool = True, beta: float = 12.0, *, dtype: Any = None
+) -> jax.Array:
+    """Of Bessel functions."""
+
+    def values(t: Any) -> Any:
+        return np.i0(beta * np.sqrt(1 - (2 * t - 1) ** 2)) / np.i0(beta)
+
+    return _window(values, length, periodic, dtype)
+
+
+def _window(values: Any, length: int, periodic: bool, dtype: Any) -> jax.Array:
+    """A function from 0 to 1; where it is periodic, without the last place, which is the first."""
+    places = np.arange(length) / max(length if periodic else length - 1, 1)
+    found = values(places) if length > 1 else np.ones(length)
+    return jnp.asarray(found.astype(default_dtype() if dtype is None else dtype))
+
+
 @lowering("aten::logspace")
 def logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None
