@@ -286,6 +286,18 @@ def test_fourier_transforms(norm):
     check(function, torch.randn(2, 3, 6), torch.randn(2, 4, 6, dtype=torch.complex64))
 
 
+@pytest.mark.parametrize("name", ["hann", "hamming", "blackman", "bartlett", "kaiser"])
+def test_windows(name):
+    window = getattr(torch, f"{name}_window")
+
+    def function(x):
+        found = [window(n, periodic) for n in (0, 1, 3, 7, 8) for periodic in (True, False)]
+        return [*found, x * window(5), window(4, dtype=torch.float64)]
+
+    with jax.enable_x64(True):
+        check(function, torch.ones(5))
+
+
 def test_spectrograms():
     def function(x, window):
         spectrum = torch.stft(x, 16, 4, window=window, return_complex=True)

@@ -177,6 +177,29 @@ def test_reductions_of_floats_only():
     check(functions, torch.randn(3, 5))
 
 
+@pytest.mark.parametrize("way", ["linear", "lower", "higher", "nearest", "midpoint"])
+def test_quantiles(way):
+    q = torch.tensor([0.0, 0.2, 0.5, 1.0])
+
+    def functions(x):
+        found = []
+        for quantile in (torch.quantile, torch.nanquantile):
+            found += [quantile(x, 0.3, interpolation=way), quantile(x[0, 0], q, interpolation=way)]
+            for dim, keep in ((0, False), (-2, True), (None, True)):
+                found += [quantile(x, n, dim, keep, interpolation=way) for n in (0.7, q)]
+        return [*found, x.quantile(q=q, dim=1, keepdim=True), x.nanquantile(0.5)]
+
+    x = torch.randn(3, 5, 4)
+    check(functions, x)
+    x[0, 1, 2], x[2, :, 0] = nan, nan
+    check(functions, x)
+
+
+def test_gradients_of_quantiles():
+    q = torch.tensor([0.1, 0.45])
+    check_gradients(lambda x: (x.quantile(q, 1), x.nanquantile(0.3, 0)), torch.randn(4, 5))
+
+
 def test_reductions_of_nothing_and_of_one():
     def functions(x):
         return [x.sum(), x.prod(), x.mean(), x.sum(0), x.any(), x.all(), x.cumsum(0),

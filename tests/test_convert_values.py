@@ -272,6 +272,7 @@ def test_looking_at_the_values_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), seed)
     found = converted(np.ones(4, np.float32), np.array([1, 3]))
     np.testing.assert_array_equal(found, [1, 1, 1])
+    assert module(torch.ones(4), torch.tensor([1, 3])).tolist() == [1, 1, 1]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

@@ -103,6 +103,10 @@ CASES = {
     "random": (drawing, jax.random.PRNGKey(3), X),
 }
 FORWARD_ONLY = {"while", "while of a batch", "nested"}
+BEFORE_2_13 = torch.__version__ < "2.13"
+# The derivative of torch's `scan` refuses then what has none: "might be aliasing the input".
+if BEFORE_2_13:
+    FORWARD_ONLY.add("scan with keys")
 
 
 def tensors(args):
@@ -146,8 +150,12 @@ def test_compile(name):
         np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
 
 
+# torch.export.load of torch 2.11 says so of the file that it has read
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 @pytest.mark.parametrize("name", NAMES)
 def test_export(name):
+    if name == "scan with keys" and BEFORE_2_13:
+        pytest.skip("torch.export.save of torch 2.11 knows no uint32: KeyError")
     function, *args = CASES[name]
     module = fmapper.convert(function, "torch", tuple(args))
     exported = torch.export.export(module, tensors(args))
@@ -209,6 +217,7 @@ def test_functional_call_and_gradients_by_parameters():
         np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(BEFORE_2_13, reason="torch 2.11 cannot differentiate such a scan in graphs")
 def test_a_compiled_model_is_trained():
     module = fmapper.convert((model, PARAMS), "torch", (LONG,))
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")

@@ -365,6 +365,13 @@ def test_remat_is_inlined():
     assert "checkpoint" not in code
 
 
+def test_what_is_said_to_the_compiler_is_inlined():
+    metadata = pytest.importorskip("jax.experimental.xla_metadata")
+    if not hasattr(metadata, "xla_metadata_call"):
+        pytest.skip("JAX before 0.11 has no xla_metadata_call")
+    check_gradient(metadata.xla_metadata_call(lambda x: jnp.sin(x) * x, block="a"), X)
+
+
 def test_sizes_that_vary_in_loops_and_branches():
     def run(x):
         def step(carry, row):

@@ -191,6 +191,18 @@ def test_functions_have_the_values_and_limits_of_jax(name, dtype):
     check(getattr(lax, name), values, rounded=name == "lgamma" or dtype == "complex64")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_log2(dtype):
+    """A primitive from JAX 0.11 on, before that two logarithms."""
+    check(jnp.log2, corners(dtype), rounded=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_log2_of_narrow_floats(dtype):
+    values = np.array([0.001, 0.5, 1, 2, 3, 7, 8, 1000]).astype(jnp.dtype(dtype))
+    check(jnp.log2, values, rounded=True)
+
+
 @pytest.mark.parametrize("name", ["erf", "erf_inv", "digamma", "bessel_i1e"])
 def test_special_functions(name):
     check(getattr(lax, name), np.linspace(-0.99, 0.97, 23).astype("float64"))
@@ -269,3 +281,29 @@ def test_what_says_nothing_about_values_is_left_out():
 def test_iota_counts_in_every_dtype():
     for dtype in ("float32", "int32", "uint8", "uint32", "complex64", "bfloat16"):
         check(lambda x, dtype=dtype: lax.broadcasted_iota(dtype, (2, 300, 3), 1), np.ones(1))
+
+
+BITS = {
+    "of the same size": (lambda x: lax.bitcast_convert_type(x, "int32"), "float32"),
+    "smaller": (lambda x: lax.bitcast_convert_type(x, "uint8"), "float32"),
+    "larger": (lambda x: lax.bitcast_convert_type(x.reshape(2, 2), "int32"), "float16"),
+    "unsigned": (lambda x: x * 3 + x[0], "uint16"),
+    "order": (lambda x: lax.top_k(x, 2), "float32"),
+    "precision": (lambda x: lax.reduce_precision(x, 5, 3), "float32"),
+    "next number": (lambda x: lax.nextafter(x, x[0]), "float16"),
+    "shift": (lambda x: lax.shift_right_arithmetic(x, x[0]), "uint8"),
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_vmap_of_torch_over_bits(name, dimension):
+    function, dtype = BITS[name]
+    xs = np.array(
+        [[3, 1, 4, 8], [1, 5, 9, 0], [2, 6, 5, 7], [9, 200, 201, 7], [6, 6, 3, 2]]
+    ).astype(dtype)
+    model = fmapper.convert(function, "torch", (jnp.asarray(xs[0]),))
+    given = torch.from_numpy(xs.T.copy() if dimension else xs)
+    found = jax.tree.leaves(torch.func.vmap(model, dimension)(given))
+    for have, want in zip(found, jax.tree.leaves(jax.vmap(function)(xs)), strict=True):
+        np.testing.assert_array_equal(fmapper.to_numpy(have), want)

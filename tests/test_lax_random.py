@@ -115,12 +115,17 @@ CLOSE = {
 }
 
 
-def drawn(function, key):
-    """What JAX draws, and what torch does, as NumPy arrays of the same dtype and shape."""
+def drawn(function, key, rounded_each=False):
+    """What JAX draws, and what torch does, as NumPy arrays of the same dtype and shape.
+
+    JAX runs each operation by itself where each is to be rounded: XLA makes one of a product and a
+    sum in float16 on processors that have it.
+    """
     module = fmapper.convert(function, "torch", (key,))
     is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     words = np.array(random.key_data(key) if is_typed else key)
-    have, want = module(torch.from_numpy(words)), function(key)
+    with jax.disable_jit(rounded_each):
+        have, want = module(torch.from_numpy(words)), function(key)
     assert str(have.dtype) == f"torch.{want.dtype}"
     if want.dtype == jnp.bfloat16:
         have, want = have.float(), want.astype("float32")
@@ -131,7 +136,7 @@ def drawn(function, key):
 
 @pytest.mark.parametrize("name", EXACT)
 def test_the_same_numbers(name):
-    np.testing.assert_array_equal(*drawn(EXACT[name], KEY))
+    np.testing.assert_array_equal(*drawn(EXACT[name], KEY, name == "uniform of float16"))
 
 
 @pytest.mark.parametrize("name", ["bits", "split", "fold in", "many keys", "uniform", "carried"])
@@ -259,7 +264,7 @@ def test_vmap_of_torch_over_keys():
 def test_drawing_is_one_call():
     module = fmapper.convert(lambda k: random.uniform(k, (4,)), "torch", (RAW,))
     calls = [node.target.__name__ for node in module.graph.nodes if node.op == "call_function"]
-    assert calls == ["uniform"]
+    assert [name for name in calls if name != "viewed"] == ["uniform"]
 
 
 def test_a_state_of_xla_is_refused():

@@ -39,6 +39,14 @@ def ulps(a, b):
     return float(np.max(np.abs(a - b.astype(np.float64)) / np.spacing(np.abs(b)), initial=0))
 
 
+def rounded_as_in(backend, dtype):
+    """Where JAX rounds product and sum each, if the dtype is narrow and it is not the backend.
+
+    XLA makes one operation of the two on processors that have it in 16 bits.
+    """
+    return jax.disable_jit(dtype in ("float16", "bfloat16") and not backend.startswith("jax"))
+
+
 @pytest.fixture
 def x64():
     with jax.enable_x64(True):
@@ -91,7 +99,8 @@ def test_bits_of_64(backend, x64):
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, 1), (-0.3, 0.9), (2.0, 7.5)])
 def test_uniform(backend, dtype, low, high):
     got = draw(backend, lambda key: random.uniform(key, (300, 211), dtype, low, high))
-    expected = np.asarray(jax.random.uniform(TYPED, (300, 211), dtype, low, high))
+    with rounded_as_in(backend, dtype):
+        expected = np.asarray(jax.random.uniform(TYPED, (300, 211), dtype, low, high))
     np.testing.assert_array_equal(got, expected)
     assert got.dtype == expected.dtype
 
@@ -223,7 +232,8 @@ def test_normal_in_float64(backend, x64):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_truncated_normal(backend, dtype):
     got = draw(backend, lambda key: random.truncated_normal(key, -2, 1.5, (100_000,), dtype))
-    expected = np.asarray(jax.random.truncated_normal(TYPED, -2, 1.5, (100_000,), dtype))
+    with rounded_as_in(backend, dtype):
+        expected = np.asarray(jax.random.truncated_normal(TYPED, -2, 1.5, (100_000,), dtype))
     # Where jit has folded the bounds, they differ in the last place, six times that at two sigma.
     limit = 7 * 2.0**-23 if dtype == "float32" else 0
     assert np.max(np.abs(got.astype(np.float64) - expected.astype(np.float64))) <= limit

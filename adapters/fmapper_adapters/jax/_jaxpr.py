@@ -19,7 +19,7 @@ from fmapper_adapters.jax import _collectives, _custom, _keys
 
 # Functions that are called where they stand: what they compute is part of the caller.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
-_INLINED |= {"custom_vmap_call", "run_state"}
+_INLINED |= {"custom_vmap_call", "run_state", "xla_metadata_call"}
 # What says nothing about the values: layouts over devices, hints to compilers, names.
 _DROPPED = {
     "sharding",
@@ -40,6 +40,7 @@ _DROPPED |= {
     "_split_transpose",
 }
 _DROPPED |= {"const_lengths", "linear", "unroll", "update_consts", "symbolic_zeros", "accuracy"}
+_DROPPED |= {"ft_in", "ft_out"}
 # Of Equinox: what they compute is in a function among their parameters.
 _OPAQUE = {"maybe_set", "vprim"}
 # How often functions with a derivative of their own are differentiated in theirs.
@@ -269,7 +270,7 @@ class _Body:
 
     def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
         name = eqn.primitive.name
-        params = {**eqn.params, **_keys.params(eqn)}
+        params = {**eqn.params, **_keys.params(eqn), **_counts(eqn)}
         held: list[tuple[Graph, list[Any]]] = []
         kwargs = {
             key: self._plain(value, held)
@@ -381,6 +382,14 @@ class _Body:
         if isinstance(value, np.ndarray):
             return tuple(self._plain(inner, held) for inner in value.tolist())
         return str(value)
+
+
+def _counts(eqn: Any) -> dict[str, int]:
+    """How many operands of a loop are constants and carry, where JAX has trees of them instead."""
+    if eqn.primitive.name != "scan" or "ft_in" not in eqn.params:
+        return {}
+    constants, carry, _ = eqn.params["ft_in"].unpack()
+    return {"num_consts": len(constants), "num_carry": len(carry)}
 
 
 def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:

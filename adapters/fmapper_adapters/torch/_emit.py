@@ -24,6 +24,7 @@ from fmapper import (
     Size,
     size_of,
 )
+from fmapper_adapters.torch import _bits
 from fmapper_adapters.torch.lax import _types
 from fmapper_adapters.torch.lax._table import TABLE, About
 from fmapper_adapters.torch.recognise import simplified
@@ -62,6 +63,12 @@ class Value(fx.Proxy):
     def is_complex(self) -> bool:
         """Whether it is of complex numbers."""
         return self.dtype.is_complex
+
+    def view(self, *to: Any) -> Any:
+        """Another shape of it, or its bits as another dtype."""
+        if isinstance(to[0], torch.dtype) and not _bits.IS_MAPPED:
+            return self.tracer.create_proxy("call_function", _bits.viewed, (self, *to), {})
+        return self.tracer.create_proxy("call_method", "view", (self, *to), {})
 
     @property
     def shape(self) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, Program, to_torch
 from fmapper_adapters.torch import (
+    _asserted,
     _decompose,
     _direct,
     _faithful,
@@ -93,7 +94,7 @@ def _recorded_somehow(
     while ways:
         way = ways.pop(0)
         try:
-            with unwound():
+            with unwound(), _without_hooks_left():
                 exported = way(module, args, kwargs, dynamic_shapes)
                 if check:
                     exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
@@ -108,6 +109,21 @@ def _recorded_somehow(
             if _is_data_dependent(error):
                 ways, for_values = [*for_values, *ways], []
     raise _failure(module, reasons[0]) from reasons[0]
+
+
+@contextlib.contextmanager
+def _without_hooks_left() -> Iterator[None]:
+    """Takes away what torch 2.11 leaves in every module where a recording has failed.
+
+    It is a hook that lets no module assign a tensor to a buffer from then on.
+    """
+    hooks = getattr(torch.nn.modules.module, "_global_buffer_registration_hooks", {})
+    before = set(hooks)
+    try:
+        yield
+    finally:
+        for key in set(hooks) - before:
+            del hooks[key]
 
 
 def _as_it_runs(
@@ -232,12 +248,16 @@ def _for_branches(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
     report = getattr(found, "_report", None)
-    failures = {failure.failure_type.name for failure in getattr(report, "failures", ())}
-    if not failures <= _SOUND:
-        raise RuntimeError(f"draft_export: {', '.join(sorted(failures - _SOUND))}")
-    for failure in getattr(report, "failures", ()):
-        if _FLOAT.search(str(failure.data.get("expr", ""))):  # torch guesses, and asserts nothing
-            raise RuntimeError(f"draft_export decides {failure.data['expr']} and does not check it")
+    failures = list(getattr(report, "failures", ()))
+    kinds = {failure.failure_type.name for failure in failures}
+    if not kinds <= _SOUND:
+        raise RuntimeError(f"draft_export: {', '.join(sorted(kinds - _SOUND))}")
+    decided = [failure.data.get("expr") for failure in failures]
+    for expression in decided:
+        if _FLOAT.search(str(expression)):  # torch guesses, and asserts nothing
+            raise RuntimeError(f"draft_export decides {expression} and does not check it")
+    if not _asserted.is_asserted(found.graph, decided):
+        raise RuntimeError("draft_export: a value that is taken for granted is not asserted")
     with _quiet():
         _faithful.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
     return found

@@ -14,6 +14,8 @@ import torch
 from torch._higher_order_ops.scan import scan as _scan_operator
 from torch._higher_order_ops.while_loop import while_loop as _while_operator
 
+from fmapper_adapters.torch import _bits
+
 Tensor = torch.Tensor
 Body = Callable[..., tuple[Tensor, ...]]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -152,7 +154,7 @@ def while_loop(
         if not _any(going):
             return tuple(state)
         found = body(*body_constants, *state)
-        state = _where(going, found, state) if going.ndim or _is_batched(going) else found
+        state = _where(going, found, state) if going.ndim or _bits.is_batched(going) else found
 
 
 def _where(going: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -171,7 +173,7 @@ def switch(
     last = len(branches) - 1
     if torch.compiler.is_compiling():
         return _switch_in_graph(index, branches, operands)
-    if _is_batched(index):  # under vmap: all of them, as JAX does
+    if _bits.is_batched(index):  # under vmap: all of them, as JAX does
         results = [branch(*operands) for branch in branches]
         found = results[0]
         for i, result in enumerate(results[1:], 1):
@@ -204,15 +206,6 @@ def _switch_in_graph(
 
 
 # --- torch.func.vmap ---
-
-
-def _is_batched(x: Tensor) -> bool:
-    """Whether torch.func.vmap maps over a tensor, at any level."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        if torch._C._functorch.is_batchedtensor(x):
-            return True
-        x = torch._C._functorch.get_unwrapped(x)
-    return False
 
 
 def _any(x: Tensor) -> bool:

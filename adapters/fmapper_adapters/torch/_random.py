@@ -1,7 +1,8 @@
 """What `fmapper.random` calls for torch: threefry2x32 as in JAX, in int64 with masks.
 
 torch has uint32 but next to no arithmetic for it. Nothing here is in place and nothing looks at
-values, so that torch.compile and torch.func.vmap can trace it.
+values, so that torch.compile and torch.func.vmap can trace it; nor are bits viewed as another
+dtype, for which torch.func.vmap of torch 2.11 has no rule.
 """
 
 from __future__ import annotations
@@ -21,13 +22,8 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _LOW = 0xFFFFFFFF
 _SIGN = -(1 << 63)
-# Bits of a float, bits of its mantissa, bits that are drawn for it, and the pattern of one.
-_LAYOUTS = {
-    "float64": (torch.int64, 52, 64, 0x3FF0000000000000),
-    "float32": (torch.int32, 23, 32, 0x3F800000),
-    "float16": (torch.int16, 10, 16, 0x3C00),
-    "bfloat16": (torch.int16, 7, 8, 0x3F80),
-}
+# Bits of the mantissa of a float, and bits that are drawn for it.
+_LAYOUTS = {"float64": (52, 64), "float32": (23, 32), "float16": (10, 16), "bfloat16": (7, 8)}
 # Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011), table 1.
 _CENTRAL = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
             -0.00125372503, -0.00417768164, 0.246640727, 1.50140941)  # fmt: skip
@@ -115,17 +111,17 @@ def bits(key: Tensor, width: int, shape: Sequence[int]) -> Tensor:
     """Random unsigned integers of 8, 16, 32 or 64 bits."""
     found = _bits(key, width, shape)
     dtype: torch.dtype = getattr(torch, f"uint{width}")
-    return found.view(dtype) if width == 64 else found.to(dtype)
+    return found.to(dtype)
 
 
 def uniform(key: Tensor, shape: Sequence[int], dtype: str, low: Any, high: Any) -> Tensor:
     """Floats in [low, high): random mantissas, less one, scaled."""
     kind: torch.dtype = getattr(torch, dtype)
-    number, mantissa, drawn, one = _LAYOUTS[dtype]
+    mantissa, drawn = _LAYOUTS[dtype]
     pattern = _bits(key, drawn, shape) >> (drawn - mantissa)
     if drawn == 64:  # the shift has brought copies of the sign along
         pattern = pattern & ((1 << mantissa) - 1)
-    unit = (pattern | one).to(number).view(kind) - 1
+    unit = pattern.to(kind) * 2.0**-mantissa
     if isinstance(low, int | float) and isinstance(high, int | float) and (low, high) == (0, 1):
         return unit
     floor, ceiling = (torch.as_tensor(x, dtype=kind, device=key.device) for x in (low, high))
@@ -150,7 +146,7 @@ def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def _add_odd(a: Tensor, b: Tensor) -> Tensor:
     """A sum that is rounded to odd, so that it can be rounded once more (Boldo, Melquiond 2008)."""
     total, lost = _two_sum(a, b)
-    even = (total.view(torch.int64) & 1) == 0
+    even = ((torch.frexp(total)[0] * 2.0**53).to(torch.int64) & 1) == 0
     toward = torch.nextafter(total, torch.copysign(torch.full_like(lost, math.inf), lost))
     return torch.where((lost != 0) & even, toward, total)
 
@@ -265,7 +261,7 @@ def randint(key: Tensor, shape: Sequence[int], low: Any, high: Any, dtype: str) 
     found = low + offset
     if dtype == "int32":
         found = ((found + (1 << 31)) & _LOW) - (1 << 31)
-    result: Tensor = found.view(kind) if dtype == "uint64" else found.to(kind)
+    result: Tensor = found.to(kind)
     return result
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmapper_adapters.torch import _own_gradients, _packed
+from fmapper_adapters.torch import _own_gradients, _packed, _quantiles
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
@@ -68,6 +68,16 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
     """Of arrays of one shape: torch bounds the number of results by that of the elements of x."""
     together: Any = torch.broadcast_tensors  # untyped in torch
     return torch.masked_select(*together(x, mask))
+
+
+def _split(
+    tensor: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+) -> Any:
+    """Of no rows: torch 2.11 has no shapes for the one part that there is."""
+    size = split_size if split_size_or_sections is None else split_size_or_sections
+    if isinstance(size, int) and isinstance(tensor.shape[dim], int) and tensor.shape[dim] == 0:
+        return (tensor.narrow(dim, 0, 0),)
+    return tensor.split(size, dim)
 
 
 def _tensor(data: Any, **options: Any) -> Any:
@@ -126,15 +136,27 @@ def _put(x: Any, index: Any, value: Any) -> None:
 def _indices(index: Any) -> Any:
     """An index whose lists of tensors are tensors: torch reads their values, as above.
 
-    Only those within a tuple: a list by itself is one.
+    Only those within a tuple: a list by itself is one. Bounds that are tensors become sizes, which
+    torch 2.11 does not make of them.
     """
     if not isinstance(index, tuple):
-        return index
+        return _bounds(index) if isinstance(index, slice) else index
     return tuple(
         _tensor(list(one))
         if isinstance(one, list | tuple) and any(isinstance(x, torch.Tensor) for x in one)
+        else _bounds(one)
+        if isinstance(one, slice)
         else one
         for one in index
+    )
+
+
+def _bounds(index: slice) -> slice:
+    return slice(
+        *[
+            x.item() if isinstance(x, torch.Tensor) else x
+            for x in (index.start, index.stop, index.step)
+        ]
     )
 
 
@@ -225,11 +247,20 @@ _STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tensor: _tensor,
     torch.masked_select: _masked_select,
     torch.Tensor.masked_select: _masked_select,
+    torch.split: _split,
+    torch.Tensor.split: _split,
     torch.Tensor.__getitem__: _get,
     torch.Tensor.__setitem__: _put,
     _DATA.__get__: _data,
     _DATA.__set__: _set_data,
 }
+if torch.__version__ < "2.13":
+    _STAND_INS |= {
+        torch.quantile: _quantiles.quantile,
+        torch.Tensor.quantile: _quantiles.quantile,
+        torch.nanquantile: _quantiles.nanquantile,
+        torch.Tensor.nanquantile: _quantiles.nanquantile,
+    }
 
 
 class _StandIns(TorchFunctionMode):

@@ -20,12 +20,12 @@ Tensor = torch.Tensor
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-# Bits that are drawn for a float, bits of its mantissa, integers of its size, the pattern of one.
+# Bits that are drawn for a float, and bits of its mantissa.
 _LAYOUTS = {
-    torch.float64: (64, 52, torch.int64, 0x3FF0000000000000),
-    torch.float32: (32, 23, torch.int32, 0x3F800000),
-    torch.float16: (16, 10, torch.int16, 0x3C00),
-    torch.bfloat16: (8, 7, torch.int16, 0x3F80),
+    torch.float64: (64, 52),
+    torch.float32: (32, 23),
+    torch.float16: (16, 10),
+    torch.bfloat16: (8, 7),
 }
 _CARRIERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
@@ -136,10 +136,10 @@ def uniform(
     key: Tensor, shape: Sequence[int], dtype: torch.dtype, *, partitionable: bool = True
 ) -> Tensor:
     """Floats in [0, 1) of shape (*batch, *shape): random mantissas, less one."""
-    drawn, mantissa, carrier, one = _LAYOUTS[dtype]
-    pattern = bits(key, drawn, shape, partitionable=partitionable).to(carrier)
+    drawn, mantissa = _LAYOUTS[dtype]
+    pattern = bits(key, drawn, shape, partitionable=partitionable)
     pattern = (pattern >> (drawn - mantissa)) & ((1 << mantissa) - 1)
-    return (pattern | one).view(dtype) - 1
+    return pattern.to(dtype) * 2.0**-mantissa
 
 
 def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:

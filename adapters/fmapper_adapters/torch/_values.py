@@ -114,7 +114,9 @@ class _Informer(TorchFunctionMode):
         if call is None:
             return func(*args, **kwargs)
         if func in _known.QUESTIONS:
-            return _known.agreed(_known.QUESTIONS[func](*args, **kwargs).item(), call.results[0])
+            # As an integer: torch 2.11 records a bool in a way that it cannot read again.
+            answer = _known.QUESTIONS[func](*args, **kwargs).to(torch.int64).item()
+            return bool(_known.agreed(answer, int(call.results[0])))
         if func in _known.INTEGERS and not args[0].is_floating_point():
             return _known.agreed(args[0].item(), call.results[0])
         if _known.is_written(func, args):

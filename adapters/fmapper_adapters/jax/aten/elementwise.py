@@ -261,6 +261,11 @@ def _exp2(x: Any) -> jax.Array:
     return jnp.power(jnp.asarray(2, x.dtype), x)
 
 
+def _sinc(x: Any) -> jax.Array:
+    """NaN at infinity, where JAX from 0.11 on gives the limit."""
+    return jnp.where(jnp.isinf(x), jnp.nan, jnp.sinc(x))
+
+
 _unary(jnp.negative, "aten::neg")
 _unary(lambda x: x, "aten::positive")
 _unary(absolute, "aten::abs")
@@ -289,7 +294,7 @@ _unary(jnp.arcsinh, "aten::asinh", to_float=True)
 _unary(jnp.arccosh, "aten::acosh", to_float=True)
 _unary(jnp.arctanh, "aten::atanh", to_float=True)
 _unary(jax.nn.sigmoid, "aten::sigmoid", to_float=True)
-_unary(jnp.sinc, "aten::sinc", to_float=True)
+_unary(_sinc, "aten::sinc", to_float=True)
 _unary(lambda x: x * (np.pi / 180), "aten::deg2rad", to_float=True)
 _unary(lambda x: x * (180 / np.pi), "aten::rad2deg", to_float=True)
 _unary(_whole(jnp.floor), "aten::floor")

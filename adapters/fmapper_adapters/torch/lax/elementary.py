@@ -47,6 +47,13 @@ def exp2(x: Any) -> Any:
     return torch.exp2(x)
 
 
+@lax("log2")
+def log2(x: Any) -> Any:
+    if x.dtype in (torch.float16, torch.bfloat16):  # JAX rounds the logarithm and the factor
+        return torch.log(x) * float(torch.tensor(1 / math.log(2), dtype=x.dtype))
+    return torch.log2(x)
+
+
 @lax("cbrt")
 def cbrt(x: Any) -> Any:
     sign = torch.copysign(torch.ones_like(x), x)

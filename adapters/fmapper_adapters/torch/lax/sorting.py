@@ -40,7 +40,7 @@ def _keys(x: Any, kind: str) -> list[Any]:
 
 
 @lax("top_k", about=True)
-def top_k(x: Any, *, k: int, axis: int = -1, about: About) -> Any:
+def top_k(x: Any, *, k: int, axis: int = -1, is_stable: bool = True, about: About) -> Any:
     return _largest(x, k, axis, about)
 
 

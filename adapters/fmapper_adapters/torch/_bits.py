@@ -1,0 +1,48 @@
+"""The bits of tensors as another dtype, under torch.func.vmap in every version of torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+# torch.func.vmap of torch 2.11 maps over no view as another dtype; that of 2.13 does.
+IS_MAPPED: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
+    "aten::view.dtype", "FuncTorchBatched"
+)
+
+
+def viewed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x.view(dtype)`, for which torch.func.vmap may have no rule of its own."""
+    if torch.compiler.is_compiling() or not is_batched(x):
+        return x.view(dtype)
+    found: Tensor = _Viewed.apply(x, dtype)  # type: ignore[no-untyped-call]
+    return found
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether torch.func.vmap maps over a tensor, at any level."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return False
+
+
+class _Viewed(torch.autograd.Function):
+    """Bits have no derivative."""
+
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.view(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        # The last dimension is the one that bits of another size make longer or shorter.
+        return viewed(x.movedim(in_dims[0], 0).contiguous(), dtype), 0

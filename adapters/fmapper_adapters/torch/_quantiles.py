@@ -1,0 +1,79 @@
+"""Quantiles in operations that can be recorded: torch before 2.13 reads values on its way to them.
+
+By linear interpolation or another one of torch's, between the two neighbours of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "lower": torch.floor,
+    "higher": torch.ceil,
+    "nearest": torch.round,
+}
+
+
+def quantile(
+    input: Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Tensor:
+    """As `torch.quantile`: rows with NaN in them give NaN."""
+    rows = _sorted(input, dim)
+    ranks = _fractions(q, input) * (rows.shape[-1] - 1)
+    ranks = torch.where(rows[..., -1:].isnan(), rows.shape[-1] - 1, ranks)
+    return _shaped(_at(rows, ranks, interpolation), input, q, dim, keepdim)
+
+
+def nanquantile(
+    input: Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Tensor:
+    """As `torch.nanquantile`: of what is not NaN, if there is anything."""
+    rows = _sorted(input, dim)
+    last = (rows.isnan().logical_not().sum(-1, keepdim=True) - 1).clamp(min=0)
+    return _shaped(_at(rows, _fractions(q, input) * last, interpolation), input, q, dim, keepdim)
+
+
+def _sorted(x: Tensor, dim: int | None) -> Tensor:
+    """The rows in the last dimension, NaN at their ends."""
+    rows = x.reshape(-1) if dim is None or not x.ndim else x.movedim(dim, -1)
+    return rows.sort(-1)[0]
+
+
+def _fractions(q: Any, like: Tensor) -> Tensor:
+    return q.reshape(-1) if isinstance(q, Tensor) else like.new_full((1,), q)
+
+
+def _at(rows: Tensor, ranks: Tensor, interpolation: str) -> Tensor:
+    if interpolation in _WHOLE:
+        return rows.gather(-1, _WHOLE[interpolation](ranks).long())
+    below = rows.gather(-1, ranks.floor().long())
+    above = rows.gather(-1, ranks.ceil().long())
+    weights = ranks - ranks.floor()
+    return below.lerp(
+        above, torch.full_like(weights, 0.5) if interpolation == "midpoint" else weights
+    )
+
+
+def _shaped(found: Tensor, x: Tensor, q: Any, dim: int | None, keepdim: bool) -> Tensor:
+    """Several quantiles come first; a single one has no dimension."""
+    found = found.movedim(-1, 0)
+    if keepdim and dim is None:
+        found = found.reshape(-1, *[1] * x.ndim)
+    elif keepdim and x.ndim and dim is not None:
+        found = found.unsqueeze(dim % x.ndim + 1)
+    return found if isinstance(q, Tensor) and q.ndim else found.squeeze(0)
