@@ -117,6 +117,15 @@ def test_time_batch_channels():
     )
 
 
+def test_transposed_ones_that_cut_off_at_the_borders():
+    """Padding that is larger than the kernel leaves out what it would give there."""
+    x = torch.randn(2, 4, 5, 6)
+    for kernel, options in (1, {}), (1, {"stride": 2, "output_padding": 1}), (2, {"groups": 2}):
+        model = torch.nn.ConvTranspose2d(4, 6, kernel, padding=2, **options)
+        check(model, x)
+        check_gradients(model, x)
+
+
 def test_in_whole_modules():
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding="same", padding_mode="circular"),

@@ -176,6 +176,54 @@ def test_a_backward_that_cannot_be_recorded_is_refused_when_it_is_needed() -> No
         jax.grad(lambda x: model(x).sum())(np.ones(2, "float32"))
 
 
+@pytest.mark.parametrize("way", ["grad", "backward"])
+def test_a_backward_that_differentiates_is_refused_when_it_is_needed(way: str) -> None:
+    """torch.export fails where it meets the results, and records the module without them."""
+
+    class Recomputed(Autograd):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                y = x.tanh()
+            if way == "grad":
+                return torch.autograd.grad(y, x, gradient)[0]
+            torch.autograd.backward(y, gradient)
+            return x.grad
+
+    x = torch.randn(3)
+    model = converting.check(Recomputed.apply, x)
+    with pytest.raises(NotImplementedError, match=r"Recomputed.* cannot be recorded"):
+        jax.grad(lambda x: model(x).sum())(x.numpy())
+
+
+def test_gradients_of_functions_that_change_their_input() -> None:
+    class Doubled(Autograd):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * 3
+
+    def used(x: Any) -> Any:
+        y = x * 1.5
+        z = Doubled.apply(y)
+        Doubled.apply(y)
+        return z.sin(), y.cos()
+
+    x = torch.randn(3, 4)
+    converting.check(used, x)
+    converting.check_gradients(used, x)
+
+
 class Averaged(torch.nn.Module):
     """Buffers that change behind `data`, as the code books of many quantisers do."""
 

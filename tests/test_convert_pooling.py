@@ -238,3 +238,9 @@ def test_a_window_that_is_larger_than_the_image_is_no_window(pool, padding, kern
     for eqn in jax.make_jaxpr(model.call)((x.numpy(),)).jaxpr.eqns[0].params["jaxpr"].jaxpr.eqns:
         assert max(eqn.params.get("window_dimensions", [0])) < 10
         assert all(size < 1000 for y in eqn.outvars for size in y.aval.shape)
+
+
+@pytest.mark.parametrize("kernel", [4, (4, 2), (2, 4), (900, 1)])
+def test_the_first_of_several_largest_elements_has_the_gradient(kernel):
+    x = torch.tensor([2.0, 1, 0, 2, 2, 2, 1, 1, 0, 2, 1, 2, 0, 0, 0, 0]).reshape(1, 1, 4, 4)
+    check_gradients(torch.nn.MaxPool2d(kernel, ceil_mode=True), x)

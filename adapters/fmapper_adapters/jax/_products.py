@@ -52,8 +52,9 @@ def convolved(
     What each filter sees is laid out as a row, kernel places within channels, as filters lie. The
     options are those of `jax.lax.conv_general_dilated`.
     """
-    if any(tuple(width) != (0, 0) for width in padding):
-        x = jnp.pad(x, ((0, 0), *padding, (0, 0)))
+    if any(tuple(width) != (0, 0) for width in padding):  # a negative one cuts off
+        widths = [(0, 0, 0), *((before, after, 0) for before, after in padding), (0, 0, 0)]
+        x = jax.lax.pad(x, jnp.zeros((), x.dtype), widths)
     kernel = weight.shape[2:]
     count = len(kernel)
     if math.prod(kernel) == 1:

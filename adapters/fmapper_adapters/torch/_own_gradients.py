@@ -83,16 +83,18 @@ def _apply(cls: Any, *args: Any) -> Any:
         return super(_LEVEL, cls).apply(*args)
     context: Any = _Context()
     context.needs_input_grad = tuple(_has_gradient(arg) for arg in args)
+    before = {id(x): x.clone() for x in args if _has_gradient(x)}
     if cls.setup_context is torch.autograd.Function.setup_context:
         results = cls.forward(context, *args)
     else:
         results = cls.forward(*args)
         cls.setup_context(context, args, results)
-    outputs = list(results) if isinstance(results, tuple | list) else [results]
+    outputs = given = list(results) if isinstance(results, tuple | list) else [results]
     fixed = {id(x) for x in getattr(context, "non_differentiable", ())}
     grows = [_has_gradient(y) and id(y) not in fixed for y in outputs]
     ys = [y for y, one in zip(outputs, grows, strict=True) if one]
-    xs = [x for x in args if _has_gradient(x)]
+    changed = {id(x) for x in getattr(context, "dirty_tensors", None) or ()}
+    xs = [before[id(x)] if id(x) in changed else x for x in args if _has_gradient(x)]
     if ys and xs:
         number = next(_calls)
         stand_ins = [cotangent(y.detach(), number) for y in ys]
@@ -101,6 +103,9 @@ def _apply(cls: Any, *args: Any) -> Any:
         outputs = [
             next(found) if one else y.detach() if isinstance(y, torch.Tensor) else y
             for y, one in zip(outputs, grows, strict=True)
+        ]
+        outputs = [
+            was.copy_(y) if id(was) in changed else y for was, y in zip(given, outputs, strict=True)
         ]
     return tuple(outputs) if isinstance(results, tuple | list) else outputs[0]
 
@@ -131,13 +136,30 @@ def _gradients(
     ]
     backward = cls.vjp if cls.backward is torch.autograd.Function.backward else cls.backward
     try:
-        found = backward(context, *given)
+        with _without_engine():
+            found = backward(context, *given)
     except Exception:  # it may do anything; only those who differentiate need it
         return [-1], []
     found = found if isinstance(found, tuple | list) else (found,)
     wanted = [gradient for arg, gradient in zip(args, found, strict=False) if _has_gradient(arg)]
     pairs = [(i, one) for i, one in enumerate(wanted) if isinstance(one, torch.Tensor)]
     return [i for i, _ in pairs], [one for _, one in pairs]
+
+
+@contextlib.contextmanager
+def _without_engine() -> Iterator[None]:
+    """Inside, `torch.autograd.grad` and `backward` fail: what they give would not be recorded."""
+    module: Any = torch.autograd
+    engine = module._engine_run_backward
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("gradients within a backward are not recorded")
+
+    module._engine_run_backward = refused
+    try:
+        yield
+    finally:
+        module._engine_run_backward = engine
 
 
 def folded(graph: Graph) -> Graph:

@@ -86,19 +86,23 @@ class _Windows:
         """The windows reduced, without dilation.
 
         The only window of a dimension needs no padding, which it may have a lot of: it may be
-        hundreds of times as large as the image.
+        hundreds of times as large as the image. Sums of it are no windows to XLA; the largest
+        element is one, since then the first of several equal ones has the gradient.
         """
         start = np.asarray(value, x.dtype)  # known while tracing: only then there is a gradient
         first = x.ndim - self.count
         kernel, stride, widths = [1] * first, [1] * first, [(0, 0, 0)] * first
         alone = []
         for i, (n, k, s, p, _) in enumerate(self._rows()):
+            width = (*self.widths[i], 0)
             if isinstance(n, int) and self.outputs[i] == 1:
-                x = jax.lax.slice_in_dim(x, 0, min(n, k - p), axis=first + i)
-                alone.append(first + i)
-                k, s = 1, 1  # noqa: PLW2901
-            kernel, stride = [*kernel, k], [*stride, s]
-            widths.append((0, 0, 0) if k == s == 1 else (*self.widths[i], 0))
+                size = min(n, k - p)
+                x = jax.lax.slice_in_dim(x, 0, size, axis=first + i)
+                k, s, width = size, 1, (0, 0, 0)  # noqa: PLW2901
+                if function is jax.lax.add:
+                    alone.append(first + i)
+                    k = 1  # noqa: PLW2901
+            kernel, stride, widths = [*kernel, k], [*stride, s], [*widths, width]
         if alone:
             x = jnp.expand_dims(jax.lax.reduce(x, start, function, alone), alone)
         if len(alone) == self.count:
