@@ -366,3 +366,22 @@ def test_what_is_drawn_has_no_gradient() -> None:
     key = jax.random.key(0)
     got = jax.grad(lambda x: model(x, key=key).sum())(np.zeros(2, "float32"))
     assert got.tolist() == [3, 3]
+
+
+class Strict(torch.nn.Module):
+    """Torch can record it only when it reads the bytecode."""
+
+    def forward(self, x: Any) -> Any:
+        y = Reversed.apply(x * 2, 3.0)
+        if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+            raise ValueError("cannot be called so")
+        return y
+
+
+def test_gradients_that_the_strict_way_forgets_are_not_lost_in_silence() -> None:
+    x = torch.ones(3)
+    with pytest.raises(fmapper.ConversionError, match=r"Reversed has a gradient .* be called so"):
+        fmapper.convert(Strict(), "jax", (x,))
+    model = fmapper.convert(Strict(), "jax", (x,), check=False)
+    np.testing.assert_array_equal(model(x.numpy()), Strict()(x))
+    fmapper.convert(torch.nn.Linear(3, 2), "jax", (x,))

@@ -232,3 +232,19 @@ def test_indices_that_are_out_of_range_are_nan():
     module = Function(lambda x, i: x[i])
     converted = fmapper.convert(module, "jax", (torch.randn(3), torch.tensor([0])))
     assert np.isnan(converted(jax.numpy.ones(3), jax.numpy.asarray([7]))).all()
+
+
+def test_the_least_float_masks_in_16_bits_too():
+    """As infinity, rows that are masked as a whole would be NaN."""
+
+    class Masked(torch.nn.Module):
+        def forward(self, x, keep):
+            return x.masked_fill(~keep, torch.finfo(x.dtype).min).softmax(-1)
+
+    x, keep = torch.randn(3, 4), torch.tensor([[False] * 4, [True] * 4, [True, False] * 2])
+    model = fmapper.convert(Masked(), "jax", (x, keep))
+    for dtype in (torch.bfloat16, torch.float16):
+        found = model(fmapper.to_jax(x.to(dtype)), keep.numpy())
+        want = Masked()(x.to(dtype), keep).float()
+        np.testing.assert_allclose(np.asarray(found, np.float32), want, atol=1e-2)
+    check(lambda x: x.masked_fill(x > 0, -torch.inf), x)

@@ -26,6 +26,7 @@ from fmapper_adapters.torch import (
     _gradients,
     _graph,
     _keywords,
+    _own_gradients,
     _packed,
     _recordable,
     _values,
@@ -91,12 +92,14 @@ def _recorded_somehow(
     reasons: list[Exception] = []
     ways = [*_WAYS, _unaware]
     for_values = [*_WAYS_FOR_VALUES]
+    _own_gradients.met.clear()
     while ways:
         way = ways.pop(0)
         try:
             with unwound(), _without_hooks_left():
                 exported = way(module, args, kwargs, dynamic_shapes)
                 if check:
+                    _refuse_lost_gradients(module, way, reasons)
                     exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
                 return _taken_apart(exported)
         except ConversionError:
@@ -124,6 +127,25 @@ def _without_hooks_left() -> Iterator[None]:
     finally:
         for key in set(hooks) - before:
             del hooks[key]
+
+
+def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exception]) -> None:
+    """The strict way forgets the gradients that functions have of their own.
+
+    Raises:
+        ConversionError: There are such functions.
+    """
+    if way is _STRICTLY and _own_gradients.met:
+        raise ConversionError(
+            f"{type(module).__name__}: {', '.join(sorted(_own_gradients.met))} has a gradient of "
+            "its own (torch.autograd.Function), which torch forgets in the only way in which it "
+            f"can record this module. By the other ways: {_first_line(reasons[0])}. Mend that, or "
+            "pass check=False for a model that is differentiated as its forward is written."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _as_it_runs(
@@ -304,13 +326,14 @@ def _unaware(
         return _values.recorded(module, args, kwargs, dynamic_shapes, aware=False)
 
 
+_STRICTLY = functools.partial(_plainly, grad=True, strict=True)
 # Without reading the bytecode first, which is quicker; with it where that fails. Gradients are
 # switched on, so that `torch.no_grad` is seen, unless only without them it can be recorded: torch
 # has loops that it cannot differentiate.
 _WAYS: tuple[Callable[..., torch.export.ExportedProgram], ...] = (
     functools.partial(_plainly, grad=True, strict=False),
     functools.partial(_plainly, grad=False, strict=False),
-    functools.partial(_plainly, grad=True, strict=True),
+    _STRICTLY,
 )
 # Those that keep more of the program general come first.
 _WAYS_FOR_VALUES = (_for_branches, _for_values)

@@ -24,6 +24,7 @@ TRACED = (FunctionalTensor, FakeTensor)
 _WITH_GRADIENT = "fmapper::with_gradient.default"
 _COTANGENT = "fmapper::cotangent.default"
 _calls = itertools.count()
+met: set[str] = set()  # functions that were recorded, or tried to be
 
 
 @torch.library.custom_op("fmapper::cotangent", mutates_args=())
@@ -81,6 +82,7 @@ _LEVEL: Any = torch.autograd.function._SingleLevelFunction
 def _apply(cls: Any, *args: Any) -> Any:
     if cls.__module__.startswith("torch.") or not any(isinstance(arg, TRACED) for arg in args):
         return super(_LEVEL, cls).apply(*args)
+    met.add(cls.__qualname__)
     context: Any = _Context()
     context.needs_input_grad = tuple(_has_gradient(arg) for arg in args)
     before = {id(x): x.clone() for x in args if _has_gradient(x)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, dtype_of
+from fmapper_adapters.jax.aten._types import cast, dtype_of, is_floating
 
 
 @lowering("aten::index", "aten::_unsafe_index")
@@ -154,7 +155,14 @@ def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
 
 @lowering("aten::masked_fill")
 def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
-    """A number where the mask holds; the dtype of the array stays."""
+    """A number where the mask holds; the dtype of the array stays.
+
+    The least float32, which models take for a mask, becomes the least number of 16 bits when the
+    model is cast to that: as infinity it would leave rows without any number.
+    """
+    if isinstance(value, float) and math.isfinite(value) and is_floating(x.dtype):
+        limits = jnp.finfo(x.dtype)
+        value = min(max(value, float(limits.min)), float(limits.max))
     return jnp.where(mask, cast(value, x.dtype), x)
 
 
