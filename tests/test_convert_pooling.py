@@ -226,6 +226,21 @@ def test_grids_of_affine_maps():
     check(function, torch.randn(2, 2, 3), torch.randn(2, 3, 4))
 
 
+@pytest.mark.parametrize("padding", [0, 1])
+def test_the_largest_element_of_whole_planes(padding):
+    """Among equal ones and NaN the one that torch takes, and it has the gradient."""
+    x = torch.randn(4, 3, 5, 6).round()
+    x[0, 0, 1, 2] = x[0, 0, 3, 1] = x[1, 2, 0, 0] = torch.nan
+    x[2] = -torch.inf
+    pool = torch.nn.MaxPool2d((40, 9), padding=padding, ceil_mode=True, return_indices=True)
+    check(pool, x)
+    check(pool, x.to(torch.bfloat16))
+    check(lambda x: F.max_pool2d(x, (5, 6)), x.nan_to_num().clamp(-9, 9).long())
+    check_gradients(lambda x: pool(x)[0], x.nan_to_num().clamp(-9, 9))
+    model = check(torch.nn.MaxPool3d(20), torch.randn(2, 20, 20, 20))
+    assert len(str(jax.make_jaxpr(model.call)((np.ones((2, 20, 20, 20), "float32"),)))) < 20_000
+
+
 @pytest.mark.parametrize("pool", [torch.nn.AvgPool2d, torch.nn.MaxPool2d])
 @pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("kernel", [(900, 1000), (900, 3), (4, 1000)])

@@ -82,6 +82,13 @@ class _Windows:
         rows = (self.sizes, self.kernel, self.stride, self.padding, self.dilation)
         return zip(*rows, strict=True)
 
+    def are_whole(self) -> bool:
+        """Whether there is one window, which has all elements."""
+        return all(
+            isinstance(n, int) and n > 0 and out == d == 1 and k - p >= n
+            for (n, k, _, p, d), out in zip(self._rows(), self.outputs, strict=True)
+        )
+
     def reduce(self, x: Any, value: Any, function: Any) -> jax.Array:
         """The windows reduced, without dilation.
 
@@ -140,6 +147,9 @@ def max_pool_with_indices(
     """The largest element of each window, and where in its plane it is; NaN counts as largest."""
     sizes = x.shape[x.ndim - count :]
     windows = _Windows(count, sizes, kernel_size, stride, padding, dilation, ceil_mode)
+    if windows.are_whole():
+        indices = _argmax_of_planes(x, count)
+        return _looked_up(x, indices, count), indices
     indices = _argmax(x, windows.starts(), windows.kernel, windows.dilation)
     if all(d == 1 for d in windows.dilation):
         return windows.reduce(x, _lowest(x.dtype), jax.lax.max), indices
@@ -210,6 +220,20 @@ def _argmax(
         where = jnp.where(better, at, where)
         found = found | inside
     return where.astype(dtype_of("int64"))
+
+
+def _argmax_of_planes(x: Any, count: int) -> jax.Array:
+    """The same for windows of all elements: `_argmax` takes a step for each."""
+    first = x.ndim - count
+    flat = jax.lax.stop_gradient(x).reshape(*x.shape[:first], -1)
+    if is_floating(x):
+        is_nan = jnp.isnan(flat)
+        last = flat.shape[-1] - 1 - jnp.argmax(jnp.flip(is_nan, -1), -1)
+        largest = jnp.argmax(jnp.where(is_nan, -jnp.inf, flat), -1)
+        found = jnp.where(jnp.any(is_nan, -1), last, largest)
+    else:
+        found = jnp.argmax(flat, -1)
+    return jnp.expand_dims(found, tuple(range(first, x.ndim))).astype(dtype_of("int64"))
 
 
 def _looked_up(x: Any, indices: Any, count: int) -> jax.Array:
