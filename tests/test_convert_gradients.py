@@ -385,3 +385,17 @@ def test_gradients_that_the_strict_way_forgets_are_not_lost_in_silence() -> None
     model = fmapper.convert(Strict(), "jax", (x,), check=False)
     np.testing.assert_array_equal(model(x.numpy()), Strict()(x))
     fmapper.convert(torch.nn.Linear(3, 2), "jax", (x,))
+
+
+def test_a_conversion_inside_of_a_recording_leaves_torch_as_it_was() -> None:
+    from fmapper_adapters.torch import _recordable
+
+    level: Any = torch.autograd.function._SingleLevelFunction
+    before = torch.nn.Module.to, torch.nn.BatchNorm1d.forward, level.apply
+    x = torch.ones(3)
+    with _recordable.stand_ins():
+        inside = torch.nn.Module.to
+        fmapper.convert(converting.Function(lambda x: reverse(x, 2.0)), "jax", (x,))
+        assert torch.nn.Module.to is inside
+        assert level.apply != before[2]
+    assert (torch.nn.Module.to, torch.nn.BatchNorm1d.forward, level.apply) == before

@@ -69,6 +69,9 @@ def recorded() -> Iterator[None]:
 
     `Function.apply` may be bound to a name already, so it is changed what that calls.
     """
+    if "apply" in vars(_LEVEL):  # inside of another recording
+        yield
+        return
     _LEVEL.apply = classmethod(_apply)
     try:
         yield

@@ -291,11 +291,11 @@ def stand_ins(*, unless: bool = False) -> Iterator[None]:
     if unless:
         yield
         return
+    before = torch.nn.Module.to, _Norm.forward  # stand-ins, inside of another recording
     torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
     _Norm.forward = _batch_norm
     try:
         with _StandIns(), _own_gradients.recorded():
             yield
     finally:
-        torch.nn.Module.to = _MODULE_TO  # type: ignore[method-assign]
-        _Norm.forward = _BATCH_NORM
+        torch.nn.Module.to, _Norm.forward = before  # type: ignore[method-assign]
