@@ -18,11 +18,15 @@ CACHES = ("past_key_values", "cache_params", "mems", "past_buckets_states")
 
 @dataclass
 class Recorded:
-    """A call of a module: what it got and gave, with caches as they were then."""
+    """A call of a module: what it got and gave, with caches as they were then.
+
+    The tensors that it gave are kept by themselves: who called may change what holds them.
+    """
 
     module: Any
     given: Arrays
     gave: Any
+    tensors: list[Any]
 
 
 def greedy(model: Any, inputs: Arrays) -> Found:
@@ -52,7 +56,7 @@ def greedy(model: Any, inputs: Arrays) -> Found:
         if call.module is not decoder:
             converted = fmapper.convert(call.module, "jax", (), call.given)
             gave = converted.call((), translated(call.given, known)).output
-            known |= {id(t): x for x, t in zip(parts(gave), parts(call.gave), strict=True)}
+            known |= {id(t): x for x, t in zip(parts(gave), call.tensors, strict=True)}
     steps[0].given.pop(cache, None)  # an empty one: it makes that itself
     start, step = (
         fmapper.convert(decoder, "jax", (), call.given, dynamic_shapes=shapes)
@@ -120,13 +124,13 @@ def generated(model: Any, inputs: Arrays) -> tuple[list[Recorded], Any]:
             names = list(inspect.signature(module.forward).parameters)
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             frozen = {n: copy.deepcopy(x) if n in CACHES else x for n, x in given.items()}
-            calls.append(Recorded(module, frozen, None))
+            calls.append(Recorded(module, frozen, None, []))
         depth.append(module)
 
     def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         depth.pop()
         if not depth:
-            calls[-1].gave = output
+            calls[-1].gave, calls[-1].tensors = output, parts(output)
 
     hooks = [
         hook
