@@ -186,27 +186,18 @@ def _transpose(eqn: Any, given: Sequence[Any]) -> list[Any]:
     return [_turned(x.array, tuple(x.order[i] for i in eqn.params["permutation"]))]
 
 
-@_rule("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
-def _reduce(eqn: Any, given: Sequence[Any]) -> list[Any]:
+@_rule(
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "squeeze"
+)
+def _dropped(eqn: Any, given: Sequence[Any]) -> list[Any]:
+    """Dimensions go; those that are left keep the order in which they lie."""
     (x,) = given
-    axes = eqn.params["axes"]
-    params = {**eqn.params, "axes": tuple(sorted(x.order[i] for i in axes))}
-    return [_turned(*_without(_bound(eqn, [x.array], params)[0], x.order, axes))]
-
-
-@_rule("squeeze")
-def _squeeze(eqn: Any, given: Sequence[Any]) -> list[Any]:
-    (x,) = given
-    dimensions = eqn.params["dimensions"]
-    params = {**eqn.params, "dimensions": tuple(sorted(x.order[i] for i in dimensions))}
-    return [_turned(*_without(_bound(eqn, [x.array], params)[0], x.order, dimensions))]
-
-
-def _without(array: Any, order: Order, axes: Sequence[int]) -> tuple[Any, Order]:
-    """What is left of an order without some dimensions of the value."""
-    left = [place for i, place in enumerate(order) if i not in axes]
+    name = "axes" if "axes" in eqn.params else "dimensions"
+    gone = tuple(sorted(x.order[i] for i in eqn.params[name]))
+    found = _bound(eqn, [x.array], {**eqn.params, name: gone})
+    left = [place for place in x.order if place not in gone]
     ranks = sorted(left)
-    return array, tuple(ranks.index(place) for place in left)
+    return [_turned(y, tuple(map(ranks.index, left))) for y in found]
 
 
 _ALONG = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation",
