@@ -100,6 +100,14 @@ def lax(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Compare random programs after conversion: `nox -s fuzz -- jax-to-torch --minutes 60`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    direction, *options = session.posargs
+    session.run("python", f"tests/fuzz_{direction.replace('-', '_')}.py", *options)
+
+
+@nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest supported version of everything."""
     session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "programs"))
