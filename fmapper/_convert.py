@@ -11,6 +11,7 @@ from fmapper._discovery import adapters, get_adapter
 from fmapper._errors import ConversionError, DeclarationError
 from fmapper._move import Mover, to_jax, to_numpy, to_torch
 from fmapper._program import Lowering, Program
+from fmapper._recording import in_turn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -183,6 +184,7 @@ def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[st
         raise ConversionError(f"{type(model).__name__}: the converted model differs. {report}")
 
 
+@in_turn
 def recorded(
     model: Any,
     source: Adapter,
@@ -223,6 +225,7 @@ def recorded(
     return program
 
 
+@in_turn
 def lower(program: Program, target: Adapter, **options: Any) -> Any:
     """The model of a target framework for a program."""
     added = {**_added.get(target.lowers_like, {}), **_added.get(target.name, {})}

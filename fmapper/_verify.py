@@ -14,6 +14,7 @@ from fmapper._discovery import adapter_of, adapters, get_adapter
 from fmapper._errors import NotAFunctorError
 from fmapper._fmap import fmap
 from fmapper._move import to_jax, to_numpy, to_torch
+from fmapper._recording import in_turn
 
 _MOVERS = {"torch": to_torch, "jax": to_jax, "flax": to_jax, "numpy": to_numpy}
 
@@ -96,6 +97,7 @@ class Report:
         return "\n".join(lines)
 
 
+@in_turn
 def verify(
     a: Any,
     b: Any,

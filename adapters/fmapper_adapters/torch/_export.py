@@ -31,6 +31,7 @@ from fmapper_adapters.torch import (
     _recordable,
     _values,
 )
+from fmapper_adapters.torch._turns import turns
 from fmapper_adapters.torch._undone import unwound
 
 
@@ -55,7 +56,11 @@ def export_program(
     """
     module = _plain(module)
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
-    with mode(module, train=train), _foreign.known(module, (args, inputs)):
+    with (
+        contextlib.nullcontext() if turns.taken else turns,
+        mode(module, train=train),
+        _foreign.known(module, (args, inputs)),
+    ):
         lowered = recorded(module, args, inputs, dynamic_shapes, check=check)
         return _graph.program(module, lowered, train=train)
 
@@ -298,9 +303,9 @@ def _without_provenance() -> Iterator[None]:
         if name != "expression_created" and log is not None:
             log(name, *args, **kwargs)
 
-    if log is not None:
-        setattr(sym_node, "dtrace_structured", without_expressions)  # noqa: B010
     try:
+        if log is not None:
+            setattr(sym_node, "dtrace_structured", without_expressions)  # noqa: B010
         yield
     finally:
         if log is not None:
@@ -350,9 +355,9 @@ def _quiet() -> Iterator[None]:
     # Each has a level of its own, so that of `torch` would not do.
     logs = [logging.getLogger(name) for name in _LOGS]
     levels = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL + 1)
     try:
+        for log in logs:
+            log.setLevel(logging.CRITICAL + 1)
         with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
             warnings.simplefilter("ignore")
             yield
@@ -366,11 +371,11 @@ def _quiet() -> Iterator[None]:
 def mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
     """Inside, the module is in training or in evaluation mode; then as it was."""
     before = {inner: inner.training for inner in module.modules()}
-    if not train:
-        module.eval()
-    elif not module.training:
-        module.train()
     try:
+        if not train:
+            module.eval()
+        elif not module.training:
+            module.train()
         yield
     finally:
         for inner, training in before.items():

@@ -47,12 +47,12 @@ def named(module: torch.nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: An
         parameters=[*parameters[:-1], *added]
     )
     before = vars(module).get("forward")
-    module.forward = spelled_out
     try:
+        module.forward = spelled_out
         yield dynamic_shapes
     finally:
         if before is None:
-            del module.forward
+            vars(module).pop("forward", None)
         else:
             module.forward = before
 

@@ -72,11 +72,12 @@ def recorded() -> Iterator[None]:
     if "apply" in vars(_LEVEL):  # inside of another recording
         yield
         return
-    _LEVEL.apply = classmethod(_apply)
     try:
+        _LEVEL.apply = classmethod(_apply)
         yield
     finally:
-        del _LEVEL.apply
+        if "apply" in vars(_LEVEL):
+            del _LEVEL.apply
 
 
 _LEVEL: Any = torch.autograd.function._SingleLevelFunction
@@ -160,8 +161,8 @@ def _without_engine() -> Iterator[None]:
     def refused(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("gradients within a backward are not recorded")
 
-    module._engine_run_backward = refused
     try:
+        module._engine_run_backward = refused
         yield
     finally:
         module._engine_run_backward = engine

@@ -292,9 +292,9 @@ def stand_ins(*, unless: bool = False) -> Iterator[None]:
         yield
         return
     before = torch.nn.Module.to, _Norm.forward  # stand-ins, inside of another recording
-    torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
-    _Norm.forward = _batch_norm
     try:
+        torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
+        _Norm.forward = _batch_norm
         with _StandIns(), _own_gradients.recorded():
             yield
     finally:

@@ -57,8 +57,8 @@ def recorded(
             return forward(*args, **kwargs)
 
     own = "forward" in vars(module)
-    module.forward = informed
     try:
+        module.forward = informed
         return torch.export.export(
             module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
         )
@@ -66,7 +66,7 @@ def recorded(
         if own:
             module.forward = forward
         else:
-            del module.forward
+            vars(module).pop("forward", None)
 
 
 def _seen(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Seen:
