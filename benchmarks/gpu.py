@@ -251,8 +251,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", nargs="+", choices=names, default=names, metavar="NAME",
                         help=f"which of: {', '.join(names)} (all)")  # fmt: skip
     parser.add_argument("--gigabytes", type=float, default=8.0, help="size of the large case (8)")
-    parser.add_argument("--split", choices=("copy", "dlpack"), help="how packs are taken apart")
-    parser.add_argument("--current-stream", action="store_true", help="no stream for the copies")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers there")
     args = parser.parse_args(argv)
     try:
@@ -264,12 +262,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("torch sees no CUDA device: nothing to measure.")
         return 0
 
-    from fmapper_adapters.torch import _link
-
-    if args.split:
-        _link.SPLIT = args.split
-    if args.current_stream:
-        _link.SIDE_STREAM = False
     print(f"torch {torch.__version__}  {torch.cuda.get_device_name()}  {os.cpu_count()} CPUs")
     tables: dict[str, dict[str, Row]] = {}
     verdicts: dict[str, str] = {}

@@ -52,22 +52,14 @@ def carried(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch
     Raises:
         BatchError: One of them could not be.
     """
-    results: dict[int, torch.Tensor] = {}
-    for way in ("cpu", "cuda"):
-        if way == device.type:
-            continue
-        batch = [at for at, t in enumerate(tensors) if t.device.type == way and _is_bare(t)]
-        chosen = [tensors[at] for at in batch]
-        try:
-            if not batch:
-                continue
-            if way == "cpu" and device.type == "cuda":
-                results.update(zip(batch, _link.upload(chosen, device), strict=True))
-            elif way == "cuda" and device.type == "cpu":
-                results.update(zip(batch, _link.download(chosen), strict=True))
-        except _link.LinkError as error:
-            cause = error.__cause__
-            raise BatchError(batch[error.index]) from cause or error
+    upwards = device.type != "cpu"
+    batch = [at for at, t in enumerate(tensors) if t.is_cpu == upwards and _is_bare(t)]
+    chosen = [tensors[at] for at in batch]
+    try:
+        copies = _link.upload(chosen, device) if upwards else _link.download(chosen)
+    except BatchError as error:
+        raise BatchError(batch[error.index]) from error.__cause__
+    results = dict(zip(batch, copies, strict=True))
     for at, tensor in enumerate(tensors):
         if at not in results:
             try:
