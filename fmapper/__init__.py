@@ -7,6 +7,7 @@ from fmapper import _pytrees as _pytrees
 from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter, Observation
 from fmapper._device import device_info, devices, get_device
 from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
+from fmapper._equality import equals
 from fmapper._errors import (
     BackendUnavailableError,
     BatchError,
@@ -67,7 +68,7 @@ from fmapper._move import (
 from fmapper._namespace import array_namespace
 from fmapper._nodes import Aside, Fitting, NodeType, at_end, refitted
 from fmapper._paths import get_path, has_path, set_path
-from fmapper._pytrees import Static, is_dynamic, put_together, take_apart
+from fmapper._pytrees import Constant, PyTreeRules, Static, is_dynamic, put_together, take_apart
 from fmapper._state import destructure, load_state, state
 from fmapper._target import use_backend
 from fmapper._trainable import trainables
@@ -120,6 +121,7 @@ __all__ = [
     "BatchError",
     "BoxKey",
     "Call",
+    "Constant",
     "ConversionError",
     "CopyNeededError",
     "Counts",
@@ -166,6 +168,7 @@ __all__ = [
     "ProfileError",
     "Program",
     "ProgramInputError",
+    "PyTreeRules",
     "RebuildError",
     "Record",
     "Ref",
@@ -194,6 +197,7 @@ __all__ = [
     "destructure",
     "device_info",
     "devices",
+    "equals",
     "fcollect",
     "fleaves",
     "fmap",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fmapper._equality import equals
 from fmapper._errors import ProgramInputError, StructureMismatchError
-from fmapper._program import Parameter, Program, same
+from fmapper._program import Parameter, Program
 from fmapper._trees import TreeSpec
 
 _MISSING: Any = object()
@@ -107,7 +108,7 @@ def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
 def _left_out(program: Program, name: Any, spec: TreeSpec, static: list[Any]) -> Any:
     default = next((p for p in program.signature if p.name == name and not p.required), None)
     if spec.kind == "leaf" and static and static[0] is not _MISSING:
-        is_default = default is not None and same(default.default, static[0])
+        is_default = default is not None and equals(default.default, static[0])
         if is_default or (default is None and static[0] is None):
             return static[0]
     raise ProgramInputError(
@@ -118,7 +119,7 @@ def _left_out(program: Program, name: Any, spec: TreeSpec, static: list[Any]) ->
 
 def _check_left_over(program: Program, name: Any, value: Any) -> None:
     default = next((p for p in program.signature if p.name == name and not p.required), None)
-    if value is None or (default is not None and same(default.default, value)):
+    if value is None or (default is not None and equals(default.default, value)):
         return
     raise ProgramInputError(
         f"{program.name}: {name} is given, but was not among the example inputs, or was fixed by "

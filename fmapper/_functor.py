@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any, TypeVar, cast, overload
 
 from fmapper._errors import DeclarationError
@@ -26,6 +27,7 @@ class Declaration:
         rebuild: `(node, new_children) -> new node`, or None for the default rebuild.
         leaf: True for `@leaf`: `f` gets the whole object.
         trainable: The names of the children that training changes, or None for all.
+        static: The names of the children that are settings to the pytree registries of others.
     """
 
     cls: type
@@ -33,6 +35,7 @@ class Declaration:
     rebuild: Rebuild | None = None
     leaf: bool = False
     trainable: tuple[str, ...] | None = None
+    static: tuple[str, ...] = ()
 
 
 _declared: dict[type, Declaration] = {}
@@ -69,6 +72,7 @@ def functor(
     children: Iterable[str] | None = ...,
     rebuild: Rebuild | None = ...,
     trainable: Iterable[str] | None = ...,
+    static: Iterable[str] = ...,
 ) -> C: ...
 @overload
 def functor(
@@ -76,6 +80,7 @@ def functor(
     children: Iterable[str] | None = ...,
     rebuild: Rebuild | None = ...,
     trainable: Iterable[str] | None = ...,
+    static: Iterable[str] = ...,
 ) -> Callable[[C], C]: ...
 def functor(
     cls: Any = None,
@@ -84,6 +89,7 @@ def functor(
     children: Iterable[str] | None = None,
     rebuild: Rebuild | None = None,
     trainable: Iterable[str] | None = None,
+    static: Iterable[str] = (),
 ) -> Any:
     """Declares which attributes of a class are its children, so that trees of it can be mapped.
 
@@ -101,13 +107,17 @@ def functor(
             must not change its arguments, and the new node must hold the children it was given.
         trainable: Names of the children that training changes; see `trainables`. None: all of them.
             It says nothing to walks and moves.
+        static: Names of children that are settings to the pytree registries of JAX, torch and
+            optree, whatever they hold: a compiled program is made anew for other ones. Numbers and
+            strings are, without being named. It says nothing to walks and moves.
 
     Returns:
         The class itself.
 
     Raises:
-        DeclarationError: The class has a declaration of its own already, or `children` names
-            something that the class cannot have, or `trainable` something that is no child.
+        DeclarationError: The class has another declaration of its own already, or `children` names
+            something that the class cannot have, or `trainable` or `static` something that is not
+            a child.
 
     Examples:
         >>> import fmapper
@@ -120,18 +130,23 @@ def functor(
         (6, 8)
     """
     if cls is None:
-        return lambda cls: functor(cls, children=children, rebuild=rebuild, trainable=trainable)
+        return lambda cls: functor(
+            cls, children=children, rebuild=rebuild, trainable=trainable, static=static
+        )
     if not isinstance(cls, type):
         raise DeclarationError(
             f"functor: {cls!r} is not a class. Declare the class of the object, not the object."
         )
     names = None if children is None else _names(cls, children, "children")
     trained = None if trainable is None else _names(cls, trainable, "trainable")
-    if names is not None and not set(trained or ()) <= set(names):
-        no_children = ", ".join(repr(name) for name in trained or () if name not in names)
+    settings = _names(cls, static, "static")
+    _check_children(cls, names, trained or (), "trainable", "trained")
+    _check_children(cls, names, settings, "static", "static")
+    if set(settings) & set(trained or ()):
+        both = ", ".join(repr(name) for name in settings if name in (trained or ()))
         raise DeclarationError(
-            f"functor: trainable of {cls.__name__} names {no_children}, but its children are "
-            f"{', '.join(map(repr, names)) or 'none'}. Only a child can be trained."
+            f"functor: {cls.__name__} names {both} in trainable= and in static=. What is static "
+            "cannot be trained."
         )
     if rebuild is not None and not callable(rebuild):
         raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
@@ -141,7 +156,7 @@ def functor(
             f"functor: {cls.__name__} derives from a builtin container, so it is a node "
             "already and its items are its children. Leave the declaration out, or give a rebuild."
         )
-    _declare(Declaration(cls, names, rebuild, trainable=trained))
+    _declare(Declaration(cls, names, rebuild, trainable=trained, static=settings))
     return cls
 
 
@@ -235,6 +250,18 @@ def _names(cls: type, given: Iterable[str], option: str) -> tuple[str, ...]:
     return names
 
 
+def _check_children(
+    cls: type, children: tuple[str, ...] | None, names: tuple[str, ...], option: str, word: str
+) -> None:
+    strangers = [name for name in names if children is not None and name not in children]
+    if strangers:
+        raise DeclarationError(
+            f"functor: {option} of {cls.__name__} names {', '.join(map(repr, strangers))}, but its "
+            f"children are {', '.join(map(repr, children or ())) or 'none'}. Only a child can be "
+            f"{word}."
+        )
+
+
 def _known_names(cls: type) -> set[str] | None:
     """All names that an instance can have, or None where that shows only on an instance."""
     fields = attribute_names(cls)
@@ -250,11 +277,15 @@ def _known_names(cls: type) -> set[str] | None:
 
 def _declare(declaration: Declaration) -> None:
     cls = declaration.cls
-    if cls in _declared or _DUNDER in cls.__dict__:
+    before = _declared.get(cls) or cls.__dict__.get(_DUNDER)
+    if before is not None and not _say_the_same(before, declaration):
         raise DeclarationError(
-            f"{cls.__module__}.{cls.__qualname__} is declared already: a class is declared once, "
-            "with @functor or with @leaf. To change what a subclass does, declare the subclass."
+            f"{cls.__module__}.{cls.__qualname__} is declared already, as {_written(before)}, and "
+            f"now as {_written(declaration)}: a class is declared once. To change what a subclass "
+            "does, declare the subclass."
         )
+    if cls in _declared:
+        return
     _declared[cls] = declaration
     own = cls.__flags__ & _HEAP_TYPE and not cls.__flags__ & _IMMUTABLE_TYPE
     if own and not getattr(cls, "_is_protocol", False):  # a protocol counts its attributes
@@ -267,6 +298,45 @@ def _declare(declaration: Declaration) -> None:
             listener(base)
         derived: list[type] = type.__subclasses__(base)
         known += [sub for sub in derived if sub not in known]
+
+
+def _say_the_same(a: Declaration, b: Declaration) -> bool:
+    """Whether two declarations are one that was made twice, as by a notebook cell run again."""
+    mine, other = (dataclasses.replace(one, cls=object, rebuild=None) for one in (a, b))
+    return mine == other and _do_the_same(a.rebuild, b.rebuild)
+
+
+def _do_the_same(a: Any, b: Any) -> bool:
+    if a is b or not (isinstance(a, FunctionType) and isinstance(b, FunctionType)):
+        return bool(a is b or (a is not None and a == b))
+    return a.__code__ == b.__code__ and a.__module__ == b.__module__ and _held(a) == _held(b)
+
+
+def _held(function: FunctionType) -> list[Any]:
+    """What a function has beside its code: text and numbers by value, all else by identity."""
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            cells.append(cell)
+    return [repr(x) if type(x) in (int, float, bool, str) else id(x) for x in (*defaults, *cells)]
+
+
+def _written(declaration: Declaration) -> str:
+    """A declaration as its author would write it."""
+    if declaration.leaf:
+        return "@leaf"
+    given = {
+        "children": declaration.children,
+        "trainable": declaration.trainable,
+        "static": declaration.static or None,
+    }
+    options = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    if declaration.rebuild is not None:
+        options.append(f"rebuild={getattr(declaration.rebuild, '__qualname__', '...')}")
+    return f"@functor({', '.join(options)})" if options else "@functor"
 
 
 _IMMUTABLE_TYPE = 1 << 8

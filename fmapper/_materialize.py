@@ -9,11 +9,12 @@ from fmapper._adapter import Adapter, Device
 from fmapper._device import DeviceSpec, parse_device
 from fmapper._discovery import adapter_of
 from fmapper._dtypes import dtype_name, is_inexact
+from fmapper._equality import equal_arrays
 from fmapper._errors import DeviceError, StructureMismatchError
 from fmapper._keypath import Link, name_of
 from fmapper._move import Mover
 from fmapper._nodes import sync
-from fmapper._state import equal, identity_of, named_arrays, refilled
+from fmapper._state import identity_of, named_arrays, refilled
 from fmapper._transfer import carry_out
 from fmapper._views import find_view_ties
 
@@ -151,7 +152,7 @@ class _Filling:
             self.sources[identity] = name, link, old, new
         else:
             first, *_, known = self.sources[identity]
-            if known is not None and not equal(known, new):
+            if known is not None and not equal_arrays(known, new):
                 self.problems.append(f"{name}: tied to {first}, but the state has other values")
 
     def _problem(self, old: Any, new: Any) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fmapper._equality import equals
 from fmapper._sizes import size_of
 from fmapper._trees import TreeSpec
 
@@ -165,7 +166,7 @@ class Input:
 
     def accepts(self, value: Any) -> bool:
         """Whether a value is the one that a static input must be; True is not 1 here."""
-        return same(self.value, value)
+        return equals(self.value, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,11 +338,6 @@ class Lowering:
     scalar: bool = False
     numbers: bool = False
     about: bool = False
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two constants are equal and of one type; True is not 1 here."""
-    return type(a) is type(b) and (a is b or bool(a == b))
 
 
 def graphs_in(value: Any) -> Iterator[Graph]:

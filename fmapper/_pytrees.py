@@ -2,42 +2,97 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from operator import itemgetter
+from typing import Any, TypeAlias, cast
 
 from fmapper import _nodes
 from fmapper._adapter import Adapter
 from fmapper._discovery import adapter_of, adapters, on_adapter
+from fmapper._equality import digest, equals
+from fmapper._errors import TransformError
+from fmapper._fmap import fmap
 from fmapper._functor import CONTAINERS, declaration_of, on_class, slot_names
 from fmapper._gradient import no_gradient
+from fmapper._holders import holds_arrays
+from fmapper._keypath import KeyPath, format_keys
 from fmapper._nodes import NodeType
+from fmapper._visit import visit
 
 NAMESPACE = "fmapper"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PyTreeRules:
+    """What a pytree registry takes for what.
+
+    Attributes:
+        is_dynamic: Whether an object is an array, or a node that the registry enters.
+        opens: Whether the registry enters containers of exactly this class.
+    """
+
+    is_dynamic: Callable[[Any], bool]
+    opens: Callable[[type], bool]
+
+
+Pattern: TypeAlias = "bool | dict[Any, Pattern]"
+"""Which parts of a child are dynamic: all, none, or those of a container by key."""
+
+
+class Constant:
+    """A static value in a container that has arrays, too: a node without children to a registry.
+
+    It keeps a copy of a container, since it is part of what a compiler remembers a program by.
+    """
+
+    __slots__ = ("_hash", "_value")
+
+    dynamic: tuple[str, ...] = ()
+
+    def __init__(self, value: Any) -> None:
+        self._value = snapshot(value)
+        self._hash = digest(self._value)
+
+    def value(self) -> Any:
+        """The value; a container is a new one."""
+        return snapshot(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and equals(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Constant({self._value!r})"
 
 
 class Static:
     """All of a functor but its dynamic children: hashable, comparable, and holding no array of it.
 
-    Static children are compared by identity, then by `==`; what cannot be compared differs.
+    Static children are compared by `equals`. Containers among them are copies, so that a change in
+    place makes another structure of the functor instead of changing this one.
     """
 
-    __slots__ = ("carried", "cls", "dynamic", "names", "static", "whole")
+    __slots__ = ("carried", "cls", "dynamic", "names", "patterns", "static", "whole")
 
     def __init__(
         self,
         cls: type,
         names: tuple[str, ...],
-        dynamic: tuple[str, ...],
+        patterns: dict[str, Pattern],
         static: dict[str, Any],
         carried: dict[str, Any],
         *,
         whole: Any = None,
     ) -> None:
-        self.cls, self.names, self.dynamic = cls, names, dynamic
+        self.cls, self.names = cls, names
+        self.dynamic, self.patterns = tuple(patterns), patterns
         self.static, self.carried, self.whole = static, carried, whole
 
     def __eq__(self, other: object) -> bool:
@@ -46,94 +101,223 @@ class Static:
             and self.cls is other.cls
             and self.names == other.names
             and self.dynamic == other.dynamic
-            and _equal(self.static, other.static)
-            and _equal(self.carried, other.carried)
-            and same(self.whole, other.whole)
+            and equals(self.static, other.static)
+            and equals(self.carried, other.carried)
+            and equals(self.whole, other.whole)
         )
 
     def __hash__(self) -> int:
-        return hash((self.cls, self.names, self.dynamic))
+        return hash((self.cls, self.names, self.dynamic, digest(self.static)))
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.static.items())
         return f"{self.cls.__qualname__}({shown})" if shown else self.cls.__qualname__
 
 
-def _equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
-    return mine.keys() == other.keys() and all(same(mine[key], other[key]) for key in mine)
+def take_apart(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | Constant]:
+    """Splits a functor into its dynamic children, in order, and the rest of it.
 
+    Args:
+        node: The functor.
+        rules: Those of the registry. None: all children are dynamic but those declared static.
 
-def same(mine: Any, other: Any) -> bool:
-    if mine is other:
-        return True
-    if type(mine) is not type(other):
-        return False
-    if isinstance(mine, float | complex):  # 0.0 == -0.0, and NaN is not even itself
-        return repr(mine) == repr(other)
-    try:
-        return bool(mine == other)
-    except (TypeError, ValueError, RuntimeError):  # arrays and the like: `==` has no one answer
-        return False
-
-
-def take_apart(node: Any, is_dynamic: Callable[[Any], bool]) -> tuple[list[Any], Static]:
-    """The dynamic children of a functor, in order, and the rest of it."""
+    Raises:
+        TransformError: A child that is declared static holds an array that is being traced.
+    """
     cls = type(node)
+    if cls is Constant:
+        return [], node
     kind = _nodes.kind_of(cls)
     if not isinstance(kind, NodeType):  # registered as a subclass, then declared a leaf: one whole
-        return [], Static(cls, (), (), {}, {}, whole=node)
+        return [], Static(cls, (), {}, {}, {}, whole=node)
     have = kind.children(node)
     marked = _marks.get(id(node))
-    was_dynamic = marked[1] if marked is not None else ()
-    dynamic = tuple(
-        name for name, child in have.items() if name in was_dynamic or is_dynamic(child)
-    )
-    static = {name: child for name, child in have.items() if name not in dynamic}
+    known: dict[str, Pattern] = {} if marked is None else marked[1]
+    declared = _static_names(cls)
+    patterns: dict[str, Pattern] = {}
+    dynamic: list[Any] = []
+    static: dict[str, Any] = {}
+    for name, child in have.items():
+        if name in declared:
+            _check_concrete(cls, name, child)
+            pattern: Pattern = False
+        else:
+            pattern = known[name] if name in known else _pattern(child, rules)
+        if pattern is False:
+            static[name] = snapshot(child)
+        else:
+            patterns[name] = pattern
+            dynamic.append(child if pattern is True else _wrapped(child, pattern))
     cached = _nodes.cached_names(cls)
     carried = {
-        name: value for name, value in _attributes(node) if name not in have and name not in cached
+        name: snapshot(value)
+        for name, value in sorted(_attributes(node), key=itemgetter(0))
+        if name not in have and name not in cached
     }
-    return [have[name] for name in dynamic], Static(cls, tuple(have), dynamic, static, carried)
+    return dynamic, Static(cls, tuple(have), patterns, static, carried)
 
 
 def put_together(
-    static: Static, children: Iterable[Any], is_dynamic: Callable[[Any], bool] | None = None
+    static: Static | Constant, children: Iterable[Any], rules: PyTreeRules | None
 ) -> Any:
-    """The functor with these dynamic children; pytree libraries put all sorts of objects there.
+    """Makes the functor with these dynamic children; registries put all sorts of objects there.
 
     Args:
         static: What `take_apart` has left.
         children: The new dynamic children, in order.
-        is_dynamic: The rule by which `take_apart` goes. A child for which it is false would be
-            static the next time, so the new functor is marked: its structure stays what it is.
+        rules: Those by which `take_apart` goes. Where they would call other parts of the new
+            functor dynamic, it is marked: its structure stays what it is.
     """
+    if isinstance(static, Constant):
+        return static.value()
     if static.whole is not None:
         return static.whole
     given = dict(zip(static.dynamic, children, strict=True))
-    values = {name: given[name] if name in given else static.static[name] for name in static.names}
+    values = {
+        name: given[name] if name in given else snapshot(static.static[name])
+        for name in static.names
+    }
     declaration = declaration_of(static.cls)
     new: Any = object.__new__(static.cls)
     for name, value in static.carried.items():
-        object.__setattr__(new, name, value)
+        object.__setattr__(new, name, snapshot(value))
     if declaration is not None and declaration.rebuild is not None:
         new = declaration.rebuild(new, values)
     else:
         for name, value in values.items():
             object.__setattr__(new, name, value)
-    if is_dynamic is not None and not all(map(is_dynamic, given.values())):
-        _mark(new, static.dynamic)
+    if rules is not None and any(
+        _pattern(child, rules) != static.patterns[name] for name, child in given.items()
+    ):
+        _mark(new, static.patterns)
     return new
 
 
-_marks: dict[int, tuple[Any, tuple[str, ...]]] = {}
+def _static_names(cls: type) -> tuple[str, ...]:
+    declaration = declaration_of(cls)
+    return () if declaration is None else declaration.static
 
 
-def _mark(node: Any, names: tuple[str, ...]) -> None:
+def _check_concrete(cls: type, name: str, child: Any) -> None:
+    if type(child) in _PLAIN:
+        return
+    for link, leaf, kind in visit(child, once=True):
+        adapter = adapter_of(leaf) if kind is None else None
+        if adapter is not None and adapter.is_traced(leaf):
+            where = format_keys(KeyPath.from_link(link), root=f"{cls.__name__}.{name}")
+            raise TransformError(
+                f"{where} is an array that is being "
+                f"traced, but {name!r} is declared static: it would be a constant of the program. "
+                f"Take {name!r} out of static= in the declaration of {cls.__name__}."
+            )
+
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
+    """Which parts of a child are dynamic."""
+    if rules is None:
+        return True
+    if not _is_opened(child, rules):
+        return _is_kept(child, rules)
+    holds_dynamic, holds_static = _contents(child, rules)
+    if not holds_static:
+        return True
+    return _patterns(child, rules) if holds_dynamic else False
+
+
+def _patterns(container: Any, rules: PyTreeRules) -> Pattern:
+    return {key: _pattern(part, rules) for key, part in _items(container)}
+
+
+def _is_opened(child: Any, rules: PyTreeRules) -> bool:
+    return isinstance(child, CONTAINERS) and rules.opens(type(child))
+
+
+def _is_kept(child: Any, rules: PyTreeRules) -> bool:
+    """Whether something that is no opened container goes to the registry as it is."""
+    if isinstance(child, CONTAINERS) and not holds_arrays(child):
+        return False
+    return rules.is_dynamic(child)
+
+
+def _contents(container: Any, rules: PyTreeRules) -> tuple[bool, bool]:
+    """Whether anything in a container is dynamic, and whether anything is static."""
+    seen = {id(container): container}
+    todo = [container]
+    found_dynamic = found_static = False
+    while todo and not (found_dynamic and found_static):
+        for _, part in _items(todo.pop()):
+            if type(part) in _PLAIN:
+                found_static |= not (part is None and rules.is_dynamic(part))
+            elif _is_opened(part, rules):
+                if id(part) not in seen:
+                    seen[id(part)] = part
+                    todo.append(part)
+            elif _is_kept(part, rules):
+                found_dynamic = True
+            else:
+                found_static = True
+    return found_dynamic, found_static
+
+
+def _items(container: Any) -> Iterable[tuple[Any, Any]]:
+    kind = _nodes.kind_of(type(container))
+    return kind.items(container) if isinstance(kind, NodeType) else ()
+
+
+def _wrapped(child: Any, pattern: Pattern) -> Any:
+    """A child with its static parts, by the pattern, as constants."""
+    if pattern is True:
+        return child
+    if pattern is False:
+        return Constant(child)
+    if not isinstance(child, CONTAINERS):
+        return child  # a registry has put something else there
+    kind = _nodes.kind_of(type(child))
+    assert isinstance(kind, NodeType)
+    parts = kind.children(child)
+    if parts.keys() != pattern.keys():
+        return child
+    return kind.rebuild(child, {key: _wrapped(part, pattern[key]) for key, part in parts.items()})
+
+
+def snapshot(value: Any) -> Any:
+    """Copies a static value that others may change: containers, but not what is in them."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, CONTAINERS):
+        if type(value) in _BARE and all(type(part) in _PLAIN for part in _values(value)):
+            return value.copy() if type(value) is not tuple else value
+        return fmap(_copy_leaf, value, is_leaf=_is_no_container)
+    return _copy_leaf(value)
+
+
+_BARE = frozenset({dict, list, tuple})
+
+
+def _values(container: Any) -> Iterable[Any]:
+    return container.values() if type(container) is dict else container
+
+
+def _is_no_container(value: Any) -> bool:
+    return not isinstance(value, CONTAINERS)
+
+
+def _copy_leaf(value: Any) -> Any:
+    return value.copy() if type(value) in (set, bytearray) else value
+
+
+_marks: dict[int, tuple[Any, dict[str, Pattern]]] = {}
+
+
+def _mark(node: Any, patterns: dict[str, Pattern]) -> None:
     i = id(node)
     try:
-        _marks[i] = (weakref.ref(node, lambda _: _marks.pop(i, None)), names)
+        _marks[i] = (weakref.ref(node, lambda _: _marks.pop(i, None)), patterns)
     except TypeError:  # slots without __weakref__: held on to for a while
-        _marks[i] = (node, names)
+        _marks[i] = (node, patterns)
         _held.append(i)
         if len(_held) > _HELD_AT_MOST:
             _marks.pop(_held.popleft(), None)
@@ -162,9 +346,9 @@ def is_dynamic(child: Any) -> bool:
 
 # --- registration ---------------------------------------------------------------------------------
 
-_classes: dict[type, None] = {}
+_classes: dict[type, None] = {Constant: None}
 _registering = threading.RLock()
-_new_for_optree: list[type] = []
+_new_for_optree: list[type] = [Constant]
 
 
 def _enroll(cls: type) -> None:
@@ -208,14 +392,14 @@ def _enter_into_optree(optree: Any) -> None:
             optree.register_pytree_node(
                 cls,
                 _optree_flatten,
-                cast(Any, put_together),
+                cast(Any, lambda static, children: put_together(static, children, None)),
                 path_entry_type=optree.GetAttrEntry,
                 namespace=NAMESPACE,
             )
 
 
-def _optree_flatten(node: Any) -> tuple[list[Any], Static, tuple[str, ...]]:
-    children, static = take_apart(node, lambda _: True)
+def _optree_flatten(node: Any) -> tuple[list[Any], Static | Constant, tuple[str, ...]]:
+    children, static = take_apart(node, None)
     return children, static, static.dynamic
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 from fmapper._adapter import Adapter
 from fmapper._device import get_device
 from fmapper._discovery import adapter_of
+from fmapper._equality import equal_arrays
 from fmapper._errors import StructureMismatchError
 from fmapper._fmap import fmap
 from fmapper._holders import check_leaf
@@ -94,7 +95,7 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         elif (identity := identity_of(name, old)) not in steps:
             route = _loading(len(steps), adapter, old, source, new)
             steps[identity] = name, link, route
-        elif not equal(state[steps[identity][0]], new):
+        elif not equal_arrays(state[steps[identity][0]], new):
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
     if problems:
         names = any(
@@ -151,7 +152,7 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
             seen = remade(olds[tie.view], olds[tie.base], loaded[base], adapter, adapter)
             if seen is None:
                 continue
-            if not equal(seen, loaded[view]):
+            if not equal_arrays(seen, loaded[view]):
                 raise StructureMismatchError(
                     f"the state does not fit the tree:\n  {places[view][0]}: a view of "
                     f"{places[base][0]}, but the state has other values"
@@ -292,12 +293,3 @@ def _adapter_of(array: Any) -> Adapter:
     found = adapter_of(array)
     assert found is not None
     return found
-
-
-def equal(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    from fmapper._move import to_numpy
-
-    left, right = (array.tobytes() for array in to_numpy([a, b], copy=None))
-    return bool(left == right)

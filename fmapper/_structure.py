@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from fmapper._discovery import adapter_of
+from fmapper._equality import equals
 from fmapper._errors import TransformError
 from fmapper._fmap import UNSET, _Map
 from fmapper._functor import CONTAINERS, has_computed_children, slot_names
@@ -23,7 +24,7 @@ from fmapper._nodes import (
     kind_of,
     kinds,
 )
-from fmapper._pytrees import same
+from fmapper._pytrees import snapshot
 from fmapper._visit import visit
 
 _NOTHING: dict[str, Any] = {}
@@ -35,7 +36,7 @@ class Structure:
     """All of a tree but its arrays: classes, keys, ties, and the values of what is static.
 
     Two are equal if a function that has been recorded with the one may be replayed with the other.
-    Static values are compared by identity, then by `==`; what cannot be compared differs.
+    Static values are compared by `equals`.
 
     Attributes:
         arrays: Those of the tree, and the numbers that count as such.
@@ -82,7 +83,7 @@ class Structure:
         return (
             isinstance(other, Structure)
             and self._parts == other._parts
-            and all(map(_same, self._statics, other._statics))
+            and all(map(equals, self._statics, other._statics))
         )
 
     def filled(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
@@ -253,25 +254,21 @@ def _inside(box: Any) -> Callable[[Any], Iterable[Item]]:
     return kind.box
 
 
-class _Beside(dict[str, Any]):
-    """What a node has beside its children, by name."""
-
-
 def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     """What decides beside its children what a node is."""
     if kind.static is not None:
         found = kind.static(node)
-        return _Beside(found) if type(found) is dict else found
+        return snapshot(found)
     cls: Any = type(node)
     slots, cached = _names(cls)
     own = getattr(node, "__dict__", _NOTHING)
     names = {key for key, _ in items}
-    rest = _Beside()
+    rest: dict[str, Any] = {}
     if slots or len(own) != len(names) or own.keys() != names:
         children = {id(child) for _, child in items}
         there = [(name, getattr(node, name)) for name in slots if hasattr(node, name)]
         rest.update(
-            (name, value)
+            (name, snapshot(value))
             for name, value in [*there, *own.items()]
             if name not in names and name not in cached and id(value) not in children
         )
@@ -286,13 +283,3 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
 def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
     """The slots of a class, and the attributes that are computed from children."""
     return slot_names(cls), frozenset(cached_names(cls))
-
-
-def _same(mine: Any, other: Any) -> bool:
-    if type(mine) is _Beside:
-        return (
-            type(other) is _Beside
-            and mine.keys() == other.keys()
-            and all(same(mine[name], other[name]) for name in mine)
-        )
-    return same(mine, other)

@@ -483,9 +483,63 @@ def test_a_class_that_cannot_be_made_empty_is_told_to_give_a_rebuild():
 def test_declaring_a_class_twice():
     cls = type("Once", (), {})
     functor(cls)
-    for declare in (functor, fmapper.leaf, functor(children=())):
-        with pytest.raises(DeclarationError, match="Once is declared already"):
+    for declare in (fmapper.leaf, functor(children=())):
+        with pytest.raises(DeclarationError, match="Once is declared already, as @functor, and"):
             declare(cls)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"children": ("w",)},
+        {"children": ["w", "b"], "trainable": ("w",), "static": ["b"]},
+        {"children": ("w",), "rebuild": add_one},
+    ],
+)
+def test_the_same_declaration_again_is_no_error(arguments):
+    cls = type("Again", (), {})
+    for _ in range(2):
+        assert functor(cls, **arguments) is cls
+        assert functor(**arguments)(cls) is cls
+    with pytest.raises(DeclarationError, match=r"(?s)declared already.*now as @functor\("):
+        functor(cls, **{**arguments, "children": ("w", "b", "c")})
+
+
+def test_the_same_leaf_again_is_no_error():
+    cls = fmapper.leaf(fmapper.leaf(type("Once", (), {})))
+    with pytest.raises(DeclarationError, match="as @leaf, and now as @functor"):
+        functor(cls)
+
+
+def test_a_cell_that_is_run_again_declares_the_same():
+    """The second run makes new functions of the same code; the class may be another's, or new."""
+    theirs = type("Theirs", (), {})
+    cell = compile(
+        "functor(Theirs, children=('w',), rebuild=lambda old, new: make(old, new['w']))\n"
+        "@functor\n"
+        "class Own:\n"
+        "    def __init__(self, w):\n"
+        "        self.w = w\n",
+        "<cell>",
+        "exec",
+    )
+    scope = {"Theirs": theirs, "functor": functor, "make": None, "__name__": "__main__"}
+    owns = []
+    for _ in range(2):
+        exec(cell, scope)
+        owns.append(scope["Own"])
+        assert fmap(add_one, scope["Own"](1)).w == 2
+    assert owns[0] is not owns[1]
+    assert fmap(add_one, [owns[0](1), owns[1](2)])[0].w == 2
+
+    def rebuild_with(n):
+        return lambda old, new: n
+
+    other = functor(type("Other", (), {}), rebuild=rebuild_with(theirs))
+    functor(other, rebuild=rebuild_with(theirs))
+    with pytest.raises(DeclarationError, match="declared already"):
+        functor(other, rebuild=rebuild_with(owns))
 
 
 def test_a_child_that_the_class_cannot_have_is_found_at_declaration():

@@ -177,6 +177,20 @@ def test_torch_func_takes_a_functor():
     assert out.shape == (5, 2)
 
 
+def test_a_class_that_a_notebook_defines_again_is_a_pytree_each_time():
+    cell = "@functor\nclass Cell:\n    def __init__(self, w):\n        self.w = w\n"
+    scope = {"functor": functor, "__name__": "__main__"}
+    made = []
+    for _ in range(3):
+        exec(cell, scope)
+        made.append(scope["Cell"](jnp.ones(2)))
+        for model in made:
+            assert type(jax.jit(lambda m: m)(model)) is type(model)
+            assert len(torch.utils._pytree.tree_leaves(model)) == 1
+            assert len(optree.tree_leaves(model, namespace="fmapper")) == 1
+    assert jax.tree.structure(made[0]) != jax.tree.structure(made[1])
+
+
 def test_torch_pytree_keys():
     paths, _ = torch.utils._pytree.tree_flatten_with_path(layer(torch))
     assert [torch.utils._pytree.keystr(path) for path, _ in paths] == [".w", ".b['inner'].w"]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import tree_util
 
-from fmapper import NodeType, Static, is_dynamic, put_together, take_apart
+from fmapper import Constant, NodeType, PyTreeRules, Static, is_dynamic, put_together, take_apart
 
 
 def registered_type(cls: type) -> NodeType | None:
@@ -42,19 +42,30 @@ def register_functor(cls: type) -> None:
     if tree_util.is_tree_node(cls):
         return
 
-    def flatten_with_keys(node: Any) -> tuple[list[Any], Static]:
-        values, static = take_apart(node, _is_dynamic)
+    def flatten_with_keys(node: Any) -> tuple[list[Any], Static | Constant]:
+        values, static = take_apart(node, _RULES)
         keys = map(tree_util.GetAttrKey, static.dynamic)
         return list(zip(keys, values, strict=True)), static
 
     tree_util.register_pytree_with_keys(
         cls,
         flatten_with_keys,
-        lambda static, children: put_together(static, children, _is_dynamic),
-        lambda node: take_apart(node, _is_dynamic),
+        lambda static, children: put_together(static, children, _RULES),
+        lambda node: take_apart(node, _RULES),
     )
 
 
 def _is_dynamic(child: Any) -> bool:
-    """Arrays, nodes and containers, and the shapes that stand for arrays in `jax.eval_shape`."""
-    return isinstance(child, jax.ShapeDtypeStruct) or is_dynamic(child)
+    """Arrays, nodes and containers, and what stands for an array or becomes one in JAX."""
+    return (
+        isinstance(child, jax.ShapeDtypeStruct)
+        or is_dynamic(child)
+        or hasattr(type(child), "__jax_array__")
+    )
+
+
+def _opens(cls: type) -> bool:
+    return tree_util.is_tree_node(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+
+
+_RULES = PyTreeRules(_is_dynamic, _opens)

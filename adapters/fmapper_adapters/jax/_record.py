@@ -20,6 +20,7 @@ from fmapper import (
     Parameter,
     Program,
     ProgramInputError,
+    equals,
     fleaves,
     holds_arrays,
     to_jax,
@@ -64,7 +65,9 @@ class Source:
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
         """Whether arrays that a program holds are of objects that nobody declared."""
-        return any(_are_equal(array, one) for array in constants for one in self.suspects)
+        suspects = [_host(one) for one in self.suspects if not _keys.is_key(one)]
+        held = [_host(array) for array in constants if not _keys.is_key(array)]
+        return any(equals(array, one) for array in held for one in suspects)
 
     def parameters_of_call(self) -> tuple[Parameter, ...]:
         """The signature, with its defaults."""
@@ -264,20 +267,16 @@ def _as_array(x: Any) -> Any:
     return x if isinstance(x, jax.Array) else to_jax(x)
 
 
+def _host(x: Any) -> Any:
+    return np.asarray(x)
+
+
 def _is_none(x: Any) -> bool:
     return x is None
 
 
 def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype")
-
-
-def _are_equal(a: Any, b: Any) -> bool:
-    if a is b:
-        return True
-    if a.shape != b.shape or a.dtype != b.dtype or _keys.is_key(a):
-        return False
-    return bool(np.array_equal(np.asarray(a), np.asarray(b)))
 
 
 def _raw(x: Any) -> Any:

@@ -16,8 +16,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from fmapper import (
+    Constant,
     Fitting,
     NodeType,
+    PyTreeRules,
     RebuildError,
     Static,
     UnsupportedLeafError,
@@ -507,15 +509,15 @@ def register_functor(cls: type) -> None:
     if cls in pytree.SUPPORTED_NODES:
         return
 
-    def flatten_with_keys(node: Any) -> tuple[list[Any], Static]:
-        values, static = take_apart(node, _is_dynamic)
+    def flatten_with_keys(node: Any) -> tuple[list[Any], Static | Constant]:
+        values, static = take_apart(node, _RULES)
         keys = map(pytree.GetAttrKey, static.dynamic)
         return list(zip(keys, values, strict=True)), static
 
     pytree.register_pytree_node(
         cls,
-        lambda node: take_apart(node, _is_dynamic),
-        lambda children, static: put_together(static, children, _is_dynamic),
+        lambda node: take_apart(node, _RULES),
+        lambda children, static: put_together(static, children, _RULES),
         flatten_with_keys_fn=flatten_with_keys,
     )
 
@@ -523,3 +525,10 @@ def register_functor(cls: type) -> None:
 def _is_dynamic(child: Any) -> bool:
     """As for JAX, but None is static: it is a leaf to torch, and no tensor."""
     return child is not None and is_dynamic(child)
+
+
+def _opens(cls: type) -> bool:
+    return cls in pytree.SUPPORTED_NODES or pytree.is_namedtuple_class(cls)
+
+
+_RULES = PyTreeRules(_is_dynamic, _opens)
