@@ -9,14 +9,13 @@ from typing import Any, Literal, TypeVar
 from fmapper._adapter import Adapter
 from fmapper._discovery import adapters, get_adapter
 from fmapper._errors import ConversionError, DeclarationError
-from fmapper._move import Mover, to_jax, to_numpy, to_torch
+from fmapper._move import mover_to
 from fmapper._program import Lowering, Program
 from fmapper._recording import in_turn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _added: dict[str, dict[str, Lowering]] = {}
-MOVERS: dict[str, Mover] = {"jax": to_jax, "flax": to_jax, "torch": to_torch, "numpy": to_numpy}
 
 
 def lowering(
@@ -152,9 +151,7 @@ def convert(
     elif source is not None and _family(source) == _family(target):
         source = None  # a program of the same framework: only the arrays are to be moved
     if source is None:
-        if to not in MOVERS:
-            raise ConversionError(f"{type(model).__name__} is no model, and nothing moves to {to}")
-        return MOVERS[to](model)
+        return mover_to(target)(model)
     if verify and train and not target.has_modes:
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"

@@ -8,11 +8,12 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper import _nodes
-from fmapper._adapter import Adapter, Device
+from fmapper._adapter import Adapter, Device, NodeAdapter
 from fmapper._device import DeviceSpec, parse_device
 from fmapper._discovery import adapter_of, adapters, get_adapter
 from fmapper._dtypes import dtype_name, wanted_dtype
 from fmapper._errors import (
+    ConversionError,
     DeviceError,
     DeviceUnavailableError,
     MoveError,
@@ -401,3 +402,18 @@ def _warn_no_gpu(reason: str, strict: bool | None) -> None:
         "to_gpu(strict=True) raises instead.",
         NoGPUWarning,
     )
+
+
+def mover_to(adapter: Adapter) -> Mover:
+    """The mover that makes arrays for models of a framework.
+
+    Raises:
+        ConversionError: The framework has no arrays, neither its own nor those of another one.
+    """
+    if isinstance(adapter, NodeAdapter) and not adapter.lowers_like:
+        raise ConversionError(
+            f"{adapter.name} has no arrays of its own, and its adapter does not say whose arrays "
+            "its models take (lowers_like): nothing can be moved to it."
+        )
+    backend = adapter.lowers_like or adapter.name
+    return Mover(f"to_{backend}", backend=backend)

@@ -11,12 +11,11 @@ from fmapper._adapter import Adapter, Observation
 from fmapper._convert import source_of_callable
 from fmapper._device import get_device
 from fmapper._discovery import adapter_of, adapters, get_adapter
+from fmapper._equality import equals
 from fmapper._errors import NotAFunctorError
 from fmapper._fmap import fmap
-from fmapper._move import to_jax, to_numpy, to_torch
+from fmapper._move import mover_to, to_numpy
 from fmapper._recording import in_turn
-
-_MOVERS = {"torch": to_torch, "jax": to_jax, "flax": to_jax, "numpy": to_numpy}
 
 # What rounding may make of the largest element of an output, by the coarser of two dtypes.
 _ROUNDING = {
@@ -40,6 +39,7 @@ class Difference:
         scale: The largest finite element of `a`, by absolute value.
         allowed: The difference that is allowed.
         note: What else does not agree.
+        size: How many elements were compared.
     """
 
     path: str
@@ -47,6 +47,7 @@ class Difference:
     scale: float
     allowed: float
     note: str = ""
+    size: int = 1
 
     @property
     def ok(self) -> bool:
@@ -62,10 +63,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` has found; true if all outputs agree.
+    """What `verify` has found; true if all outputs agree, and there was something to compare.
 
     Attributes:
-        outputs: One difference per array of the output.
+        outputs: One difference per array of the output; per number or text where there is no array.
         first: The first operation whose results differ, where they are known of both models.
         exact: The largest error of `a` and of `b` against `a` in float64, relative to the largest
             element; None where that was not computed.
@@ -77,8 +78,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether all outputs agree."""
-        return all(output.ok for output in self.outputs)
+        """Whether something was compared, and all outputs agree."""
+        return self.size > 0 and all(output.ok for output in self.outputs)
+
+    @property
+    def size(self) -> int:
+        """How many elements were compared."""
+        return sum(output.size for output in self.outputs)
 
     def __bool__(self) -> bool:
         return self.ok
@@ -89,6 +95,12 @@ class Report:
             f"{len(self.outputs) - len(wrong)} of {len(self.outputs)} outputs agree",
             *(f"  {output}" for output in (wrong or self.outputs)),
         ]
+        if not self.size:
+            what = "are all empty" if self.outputs else "hold no arrays"
+            lines = [
+                f"nothing was compared: the outputs {what}, which says nothing of the models. Give "
+                "inputs for which there are some"
+            ]
         if self.first is not None:
             lines.append(f"first difference: {self.first}")
         if self.exact is not None:
@@ -133,6 +145,7 @@ def verify(
     sides = _sides(a, b, inputs, kwargs or {})
     got = [side.output() for side in sides]
     outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
+    outputs = outputs or tuple(_plain_values(got[0], "output"))
     agree = all(output.ok for output in outputs)
     first = None if agree else _first(sides, rtol, atol)
     rounding = _exact(sides[0], got) if exact or not agree else None
@@ -193,7 +206,7 @@ def inputs_for(
         return own.portable(x)
 
     given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
-    moved: tuple[tuple[Any, ...], dict[str, Any]] = _MOVERS[adapter.name](
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = mover_to(adapter)(
         given, strict=False, copy=copy
     )
     return moved
@@ -229,7 +242,7 @@ def _differences(
         return
     ours, theirs = _parts(a), _parts(b)
     if ours is None or theirs is None:
-        if a != b:
+        if not equals(a, b) and a != b:
             yield Difference(path, math.inf, 0.0, 0.0, f"{a!r} and {b!r}")
         return
     if len(ours) != len(theirs):
@@ -239,6 +252,16 @@ def _differences(
         other = theirs[key] if key in theirs else list(theirs.values())[i]
         at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
         yield from _differences(value, other, at, rtol, atol)
+
+
+def _plain_values(x: Any, path: str) -> Iterator[Difference]:
+    """The numbers and texts of an output without arrays, which have been found to agree."""
+    parts = _parts(x)
+    if parts is None and x is not None:
+        yield Difference(path, 0.0, 0.0, 0.0)
+    for key, value in (parts or {}).items():
+        at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+        yield from _plain_values(value, at)
 
 
 def _parts(x: Any) -> dict[Any, Any] | None:
@@ -268,7 +291,14 @@ def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | Non
         return Difference(path, math.inf, 0.0, 0.0, f"{type(a).__name__} and {type(b).__name__}")
     error, scale, dtype, note = _compared(a, b)
     factor = _ROUNDING.get(dtype, 0.0) if rtol is None else rtol
-    return Difference(path, error, scale, factor * scale + (atol or 0.0), note)
+    size = math.prod(_adapter_of_array(a).shape(a))
+    return Difference(path, error, scale, factor * scale + (atol or 0.0), note, size)
+
+
+def _adapter_of_array(array: Any) -> Adapter:
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter
 
 
 def _portable(array: Any) -> Any:

@@ -217,3 +217,76 @@ except fmapper.BackendUnavailableError as error:
     assert out[0] == "[1.0] True"
     assert "libtoy.so is missing" in out[1]
     assert "fmapper[toy]" not in out[1], "fmapper has no such extra"
+
+
+def test_models_of_ones_own_backend_are_verified_and_converted(registered: Adapter) -> None:
+    weight = np.array([[0.0, 1.0], [2.0, 0.0]], np.float32)
+    x = np.ones((3, 2), np.float32)
+    model = toy.Autoencoder(toy.Linear(weight))
+    there = fmapper.convert(model, "toy")
+    assert isinstance(there.encoder.weight, toy.Tensor)
+    assert there.encoder is there.decoder
+    for inputs in (x, toy.to_toy(x)):
+        for a, b in ((model, there), (there, model), (there, there)):
+            assert fmapper.verify(a, b, inputs)
+    other = toy.Autoencoder(toy.Linear(toy.to_toy(2 * weight)))
+    report = fmapper.verify(model, other, x)
+    assert not report
+    assert report.outputs[0].error == 6
+
+
+class Programs(toy.ToyAdapter):  # type: ignore[misc, name-defined]
+    """A backend that makes models of programs, and records some."""
+
+    def from_program(self, program: Any, lowerings: Any, **options: Any) -> Any:
+        (weight,) = program.parameters.values()
+        return toy.Linear(toy.to_toy(weight))
+
+    def is_model(self, x: Any) -> bool:
+        return isinstance(x, toy.Linear) and isinstance(x.weight, toy.Tensor)
+
+
+def test_the_convert_command_takes_a_backend_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from fmapper.__main__ import main
+
+    file = tmp_path / "models.py"
+    file.write_text("import torch\nlayer = torch.nn.Linear(2, 2, bias=False)\n")
+    command = ["convert", f"{file}:layer", "--to", "toy", "--example", "randn(3, 2)"]
+    fmapper.register_adapter(Programs())
+    try:
+        # The toy multiplies without transposing: its outputs differ, which is found and said.
+        assert main([*command, "--seconds", "0.01"]) == 1
+        assert "the outputs differ" in capsys.readouterr().out
+        assert main([*command, "--no-verify", "--seconds", "0.01"]) == 0
+    finally:
+        fmapper.unregister_adapter("toy")
+
+
+def test_the_convert_command_says_what_cannot_be_lowered(
+    registered: Adapter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    from fmapper.__main__ import main
+
+    file = tmp_path / "models.py"
+    file.write_text("import torch\nlayer = torch.nn.Linear(2, 2)\n")
+    assert main(["convert", f"{file}:layer", "--to", "toy", "--example", "randn(3, 2)"]) != 0
+    assert "programs cannot be lowered to toy" in capsys.readouterr().err
+
+
+def test_a_framework_without_arrays_says_so() -> None:
+    class Bare(fmapper.NodeAdapter):
+        name = "bare"
+
+        def node_type(self, cls: type) -> None:
+            return None
+
+    fmapper.register_adapter(Bare())
+    try:
+        with pytest.raises(fmapper.ConversionError, match="bare has no arrays of its own"):
+            fmapper.convert({"w": np.ones(2)}, "bare")
+    finally:
+        fmapper.unregister_adapter("bare")

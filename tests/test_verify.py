@@ -1,5 +1,7 @@
 """Comparing models: what counts as equal, and where the first difference is found."""
 
+import math
+
 import pytest
 
 import fmapper
@@ -125,3 +127,59 @@ def test_what_may_differ_is_relative_to_the_largest_element_and_by_dtype():
     assert not fmapper.verify(lambda: big.astype(float), lambda: near.astype(float))
     half = jnp.asarray([1.0], "bfloat16")
     assert fmapper.verify(lambda: torch.tensor([1.01]), lambda: half)
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (lambda: None, "hold no arrays"),
+        (lambda: {"a": [None, ()]}, "hold no arrays"),
+        (lambda: np.ones((0, 3)), "are all empty"),
+        (lambda: [torch.ones(0), None], "are all empty"),
+    ],
+)
+def test_a_comparison_of_nothing_fails(output, words):
+    report = fmapper.verify(output, output)
+    assert not report
+    assert not report.ok
+    assert str(report).startswith(f"nothing was compared: the outputs {words}")
+
+
+def test_numbers_and_empty_arrays_beside_others_are_compared():
+    assert fmapper.verify(lambda: 3, lambda: 3)
+    assert fmapper.verify(lambda: {"n": [float("nan"), "x"]}, lambda: {"n": [float("nan"), "x"]})
+    assert not fmapper.verify(lambda: [float("nan")], lambda: [1.0])
+    assert fmapper.verify(lambda: [np.ones(0), np.ones(1)], lambda: [np.ones(0), np.ones(1)])
+    assert not fmapper.verify(lambda: [np.ones((0, 2)), 1], lambda: [np.ones(0), 1])
+
+
+def test_convert_refuses_to_verify_nothing():
+    class Emptied(nn.Module):
+        def forward(self, x):
+            return x[:0]
+
+    with pytest.raises(fmapper.ConversionError, match="nothing was compared"):
+        fmapper.convert(Emptied(), "jax", (torch.ones(3),), verify=True)
+
+
+class Scaled(nn.Module):
+    def forward(self, x, fill=float("nan"), zero=0.0):
+        return torch.where(x.isnan(), torch.full_like(x, fill), x) * math.copysign(1.0, zero)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_program_whose_constant_is_nan_takes_that_and_no_other(saved, tmp_path):
+    x = torch.tensor([1.0, float("nan")])
+    model = fmapper.convert(Scaled(), "jax", (x, float("nan"), -0.0))
+    if saved:
+        model.save(tmp_path / "model.safetensors")
+        model = fmapper.convert(fmapper.load_program(tmp_path / "model.safetensors"), "jax")
+    for nan in (float("nan"), -float("nan"), np.nan):
+        assert fmapper.verify(Scaled(), model, x, nan, -0.0)
+    for fill, zero in ((1.0, -0.0), (float("nan"), 0.0), (0, -0.0)):
+        with pytest.raises(fmapper.ProgramInputError):
+            model(x.numpy(), fill, zero)
+    defaults = fmapper.convert(Scaled(), "jax", (x, float("nan"), 0.0))
+    assert fmapper.verify(Scaled(), defaults, x)
+    left_out = fmapper.convert(Scaled(), "jax", (x,))
+    assert fmapper.verify(Scaled(), left_out, x, float("nan"), 0.0)
