@@ -26,8 +26,10 @@ from fmapper import (
     Ref,
     convert,
     functor,
+    get_device,
     load_program,
     load_state,
+    materialize,
     save_program,
     to_jax,
     to_numpy,
@@ -207,6 +209,12 @@ class JaxModel:
         code = self._code
         leaves = code.program.bind(args, kwargs or {})
         arrays, numbers = _checked(code, leaves)
+        for name, array in (*self.params.items(), *self.buffers.items()):
+            if isinstance(array, jax.ShapeDtypeStruct):
+                raise ProgramInputError(
+                    f"{code.program.name}: {name} has a shape and no values. Fill the model: "
+                    "fmapper.materialize(model, state)."
+                )
         if code.random and key is None:
             raise ProgramInputError(
                 f"{code.program.name} draws random numbers: give it key=jax.random.key(0)"
@@ -334,7 +342,9 @@ class JaxModel:
             renamed.setdefault(self.aliases.get(name, name), array)
         for name in self.program.transient:  # in no state dict: they stay
             renamed.setdefault(name, self.buffers[name])
-        loaded = load_state({**self.params, **self.buffers}, renamed)
+        own = {**self.params, **self.buffers}
+        is_hollow = any(isinstance(x, jax.ShapeDtypeStruct) for x in own.values())
+        loaded = (materialize if is_hollow else load_state)(own, renamed)
         return self.replace(
             params={name: loaded[name] for name in self.params},
             buffers={name: loaded[name] for name in self.buffers},
@@ -374,10 +384,34 @@ def from_program(
         UnsupportedOpsError: Operations have no lowering; lists all of them.
     """
     lowerings = _table.find_all(program.ops(), added)
-    arrays = to_jax({"params": program.parameters, "buffers": program.buffers})
+    arrays = _moved({"params": program.parameters, "buffers": program.buffers})
     constants = to_numpy(program.constants)
     code = Code(program.without_state(), lowerings, constants)
     return JaxModel(arrays["params"], arrays["buffers"], code, precision)
+
+
+def _moved(arrays: dict[str, Arrays]) -> dict[str, Arrays]:
+    """The arrays of a program as JAX's; those without values as shapes."""
+    hollow = {
+        kind: {n: x for n, x in named.items() if _is_hollow(x)} for kind, named in arrays.items()
+    }
+    if not any(hollow.values()):
+        found: dict[str, Arrays] = to_jax(arrays)
+        return found
+    solid = {
+        kind: {n: x for n, x in named.items() if n not in hollow[kind]}
+        for kind, named in arrays.items()
+    }
+    parts = to_jax(solid), to_jax(hollow, device="meta")
+    return {
+        kind: {n: next(p[kind][n] for p in parts if n in p[kind]) for n in named}
+        for kind, named in arrays.items()
+    }
+
+
+def _is_hollow(array: Any) -> bool:
+    device = get_device(array)
+    return device is not None and device.kind == "meta"
 
 
 def _execute(  # static_argnums goes by position

@@ -26,6 +26,7 @@ from fmapper_adapters.torch import (
     _gradients,
     _graph,
     _keywords,
+    _obstacles,
     _own_gradients,
     _packed,
     _recordable,
@@ -55,14 +56,22 @@ def export_program(
             it has recorded gives other results for the examples than the module does.
     """
     module = _plain(module)
+    _obstacles.refuse(module)
+    if packed := _obstacles.has_packed(module):
+        module = _obstacles.unpacked(module)
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
+    recording = module
+    if _obstacles.without_values(module, (args, inputs)):
+        recording, (args, inputs) = _obstacles.with_shapes(module, (args, inputs))
+        check = False
     with (
         contextlib.nullcontext() if turns.taken else turns,
-        mode(module, train=train),
-        _foreign.known(module, (args, inputs)),
+        mode(recording, train=train),
+        _foreign.known(recording, (args, inputs)),
     ):
-        lowered = recorded(module, args, inputs, dynamic_shapes, check=check)
-        return _graph.program(module, lowered, train=train)
+        lowered = recorded(recording, args, inputs, dynamic_shapes, check=check)
+        found = _graph.program(module, lowered, train=train)
+    return _graph.with_integers_as_buffers(found) if packed else found
 
 
 def recorded(
@@ -82,7 +91,7 @@ def recorded(
         args, kwargs = _without_bases((args, kwargs))
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
-    with _keywords.named(module, kwargs, dynamic_shapes) as shapes:
+    with _obstacles.uncompiled(), _keywords.named(module, kwargs, dynamic_shapes) as shapes:
         return _recorded_somehow(module, args, kwargs, shapes, check=check)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import math
@@ -86,6 +87,27 @@ def program(
         name=type(module).__name__,
     )
     return found
+
+
+def with_integers_as_buffers(program: Program) -> Program:
+    """The program with the integers of quantised weights as buffers: they are not trained."""
+    integers = {
+        name
+        for name, tensor in program.parameters.items()
+        if not (tensor.is_floating_point() or tensor.is_complex())
+    }
+    parameters = {n: p for n, p in program.parameters.items() if n not in integers}
+    moved = {n: p.detach() for n, p in program.parameters.items() if n in integers}
+    return dataclasses.replace(
+        program,
+        inputs=tuple(
+            dataclasses.replace(i, kind="buffer") if i.target in integers else i
+            for i in program.inputs
+        ),
+        parameters=parameters,
+        buffers={**program.buffers, **moved},
+        frozen=tuple(name for name in program.frozen if name not in integers),
+    )
 
 
 def _without_tokens(graph: Graph, signature: Any) -> Graph:

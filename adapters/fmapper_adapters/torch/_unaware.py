@@ -42,12 +42,13 @@ def unaware() -> Iterator[None]:
 
 def _told(function: Callable[[], bool]) -> Callable[[], bool]:
     def answer() -> bool:
-        return function() if _asks_torch(sys._getframe(1)) else False
+        return function() if asks_torch(sys._getframe(1)) else False
 
     return answer
 
 
-def _asks_torch(frame: types.FrameType) -> bool:
+def asks_torch(frame: types.FrameType) -> bool:
+    """Whether a frame is one of torch's own code."""
     name = frame.f_code.co_filename
     return name.startswith((_TORCH, "<frozen importlib"))
 
@@ -56,5 +57,5 @@ class _Module(types.ModuleType):
     @property
     def FakeTensor(self) -> type:
         """The class, or for others than torch one that no tensor is of."""
-        found: type = vars(self)["FakeTensor"] if _asks_torch(sys._getframe(1)) else _Never
+        found: type = vars(self)["FakeTensor"] if asks_torch(sys._getframe(1)) else _Never
         return found
