@@ -108,6 +108,27 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def simulated(session: nox.Session) -> None:
+    """Run the tests marked `gpu` on a simulated GPU, with late copies and with random ones.
+
+    Then plant mistakes, which some of them must find: `nox -s simulated -- 20` for 20 random seeds.
+    """
+    session.install(*CONSTRAINTS, "-e", ".[all]", "ninja", *group("test"))
+    python = ("python", "-m", "pytest", "-q", "-p", "support.simulated_gpu", "-m", "gpu")
+    seeds = int(session.posargs[0]) if session.posargs else 3
+    for mode, seed in [("late", 0), *(("random", seed) for seed in range(seeds))]:
+        env = {"PYTHONPATH": "tests", "SIMULATED_GPU_MODE": mode, "SIMULATED_GPU_SEED": str(seed)}
+        session.run(*python, "tests", env=env)
+    mistakes = ("pieces", "event", "buffer", "stream", "handover")
+    for mistake in mistakes:
+        session.run(
+            *(*python, "-x", "tests/test_link.py", "tests/test_loader.py"),
+            env={"PYTHONPATH": "tests", "SIMULATED_GPU_MISTAKE": mistake},
+            success_codes=[1],
+        )
+
+
+@nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest supported version of everything."""
     session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "programs"))

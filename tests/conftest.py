@@ -11,7 +11,14 @@ import pytest
 from hypothesis import settings
 
 # Programs and tables of cases: they need frameworks, and have no doctests.
-collect_ignore_glob = ["sweep_*.py", "uses_*.py", "tiny_*.py", "nn_cases.py", "jax_models_*.py"]
+collect_ignore_glob = [
+    "sweep_*.py",
+    "uses_*.py",
+    "tiny_*.py",
+    "nn_cases.py",
+    "jax_models_*.py",
+    "support/*",
+]
 
 MAPPINGS = 20_000  # of memory, after which a process forgets compiled programs
 
@@ -28,7 +35,7 @@ def sees_gpu(backend: str) -> bool:
     if backend == "torch":
         import torch
 
-        return torch.cuda.is_available() or torch.backends.mps.is_available()
+        return torch.cuda.is_available()
     if backend == "jax":
         import jax
 

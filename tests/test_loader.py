@@ -775,12 +775,16 @@ def test_the_order_of_streams(torch: Any, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.gpu("torch")
 @pytest.mark.parametrize("prefetch", MODES)
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_batches_on_a_gpu_are_ready_and_stay(torch: Any, prefetch: int, own_stream: bool) -> None:
+@pytest.mark.parametrize("pin", [False, True])
+def test_batches_on_a_gpu_are_ready_and_stay(
+    torch: Any, prefetch: int, own_stream: bool, pin: bool
+) -> None:
     """Wrong numbers here are a race between streams, or memory given away while it is read."""
     size, count = 1 << 22, 40
     torch.zeros(1, device="cuda")
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
-    source = ({"x": torch.full((size,), float(i)).pin_memory()} for i in range(count))
+    batches = (torch.full((size,), float(i)) for i in range(count))
+    source = ({"x": batch.pin_memory() if pin else batch} for batch in batches)
     sums = []
     with torch.cuda.stream(stream):
         for batch in DeviceLoader(source, to_gpu(strict=True), prefetch):
