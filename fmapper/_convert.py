@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from fmapper._adapter import Adapter
 from fmapper._discovery import adapters, get_adapter
-from fmapper._errors import ConversionError, DeclarationError
+from fmapper._errors import ConversionError, DeclarationError, FmapperError
 from fmapper._move import mover_to
 from fmapper._program import Lowering, Program
 from fmapper._recording import in_turn
@@ -226,7 +226,15 @@ def recorded(
 def lower(program: Program, target: Adapter, **options: Any) -> Any:
     """The model of a target framework for a program."""
     added = {**_added.get(target.lowers_like, {}), **_added.get(target.name, {})}
-    return target.from_program(program, added, **options)
+    try:
+        return target.from_program(program, added, **options)
+    except FmapperError:
+        raise
+    except Exception as error:  # of what a call says: a file may say anything
+        raise ConversionError(
+            f"{program.name or 'the program'} cannot be lowered to {target.name}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def lowered(program: Program, target: Adapter, *, train: bool, **options: Any) -> Any:

@@ -14,7 +14,8 @@ FmapperError
 ├── BackendUnavailableError (ImportError) a framework that is not installed
 ├── TransformError (TypeError)            what cannot be differentiated, compiled or batched
 ├── ConversionError (RuntimeError)         a program could not be recorded or lowered
-│   └── UnsupportedOpsError               it has operations that the target has no lowering for
+│   ├── UnsupportedOpsError               it has operations that the target has no lowering for
+│   └── ProgramFileError (ValueError)     a file that holds no program, or a damaged one
 ├── ProgramInputError (TypeError)         a converted program was called with what it is not for
 ├── LossyCastError (ValueError)           a value that the target dtype cannot hold
 ├── ProfileError (RuntimeError)           a model could not be run to see where its time goes
@@ -121,6 +122,10 @@ class UnsupportedOpsError(ConversionError):
     def __init__(self, message: str, ops: dict[str, list[str]]) -> None:
         super().__init__(message)
         self.ops = ops
+
+
+class ProgramFileError(ConversionError, ValueError):
+    """A file holds no program, or a damaged one; the message says where in the file."""
 
 
 class ProgramInputError(FmapperError, TypeError):

@@ -224,6 +224,8 @@ class Program:
         lacks_training: Why the training of a model that has modes could not be recorded.
         evaluation: Beside one for training, the program for evaluation: with constants of its own,
             its parameters and buffers are those of this one.
+        lines: The lines of code that calls name as their source, where they were read when it was
+            recorded. They are not saved, and nobody reads them later: a file may name any file.
     """
 
     graph: Graph
@@ -245,6 +247,7 @@ class Program:
     starts_in_training: bool = False
     lacks_training: str = ""
     evaluation: Program | None = None
+    lines: dict[str, str] = field(default_factory=dict)
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False

@@ -8,29 +8,22 @@ used: its functions for NumPy have no float8, and do not place arrays where JAX 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import re
+import stat
+import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from fmapper._errors import ConversionError
+from fmapper._errors import ConversionError, ProgramFileError
 from fmapper._move import to_numpy
-from fmapper._program import (
-    Call,
-    DType,
-    Graph,
-    Input,
-    Output,
-    Parameter,
-    Program,
-    Ref,
-    Scalar,
-    Size,
-)
-from fmapper._trees import TreeSpec
+from fmapper._program import Program
+from fmapper._program_check import check_array_name, check_program, check_shape
+from fmapper._program_json import Misfit, decode_program, encode_program, read_json, shown
 
 _KEY = "fmapper.program"
 _VERSION = 1
@@ -56,7 +49,6 @@ _DTYPES = {
     "complex64": "C64",
 }
 _NAMES = {code: name for name, code in _DTYPES.items()}
-_PLAIN = {Call, Input, Output, Parameter, Scalar, Size, TreeSpec}
 
 
 def save_program(program: Program, path: str | os.PathLike[str]) -> None:
@@ -66,7 +58,9 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
 
     Args:
         program: The program; its arrays may be of any backend.
-        path: The file, by custom with the ending `.safetensors`. It is replaced as a whole.
+        path: The file, by custom with the ending `.safetensors`. It is replaced as a whole: what is
+            written lies beside it as `NAME.PID-THREAD.tmp` until it is complete. What a process
+            that was killed has left there goes at the next `save` to this path.
 
     Raises:
         ConversionError: An array has a dtype that the format lacks.
@@ -81,13 +75,13 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     )
     about = {
         "version": _VERSION,
-        "program": _encode_program(program),
+        "program": encode_program(program),
         "parameters": list(program.parameters),
         "buffers": list(program.buffers),
         "constants": list(program.constants),
     }
     if program.evaluation is not None:
-        about["evaluation"] = _encode_program(program.evaluation)
+        about["evaluation"] = encode_program(program.evaluation)
         about["evaluation_constants"] = list(program.evaluation.constants)
     header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(about, allow_nan=False)}}
     start = 0
@@ -105,9 +99,11 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 64 + 56)  # the arrays begin at a multiple of 64, as JAX likes it
     target = Path(path)
-    beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    _clean_up(target)
+    beside = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    beside.unlink(missing_ok=True)  # of an earlier process of this number
     try:
-        with beside.open("wb") as file:
+        with beside.open("xb") as file:
             file.write(len(text).to_bytes(8, "little"))
             file.write(text)
             for array in arrays.values():
@@ -120,40 +116,127 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
 def load_program(path: str | os.PathLike[str]) -> Program:
     """Reads a program that `save_program` has written; `convert(program, "jax")` makes it run.
 
+    The file may be of anybody: every field is checked, nothing in it is run, and nothing that it
+    names is opened. Time and memory are in proportion to its length.
+
     Returns:
         The program, with NumPy arrays.
 
     Raises:
-        ConversionError: The file is none of a program, or is damaged.
+        ProgramFileError: The file holds no program, or is damaged; says where. The only error,
+            whatever is in the file.
+        OSError: There is no file of this name, or it may not be read.
     """
-    import numpy as np
-
     source = Path(path)
-    with source.open("rb") as file:
-        header, begin = _header(file, source)
-        metadata = header.pop("__metadata__", {})
-        if _KEY not in metadata:
-            raise ConversionError(f"{source}: holds arrays, but no program of fmapper's")
-        about = json.loads(metadata[_KEY])
+    try:
+        with _opened(source) as file:
+            return read_program(file, os.fstat(file.fileno()).st_size)
+    except Misfit as error:
+        raise ProgramFileError(f"{source}: {error}") from None
+
+
+def read_program(file: BinaryIO, size: int) -> Program:
+    """The program in a file that is open and has so many bytes.
+
+    Raises:
+        Misfit: It holds none, or is damaged.
+    """
+    try:
+        return _program(file, size)
+    except RecursionError:  # whoever calls this is deep down the stack already
+        raise Misfit("is nested too deeply") from None
+
+
+def _program(file: BinaryIO, size: int) -> Program:
+    header, begin = _header(file, size)
+    metadata = header.pop("__metadata__", {})
+    if type(metadata) is not dict or type(metadata.get(_KEY)) is not str:
+        raise Misfit("holds arrays, but no program of fmapper's")
+    with _within(_KEY):
+        about = read_json(metadata[_KEY])
+        if type(about) is not dict or type(about.get("version")) is not int:
+            raise Misfit("has no version")
         if about["version"] > _VERSION:
-            raise ConversionError(
-                f"{source}: written by a later fmapper, as version {about['version']} of the format"
+            raise Misfit(
+                f"written by a later fmapper, as version {shown(about['version'])} of the format"
             )
-        arrays = {}
-        for name, dtype, shape, start, end in list(_checked(header, source, begin)):
-            file.seek(begin + start)
-            data = file.read(end - start)
-            arrays[name] = np.frombuffer(data, _numpy_dtype(dtype)).reshape(shape)
-    program = _decode_program(about["program"])
-    program.parameters = {name: arrays[name] for name in about["parameters"]}
-    program.buffers = {name: arrays[name] for name in about["buffers"]}
-    program.constants = {name: arrays[_CONSTANT + name] for name in about["constants"]}
-    if "evaluation" in about:
-        program.evaluation = _decode_program(about["evaluation"])
-        program.evaluation.constants = {
-            name: arrays[_IN_EVALUATION + name] for name in about["evaluation_constants"]
-        }
+        program = _decoded(about, "program")
+        if "evaluation" in about:
+            program.evaluation = _decoded(about, "evaluation")
+    arrays = _arrays(file, header, begin, size)
+    program.parameters = _named(about, "parameters", arrays)
+    program.buffers = _named(about, "buffers", arrays)
+    program.constants = _named(about, "constants", arrays, _CONSTANT)
+    if program.evaluation is not None:
+        program.evaluation.constants = _named(about, "evaluation_constants", arrays, _IN_EVALUATION)
+    with _within("program"):
+        check_program(program)
     return program
+
+
+@contextlib.contextmanager
+def _within(key: str) -> Iterator[None]:
+    try:
+        yield
+    except Misfit as error:
+        error.place.append(key)
+        raise
+
+
+def _decoded(about: Mapping[str, Any], key: str) -> Program:
+    with _within(key):
+        return decode_program(about.get(key))
+
+
+def _named(
+    about: Mapping[str, Any], key: str, arrays: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
+    """The arrays that a list of the program names."""
+    names = about.get(key)
+    with _within(key):
+        if type(names) is not list:
+            raise Misfit("is no list of names")
+        found = {}
+        for i, name in enumerate(names):
+            if type(name) is not str or prefix + name not in arrays or name in found:
+                raise Misfit(f"there is no array {shown(name)}, or it is there twice", i)
+            found[name] = arrays[prefix + name]
+    return found
+
+
+@contextlib.contextmanager
+def _opened(source: Path) -> Iterator[BinaryIO]:
+    """A file for reading, if it is one: a pipe would wait for a writer, a device never ends."""
+    if not stat.S_ISREG(source.stat().st_mode):
+        raise Misfit("is no regular file")
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(source, "rb", opener=lambda path, _: os.open(path, flags)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced meanwhile
+            raise Misfit("is no regular file")
+        yield file
+
+
+def _clean_up(target: Path) -> None:
+    """Removes what processes that are no more have left beside a file."""
+    if os.name != "posix":  # elsewhere there is no asking whether a process lives
+        return
+    left = re.compile(re.escape(target.name) + r"\.(\d{1,9})(?:-\d+)?\.tmp")
+    with os.scandir(target.parent) as entries:
+        found = [(entry, left.fullmatch(entry.name)) for entry in entries]
+    for entry, match in found:
+        if match and entry.is_file(follow_symlinks=False) and not _is_alive(int(match[1])):
+            with contextlib.suppress(OSError):  # of others, or gone already
+                os.unlink(entry.path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 def _in_evaluation(program: Program) -> Mapping[str, Any]:
@@ -176,97 +259,63 @@ def _numpy_dtype(name: str) -> Any:
     return np.dtype(name).newbyteorder("<")
 
 
-def _header(file: Any, source: Path) -> tuple[dict[str, Any], int]:
-    size = int.from_bytes(file.read(8), "little")
-    if size > min(_MOST_HEADER, source.stat().st_size):
-        raise ConversionError(f"{source}: is no safetensors file: its header would be too long")
+def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8:
+        raise Misfit("is no safetensors file: it is too short")
+    if length > min(_MOST_HEADER, size - 8):
+        raise Misfit("is no safetensors file: its header would be too long")
     try:
-        header = json.loads(file.read(size))
-    except ValueError as error:
-        raise ConversionError(f"{source}: is no safetensors file: {error}") from None
-    if not isinstance(header, dict):
-        raise ConversionError(f"{source}: is no safetensors file: its header is no object")
-    return header, 8 + size
+        header = read_json(file.read(length).decode())
+    except (Misfit, UnicodeDecodeError) as error:
+        raise Misfit(f"is no safetensors file: its header {error}") from None
+    if type(header) is not dict:
+        raise Misfit("is no safetensors file: its header is no object")
+    return header, 8 + length
 
 
-def _checked(
-    header: Mapping[str, Any], source: Path, begin: int
-) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
+def _arrays(file: BinaryIO, header: Mapping[str, Any], begin: int, size: int) -> dict[str, Any]:
     """The arrays of a header, which must lie one after the other and end with the file."""
+    entries = []
+    for name, entry in header.items():
+        with _within(ascii(name)[1:-1][:60]):
+            entries.append((*_entry(name, entry), name))
+    arrays: dict[str, Any] = {}
     position = 0
-    entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-    for name, entry in entries:
-        start, end = entry["data_offsets"]
-        shape = tuple(entry["shape"])
-        dtype = _NAMES.get(entry["dtype"])
-        if dtype is None:
-            raise ConversionError(f"{source}: {name} is of an unknown dtype {entry['dtype']}")
-        size = math.prod(shape) * _numpy_dtype(dtype).itemsize
-        if start != position or end - start != size or any(s < 0 for s in shape):
-            raise ConversionError(
-                f"{source}: is damaged at {name}: its place does not fit its size"
-            )
+    for start, end, dtype, shape, name in sorted(entries, key=lambda entry: entry[:2]):
+        wanted = math.prod(shape) * _numpy_dtype(dtype).itemsize
+        if start != position or end - start != wanted or begin + end > size:
+            raise Misfit(f"is damaged at {shown(name)}: its place does not fit its size")
         position = end
-        yield name, dtype, shape, start, end
-    if begin + position != source.stat().st_size:
-        raise ConversionError(f"{source}: is damaged: it is longer or shorter than its header says")
+        arrays[name] = _array(file, begin + start, wanted, dtype).reshape(shape)
+    if begin + position != size:
+        raise Misfit("is damaged: it is longer or shorter than its header says")
+    return arrays
 
 
-# --- the program as JSON --------------------------------------------------------------------------
+def _entry(name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...]]:
+    """Where an array begins and ends, its dtype and its shape."""
+    check_array_name(name)
+    if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise Misfit("is no array")
+    if type(entry["dtype"]) is not str or entry["dtype"] not in _NAMES:
+        raise Misfit(f"is of an unknown dtype {shown(entry['dtype'])}")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if type(shape) is not list or type(offsets) is not list:
+        raise Misfit("has no shape, or no place")
+    check_shape(tuple(shape), fixed=True)
+    if len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
+        raise Misfit("has no place")
+    return offsets[0], offsets[1], _NAMES[entry["dtype"]], tuple(shape)
 
 
-def _encode_program(program: Program) -> dict[str, Any]:
-    left_out = {"parameters", "buffers", "constants", "evaluation"}
-    return {
-        field.name: _encode(getattr(program, field.name))
-        for field in fields(program)
-        if field.name not in left_out
-    }
+def _array(file: BinaryIO, start: int, length: int, dtype: str) -> Any:
+    import numpy as np
 
-
-def _decode_program(data: Mapping[str, Any]) -> Program:
-    return Program(**{name: _decode(value) for name, value in data.items()})
-
-
-def _encode(value: Any) -> Any:
-    """Plain JSON; what JSON lacks is an object with one key, which says what it is."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": str(value)}
-    if isinstance(value, complex):
-        return {"complex": [_encode(value.real), _encode(value.imag)]}
-    if isinstance(value, tuple | list):
-        return [_encode(inner) for inner in value]
-    if isinstance(value, Ref):
-        return {"ref": value.name}
-    if isinstance(value, DType):
-        return {"dtype": value.name}
-    if isinstance(value, Graph):
-        parts = (value.inputs, tuple(value.calls), value.outputs, value.kinds)
-        return {"graph": [_encode(part) for part in parts]}
-    if isinstance(value, Mapping):
-        return {"map": [[_encode(key), _encode(inner)] for key, inner in value.items()]}
-    if type(value) in _PLAIN:
-        return {type(value).__name__: [_encode(getattr(value, f.name)) for f in fields(value)]}
-    raise ConversionError(f"{type(value).__name__} cannot be written to a file")
-
-
-def _decode(data: Any) -> Any:
-    if isinstance(data, list):
-        return tuple(_decode(inner) for inner in data)
-    if not isinstance(data, dict):
-        return data
-    ((what, value),) = data.items()
-    if what == "map":
-        return {_decode(key): _decode(inner) for key, inner in value}
-    if what == "graph":
-        inputs, calls, *rest = map(_decode, value)
-        return Graph(inputs, list(calls), *rest)
-    simple = {"ref": Ref, "dtype": DType, "float": float}
-    if what in simple:
-        return simple[what](value)
-    parts = _decode(value)
-    if what == "complex":
-        return complex(*parts)
-    return next(cls for cls in _PLAIN if cls.__name__ == what)(*parts)
+    file.seek(start)
+    data = file.read(length)
+    if len(data) != length:
+        raise Misfit("is damaged: it became shorter")
+    if dtype == "bool" and data.translate(None, b"\0\1"):
+        raise Misfit("is damaged: a bool is neither true nor false")
+    return np.frombuffer(data, _numpy_dtype(dtype))

@@ -1,21 +1,24 @@
-"""Sizes that are worked out from others, such as `2*s0 + 1`, read without running them as code."""
+"""Sizes that are worked out from others, such as `2*s0 + 1`, read without running them as code.
+
+An expression may come from a file that nobody vouches for: how long it is, how deep it goes and
+how large its numbers get is bounded.
+"""
 
 from __future__ import annotations
 
-import ast
 import operator
+import re
 from collections.abc import Mapping
 from typing import Any
 
-_OPERATORS: dict[type, Any] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-    ast.Pow: operator.pow,
-}
+_LONGEST = 4096  # characters
+_DEEPEST = 50  # parentheses, signs and powers within each other
+_LARGEST = 1 << 62
+_MOST_KEPT = 4096  # expressions that were read before
+
+_TOKEN = re.compile(r"\s*(?:(\d{1,19}(?![\w.]))|([A-Za-z_]\w*)|(\*\*|//|[-+*%^(),]))", re.ASCII)
+_SUMS: dict[str, Any] = {"+": operator.add, "-": operator.sub}
+_PRODUCTS: dict[str, Any] = {"*": operator.mul, "//": operator.floordiv, "%": operator.mod}
 
 
 def _most(a: Any, b: Any) -> Any:
@@ -31,6 +34,12 @@ def _least(a: Any, b: Any) -> Any:
     return (a + b - abs(a - b)) // 2
 
 
+def _power(base: Any, exponent: Any) -> Any:
+    if not isinstance(exponent, int) or not 0 <= exponent < _LARGEST.bit_length():
+        raise LookupError(exponent)
+    return base**exponent
+
+
 # As JAX prints what it cannot write with operators.
 _FUNCTIONS: dict[str, Any] = {
     "floordiv": operator.floordiv,
@@ -43,29 +52,141 @@ _FUNCTIONS: dict[str, Any] = {
 def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
     """What an expression of sizes comes to; None where that is not known.
 
+    Numbers, names, `+ - * // %`, powers with `^` or `**`, parentheses and the functions `floordiv`,
+    `mod`, `max` and `min` are known, and no number beyond 2**62.
+
     Examples:
         >>> size_of("2*s0 + 1", {"s0": 4}), size_of("s1", {"s0": 4}), size_of("f(s0)", {"s0": 4})
         (9, None, None)
         >>> size_of("max(floordiv(b, 2) - 1, 0) + 2^2", {"b": 7})
         6
+        >>> size_of("9**9**9", {}) is None
+        True
     """
+    found = sizes.get(expression)  # most are a name
+    if found is not None:
+        return found
+    if expression not in _read:
+        if len(_read) >= _MOST_KEPT:
+            _read.clear()
+        _read[expression] = _tree(expression)
+    tree = _read[expression]
     try:
-        # JAX prints powers with a hat, which binds looser than a sum in Python
-        return _value(ast.parse(expression.replace("^", "**"), mode="eval").body, sizes)
-    except (SyntaxError, LookupError, ZeroDivisionError):
+        return None if tree is None else _value(tree, sizes)
+    except (LookupError, ZeroDivisionError):
         return None
 
 
-def _value(node: ast.AST, sizes: Mapping[str, Any]) -> Any:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.Name):
-        return sizes[node.id]
-    if isinstance(node, ast.BinOp):
-        return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 2:
-        first, second = (_value(arg, sizes) for arg in node.args)
-        return _FUNCTIONS[node.func.id](first, second)
-    if isinstance(node, ast.UnaryOp):
-        return _OPERATORS[type(node.op)](_value(node.operand, sizes))
-    raise LookupError(type(node).__name__)
+_read: dict[str, Any] = {}  # compilers look into it, but through no functools.cache
+
+
+def _tree(expression: str) -> Any:
+    """An expression as numbers, names and tuples of a function and its arguments; None for none."""
+    if len(expression) > _LONGEST:
+        return None
+    tokens: list[str] = []
+    at, end = 0, len(expression.rstrip())
+    while at < end:
+        found = _TOKEN.match(expression, at)
+        if found is None:
+            return None
+        tokens.append(found[found.lastindex or 0])
+        at = found.end()
+    reader = _Reader(tokens)
+    try:
+        tree = reader.sum()
+    except SyntaxError:
+        return None
+    return None if reader.rest else tree
+
+
+class _Reader:
+    """Reads an expression as Python does, except for what it does not know."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.rest = tokens[::-1]
+        self._depth = 0
+
+    def sum(self) -> Any:
+        return self._row(_SUMS, self._product)
+
+    def _product(self) -> Any:
+        return self._row(_PRODUCTS, self._signed)
+
+    def _row(self, operators: Mapping[str, Any], operand: Any) -> Any:
+        first, more = operand(), []
+        while self._next() in operators:
+            more += [operators[self.rest.pop()], operand()]
+        return (_folded, first, *more) if more else first
+
+    def _signed(self) -> Any:
+        if self._next() != "-":
+            return self._raised()
+        self.rest.pop()
+        return operator.neg, self._within(self._signed)
+
+    def _raised(self) -> Any:
+        base = self._atom()
+        if self._next() not in ("^", "**"):  # JAX prints powers with a hat
+            return base
+        self.rest.pop()
+        return _power, base, self._within(self._signed)
+
+    def _atom(self) -> Any:
+        token = self.rest.pop() if self.rest else ""
+        if token.isdigit():
+            return int(token)
+        if token == "(":
+            found = self._within(self.sum)
+            self._take(")")
+            return found
+        if not token.isidentifier():
+            raise SyntaxError(token)
+        if self._next() != "(":
+            return token
+        self.rest.pop()
+        first = self._within(self.sum)
+        self._take(",")
+        second = self._within(self.sum)
+        self._take(")")
+        if token not in _FUNCTIONS:
+            raise SyntaxError(token)
+        return _FUNCTIONS[token], first, second
+
+    def _within(self, part: Any) -> Any:
+        if self._depth == _DEEPEST:
+            raise SyntaxError("too deep")
+        self._depth += 1
+        found = part()
+        self._depth -= 1
+        return found
+
+    def _next(self) -> str:
+        return self.rest[-1] if self.rest else ""
+
+    def _take(self, token: str) -> None:
+        if self._next() != token:
+            raise SyntaxError(token)
+        self.rest.pop()
+
+
+def _folded(first: Any, *more: Any) -> Any:
+    for function, operand in zip(more[::2], more[1::2], strict=True):
+        first = _bounded(function(first, operand))
+    return first
+
+
+def _value(tree: Any, sizes: Mapping[str, Any]) -> Any:
+    if isinstance(tree, str):
+        return sizes[tree]
+    if not isinstance(tree, tuple | int):  # one of the functions of a row
+        return tree
+    if isinstance(tree, tuple):
+        tree = tree[0](*[_value(inner, sizes) for inner in tree[1:]])
+    return _bounded(tree)
+
+
+def _bounded(size: Any) -> Any:
+    if isinstance(size, int) and not -_LARGEST <= size <= _LARGEST:
+        raise LookupError(size)
+    return size

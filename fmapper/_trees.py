@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 from collections import namedtuple
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -146,10 +147,14 @@ def record_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...] = ()
 
 
 def _new_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...]) -> Any:
-    if not all(f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields):
+    fine = all(f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields)
+    if not fine or len(set(fields)) < len(fields):
         fields = tuple(f"field{i}" for i in range(len(fields)))
+    name = re.sub(r"\W", "_", name)  # as `Output[int]`
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else f"{name}_"
+    name = name if name.isidentifier() else f"Record{name}"
     base = cast(Any, namedtuple)(name, fields)
-    body: dict[str, Any] = {key: None for key in absent if key not in fields}
+    body: dict[str, Any] = {k: None for k in absent if k not in fields and k[:1] != "_"}
     body |= {"__slots__": (), "_absent": absent}
     return type(name, (Record, base), body)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from fmapper import (
     ConversionError,
     FmapperError,
+    Graph,
     Input,
     NotAFunctorError,
     Output,
@@ -189,8 +191,19 @@ def recorded(
         symbols=symbols,
         train=train,
         name=source.name,
+        lines=_lines(graph),
     )
     return program, reader.equations
+
+
+def _lines(graph: Graph) -> dict[str, str]:
+    """The lines of code that the calls come from."""
+    found: dict[str, str] = {}
+    for call in graph.walk():
+        file, _, line = call.source.rpartition(":")
+        if file and call.source not in found:
+            found[call.source] = linecache.getline(file, int(line)).strip()
+    return found
 
 
 class _Traced:

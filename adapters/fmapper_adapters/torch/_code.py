@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fmapper import Input, Lowering, Observation, Program, ProgramInputError, Ref, Scalar, functor
-from fmapper_adapters.torch import _constants, _emit, _tidy
+from fmapper_adapters.torch import _constants, _emit, _quoted, _tidy
 from fmapper_adapters.torch.lax import _table, _types
 
 _SERIAL = itertools.count()
@@ -157,7 +157,9 @@ class Code:
     def _emitted(self, lowerings: Mapping[str, Lowering]) -> _emit.Emitter:
         program = self.program
         mode = FakeTensorMode(shape_env=ShapeEnv() if program.symbols else None)
-        emitter = _emit.Emitter(lowerings, self.renamed, mode, fused=self._fused)
+        emitter = _emit.Emitter(
+            lowerings, self.renamed, mode, fused=self._fused, lines=program.lines
+        )
         fakes = _emit.fakes(program, self.renamed, mode)
         changed = {str(o.target) for o in program.outputs if o.kind in ("buffer", "parameter")}
         for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
@@ -293,7 +295,7 @@ def _is_array(output: Any) -> bool:
 
 def _executed(source: str, names: Mapping[str, Any], model: str) -> Callable[..., Any]:
     """The function that is defined by code, which tracebacks can show."""
-    file = f"<fmapper {model} {next(_SERIAL)}>"
+    file = f"<fmapper {_quoted.on_one_line(model)[:100]} {next(_SERIAL)}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     space = dict(names)
     exec(compile(source, file, "exec"), space)

@@ -63,8 +63,8 @@ class TorchModel(Part):
         self._codes: dict[str, Code] = {}
         for mode, one in programs.items():
             constants = {}
-            for name, tensor in to_torch(dict(one.constants)).items():
-                constants[name] = f"_{mode}_{name}"
+            for i, (name, tensor) in enumerate(to_torch(dict(one.constants)).items()):
+                constants[name] = f"_{mode}_{name if name.isidentifier() else f'held_{i}'}"
                 self.register_buffer(constants[name], tensor, persistent=False)
             targets = {**places.names, **constants}
             self._codes[mode] = Code(one.without_state(), self._added, targets, {}, mode, fused)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import linecache
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fmapper import (
     Size,
     size_of,
 )
-from fmapper_adapters.torch import _bits
+from fmapper_adapters.torch import _bits, _quoted
 from fmapper_adapters.torch.lax import _types
 from fmapper_adapters.torch.lax._table import TABLE, About
 from fmapper_adapters.torch.recognise import simplified
@@ -108,9 +108,10 @@ class VaryingSize(fx.Proxy):
 class _Tracer(fx.proxy.GraphAppendingTracer):
     """Makes nodes that know what they give."""
 
-    def __init__(self, graph: fx.Graph, mode: FakeTensorMode) -> None:
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, lines: Mapping[str, str]) -> None:
         super().__init__(graph)
         self.mode = mode
+        self.lines = lines
         self.place: tuple[str, str] = "", ""
         self.result: Callable[[], Any] = tuple  # of an operation that is not to be tried
 
@@ -119,8 +120,12 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
         path, source = self.place
         if source:
             file, _, line = source.rpartition(":")
-            code = linecache.getline(file, int(line)).strip() or "?"
-            node.meta["stack_trace"] = f'File "{file}", line {line}, in {path or "forward"}\n{code}'
+            code = _quoted.on_one_line(self.lines.get(source, "").strip() or "?")
+            where = _quoted.on_one_line(path) or "forward"
+            if line.isdecimal():
+                node.meta["stack_trace"] = (
+                    f'File "{_quoted.on_one_line(file)}", line {int(line)}, in {where}\n{code}'
+                )
         if kind in ("call_function", "call_method"):
             node.meta["val"] = self._value(kind, target, args, kwargs)
         return node
@@ -149,6 +154,7 @@ class Emitter:
         renamed: Floating dtypes of the program -> those that it is to be computed in.
         mode: For what is known of tensors; shared by a graph and those within it.
         fused: Use what torch has whole where the program spells it out.
+        lines: The code at the sources that calls name.
     """
 
     def __init__(
@@ -158,14 +164,16 @@ class Emitter:
         mode: FakeTensorMode,
         *,
         fused: bool = True,
+        lines: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._fused = fused
+        self._lines = lines
         self.graph = fx.Graph()
         self.modules: dict[str, fx.GraphModule] = {}
         self._lowerings = lowerings
         self._renamed = renamed
         self._mode = mode
-        self._tracer = _Tracer(self.graph, mode)
+        self._tracer = _Tracer(self.graph, mode, lines)
         self._env: dict[str, Any] = {}
         self._kinds: dict[str, Any] = {}
         self._roles: dict[str, str] = {}
@@ -182,6 +190,7 @@ class Emitter:
     def placeholder(self, name: str, kind: tuple[str, tuple[Any, ...]], fake: Any) -> Any:
         """An input of the graph, carried as it is seen."""
         node = self._tracer.create_node("placeholder", name, (), {})
+        node.target = node.name  # it becomes code as it is, and a node's name is an identifier
         return self._input(name, node, kind, fake)
 
     def attribute(
@@ -403,7 +412,9 @@ class Emitter:
 
     def _function(self, graph: Graph) -> fx.GraphModule:
         """A graph within the program as a module."""
-        inner = Emitter(self._lowerings, self._renamed, self._mode, fused=self._fused)
+        inner = Emitter(
+            self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines
+        )
         for name, kind in zip(graph.inputs, graph.kinds, strict=True):
             inner.placeholder(name, kind, self._fake([kind])[0])
             for i, size in enumerate(kind[1]):

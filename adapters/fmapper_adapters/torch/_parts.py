@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch import _quoted
 from fmapper_adapters.torch.lax import _types
 
 MADE = ("_training_", "_evaluation_")  # how functions and constants of the graphs are called
@@ -87,6 +88,7 @@ class Places:
 
 def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
     """A name that is no other attribute of a module and no word of Python's: `train_`, `in_`."""
+    name = _quoted.as_attribute(name)
     name = name[1:] if name.startswith(MADE) else name
     name = f"{name}_" if keyword.iskeyword(name) or not name else name
     while name not in allowed and hasattr(owner, name):

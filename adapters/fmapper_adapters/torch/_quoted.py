@@ -1,0 +1,19 @@
+"""Text of a program in code that is generated: whatever it says, it stays text."""
+
+from __future__ import annotations
+
+import re
+
+# What ends a line for Python, or for who reads it, and what no source may hold.
+_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_NO_ATTRIBUTE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\"'\\\\]")
+
+
+def on_one_line(text: str) -> str:
+    """A text for a comment: what would end the line is written as an escape."""
+    return _NO_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def as_attribute(name: str) -> str:
+    """A name for an attribute that stands between quotes in code: what ends them becomes `_`."""
+    return _NO_ATTRIBUTE.sub("_", name)
