@@ -286,14 +286,23 @@ def _check_spec(spec: Any) -> int:
     if spec.kind in ("dict", "record"):
         if len(spec.keys) != len(spec.children):
             raise Misfit("there are more children, or fewer", "keys")
-        with _within("keys"):
-            _check_constant(spec.keys)
+        for i, key in enumerate(spec.keys):
+            with _within("keys", i):
+                _check_key(key)
         _distinct(spec.keys, "keys")
     count = 0
     for i, child in enumerate(spec.children):
         with _within("children", i):
             count += _check_spec(child)
     return count
+
+
+def _check_key(key: Any) -> None:
+    if type(key) is tuple:
+        for inner in key:
+            _check_key(inner)
+    else:
+        _of((str, int, bool, float, type(None)), key)
 
 
 def _check_field(name: str) -> None:

@@ -284,7 +284,9 @@ def _arrays(file: BinaryIO, header: Mapping[str, Any], begin: int, size: int) ->
     position = 0
     for start, end, dtype, shape, name in sorted(entries, key=lambda entry: entry[:2]):
         wanted = math.prod(shape) * _numpy_dtype(dtype).itemsize
-        if start != position or end - start != wanted or begin + end > size:
+        if begin + end > size:
+            break
+        if start != position or end - start != wanted:
             raise Misfit(f"is damaged at {shown(name)}: its place does not fit its size")
         position = end
         arrays[name] = _array(file, begin + start, wanted, dtype).reshape(shape)

@@ -63,9 +63,8 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
         >>> size_of("9**9**9", {}) is None
         True
     """
-    found = sizes.get(expression)  # most are a name
-    if found is not None:
-        return found
+    if expression.isidentifier():  # as most are
+        return sizes.get(expression)
     if expression not in _read:
         if len(_read) >= _MOST_KEPT:
             _read.clear()

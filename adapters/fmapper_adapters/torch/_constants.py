@@ -1,7 +1,8 @@
-"""What a graph computes from nothing, computed once."""
+"""What a graph computes from nothing, computed once where that costs little."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,11 +10,17 @@ from torch import fx
 
 _LARGEST = 1 << 22  # elements; what is larger is made anew in each call
 _SMALL = 1 << 16
+_MOST_WORK = 1 << 27  # element operations, of all constants of a graph
+_MOST_BYTES = 1 << 27
 _FACTORIES = {torch.arange, torch.full, torch.zeros, torch.ones, torch.empty}
+_PRODUCTS = ("mm", "matmul", "einsum", "dot", "linear", "addmv", "outer")
+_SORTS = ("sort", "topk", "median", "quantile", "unique", "cum")
 
 
 def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     """Takes tensors out of a graph that depend on none of its inputs.
+
+    A graph may be of a file of anybody: what is large, or takes long, stays in it.
 
     Args:
         graph: The graph; it gets attributes of the module in their places.
@@ -24,26 +31,26 @@ def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     """
     known = _known(graph)
     found: dict[str, torch.Tensor] = {}
-    values: dict[fx.Node, Any] = {}
-    for node in list(graph.nodes):
-        if node not in known or not isinstance(node.meta.get("val"), torch.Tensor):
-            continue
-        if all(user in known for user in node.users) or node.meta["val"].numel() > _LARGEST:
-            continue
+    chosen = [
+        node
+        for node in graph.nodes
+        if node in known
+        and isinstance(node.meta.get("val"), torch.Tensor)
+        and any(user not in known for user in node.users)
+    ]
+    for node, value in _values(graph, chosen):
         name = f"{prefix}{len(found)}"
-        value = _value(node, values)
         # a view of one number takes the memory of one number, but is no tensor to be saved
         found[name] = value.contiguous() if value.numel() < _SMALL else value
         with graph.inserting_before(node):
             constant = graph.create_node("get_attr", name, (), {}, name=node.name)
         constant.meta.update(node.meta)
-        values[constant] = found[name]
         node.replace_all_uses_with(constant)
     for node in list(graph.nodes):
         if node.target is torch.where and _is_true(node.args[0], found):
-            chosen = node.args[1]
-            if isinstance(chosen, fx.Node) and (chosen.meta["val"].shape == node.meta["val"].shape):
-                node.replace_all_uses_with(chosen)
+            taken = node.args[1]
+            if isinstance(taken, fx.Node) and (taken.meta["val"].shape == node.meta["val"].shape):
+                node.replace_all_uses_with(taken)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     used = {node.target for node in graph.nodes if node.op == "get_attr"}
     return {name: tensor for name, tensor in found.items() if name in used}
@@ -58,8 +65,9 @@ def _is_true(condition: Any, found: dict[str, torch.Tensor]) -> bool:
 
 
 def _known(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that depend on no input, except for the device of one."""
+    """The nodes that depend on no input, except for the device of one, and cost little."""
     known: set[fx.Node] = set()
+    work = size = 0
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method"):
             continue
@@ -68,9 +76,41 @@ def _known(graph: fx.Graph) -> set[fx.Node]:
             known.add(node)
             continue
         is_plain = bool(sources or node.target in _FACTORIES) and not _is_special(node)
-        if is_plain and all(source in known for source in sources):
+        if not is_plain or not all(source in known for source in sources):
+            continue
+        elements = _elements(node)
+        if elements > _LARGEST:
+            continue
+        takes = work + _work(node, elements), size + elements * 8
+        if takes[0] <= _MOST_WORK and takes[1] <= _MOST_BYTES:
             known.add(node)
+            work, size = takes
     return known
+
+
+def _elements(node: fx.Node) -> int:
+    """How many elements the results of a node have."""
+    value = node.meta.get("val")
+    tensors = value if isinstance(value, tuple | list) else (value,)
+    return sum(int(x.numel()) for x in tensors if isinstance(x, torch.Tensor))
+
+
+def _work(node: fx.Node, elements: int) -> int:
+    """About how many steps a node takes, rather too many."""
+    given = [max(1, _elements(source)) for source in node.all_input_nodes]
+    target = node.target
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    module = "" if isinstance(target, str) else getattr(target, "__module__", None) or ""
+    largest = max([elements, *given])
+    if "conv" in name:
+        return elements * math.prod(given[1:])
+    if any(part in name for part in _PRODUCTS):
+        return math.isqrt(max(1, elements) * math.prod(given))
+    if "linalg" in module or "linalg" in name:
+        return 64 * largest * math.isqrt(largest)
+    if module.startswith("fmapper") or any(part in name for part in _SORTS):
+        return 64 * largest  # random bits, loops
+    return largest
 
 
 def _is_device(node: fx.Node) -> bool:
@@ -82,17 +122,43 @@ def _is_special(node: fx.Node) -> bool:
     return bool(getattr(node.target, "is_control_flow", False))
 
 
+def _values(graph: fx.Graph, chosen: list[fx.Node]) -> list[tuple[fx.Node, torch.Tensor]]:
+    """What some nodes come to; all that they are computed from is let go."""
+    left: dict[fx.Node, int] = {}  # how many take the value of a node
+    todo = list(chosen)
+    while todo:
+        node = todo.pop()
+        if node not in left:
+            left[node] = 0
+            todo += _sources(node)
+    for node in left:
+        for source in _sources(node):
+            left[source] += 1
+    values: dict[fx.Node, Any] = {}
+    found = []
+    wanted = set(chosen)
+    for node in graph.nodes:
+        if node not in left:
+            continue
+        values[node] = _value(node, values)
+        if node in wanted:
+            found.append((node, values[node]))
+        for source in _sources(node):
+            left[source] -= 1
+            if not left[source]:
+                del values[source]
+    return found
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    return [] if _is_device(node) else node.all_input_nodes
+
+
 def _value(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    if node not in values:
-        if _is_device(node):
-            values[node] = torch.device("cpu")
-        else:
-            args, kwargs = fx.node.map_arg(
-                (node.args, node.kwargs), lambda source: _value(source, values)
-            )
-            if node.op == "call_method":
-                values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            else:
-                target: Any = node.target
-                values[node] = target(*args, **kwargs)
-    return values[node]
+    if _is_device(node):
+        return torch.device("cpu")
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    target: Any = node.target
+    return target(*args, **kwargs)
