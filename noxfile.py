@@ -129,6 +129,13 @@ def simulated(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz_files(session: nox.Session) -> None:
+    """Damage a million files of programs: `nox -s fuzz_files -- --seed 3 --minutes 10`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.run("python", "tests/fuzz_files.py", *session.posargs)
+
+
+@nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest supported version of everything."""
     session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "programs"))

@@ -54,8 +54,15 @@ class TreeSpec:
         return found
 
     def unflatten(self, leaves: Any) -> Any:
-        """The tree with these leaves."""
-        return self._build(iter(leaves))
+        """The tree with these leaves.
+
+        Raises:
+            StructureMismatchError: There are too few.
+        """
+        try:
+            return self._build(iter(leaves))
+        except StopIteration:
+            raise StructureMismatchError("there are fewer leaves than the structure has") from None
 
     def leaf_paths(self, path: str = "input") -> list[str]:
         """Where each leaf is, as errors print it."""

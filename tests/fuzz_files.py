@@ -2,9 +2,9 @@
 
 `python tests/fuzz_files.py --count 100000 --seed 7` damages the files of the corpus, each by one to
 three changes: of bytes, of the header, or of any value in the program, also to text that would run
-code, to sizes beyond all memory, and to parts of other programs. Each file is loaded; if that works
-it is converted, and its code is read. Wanted is the documented error, or a model, in little time and
-memory, with nothing run, opened or imported meanwhile, which an audit hook sees.
+code, to sizes beyond all memory, and to parts of other programs. Each file is loaded; if that
+works it is converted, and its code is read. Wanted is the documented error, or a model, in little
+time and memory, with nothing run, opened or imported meanwhile, which an audit hook sees.
 
 `--case 7:4711` says what one case is and runs it; `--write FILE` keeps its file.
 """
@@ -29,9 +29,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import program_files
-
 import fmapper
+import program_files
 from fmapper import _program_file
 from fmapper._program_json import Misfit
 
@@ -39,32 +38,40 @@ KEY = "fmapper.program"
 SENTINEL = "fmapper_was_run"
 RUN = f"__import__('builtins').__dict__.__setitem__('{SENTINEL}', 1)"
 HOSTILE = [
-    f"\r{RUN}", f"\n{RUN}", f"\n    {RUN}", f"\x0c{RUN}", f"\x85{RUN}", f"\u2028{RUN}\n", f"a:1\r{RUN}",
+    f"\r{RUN}", f"\n{RUN}", f"\n    {RUN}", f"\x0c{RUN}", f"\x85{RUN}", f"\u2028{RUN}\n",
+    f"a:1\r{RUN}",
     f"a:1\n{RUN}\n", f"x={RUN},**kw", f"x:{RUN}", f"*x={RUN}", f"x, y={RUN}", f"x): {RUN} #",
     f'"),{RUN},("', f"'),{RUN},('", f'w"+str({RUN})+"', f"{{{RUN}}}", f"'''{RUN}'''", f"\\\r{RUN}",
     f"x\0{RUN}", f"x;{RUN}", f"lambda:{RUN}", f"f'{{{RUN}}}'", RUN,
-    "/etc/passwd:1", "/dev/zero:1", "/dev/stdin:1", "/proc/self/mem:1", "/nowhere/x.py:x", ":1", "a:-1",
+    "/etc/passwd:1", "/dev/zero:1", "/dev/stdin:1", "/proc/self/mem:1", "/nowhere/x.py:x", ":1",
+    "a:-1",
     "os.system", "torch.load", "load", "__class__", "__init__", "__reduce__", "__dict__", "forward",
-    "_modules", "_parameters", "_training_x", "train", "self", "class", "None", "a.b.c", ".", "..", "",
+    "_modules", "_parameters", "_training_x", "train", "self", "class", "None", "a.b.c", ".",
+    "..", "",
     " ", "\0", "\ud800", "é", "ﬁ", "x" * 5000, "9**9**9", "2**2**2**2**2**2", "9" * 400, "(" * 300,
-    "-" * 3000 + "1", "1+" * 2000 + "1", "1//0", "1%0", "b" * 100, "9*" * 100 + "9", "2^63", "max(1)",
+    "-" * 3000 + "1", "1+" * 2000 + "1", "1//0", "1%0", "b" * 100, "9*" * 100 + "9", "2^63",
+    "max(1)",
     "object", "O", "V1000000000", "M8[ns]", "(1000000,)f8", "f8,f8", "key<fry>", "float128", "int",
     "aten::add.Tensor", "lax::while", "lax::iota", "sym::getitem", "higher_order::cond", "lax::",
     "lax::scan", "lax::custom_jvp_call", "lax::dot_general", "lax::sort", "lax::reduce_window_max",
     "lax::cumsum", "lax::fft", "lax::conv_general_dilated", "lax::random_bits", "lax::gather",
-    "aten::_assert_async.msg", "fmapper::packed_network.default", "user", "static", "constant", "leaf",
+    "aten::_assert_async.msg", "fmapper::packed_network.default", "user", "static", "constant",
+    "leaf",
     "record", "dict", "tuple", "list", "args", "kwargs", "positional", "float32", "bool", "int64",
 ]  # fmt: skip
 VALUES = [
-    None, True, False, 0, 1, -1, 2, 7, 31, 64, 1009, 2**20, 2**30, 2**31, 2**33, 2**40, 2**48, 2**62,
+    None, True, False, 0, 1, -1, 2, 7, 31, 64, 1009, 2**20, 2**30, 2**31, 2**33, 2**40, 2**48,
+    2**62,
     2**63, 2**64, -(2**31), -(2**63), 10**30, 10**400, 0.5, -0.0, 1e308, 1e-320, [], {}, [[]],
     [0], [2**30], [2**20, 2**20], [2**62, 2**62], [-1], [1] * 70, ["9**9**9"], ["b", "b"],
     {"float": "nan"}, {"float": "inf"}, {"float": "9" * 50}, {"complex": [0, 1]}, {"complex": [1]},
     {"ref": "x"}, {"ref": "nobody"}, {"dtype": "float64"}, {"dtype": "load"}, {"Size": ["9**9**9"]},
     {"Size": ["b"]}, {"Scalar": [2**70, "int32"]}, {"Scalar": ["x", "int32"]}, {"Scalar": [1, "O"]},
     {"map": []}, {"map": [[1, 2], [1, 3]]}, {"map": [["a", 1]]}, {"map": [[[], 1]]}, {"map": 3},
-    {"graph": [[], [], [], []]}, {"graph": [["x"], [], [{"ref": "x"}], []]}, {"graph": 1}, {"a": 1, "b": 2},
-    {"Call": ["c", "aten::relu.default", []]}, {"TreeSpec": ["leaf", [], [], "", []]}, {"Program": []},
+    {"graph": [[], [], [], []]}, {"graph": [["x"], [], [{"ref": "x"}], []]}, {"graph": 1},
+    {"a": 1, "b": 2},
+    {"Call": ["c", "aten::relu.default", []]}, {"TreeSpec": ["leaf", [], [], "", []]},
+    {"Program": []},
     {"TreeSpec": ["record", [], [], "os.system", []]}, {"Input": ["user", 0]}, {"exec": "1"},
 ]  # fmt: skip
 # What is allowed while a file is read, converted and shown: what the library does itself.
@@ -95,13 +102,14 @@ class Corpus:
     def __init__(self, paths: list[Path]) -> None:
         self.names = [path.stem for path in paths]
         self.files = [path.read_bytes() for path in paths]
-        self.parts = [_parts(data) for data in self.files]
+        self.parts = [taken_apart(data) for data in self.files]
         self.texts = [json.dumps(part[:2]) for part in self.parts]
         self.pieces = [piece for _, about, _ in self.parts for piece in _pieces(about)]
         self.weights = [WEIGHTS.get(name, 6.0) for name in self.names]
 
 
-def _parts(data: bytes) -> tuple[Any, Any, bytes]:
+def taken_apart(data: bytes) -> tuple[Any, Any, bytes]:
+    """The header of a file, the program in it, and the bytes of its arrays."""
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     about = json.loads(header.pop("__metadata__")[KEY])
@@ -116,7 +124,7 @@ def _pieces(tree: Any) -> Iterator[Any]:
         yield from _pieces(inner)
 
 
-def _places(tree: Any) -> list[tuple[Any, Any]]:
+def places(tree: Any) -> list[tuple[Any, Any]]:
     """Every place in a tree as its holder and the key there."""
     found: list[tuple[Any, Any]] = []
     todo = [tree]
@@ -180,13 +188,13 @@ def _damage_bytes(rng: random.Random, data: bytearray, done: list[str]) -> None:
 
 
 def _damage_tree(rng: random.Random, corpus: Corpus, tree: Any, done: list[str]) -> None:
-    places = _places(tree)
-    if not places:
+    there = places(tree)
+    if not there:
         return
-    holder, key = rng.choice(places)
+    holder, key = rng.choice(there)
     if rng.random() < 0.3:  # a string, of which there are fewer
-        strings = [place for place in places if isinstance(place[0][place[1]], str)]
-        holder, key = rng.choice(strings or places)
+        strings = [place for place in there if isinstance(place[0][place[1]], str)]
+        holder, key = rng.choice(strings or there)
     before = holder[key]
     kind = rng.choice(
         ("text", "text", "value", "value", "piece", "swap", "drop", "twice", "key", "wrap")
@@ -204,8 +212,8 @@ def _damage_tree(rng: random.Random, corpus: Corpus, tree: Any, done: list[str])
     elif kind == "piece":
         holder[key] = copy.deepcopy(rng.choice(corpus.pieces))
     elif kind == "swap":
-        other, there = rng.choice(places)
-        holder[key], other[there] = copy.deepcopy(other[there]), copy.deepcopy(before)
+        other, at = rng.choice(there)
+        holder[key], other[at] = copy.deepcopy(other[at]), copy.deepcopy(before)
     elif kind == "drop":
         del holder[key]
     elif kind == "twice" and isinstance(holder, list):
@@ -300,10 +308,11 @@ def fuzz(corpus: Corpus, seed: int, cases: range, seconds: float, watch: Watch) 
         signal.alarm(30)
         try:
             outcome = run_case(name, data)
-        except (Exception, TooLong) as error:  # noqa: BLE001 - it is what is looked for
+        except (Exception, TooLong) as error:
             outcome = "finding"
             at = traceback.extract_tb(error.__traceback__)[-1]
-            finding = f"{type(error).__name__} at {Path(at.filename).name}:{at.lineno}: {str(error)[:200]}"
+            where = f"{Path(at.filename).name}:{at.lineno}"
+            finding = f"{type(error).__name__} at {where}: {str(error)[:200]}"
         finally:
             signal.alarm(0)
             watch.on = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 # What ends a line for Python, or for who reads it, and what no source may hold.
 _NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -15,5 +16,8 @@ def on_one_line(text: str) -> str:
 
 
 def as_attribute(name: str) -> str:
-    """A name for an attribute that stands between quotes in code: what ends them becomes `_`."""
-    return _NO_ATTRIBUTE.sub("_", name)
+    """A name for an attribute that code asks for: what ends quotes becomes `_`.
+
+    Python reads names in code in normal form, so that a ligature is its letters there.
+    """
+    return _NO_ATTRIBUTE.sub("_", unicodedata.normalize("NFKC", name))
