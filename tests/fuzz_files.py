@@ -38,7 +38,8 @@ KEY = "fmapper.program"
 SENTINEL = "fmapper_was_run"
 RUN = f"__import__('builtins').__dict__.__setitem__('{SENTINEL}', 1)"
 HOSTILE = [
-    f"\r{RUN}", f"\n{RUN}", f"\n    {RUN}", f"\x0c{RUN}", f"\x85{RUN}", f"\u2028{RUN}\n",
+    f"\r    {RUN} #", f"\n    {RUN} #", f"\r{RUN}", f"\n{RUN}", f"\n    {RUN}", f"\x0c{RUN}",
+    f"\x85{RUN}", f"\u2028{RUN}\n",
     f"a:1\r{RUN}",
     f"a:1\n{RUN}\n", f"x={RUN},**kw", f"x:{RUN}", f"*x={RUN}", f"x, y={RUN}", f"x): {RUN} #",
     f'"),{RUN},("', f"'),{RUN},('", f'w"+str({RUN})+"', f"{{{RUN}}}", f"'''{RUN}'''", f"\\\r{RUN}",
