@@ -19,6 +19,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 
 TRIES = 20  # how often a step is drawn that does not run before there is one less
+REST = 300  # programs between two times that the frameworks forget what they have compiled
 CUTS = 400  # how many smaller programs are tried for one that fails
 
 
@@ -128,31 +130,22 @@ def draw(direction: Direction, seed: str) -> Program:
     """Draws the program of a seed: 1 to 3 inputs and 3 to 15 steps."""
     rng = random.Random(seed)
     inputs = tuple(direction.inputs(rng))
-    program = Program(inputs, (), seed)
+    values = [direction.load(x) for x in inputs]
+    steps: list[Step] = []
     for _ in range(rng.randint(3, 15)):
-        # Anew for each step: a step in place changes what came before it.
-        values = _values(direction, program)
         for _ in range(TRIES):
-            longer = dataclasses.replace(
-                program, steps=(*program.steps, direction.step(rng, values))
-            )
+            step = direction.step(rng, values)
+            own = {f"v{i}": values[at] for i, at in enumerate(step.operands)}
+            text = re.sub(r"\{(\d+)\}", r"v\1", step.text)
             try:
-                _values(direction, longer)
-            except Exception:  # what the source framework refuses is no program
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    values.append(eval(text, {**direction.names, **own}))
+            except Exception:  # what the source framework refuses is no step
                 continue
-            program = longer
+            steps.append(step)
             break
-    return program
-
-
-def _values(direction: Direction, program: Program) -> list[Any]:
-    """All values of a program in the source framework."""
-    values = [direction.load(x) for x in program.inputs]
-    for step in program.steps:
-        own = {f"v{i}": values[at] for i, at in enumerate(step.operands)}
-        text = re.sub(r"\{(\d+)\}", r"v\1", step.text)
-        values.append(eval(text, {**direction.names, **own}))
-    return values
+    return Program(inputs, tuple(steps), seed)
 
 
 def judged(direction: Direction, program: Program, seconds: float = 60.0) -> Finding | None:
@@ -300,7 +293,7 @@ def fuzz(
         finding = judged(direction, program)
         report.programs += 1
         report.steps += len(program.steps)
-        if report.programs % 50 == 0:
+        if report.programs % REST == 0:
             direction.rest()
         if finding is None:
             continue

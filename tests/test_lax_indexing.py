@@ -143,3 +143,12 @@ def test_what_is_dropped_keeps_the_sign_of_zero():
     at = np.array([9], np.int32)
     found = check(lambda x, i, u: x.at[i].add(u), -jnp.zeros(3), at, jnp.ones(1))
     assert torch.signbit(found(-torch.zeros(3), torch.from_numpy(at), torch.ones(1))).all()
+
+
+@pytest.mark.parametrize("mode", [None, "clip", "drop"])
+def test_nothing_is_written_to_what_has_no_elements(mode):
+    def function(x, y):
+        at = jnp.array([1, 0, -1])
+        return x.at[at].set(0.5, mode=mode), y.at[at].multiply(2.0, mode=mode), x.at[at].max(1.0)
+
+    check(function, np.zeros((0, 3), np.float32), np.zeros(0, np.float32), gradients=False)

@@ -273,3 +273,47 @@ def test_a_state_of_xla_is_refused():
 
     with pytest.raises(fmapper.ConversionError, match=r"jax\.random"):
         fmapper.convert(run, "torch", (jnp.ones(3),))
+
+
+def units(got, want):
+    """How many floats lie between two arrays of float32, at most."""
+    a, b = (np.asarray(x, np.float32).view(np.int32).astype(np.int64) for x in (got, want))
+    a, b = (np.where(x < 0, -(x & 0x7FFFFFFF), x) for x in (a, b))
+    return np.abs(a - b).max()
+
+
+# What the documentation says of each distribution: the bits, units in the last place, or how near.
+SAID = {
+    "uniform": (lambda k: random.uniform(k, (5000,)), 0, 0, 0),
+    "uniform between": (lambda k: random.uniform(k, (5000,), minval=-3.0, maxval=7.0), 0, 0, 0),
+    "choice": (lambda k: random.choice(k, jnp.arange(9.0), (5000,)), 0, 0, 0),
+    "normal, bfloat16": (lambda k: random.normal(k, (5000,), "bfloat16"), 0, 0, 0),
+    "normal, float16": (lambda k: random.normal(k, (5000,), "float16"), 0, 0, 0),
+    "normal": (lambda k: random.normal(k, (20000,)), 3, 0, 0),
+    "truncated normal": (lambda k: random.truncated_normal(k, -2, 2, (20000,)), 3, 0, 0),
+    "exponential": (lambda k: random.exponential(k, (20000,)), 2, 0, 0),
+    "laplace": (lambda k: random.laplace(k, (20000,)), 2, 0, 0),
+    "cauchy": (lambda k: random.cauchy(k, (20000,)), 2, 0, 0),
+    "gumbel": (lambda k: random.gumbel(k, (20000,)), None, 0, 1e-6),
+    "logistic": (lambda k: random.logistic(k, (20000,)), None, 0, 1e-6),
+    "gamma": (lambda k: random.gamma(k, 2.5, (1000,)), None, 1e-5, 0),
+    "beta": (lambda k: random.beta(k, 2.0, 3.0, (1000,)), None, 1e-5, 0),
+    "dirichlet": (lambda k: random.dirichlet(k, jnp.ones(4), (250,)), None, 1e-5, 0),
+    "t": (lambda k: random.t(k, 4.0, (1000,)), None, 1e-5, 0),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_distributions_are_as_near_as_is_said(name):
+    function, most, relative, absolute = SAID[name]
+    key = random.PRNGKey(0)
+    model = fmapper.convert(function, "torch", (key,))
+    got, want = fmapper.to_numpy(model(fmapper.to_torch(key)).clone()), np.asarray(function(key))
+    assert got.dtype == want.dtype
+    if most == 0:
+        np.testing.assert_array_equal(got, want)
+    elif most is not None:
+        assert units(got, want) <= most
+        assert (got == want).mean() > 0.75
+    else:
+        np.testing.assert_allclose(got, want, rtol=relative, atol=absolute)

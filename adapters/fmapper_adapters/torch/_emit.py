@@ -272,6 +272,13 @@ class Emitter:
         """What a function of this library gives, as one call of the graph."""
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
+    def call_as(
+        self, results: Sequence[tuple[str, tuple[Any, ...]]], function: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """The same of one that is not tried: it gives a tuple of these dtypes and shapes."""
+        self._tracer.result = functools.partial(self._fake, results)
+        return self.call(function, *args, **kw)
+
     def submodule(self, graph: Graph, kind: str) -> Any:
         """A function within the program as a module of its own, to be called in the graph."""
         name = f"_{kind}_{len(self.modules)}"

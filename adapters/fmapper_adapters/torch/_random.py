@@ -204,7 +204,8 @@ def erf_inv(x: Tensor) -> Tensor:
         return plain
     with torch.no_grad():
         wide = x.float()
-        lost = torch.where(torch.abs(wide) < 1, _erfinv(wide).to(x.dtype) - plain, 0)
+        lost = torch.where(torch.abs(wide) < 1, _erfinv(wide).to(x.dtype) - plain, -0.0)
+        lost = torch.where(x == 0, x, lost)
     return plain + lost  # both are exact: the two are next to each other
 
 

@@ -31,7 +31,10 @@ class _IncompleteGamma(torch.autograd.Function):
     def forward(a: Tensor, x: Tensor, upper: bool) -> Tensor:
         function = torch.special.gammaincc if upper else torch.special.gammainc
         found = function(a.double(), x.double())  # torch's own float32 has five digits
-        unknown = torch.isnan(a) | torch.isnan(x)
+        # At the ends of both axes as JAX's series and fraction behave, limits or not.
+        found = torch.where((x == torch.inf) & (a >= 0), 0.0 if upper else 1.0, found)
+        unknown = torch.isnan(a) | torch.isnan(x) | ((a == 0) & (x <= 0 if upper else x < 1))
+        unknown = unknown | ((a == torch.inf) & (x >= 1) & (x < torch.inf))
         return torch.where(unknown, torch.nan, found).to(x.dtype)
 
     @staticmethod

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn import functional
+
+from fmapper_adapters.torch import _fast
 
 
 def share(graph: fx.Graph) -> None:
@@ -82,19 +83,14 @@ def mark_causal(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> None:
 
     Args:
         graph: The graph.
-        constants: The tensors that it gets from the module by name; those that are no longer used
-            are taken out.
+        constants: The tensors that it gets from the module by name.
     """
     for node in graph.nodes:
-        mask = node.kwargs.get("attn_mask")
-        if node.target is not functional.scaled_dot_product_attention or mask is None:
+        mask = node.kwargs.get("mask")
+        if node.target is not _fast.attend or mask is None:
             continue
         if mask.op == "get_attr" and _is_causal(constants.get(str(mask.target))):
-            node.kwargs = {**node.kwargs, "attn_mask": None, "is_causal": True}
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
-    used = {node.target for node in graph.nodes if node.op == "get_attr"}
-    for name in [name for name in constants if name not in used]:
-        del constants[name]
+            node.kwargs = {**node.kwargs, "is_causal": True}
 
 
 def _is_causal(mask: torch.Tensor | None) -> bool:

@@ -92,9 +92,16 @@ def div(x: Any, y: Any, *, about: About) -> Any:
 @lax("rem", numbers=True, about=True)
 def rem(x: Any, y: Any, *, about: About) -> Any:
     if "int" not in about.results[0][0]:
-        return torch.fmod(as_tensor(x, y) if is_number(x) else x, y)
+        return _float_remainder(as_tensor(x, y), as_tensor(y, x))
     dtype = y.dtype if is_number(x) else x.dtype
     return remainder(x, y, dtype, unsigned=about.is_unsigned)
+
+
+def _float_remainder(x: Any, y: Any) -> Any:
+    """What is left of a division; torch's own of float32 is NaN where the quotient is large."""
+    if x.dtype is torch.float64:
+        return torch.fmod(x, y)
+    return torch.fmod(x.to(torch.float64), y.to(torch.float64)).to(x.dtype)
 
 
 def _extreme(name: str) -> Any:
@@ -114,11 +121,24 @@ def _extreme(name: str) -> Any:
             dtype = x.dtype
             x, y = flipped(x, dtype), flipped(y, dtype)
             return flipped(function(x, as_tensor(y, x)), dtype)
-        if is_number(y) and greater == (math.copysign(1, y) > 0):
-            return function(as_tensor(y, x), x)  # of -0.0 and 0.0 torch takes the first
-        return function(x, as_tensor(y, x))
+        found = function(x, as_tensor(y, x))
+        if not x.is_floating_point() or (is_number(y) and y != 0):
+            return found
+        return _signed_zero(found, x, y, greater=greater)
 
     return extreme
+
+
+def _signed_zero(found: Any, x: Any, y: Any, *, greater: bool) -> Any:
+    """The extreme of floats with the sign of its zeros, of which torch takes any: -0.0 < 0.0."""
+    if not greater:
+        return -_signed_zero(-found, -x, -y, greater=True)
+    if not is_number(y):
+        both = (x == 0) & (y == 0)
+        return found + torch.where(both, x + y, -0.0).detach()
+    if math.copysign(1, y) > 0:
+        return found + 0.0  # it is never -0.0
+    return found + torch.where(x == 0, x, -0.0).detach()
 
 
 lax("max", numbers=True, about=True)(_extreme("maximum"))
@@ -129,6 +149,8 @@ lax("min", numbers=True, about=True)(_extreme("minimum"))
 def clamp(low: Any, x: Any, high: Any, *, about: About) -> Any:
     if x.is_floating_point():
         return _clamped(low, x, high)
+    if x.is_complex():
+        return _extreme("minimum")(_extreme("maximum")(x, low, about=about), high, about=about)
     if about.is_unsigned:
         dtype = x.dtype
         low, high = flipped(low, dtype), flipped(high, dtype)
@@ -163,8 +185,8 @@ def square(x: Any) -> Any:
 def integer_pow(x: Any, *, y: int) -> Any:
     if y == 0:
         return torch.ones_like(x)
-    if -2 <= y <= 3 and not x.is_complex():
-        return torch.square(x) if y == 2 else torch.pow(x, y) if y != 1 else x
+    if y == 3 and x.dtype is not torch.float16 and not x.is_complex():
+        return torch.pow(x, y)
     found: Any = None
     power, left = x, abs(y)
     while left:
@@ -185,6 +207,8 @@ def power(x: Any, y: Any, *, about: About) -> Any:
     if current().dtype(kind).is_complex:
         y = as_tensor(y, x)
         return torch.where(y == 0, 1.0, torch.pow(x, y))
+    if is_number(y) and abs(y) == 0.5:
+        y = as_tensor(y, x)  # torch makes a root of the number, of which -0.0 and -inf have others
     return torch.pow(x, y)
 
 

@@ -21,7 +21,7 @@ def _one(name: str, function: Any) -> None:
 
 
 _SAME: tuple[str, ...] = ("exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh")
-_SAME += ("atan", "sinh", "cosh", "asinh", "atanh")
+_SAME += ("atan", "asinh", "atanh")
 for _name in _SAME:
     _one(_name, getattr(torch, _name))
 _one("logistic", torch.sigmoid)
@@ -38,6 +38,28 @@ def _cut(name: str, function: Any) -> None:
 
 for _name in ("sqrt", "asin", "acos", "acosh"):
     _cut(_name, getattr(torch, _name))
+
+
+def _hyperbolic(name: str, function: Any) -> None:
+    """Enters one that is finite for a little longer than the exponential that torch takes."""
+
+    def lowered(x: Any) -> Any:
+        if x.is_complex():
+            return function(x)
+        if x.dtype.itemsize < 4:
+            return lowered(x.to(torch.float32)).to(x.dtype)
+        size = torch.abs(x)
+        large = size > (700.0 if x.dtype is torch.float64 else 85.0)
+        half = torch.exp(torch.where(large, size, 0.0) - math.log(2))
+        if name == "sinh":
+            half = torch.copysign(half, x)
+        return torch.where(large, half, function(torch.where(large, 0.0, x)))
+
+    lax(name)(lowered)
+
+
+for _name in ("sinh", "cosh"):
+    _hyperbolic(_name, getattr(torch, _name))
 
 
 @lax("exp2")

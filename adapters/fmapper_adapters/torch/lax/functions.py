@@ -92,12 +92,12 @@ def _known(name: str, written: str) -> Callable[[Callable[..., Any]], Callable[.
 
 @_known("relu", "max = max(in_0, 0.0); max")
 def _relu(x: Any) -> Any:
-    return torch.relu(x)
+    return functional.threshold(x, 0.0, 0.0)  # torch's relu of -0.0 is -0.0
 
 
 @_known("relu6", "max = max(in_0, 0.0); min = min(max, 6.0); min")
 def _relu6(x: Any) -> Any:
-    return functional.relu6(x)
+    return functional.hardtanh(functional.threshold(x, 0.0, 0.0), 0.0, 6.0)
 
 
 @_known(

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fmapper_adapters.torch.lax._table import TABLE
+from fmapper_adapters.torch import _fast
+from fmapper_adapters.torch._emit import current
+from fmapper_adapters.torch.lax._table import TABLE, About
 
 lowering = TABLE.lowering
 
@@ -52,9 +54,11 @@ def silu(x: Any) -> Any:
     return F.silu(x)
 
 
-@lowering("torch::gelu")
-def gelu(x: Any, *, approximate: str) -> Any:
-    return F.gelu(x) if approximate == "none" else F.gelu(x, approximate=approximate)
+@TABLE.lowering("torch::gelu", about=True)
+def gelu(x: Any, *, approximate: str, about: About) -> Any:
+    if approximate == "none":
+        return current().call_as(about.results, _fast.exact_gelu, x)[0]
+    return F.gelu(x, approximate=approximate)
 
 
 @lowering("torch::dense")
@@ -74,18 +78,17 @@ def dense(x: Any, w: Any, bias: Any, *, transposed: bool, summed: int, made: Any
     return found.unflatten(-1, made) if several else found
 
 
-@lowering("torch::attention")
-def attention(q: Any, k: Any, v: Any, added: Any, *, scale: float) -> Any:
-    if added is not None and added.dtype is torch.bool:
-        # As in JAX: a row of which nothing is allowed gives the mean, and has no gradient.
-        some = added.any(-1, keepdim=True)
-        q = torch.where(some, q, 0.0)
-        added = torch.logical_or(added, torch.logical_not(some))
+@TABLE.lowering("torch::attention", about=True)
+def attention(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, *, scale: float, fill: float, about: About
+) -> Any:
     missing = max(0, 4 - q.ndim)  # torch's fast attention wants a batch and heads
     for _ in range(missing):
-        q, k, v = (x.unsqueeze(0) for x in (q, k, v))
-        added = None if added is None else added.unsqueeze(0)
-    found = F.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
+        q, k, v, mask, bias = (None if x is None else x.unsqueeze(0) for x in (q, k, v, mask, bias))
+    emitter = current()
+    results = tuple((dtype, (1,) * missing + shape) for dtype, shape in about.results)
+    options = {"mask": mask, "bias": bias, "scale": scale, "fill": fill}
+    found = emitter.call_as(results, _fast.attend, q, k, v, **options)[0]
     for _ in range(missing):
         found = found.squeeze(0)
     return found

@@ -163,7 +163,7 @@ def scatter(
     update_consts: tuple[Any, ...] = (),
     about: About,
 ) -> Any:
-    if 0 in updates.shape:
+    if 0 in updates.shape or 0 in x.shape:
         return x
     found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, about)
     if update_jaxpr is None or _gives_the_update(update_jaxpr):
@@ -217,7 +217,7 @@ def _combining(name: str, combine: Callable[[Rows, About], Any]) -> None:
         update_consts: tuple[Any, ...] = (),
         about: About,
     ) -> Any:
-        if 0 in updates.shape:
+        if 0 in updates.shape or 0 in x.shape:
             return x
         found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, about)
         return found.whole(combine(found, about))

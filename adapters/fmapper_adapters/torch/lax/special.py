@@ -27,9 +27,11 @@ _one("bessel_i0e", torch.special.i0e)
 
 @lax("bessel_i1e")
 def bessel_i1e(x: Any) -> Any:
-    if x.dtype.itemsize < 4:  # whose derivative torch does not have
-        return torch.special.i1e(x.to(torch.float32)).to(x.dtype)
-    return torch.special.i1e(x)
+    # torch has no derivative for narrow floats, and loses the sign of zero
+    found = torch.special.i1e(x.to(torch.float32)).to(x.dtype) if x.dtype.itemsize < 4 else (
+        torch.special.i1e(x)
+    )  # fmt: skip
+    return torch.where(x == 0, x * 0.5, found)
 
 
 @lax("erf_inv")
@@ -68,14 +70,30 @@ def _called(function: Any, *args: Any) -> Any:
 
 
 @lax("zeta", numbers=True)
-def zeta(x: Any, q: Any) -> Any:
-    return torch.special.zeta(x, q)
+def zeta(s: Any, q: Any) -> Any:
+    return _zeta(as_tensor(s, q), as_tensor(q, s))
+
+
+def _zeta(s: Any, q: Any) -> Any:
+    """Hurwitz's zeta function, with JAX's poles: of even order they are infinite, else NaN."""
+    dtype = s.dtype
+    if dtype.itemsize < 4:
+        s, q = s.to(torch.float32), q.to(torch.float32)
+    found = torch.special.zeta(s, q)
+    pole = (q <= 0) & (q == torch.floor(q))
+    even = torch.fmod(s, 2) == 0  # not of an infinite one
+    found = torch.where(pole, torch.where(even, torch.inf, torch.nan), found)
+    found = torch.where(torch.isfinite(s) & ~torch.isnan(q), found, torch.nan)
+    return torch.where(s == 1, torch.inf, found).to(dtype)
 
 
 @lax("polygamma", numbers=True)
 def polygamma(n: Any, x: Any) -> Any:
-    x = as_tensor(x, n)
-    order = as_tensor(n, x)
+    order, x = as_tensor(n, x), as_tensor(x, n)
+    dtype = x.dtype
+    if dtype.itemsize < 4:
+        order, x = order.to(torch.float32), x.to(torch.float32)
     sign = 1 - 2 * torch.fmod(order + 1, 2)
-    found = sign * torch.exp(torch.lgamma(order + 1)) * torch.special.zeta(order + 1, x)
-    return torch.where(order == 0, torch.digamma(x), found)
+    found = sign * torch.exp(torch.lgamma(order + 1)) * _zeta(order + 1, x)
+    found = torch.where((order > 0) & (order == torch.floor(order)), found, torch.nan)
+    return torch.where(order == 0, digamma(x), found).to(dtype)

@@ -34,7 +34,7 @@ def _attention(
     logits = _logits(look, softmax.args[0])
     if logits is None:
         return None
-    product, seen, scale, mask, bias = logits
+    product, seen, scale, mask, bias, fill = logits
     q, k = product.args
     labels = _labels(look, product, q, k)
     if labels is None:
@@ -67,18 +67,18 @@ def _attention(
         _arranged(rewriter, k, of_k, [*batch, columns, depth]),
         _arranged(rewriter, v, of_v, [*batch, columns, "value"]),
     ]
-    added: Any = None
+    added: list[Any] = [None, None]
     sizes = {label: look.shape(q)[i] for i, label in of_q.items()}
     sizes |= {label: look.shape(k)[i] for i, label in of_k.items()}
     sizes |= {"value": look.shape(v)[free[0]]}
-    if mask is not None or bias is not None:
-        value = mask if mask is not None else bias
-        added = _spread(rewriter, value, {i: in_softmax[i] for i in in_softmax}, order)
-        if added is None:
-            return None
+    for place, value in enumerate((mask, bias)):
+        if value is not None:
+            added[place] = _spread(rewriter, value, in_softmax, order)
+            if added[place] is None:
+                return None
     target = [*batch, rows, "value"]
     made = rewriter.call(
-        "torch::attention", *arranged, added, scale=scale, dtype=dtype,
+        "torch::attention", *arranged, *added, scale=scale, fill=fill, dtype=dtype,
         shape=tuple(sizes[label] for label in target),
     )  # fmt: skip
     result = _result_labels(look, call, side, in_weights, of_v)
@@ -87,7 +87,7 @@ def _attention(
 
 def _logits(look: Any, value: Any) -> Any | None:
     """The product that logits come from, how it lies in them, and what was done to it."""
-    scale, mask, bias = 1.0, None, None
+    scale, mask, bias, fill = 1.0, None, None, 0.0
     source, at = value, {i: i for i, n in enumerate(look.shape(value)) if n != 1}
     while True:
         source, step = look.origin(source)
@@ -96,7 +96,7 @@ def _logits(look: Any, value: Any) -> Any | None:
         if call is None:
             return None
         if call.op == "lax::dot_general":
-            return call, at, scale, mask, bias
+            return call, at, scale, mask, bias, fill
         if call.op in ("lax::mul", "lax::div"):
             number = look.number(call.args[1])
             inner = call.args[0]
@@ -111,7 +111,7 @@ def _logits(look: Any, value: Any) -> Any | None:
             number = look.number(no)
             if number is None or not -math.inf < number <= -_LARGE or value != source:
                 return None
-            mask, source = which, yes
+            mask, source, fill = which, yes, number
         elif call.op == "lax::add" and mask is None and bias is None and scale == 1.0:
             sides = [_reaches_product(look, arg) for arg in call.args]
             if sides[0] == sides[1] or value != source:

@@ -88,6 +88,8 @@ def _computed(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
     if name in _COMPARED:
         return Scalar(_COMPARED[name](a, b), "bool")
     if name in _COMPUTED and dtype in ("int32", "int64", "float32", "float64"):
+        if name in ("max", "min") and a == b == 0:
+            return None  # of -0.0 and 0.0
         found = _COMPUTED[name](a, b)
         return Scalar(found, dtype) if abs(found) < _EXACT else None
     return None

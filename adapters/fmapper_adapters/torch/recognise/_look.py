@@ -74,8 +74,12 @@ class Look:
                 return None
             value = call.args[0]
 
-    def origin(self, value: Any) -> tuple[Any, dict[int, int]]:
+    def origin(self, value: Any, *, detached: bool = False) -> tuple[Any, dict[int, int]]:
         """What a value shows, and where.
+
+        Args:
+            value: The value.
+            detached: It may be one that no gradient flows through.
 
         Returns:
             The value that it comes from by moving dimensions only, and for each dimension of that
@@ -84,6 +88,9 @@ class Look:
         at = {i: i for i, n in enumerate(self.shape(value)) if n != 1}
         while True:
             call = self.call(value)
+            if detached and call is not None and call.op == "lax::stop_gradient":
+                value = call.args[0]
+                continue
             if call is None or call.op not in MOVES:
                 return value, at
             step = self._step(call)
@@ -119,13 +126,15 @@ class Look:
             return False
         return self.origin(a) == self.origin(b)
 
-    def reduced(self, value: Any, full: Shape, axes: Iterable[int]) -> Any | None:
+    def reduced(
+        self, value: Any, full: Shape, axes: Iterable[int], *, detached: bool = False
+    ) -> Any | None:
         """What a value shows, which is a reduction of something of shape `full` over `axes`.
 
         Its dimensions must be those of `full` without `axes`, or with 1 in their places, or be
         broadcast to all of `full`; None if they lie otherwise.
         """
-        source, at = self.origin(value)
+        source, at = self.origin(value, detached=detached)
         dropped = set(axes)
         left = [i for i in range(len(full)) if i not in dropped]
 

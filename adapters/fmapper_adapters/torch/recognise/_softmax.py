@@ -8,7 +8,7 @@ from fmapper import Call, Ref
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """`exp(x - m) / sum(exp(x - m))` for any m that is the same along the dimension."""
+    """`exp(x - m) / sum(exp(x - m))` where m is the largest x: any other m may overflow."""
     look = rewriter.look
     if call.op not in ("lax::div", "lax::sub"):
         return None
@@ -52,8 +52,15 @@ def _shifted(look: Any, call: Call) -> tuple[Any, int] | None:
     shift = look.call(difference, "sub")
     if shift is None or look.shape(difference) != shape or look.shape(shift.args[0]) != shape:
         return None
-    m = shift.args[1]
-    is_flat = look.number(m) is not None or axis not in look.origin(m)[1].values()
-    if not is_flat:
-        return None
-    return shift.args[0], axis
+    if _largest_of(look, shift.args[1], shift.args[0], axis):
+        return shift.args[0], axis
+    return None
+
+
+def _largest_of(look: Any, value: Any, x: Any, axis: int) -> bool:
+    """Whether a value is the largest of x along a dimension, in each place of the others."""
+    source = look.reduced(value, look.shape(x), (axis,), detached=True)
+    greatest = look.call(source, "reduce_max")
+    if greatest is None or tuple(greatest.kwargs["axes"]) != (axis,):
+        return False
+    return bool(greatest.args[0] == x)
