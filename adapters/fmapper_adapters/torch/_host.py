@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fmapper import BatchError
-from fmapper_adapters.torch import _standin
+from fmapper_adapters.torch import _standin, _wrappers
 
 if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
     import numpy as np
@@ -68,6 +68,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
         and not tensor.is_nested
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         and not is_mirror(tensor)
+        and not _wrappers.is_wrapper(tensor)
         and _is_backed(tensor)
     )
 
@@ -196,6 +197,8 @@ def _why_not(tensor: torch.Tensor) -> str:
         return "a nested tensor has no counterpart elsewhere: move tensor.unbind()"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} is not strided: move tensor.to_dense()"
+    if _wrappers.is_wrapper(tensor):
+        return _wrappers.why_not(tensor)
     if not is_transformed(tensor) and not is_mirror(tensor):
         return _FREED
     return "a tensor inside a torch.func transform has no values outside: move it before or after"
@@ -448,6 +451,12 @@ def swap(old: torch.Tensor, new: Any) -> Callable[[], object] | None:
         return partial(torch.utils.swap_tensors, old, new)
     if torch.__future__.get_overwrite_module_params_on_conversion():
         return None
+    if _wrappers.is_wrapper(old) or _wrappers.is_wrapper(new):
+        try:
+            torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
+        except RuntimeError:  # somebody has a weak reference to one of them
+            return None
+        return partial(torch.utils.swap_tensors, old, new)
     pairs = [(old, new)]
     if old.grad is not None and new.grad is not None:
         pairs.append((old.grad, new.grad))
@@ -472,10 +481,12 @@ def as_parameter(
     grows = trained and (values.is_floating_point() or values.is_complex())
     new: torch.Tensor
     if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
-        new = torch.Tensor._make_subclass(cls, values, grows)
+        made = torch.nn.Parameter if _wrappers.dispatches(cls) else cls
+        new = torch.Tensor._make_subclass(made, values, grows)
     else:
         new = torch.nn.Parameter(values.detach(), requires_grad=grows)
-        new.__class__ = cls
+        if not _wrappers.dispatches(type(values)):
+            new.__class__ = cls
     _carry(old, new, grad)
     if cls is not type(old):
         _standin.forget(new)
@@ -483,8 +494,9 @@ def as_parameter(
 
 
 def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> None:
-    if old.__dict__:
-        new.__dict__.update(old.__dict__)
+    if old.__dict__ and (type(old) is type(new) or not _wrappers.dispatches(type(old))):
+        own = new.__dict__  # what a class that computes by itself has made is not overwritten
+        own.update((name, value) for name, value in old.__dict__.items() if name not in own)
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         found = getattr(old, hooks)
         if found and new.requires_grad:
@@ -501,6 +513,8 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
         return survived(old._values(), new._values())
     if old.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
         return survived(old.values(), new.values())
+    if _wrappers.is_wrapper(old):
+        return all(survived(a, b) for a, b in _wrappers.inner_pairs(old, new))
     if not has_memory(old):
         return True
     if old.numel() > _PART and old.is_contiguous() and new.is_contiguous():
