@@ -365,11 +365,12 @@ class Adapter(ABC):
         """`new` as what `old` is beside its values: a parameter, for example."""
         return new
 
-    def swap(self, old: Any, new: Any) -> Callable[[], object] | None:
-        """Gives an array that others hold references to the contents of another one, in place.
+    def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
+        """How an array that others hold references to gets the contents of another one, in place.
 
         Returns:
-            What takes that back; None where arrays of this kind are replaced by new ones instead.
+            What does that, and what takes it back, also half of it; None where arrays of this kind
+            are replaced by new ones instead.
         """
         return None
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack
+from contextlib import suppress
+from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 from fmapper._discovery import adapter_of
@@ -15,6 +19,7 @@ from fmapper._nodes import NodeType, node_type_of
 
 T = TypeVar("T")
 Put = Callable[[Any, Mapping[Any, Any]], object]
+Step = Callable[[], object]
 
 
 def move_(tree: T, mover: Mover) -> T:
@@ -54,23 +59,36 @@ def move_(tree: T, mover: Mover) -> T:
     """
     if not isinstance(mover, Mover):
         raise TypeError(f"move_ takes a mover second, such as fmapper.to_gpu, not {mover!r}.")
-    new = fmap(mover, tree)
-    with ExitStack() as undo:
-        result: T = _Change(undo).adopt(tree, new)
-        undo.pop_all()
+    change = _Change()
+    result: T = change.adopt(tree, fmap(mover, tree))
+    _without_interrupt(change.carry_out)
     return result
 
 
 class _Change:
-    """Puts the contents of a moved tree into the old one.
+    """Finds out how the contents of a moved tree come into the old one, then puts them there.
 
     Attributes:
-        undo: Takes back what was done.
+        steps: What is to be done, in order; each with what takes it back, whatever of it was done.
     """
 
-    def __init__(self, undo: ExitStack) -> None:
-        self.undo = undo
+    def __init__(self) -> None:
+        self.steps: list[tuple[Step, Step]] = []
         self.done: dict[int, tuple[Any, Any]] = {}
+
+    def carry_out(self) -> None:
+        """Changes the old tree; it is as it was if that does not come to its end."""
+        begun = 0
+        try:
+            for do, _ in self.steps:
+                begun += 1
+                do()
+        except BaseException:
+            for _, undo in reversed(self.steps[:begun]):
+                # A node that has refused new children refuses its old ones, too: it has them still.
+                with suppress(BaseException):
+                    undo()
+            raise
 
     def adopt(self, old: Any, new: Any) -> Any:
         """What is to be where `old` was: itself, if it can be changed. No depth is too deep."""
@@ -102,14 +120,12 @@ class _Change:
         if put is not None:
             self.done[id(old)] = old, old
         before, after = node_type.children(old), node_type.children(new)
-        if put is not None:  # undone after the children, some of which may be made on the fly
-            self.undo.callback(put, old, before)
         adopted = {}
         for key, child in before.items():
             adopted[key] = yield child, after[key]
         result = old
         if put is not None:
-            put(old, adopted)
+            self.steps.append((partial(put, old, adopted), _restorer(put, old, before)))
         elif any(adopted[key] is not child for key, child in before.items()):
             result = node_type.rebuild(old, adopted)
         self.done[id(old)] = old, result
@@ -117,11 +133,49 @@ class _Change:
 
     def _leaf(self, old: Any, new: Any) -> Any:
         adapter = adapter_of(old)
-        undo = None if adapter is None else adapter.swap(old, new)
-        if undo is None:
+        step = None if adapter is None else adapter.swap(old, new)
+        if step is None:
             return new
-        self.undo.callback(undo)
+        self.steps.append(step)
         return old
+
+
+def _restorer(put: Put, node: Any, before: Mapping[Any, Any]) -> Step:
+    """What gives a node its old children back, and the very attributes that it had."""
+    state = getattr(node, "__dict__", None)
+    held = None if state is None or state is node else state.copy()
+
+    def restore() -> None:
+        if held is None:
+            put(node, before)
+            return
+        _reset(state, held)
+        put(node, before)
+        _reset(state, held)  # for nodes that make new lists of what they are given
+
+    return restore
+
+
+def _reset(state: Any, held: dict[str, Any]) -> None:
+    for name in state.keys() - held.keys():
+        del state[name]
+    state.update(held)
+
+
+def _without_interrupt(action: Step) -> None:
+    """Runs something short to its end before Ctrl+C counts."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        action()
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        action()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if waiting:
+        handler(*waiting[0])
 
 
 def _putter(node: Any, node_type: NodeType) -> Put | None:

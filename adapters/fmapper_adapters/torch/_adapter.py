@@ -194,7 +194,7 @@ class TorchAdapter(Adapter):
             return _standin.standing_in(new, old)
         return _host.as_parameter(new, old)
 
-    def swap(self, old: Any, new: Any) -> Callable[[], object] | None:
+    def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
         """As `Module.to` does: leaves of autograd stay the same objects."""
         return _host.swap(old, new)
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import math
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from operator import attrgetter
@@ -43,6 +44,7 @@ _FOREIGN = {
 _FOREIGN_NAMES = {
     name: (str(bits).removeprefix("torch."), dtype) for dtype, (bits, name) in _FOREIGN.items()
 }
+Step = Callable[[], object]
 _nbytes = attrgetter("nbytes")
 _dtype = attrgetter("dtype")
 
@@ -437,40 +439,50 @@ def replaced(
     return values
 
 
-def swap(old: torch.Tensor, new: Any) -> Callable[[], object] | None:
-    """Gives a parameter the values and the gradient of another one, by the rules of `Module.to`.
+def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
+    """How a parameter gets the values and the gradient of another one, by the rules of `Module.to`.
 
     Returns:
-        What takes it back; None where `Module.to` would replace the parameter, too.
+        What does that, and what takes it back; None where `Module.to` would replace the parameter,
+        too.
     """
     is_tied = isinstance(old, torch.nn.Parameter) or (old.is_leaf and old.requires_grad)
     if not (is_tied and isinstance(new, torch.Tensor)):
         return None
     if torch.__future__.get_swap_module_params_on_conversion():
-        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
-        return partial(torch.utils.swap_tensors, old, new)
+        return _exchange(old, new)
+    if _wrappers.is_wrapper(old) or _wrappers.is_wrapper(new):
+        referred = weakref.getweakrefs(old) or weakref.getweakrefs(new)  # torch cannot swap those
+        return None if referred else _exchange(old, new)
     if torch.__future__.get_overwrite_module_params_on_conversion():
         return None
-    if _wrappers.is_wrapper(old) or _wrappers.is_wrapper(new):
-        try:
-            torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
-        except RuntimeError:  # somebody has a weak reference to one of them
-            return None
-        return partial(torch.utils.swap_tensors, old, new)
     pairs = [(old, new)]
     if old.grad is not None and new.grad is not None:
         pairs.append((old.grad, new.grad))
     if not all(torch._has_compatible_shallow_copy_type(a, b) for a, b in pairs):
         return None
     before = [(a, a.data) for a, _ in pairs]
-    for a, b in pairs:
-        a.data = b.data
 
-    def undo() -> None:
-        for tensor, values in before:
+    def set_values(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for tensor, values in pairs:
             tensor.data = values
 
-    return undo
+    return partial(set_values, [(a, b.data) for a, b in pairs]), partial(set_values, before)
+
+
+def _exchange(old: torch.Tensor, new: torch.Tensor) -> tuple[Step, Step]:
+    """Two tensors become each other, and themselves again if that was done."""
+    content: Any = old
+    is_before = partial(operator.eq, content._cdata)
+
+    def swap() -> None:
+        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
+
+    def undo() -> None:
+        if not is_before(content._cdata):
+            swap()
+
+    return swap, undo
 
 
 def as_parameter(
