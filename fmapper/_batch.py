@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from fmapper._errors import FmapperError
+from fmapper._functor import has_class_attribute
 from fmapper._keypath import Link
 from fmapper._nodes import ATOM, INTERNED, LEAF, Aside, NodeType, kind_of, kinds
 from fmapper._visit import visit
@@ -58,12 +59,12 @@ class PerTree(Protocol):
 def is_batch(f: Any) -> bool:
     """Whether a function for `fmap` wants all leaves at once."""
     cls = type(f)  # an `nnx.Rngs` has every attribute that it is asked for
-    return hasattr(cls, "check_node") or hasattr(cls, "for_tree")
+    return has_class_attribute(cls, "check_node") or has_class_attribute(cls, "for_tree")
 
 
 def for_tree(batch: Any, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """The batch that goes through a tree; nearly always the one that was given."""
-    return batch.for_tree(tree, is_leaf) if hasattr(batch, "for_tree") else batch
+    return batch.for_tree(tree, is_leaf) if has_class_attribute(type(batch), "for_tree") else batch
 
 
 class MovedLeaves:

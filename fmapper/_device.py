@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,10 +192,16 @@ def get_device(tree: Any) -> Device | None:
         'numpy:cpu'
     """
     sync()
+    leaves = visit(tree, once=True)
+    return common_device((link, leaf) for link, leaf, node_type in leaves if node_type is None)
+
+
+def common_device(leaves: Iterable[tuple[Link, Any]]) -> Device | None:
+    """The one device of the arrays among some leaves with their paths; see `get_device`."""
     places: dict[Device, list[Link]] = {}
     traced: dict[Device, list[Link]] = {}
-    for link, leaf, node_type in visit(tree, once=True):
-        adapter = adapter_of(leaf) if node_type is None else None
+    for link, leaf in leaves:
+        adapter = adapter_of(leaf)
         if adapter is not None:
             try:
                 device = adapter.device(leaf)

@@ -32,6 +32,10 @@ FmapperWarning (UserWarning)
 └── TieWarning                            a tie that the target cannot express
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class FmapperError(Exception):
     """Base class of every error that fmapper raises.
@@ -42,6 +46,18 @@ class FmapperError(Exception):
     """
 
     placed: bool | None = None
+
+    def __reduce__(self) -> Any:
+        """A copy has the message as it is: what a constructor makes one of is not given again."""
+        return _copied, (type(self), self.args, self.__dict__.copy())
+
+
+def _copied(cls: type[FmapperError], args: tuple[Any, ...], state: dict[str, Any]) -> FmapperError:
+    error = cls.__new__(cls, *args)
+    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    builtin.__init__(error, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class DeclarationError(FmapperError, TypeError):
@@ -90,6 +106,10 @@ class DeviceUnavailableError(FmapperError, RuntimeError):
 
 class BackendUnavailableError(FmapperError, ImportError):
     """A framework that was asked for by name is not installed, or has no adapter."""
+
+    def __str__(self) -> str:
+        """The message with the path that a walk has added; `ImportError` keeps the first one."""
+        return str(self.args[0]) if self.args else ""
 
 
 class TransformError(FmapperError, TypeError):

@@ -151,7 +151,7 @@ def functor(
     if rebuild is not None and not callable(rebuild):
         raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
     _refuse_builtin(cls)
-    if rebuild is None and issubclass(cls, CONTAINERS) and not hasattr(cls, "_fields"):
+    if rebuild is None and issubclass(cls, CONTAINERS) and not has_class_attribute(cls, "_fields"):
         raise DeclarationError(
             f"functor: {cls.__name__} derives from a builtin container, so it is a node "
             "already and its items are its children. Leave the declaration out, or give a rebuild."
@@ -183,6 +183,19 @@ def leaf(cls: C, /) -> C:
     return cls
 
 
+def class_attribute(cls: type, name: str) -> Any:
+    """What a class or a base of it has under a name, as it is there; None where none has it.
+
+    The metaclass is not asked: its `__getattr__` may raise what it likes.
+    """
+    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+
+
+def has_class_attribute(cls: type, name: str) -> bool:
+    """Whether a class or a base of it defines a name; the metaclass is not asked."""
+    return any(name in base.__dict__ for base in cls.__mro__)
+
+
 def attribute_names(cls: type) -> tuple[str, ...] | None:
     """The fields of a dataclass or attrs class; None where instances decide for themselves.
 
@@ -192,8 +205,8 @@ def attribute_names(cls: type) -> tuple[str, ...] | None:
         return tuple(field.name for field in dataclasses.fields(cls))
     if "__attrs_attrs__" in cls.__dict__:
         return tuple(field.name for field in cls.__attrs_attrs__)  # type: ignore[attr-defined]
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return tuple(cls._fields)
+    if issubclass(cls, tuple) and has_class_attribute(cls, "_fields"):
+        return tuple(cls._fields)  # type: ignore[attr-defined]
     return None
 
 
@@ -202,7 +215,7 @@ def has_computed_children(cls: type) -> bool:
     declaration = declaration_of(cls)
     if declaration is None or declaration.children is None:
         return False
-    return any(isinstance(getattr(cls, name, None), property) for name in declaration.children)
+    return any(isinstance(class_attribute(cls, name), property) for name in declaration.children)
 
 
 def slot_names(cls: type) -> tuple[str, ...]:
@@ -268,7 +281,9 @@ def _known_names(cls: type) -> set[str] | None:
     free = getattr(cls, "__dictoffset__", 0) != 0
     if fields is None and free:
         return None
-    if free and any(hasattr(cls, hook) for hook in ("__post_init__", "__attrs_post_init__")):
+    if free and any(
+        has_class_attribute(cls, hook) for hook in ("__post_init__", "__attrs_post_init__")
+    ):
         return None
     own = {name for base in cls.__mro__[:-1] for name in base.__dict__}
     names = set(fields or ()) | set(slot_names(cls)) | own
@@ -288,7 +303,7 @@ def _declare(declaration: Declaration) -> None:
         return
     _declared[cls] = declaration
     own = cls.__flags__ & _HEAP_TYPE and not cls.__flags__ & _IMMUTABLE_TYPE
-    if own and not getattr(cls, "_is_protocol", False):  # a protocol counts its attributes
+    if own and not class_attribute(cls, "_is_protocol"):  # a protocol counts its attributes
         # Class decorators that make a new class of this one (slots=True) copy its attributes.
         type.__setattr__(cls, _DUNDER, declaration)
         _watch_subclasses(cls)

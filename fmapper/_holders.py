@@ -17,6 +17,7 @@ from fmapper._nodes import NodeType
 
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)
 _BARE = frozenset({dict, list, tuple})  # they have no attributes
+_get = object.__getattribute__  # a `__getattr__` of a class may raise what it likes
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -31,7 +32,7 @@ def check_leaf(leaf: Any, where: Callable[[Any], Link], place: Any = None) -> No
     Raises:
         NotAFunctorError: It does; names the path, the class, the fields and the way out.
     """
-    if isinstance(leaf, _OPAQUE) or declaration_of(type(leaf)) is not None:
+    if issubclass(type(leaf), _OPAQUE) or declaration_of(type(leaf)) is not None:
         return
     fields = [label for label, part in _parts(leaf) if holds_arrays(part)]
     if fields:
@@ -123,16 +124,17 @@ def _reached(node: Any, children: list[Any]) -> list[Any]:
 
 def _parts(x: Any) -> Iterator[tuple[str, Any]]:
     """What an undeclared object holds, with the words in which an error names it."""
-    if isinstance(x, _OPAQUE):
+    cls = type(x)  # not isinstance, which asks the object for its class
+    if issubclass(cls, _OPAQUE):
         return
-    if isinstance(x, types.MethodType):
+    if issubclass(cls, types.MethodType):
         yield "the object it is bound to", x.__self__
         return
-    if isinstance(x, functools.partial):
+    if issubclass(cls, functools.partial):
         yield "func", x.func
         yield from ((f"args[{i}]", value) for i, value in enumerate(x.args))
         yield from ((f"keywords[{name!r}]", value) for name, value in x.keywords.items())
-    if isinstance(x, types.FunctionType):
+    if issubclass(cls, types.FunctionType):
         for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
             try:
                 yield f"its closure ({name})", cell.cell_contents
@@ -140,14 +142,20 @@ def _parts(x: Any) -> Iterator[tuple[str, Any]]:
                 continue
         defaults = [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
         yield from (("its defaults", value) for value in defaults)
-    if isinstance(x, set | frozenset):
+    if issubclass(cls, set | frozenset):
         yield from (("its items", value) for value in x)
-    if isinstance(x, types.MappingProxyType):
+    if issubclass(cls, types.MappingProxyType):
         yield from ((f"[{key!r}]", value) for key, value in x.items())
-    for name in slot_names(type(x)):
-        if hasattr(x, name):
-            yield f".{name}", getattr(x, name)
-    yield from ((f".{name}", value) for name, value in getattr(x, "__dict__", {}).items())
+    for name in slot_names(cls):
+        try:
+            yield f".{name}", _get(x, name)
+        except AttributeError:  # not set
+            continue
+    try:
+        state = _get(x, "__dict__")
+    except AttributeError:
+        return
+    yield from ((f".{name}", value) for name, value in state.items())
 
 
 def _refusal(leaf: Any, fields: list[str]) -> str:

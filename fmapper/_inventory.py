@@ -137,7 +137,7 @@ class Inventory:
                 found["shape"] = shape
             else:
                 found["note"] = f"shape {shape}"
-        except RuntimeError as error:  # deleted, lazy, nested
+        except (RuntimeError, TypeError) as error:  # deleted, lazy, nested
             found["note"] = str(error).partition(".")[0]
         return found
 

@@ -164,7 +164,7 @@ class _Filling:
             return "the state has no values there either"
         try:
             shape, given = adapter.shape(old), source.shape(new)
-        except RuntimeError as error:  # a lazy parameter, a nested tensor
+        except (RuntimeError, TypeError) as error:  # a lazy parameter, a nested tensor
             return str(error).partition("\n")[0]
         if shape != given:
             return f"shape {given} in the state, {shape} in the tree"

@@ -17,7 +17,9 @@ from fmapper._functor import (
     CONTAINERS,
     Declaration,
     attribute_names,
+    class_attribute,
     declaration_of,
+    has_class_attribute,
     on_class,
     slot_names,
 )
@@ -340,7 +342,7 @@ def _tuple_like(cls: type) -> NodeType:
         make: Callable[[Iterable[Any]], Any] = functools.partial(tuple.__new__, cls)
     except TypeError:  # made in C (torch.Size, struct sequences): only its own constructor will do
         make = cls
-    hidden = hasattr(cls, "n_sequence_fields")
+    hidden = has_class_attribute(cls, "n_sequence_fields")
     fields = attribute_names(cls)
 
     def finish(node: Any, slots: Any) -> Any:
@@ -474,8 +476,7 @@ def _no_such_child(node: Any, name: str) -> DeclarationError:
 
 
 def _is_data_descriptor(cls: type, name: str) -> bool:
-    found = next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-    return hasattr(type(found), "__set__")
+    return hasattr(type(class_attribute(cls, name)), "__set__")
 
 
 def _can_be_empty(cls: type) -> bool:

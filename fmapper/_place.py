@@ -31,6 +31,9 @@ class Keep:
     def __repr__(self) -> str:
         return "keep"
 
+    def __reduce__(self) -> str:
+        return "keep"  # the one object again, also for copy.copy and pickle
+
 
 keep: Final = Keep()
 """Leaves what a rule of `place` or `cast` names as it is."""
@@ -86,6 +89,19 @@ class Placement:
         )
         return f"Placement({{{rules}}})"
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Placement)
+            and [*self.rules.items()] == [*other.rules.items()]
+            and (self.strict, self.report) == (other.strict, other.report)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.rules))
+
+    def __reduce__(self) -> Any:
+        return _placement, (self._shown, self.strict, self.report)
+
     def __call__(self, tree: Any) -> Any:
         """The tree, with each part where it belongs."""
         return fmap(self, tree)
@@ -93,6 +109,10 @@ class Placement:
     def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> _Placing:
         """What the walk uses in its place: the placement, with the places of one tree looked up."""
         return _Placing(self, self._rules.found_in(tree, is_leaf))
+
+
+def _placement(rules: dict[Any, Any], strict: Any, report: Any) -> Placement:
+    return Placement(rules, strict=strict, report=report)
 
 
 def place(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -271,8 +270,10 @@ def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
     (array,) = route.arrays
     action: Action = "cast" if route.is_cast else "moved"
     reason = ""
-    nbytes = math.prod(route.source.shape(array)) * itemsize(route.held)
+    nbytes = 0
     try:
+        if route.device.kind != "meta":
+            nbytes = route.source.nbytes(array) // itemsize(route.dtype) * itemsize(route.held)
         if route.is_there and copy is not True:
             action, reason = "skipped", route.note or "it is there already"
         elif copy is False:
@@ -280,11 +281,11 @@ def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
             action = "shared"
         elif route.shares(copy):
             action = "shared"
-        elif route.device.kind == "meta":
-            nbytes = 0
-        elif route.source is not route.target or route.origin.kind == "meta":
+        elif route.device.kind != "meta" and (
+            route.source is not route.target or route.origin.kind == "meta"
+        ):
             route.source.check(array)
-    except (FmapperError, TypeError) as error:
+    except (FmapperError, RuntimeError, TypeError) as error:
         action, reason = "refused", _reason(error)
     if action == "cast" and route.held != route.wanted and not reason:
         reason = f"{route.target.name} holds no {route.wanted}"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from fmapper._adapter import Adapter
-from fmapper._device import get_device
+from fmapper._device import common_device
 from fmapper._discovery import adapter_of
 from fmapper._equality import equal_arrays
-from fmapper._errors import StructureMismatchError
+from fmapper._errors import FmapperError, StructureMismatchError, UnsupportedLeafError
 from fmapper._fmap import fmap
 from fmapper._holders import check_leaf
 from fmapper._keypath import Link, format_link, name_of
@@ -88,10 +88,8 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         adapter, source = _adapter_of(old), adapter_of(new)
         if source is None:
             problems.append(f"{name}: {type(new).__name__} is not an array")
-        elif adapter.shape(old) != source.shape(new):
-            problems.append(
-                f"{name}: shape {source.shape(new)} in the state, {adapter.shape(old)} in the tree"
-            )
+        elif (difference := _other_shape(adapter, old, source, new)) is not None:
+            problems.append(f"{name}: {difference}")
         elif (identity := identity_of(name, old)) not in steps:
             route = _loading(len(steps), adapter, old, source, new)
             steps[identity] = name, link, route
@@ -129,6 +127,15 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         tree,
         lambda link, leaf: loaded.get(identities.get(name_of(link)), leaf),
     )
+
+
+def _other_shape(adapter: Adapter, old: Any, source: Adapter, new: Any) -> str | None:
+    """What is wrong with the shape of an array of a state, in words."""
+    try:
+        wanted, given = adapter.shape(old), source.shape(new)
+    except (RuntimeError, TypeError) as error:  # one of them has none
+        return str(error)
+    return None if wanted == given else f"shape {given} in the state, {wanted} in the tree"
 
 
 def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]) -> None:
@@ -185,13 +192,15 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
     """
     sync()
     trained = Trained(tree)
-    arrays = []
+    arrays, links = [], []
     for link, leaf, node_type in visit(tree, once=True):
         if node_type is None and leaf in trained:
             arrays.append(leaf)
+            links.append(link)
         elif node_type is None and adapter_of(leaf) is None:
             check_leaf(leaf, _at(link))
-    get_device(arrays)
+    common_device(zip(links, arrays, strict=True))
+    flat = [_flattened(array, link) for array, link in zip(arrays, links, strict=True)]
     shapes = [_adapter_of(array).shape(array) for array in arrays]
     total = sum(map(math.prod, shapes))
     if not arrays:
@@ -201,7 +210,7 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
     else:
         xp: Any = array_namespace(arrays)
         dtype = xp.result_type(*arrays)
-        vector = xp.concat([xp.astype(xp.reshape(array, (-1,)), dtype) for array in arrays])
+        vector = xp.concat([xp.astype(part, dtype) for part in flat])
 
     def rebuild(vector: Any) -> Any:
         adapter = adapter_of(vector)
@@ -218,6 +227,31 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
         return refilled(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
 
     return vector, rebuild
+
+
+def _flattened(array: Any, link: Link) -> Any:
+    """An array in one dimension.
+
+    Raises:
+        UnsupportedLeafError: It has no shape or no strides; names the path.
+    """
+    adapter = _adapter_of(array)
+    try:
+        adapter.shape(array)
+        xp: Any = array_namespace(array)
+        return xp.reshape(array, (-1,))
+    except FmapperError:
+        raise
+    except Exception as error:
+        reason = str(error)
+        try:
+            adapter.check(array)
+        except TypeError as why:
+            reason = str(why)
+        raise UnsupportedLeafError(
+            f"{format_link(link)}: cannot be a part of a vector: {reason}. Convert it first, or "
+            "declare what is trained: @fmapper.functor(trainable=(...))."
+        ) from error
 
 
 def refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:

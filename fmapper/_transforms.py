@@ -83,7 +83,7 @@ def refuse_holders(structure: Structure, trees: Any) -> None:
         return next(link for link, leaf, _ in visit(trees, once=True) if leaf is x)
 
     for leaf in structure.opaque:
-        if not isinstance(leaf, _FUNCTIONS):
+        if not issubclass(type(leaf), _FUNCTIONS):
             check_leaf(leaf, where, leaf)
 
 

@@ -13,7 +13,7 @@ from fmapper import Constant, NodeType, PyTreeRules, Static, is_dynamic, put_tog
 
 def registered_type(cls: type) -> NodeType | None:
     """The node type of a class that is in JAX's registry: Equinox, flax.struct, chex ..."""
-    if not tree_util.is_tree_node(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+    if not tree_util.is_tree_node(cls) or _is_namedtuple(cls):
         return None
 
     def children(node: Any) -> dict[Any, Any]:
@@ -60,12 +60,16 @@ def _is_dynamic(child: Any) -> bool:
     return (
         isinstance(child, jax.ShapeDtypeStruct)
         or is_dynamic(child)
-        or hasattr(type(child), "__jax_array__")
+        or any("__jax_array__" in base.__dict__ for base in type(child).__mro__)
     )
 
 
+def _is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and any("_fields" in base.__dict__ for base in cls.__mro__)
+
+
 def _opens(cls: type) -> bool:
-    return tree_util.is_tree_node(cls) or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    return tree_util.is_tree_node(cls) or _is_namedtuple(cls)
 
 
 _RULES = PyTreeRules(_is_dynamic, _opens)

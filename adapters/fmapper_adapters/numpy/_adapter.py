@@ -164,7 +164,7 @@ class NumpyAdapter(Adapter):
 
     def generator_device(self, x: Any) -> Device | None:
         """The host, of `np.random.Generator`, `RandomState` and bit generators."""
-        return CPU if isinstance(x, _GENERATORS) else None
+        return CPU if issubclass(type(x), _GENERATORS) else None
 
     def generator_to(self, generator: Any, device: Device) -> Any:
         """A copy with the same state."""

@@ -62,8 +62,12 @@ class TorchAdapter(Adapter):
         return _name(array.dtype)
 
     def shape(self, array: Any) -> tuple[int, ...]:
-        """`array.shape`."""
-        return tuple(array.shape)
+        """`array.shape`.
+
+        Raises:
+            TypeError: It has none, as a lazy parameter or a nested tensor.
+        """
+        return _host.shape(array)
 
     def devices(self) -> Sequence[Device]:
         """The CPU, then the accelerators that torch sees."""
@@ -200,7 +204,7 @@ class TorchAdapter(Adapter):
 
     def generator_device(self, x: Any) -> Device | None:
         """`generator.device`."""
-        return _device(x.device) if isinstance(x, torch.Generator) else None
+        return _device(x.device) if issubclass(type(x), torch.Generator) else None
 
     def generator_to(self, generator: Any, device: Device) -> Any:
         """The state goes along to devices of the same kind; another kind is seeded from it."""

@@ -175,8 +175,29 @@ def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     return any(map(operator.gt, ends, ordered[1:]))
 
 
+def shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a tensor.
+
+    Raises:
+        TypeError: It has none.
+    """
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError as error:
+        raise TypeError(_why_not(tensor)) from error
+
+
 def nbytes(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor of any layout."""
+    """The bytes of a tensor of any layout, and of those inside of a wrapper.
+
+    Raises:
+        TypeError: It has no size yet.
+    """
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        raise TypeError(_why_not(tensor))
+    inner = _wrappers.inner_names(tensor)
+    if inner:
+        return sum(nbytes(getattr(tensor, name)) for name in inner)
     if tensor.layout is torch.sparse_coo:
         parts = [tensor._indices(), tensor._values()]
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
