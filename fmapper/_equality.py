@@ -69,8 +69,8 @@ def equal_arrays(a: Any, b: Any) -> bool:
     left, right = to_numpy([a, b], copy=None)
     if left.dtype != right.dtype or left.shape != right.shape or left.dtype.hasobject:
         return False
-    bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (left, right)]
-    return np.array_equal(*bits)
+    ours, theirs = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (left, right))
+    return np.array_equal(ours, theirs)
 
 
 def digest(value: Any) -> int:

@@ -289,7 +289,7 @@ def snapshot(value: Any) -> Any:
         return value
     if isinstance(value, CONTAINERS):
         if type(value) in _BARE and all(type(part) in _PLAIN for part in _values(value)):
-            return value.copy() if type(value) is not tuple else value
+            return value if type(value) is tuple else cast(Any, value).copy()
         return fmap(_copy_leaf, value, is_leaf=_is_no_container)
     return _copy_leaf(value)
 

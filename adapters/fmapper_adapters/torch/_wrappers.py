@@ -76,14 +76,16 @@ def moved(tensor: torch.Tensor, device: torch.device, move: Move) -> torch.Tenso
             return new
         if not has_parts or tensor.grad_fn is not None:
             raise TypeError(_refusal(cls, behind))
-    names, context = tensor.__tensor_flatten__()
+    own: Any = tensor
+    names, context = own.__tensor_flatten__()
     inner = {name: move(getattr(tensor, name)) for name in names}
     with torch.no_grad():
-        new = cls.__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
-    behind = _left_behind(new, device)
+        new = type(own).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+    made: torch.Tensor = new
+    behind = _left_behind(made, device)
     if behind:
         raise TypeError(_refusal(cls, behind))
-    return new
+    return made
 
 
 def _refusal(cls: type, behind: str) -> str:
