@@ -142,6 +142,14 @@ def oldest(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests", *session.posargs)
 
 
+@nox.session(python=["3.12", "3.13"])
+def newest(session: nox.Session) -> None:
+    """Run the tests with the newest release of everything but torch, which brings CUDA along."""
+    session.install("-U", "-e", ".[flax]", "equinox", *group("test-core", "programs"))
+    session.run("python", "-m", "pip", "list")
+    session.run("python", "-m", "pytest", "tests", *session.posargs)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and format."""

@@ -128,8 +128,6 @@ class NodeType:
             optimizer do to its model; movers see to it that the others are in the tree, too.
         aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
         follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
-        passengers: `node -> [(name, object)]`, what only movers see: random generators among the
-            settings. The node puts what has become of them into place with `at_end`.
         put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
         static: `node -> what else decides what the node computes`, a dict of values to compare or
             one; needed where that is not simply the other attributes, so that a compiled program is
@@ -215,7 +213,19 @@ class NodeType:
         static: Callable[[Any], Any] | None = None,
         box: Callable[[Any], Iterable[Item]] | None = None,
     ) -> NodeType:
-        """A node type from an opener of its own: the fast way, for types that are walked often."""
+        """A node type from an opener of its own: the fast way, for types that are walked often.
+
+        Args:
+            open: See `Opener`.
+            items: `node -> [(key, child)]`, in order.
+            plain: As above, and likewise the others.
+            carried: See above.
+            put: See above.
+            passengers: `node -> [(name, object)]`, what only movers see: random generators among
+                the settings. The opener puts what has become of them into place with `at_end`.
+            static: See above.
+            box: See above.
+        """
         made: NodeType = _new(cls)
         made.open = open
         made._items = items

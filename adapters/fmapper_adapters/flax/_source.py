@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from flax import linen, nnx
@@ -74,11 +76,18 @@ def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
 
 def _parts_say(model: Any) -> Iterator[bool]:
     """What the parts of a module say of their modes: true for evaluation."""
-    for _, part in nnx.iter_graph(model):
-        if isinstance(part, nnx.Module):
-            for name in ("deterministic", "use_running_average"):
-                if isinstance(getattr(part, name, None), bool):
-                    yield getattr(part, name)
+    with _graph_mode():
+        parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, nnx.Module)]
+    for part in parts:
+        for name in ("deterministic", "use_running_average"):
+            if isinstance(getattr(part, name, None), bool):
+                yield getattr(part, name)
+
+
+def _graph_mode() -> AbstractContextManager[object]:
+    """The mode of Flax in which variables may be shared, whatever mode the program is in."""
+    switch: Any = getattr(nnx, "set_graph_mode", None)  # since Flax 0.12
+    return contextlib.nullcontext() if switch is None else switch(True)
 
 
 def _is_converted(model: Any) -> bool:
@@ -107,7 +116,8 @@ def _in_mode(model: Any, *, train: bool) -> Any:
         programs = model._programs
         own.deterministic = programs.evaluation is not None and not (train and programs.training)
     elif any(True for _ in _parts_say(own)):
-        own.train() if train else own.eval()
+        with _graph_mode():
+            own.train() if train else own.eval()
     return own
 
 
