@@ -273,7 +273,9 @@ def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
     nbytes = 0
     try:
         if route.device.kind != "meta":
-            nbytes = route.source.nbytes(array) // itemsize(route.dtype) * itemsize(route.held)
+            nbytes = route.source.nbytes(array)
+            if route.is_cast:
+                nbytes = nbytes // itemsize(route.dtype) * itemsize(route.held)
         if route.is_there and copy is not True:
             action, reason = "skipped", route.note or "it is there already"
         elif copy is False:

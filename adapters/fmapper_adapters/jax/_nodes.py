@@ -11,14 +11,35 @@ from jax import tree_util
 from fmapper import Constant, NodeType, PyTreeRules, Static, is_dynamic, put_together, take_apart
 
 
+def is_tree_node(cls: type) -> bool:
+    """Whether JAX's registry has a class."""
+    known: Any = getattr(tree_util, "is_tree_node", None)
+    if known is not None:
+        return bool(known(cls))
+    try:  # before JAX 0.10 only objects are told apart, by their types alone
+        empty = next(base for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE == 0)
+        shell: Any = empty.__new__(cls)  # type: ignore[call-overload]
+    except TypeError:
+        return cls is type(None)
+    return not tree_util.all_leaves([shell])
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def keyed_children(node: Any) -> list[tuple[Any, Any]]:
+    """The children of a node in JAX's registry, each with its key."""
+    pairs, _ = tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    return [(path[0], child) for path, child in pairs]
+
+
 def registered_type(cls: type) -> NodeType | None:
     """The node type of a class that is in JAX's registry: Equinox, flax.struct, chex ..."""
-    if not tree_util.is_tree_node(cls) or _is_namedtuple(cls):
+    if not is_tree_node(cls) or _is_namedtuple(cls):
         return None
 
     def children(node: Any) -> dict[Any, Any]:
-        pairs, _ = tree_util.flatten_one_level_with_keys(node)
-        return {_key(key): child for key, child in pairs}
+        return {_key(key): child for key, child in keyed_children(node)}
 
     def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
         treedef: Any = jax.tree.structure(node, is_leaf=lambda inner: inner is not node)
@@ -39,7 +60,7 @@ def _key(key: Any) -> Any:
 
 def register_functor(cls: type) -> None:
     """Enters a functor class into JAX's registry, unless it is there."""
-    if tree_util.is_tree_node(cls):
+    if is_tree_node(cls):
         return
 
     def flatten_with_keys(node: Any) -> tuple[list[Any], Static | Constant]:
@@ -69,7 +90,7 @@ def _is_namedtuple(cls: type) -> bool:
 
 
 def _opens(cls: type) -> bool:
-    return tree_util.is_tree_node(cls) or _is_namedtuple(cls)
+    return is_tree_node(cls) or _is_namedtuple(cls)
 
 
 _RULES = PyTreeRules(_is_dynamic, _opens)

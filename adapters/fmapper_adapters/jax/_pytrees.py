@@ -9,6 +9,7 @@ import jax
 from jax import tree_util
 
 from fmapper import TreeSpec
+from fmapper_adapters.jax import _nodes
 
 _LEAF = TreeSpec("leaf")
 
@@ -38,8 +39,7 @@ def _is_mapping(cls: type) -> bool:
 def _names(tree: Any) -> tuple[Any, ...]:
     """The names of the children of a node of a registered class."""
     node = jax.tree.unflatten(tree, [None] * tree.num_leaves)
-    pairs, _ = tree_util.flatten_one_level_with_keys(node)
-    return tuple(_key(key, i) for i, (key, _) in enumerate(pairs))
+    return tuple(_key(key, i) for i, (key, _) in enumerate(_nodes.keyed_children(node)))
 
 
 def _key(key: Any, i: int) -> Any:
