@@ -22,6 +22,7 @@ import random
 import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -79,7 +80,7 @@ VALUES = [
 # namedtuple makes its class with <string>; <unknown> is only parsed, as by those who show errors.
 _OWN_CODE = ("<fmapper ", "<eval_with_key>", "<string>", "<frozen ", "<sympy", "<unknown>")
 _WATCHED = ("open", "os.", "subprocess.", "socket.", "shutil.", "ctypes.dlopen", "import", "exec",
-            "compile", "pty.", "tempfile.", "urllib.", "mmap.", "webbrowser.", "code.")  # fmt: skip
+            "compile", "pty.", "tempfile.", "urllib.", "mmap.", "webbrowser.")  # fmt: skip
 DOCUMENTED = (fmapper.ConversionError, fmapper.LossyCastError, fmapper.MoveError)
 # How often a file is taken: those that are converted slowly not so often.
 WEIGHTS = {
@@ -247,21 +248,29 @@ class Watch:
         self.on = False
         self.seen: list[str] = []
         self._libraries = tuple({sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)})
-        self._libraries += tuple(str(Path(m.__file__).parent) for m in (fmapper,) if m.__file__)
+        own = Path(str(fmapper.__file__)).parent
+        self._libraries += (str(own), str(own.parent / "adapters"))
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self.on or not event.startswith(_WATCHED) or event in ("os.fwalk", "os.walk"):
-            return
+        if self.on and event.startswith(_WATCHED):
+            try:
+                self._look(event, args)
+            except Exception as error:  # which the library would take for one of its own
+                self.seen.append(f"{event}: {error!r}")
+
+    def _look(self, event: str, args: tuple[Any, ...]) -> None:
         what = args[0] if args else ""
         if event == "exec":
             what = what.co_filename
         if event == "compile":
             what = args[1]
-        text = what.decode() if isinstance(what, bytes) else str(what)
+        text = os.fsdecode(what) if isinstance(what, bytes) else str(what)
         if event in ("exec", "compile") and text.startswith((*_OWN_CODE, *self._libraries)):
             return
-        if event in ("open", "os.listdir", "os.scandir") and text.startswith(self._libraries):
+        if event in ("open", "os.listdir", "os.scandir", "os.walk", "os.fwalk") and text.startswith(
+            self._libraries
+        ):
             return  # a module that is imported late
         if event == "import" and text.split(".")[0] in sys.modules:
             return
@@ -362,8 +371,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--case", help="SEED:NUMBER of one case")
     parser.add_argument("--write", type=Path, help="where the file of that case is written")
+    parser.add_argument("--operations", action="store_true", help="programs of one operation each")
     options = parser.parse_args()
-    corpus = Corpus(sorted(program_files.WRITTEN.glob("*.safetensors")))
+    paths = sorted(program_files.WRITTEN.glob("*.safetensors"))
+    with tempfile.TemporaryDirectory() as folder:
+        if options.operations:
+            paths = []
+            for name, make in program_files.operations().items():
+                paths.append(Path(folder) / f"{name}.safetensors")
+                make().save(paths[-1])
+        corpus = Corpus(paths)
     if options.case:
         name, data, done = damaged(corpus, options.case)
         print(name, *done, sep="\n  ")

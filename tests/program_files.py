@@ -182,6 +182,75 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+def operations() -> dict[str, Callable[[], Any]]:
+    """Models of one operation each, which are fuzzed beside the files."""
+    import jax
+
+    jnp, lax = jax.numpy, jax.lax
+    x, y = jnp.ones((4, 6)), jnp.arange(24.0).reshape(4, 6)
+    n, image = jnp.arange(6), jnp.ones((1, 2, 5, 5))
+    key = jax.random.key_data(jax.random.key(0))
+    one: dict[str, tuple[Any, ...]] = {
+        "slice": (lambda x: x[1:3, ::2], x),
+        "dynamic": (lambda x, n: lax.dynamic_slice(x, (n[0], n[1]), (2, 2)), x, n),
+        "gather": (lambda x, n: x[n % 4, n], x, n),
+        "scatter": (lambda x, n: x.at[n % 4].set(2.0, mode="drop"), x, n),
+        "scattered": (lambda x, n: x.at[n % 4].add(x[0, 0]), x, n),
+        "sort": (lambda x: lax.sort((x, x * 2), dimension=1, num_keys=1), x),
+        "topk": (lambda x: lax.top_k(x, 2), x),
+        "argmax": (lambda x: jnp.argmax(x, 1), x),
+        "cumsum": (lambda x: lax.cumsum(x, 1, reverse=True), x),
+        "cummax": (lambda x: lax.cummax(x + 1j, 1), x),
+        "window": (lambda x: lax.reduce_window(x, 0.0, lax.add, (2, 2), (1, 2), "SAME"), x),
+        "windows": (lambda x: lax.reduce_window(x + 1j, 1j, lax.mul, (2, 2), (1, 1), "SAME"), x),
+        "extreme": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 1), (1, 1), "SAME"), x),
+        "own": (lambda x: lax.reduce(x, 0.0, lambda a, b: a + b * 2, (0,)), x),
+        "conv": (lambda x: lax.conv_general_dilated(x, x[:, :, :3, :3], (1, 1), "SAME"), image),
+        "spread": (lambda x: lax.conv_transpose(x, x[:, :, :3, :3], (2, 2), "SAME",
+                   dimension_numbers=("NCHW", "OIHW", "NCHW")), image),
+        "dot": (lambda x, y: lax.dot_general(x, y, (((1,), (1,)), ((), ()))), x, y),
+        "batch": (lambda x: jnp.einsum("bij,bkj->bik", x[0], x[0]), image),
+        "pad": (lambda x: lax.pad(x, 0.0, ((1, 2, 1), (-1, 0, 0))), x),
+        "concatenate": (lambda x: jnp.concatenate([x, x], 1), x),
+        "reshape": (lambda x: jnp.transpose(x.reshape(2, 2, 6), (2, 0, 1)), x),
+        "broadcast": (lambda x: jnp.broadcast_to(x, (3, 4, 6)), x),
+        "squeeze": (lambda x: jnp.squeeze(x[None], 0)[..., None], x),
+        "rev": (lambda x: lax.rev(x, (0, 1)), x),
+        "split": (lambda x: jnp.split(x, 3, 1), x),
+        "tril": (lambda x: jnp.where(jnp.tril(jnp.ones((6, 6), bool)), x[0], 0), x),
+        "eye": (lambda x: x @ jnp.eye(6), x),
+        "power": (lambda x: lax.integer_pow(x, 5) + lax.pow(x, 2.5), x),
+        "precision": (lambda x: lax.reduce_precision(x, 5, 4), x),
+        "convert": (lambda x: x.astype(jnp.int8).astype(jnp.uint32) >> 3, x),
+        "bitcast": (lambda x: lax.bitcast_convert_type(x, jnp.int32), x),
+        "clamp": (lambda x: lax.clamp(0.0, x, 2.0), x),
+        "select": (lambda x: lax.select_n(x > 0, x, -x), x),
+        "fft": (jnp.fft.rfft, x),
+        "cholesky": (lambda x: jnp.linalg.cholesky(x @ x.T), x),
+        "eigh": (lambda x: jnp.linalg.eigh(x @ x.T), x),
+        "solve": (lambda x: jnp.linalg.solve(x @ x.T, x), x),
+        "qr": (jnp.linalg.qr, x),
+        "random": (lambda k: jax.random.normal(jax.random.wrap_key_data(k), (3,)), key),
+        "permuted": (lambda k: jax.random.permutation(jax.random.wrap_key_data(k), 5), key),
+        "loop": (lambda x: lax.fori_loop(0, 3, lambda i, a: a * i, x), x),
+        "while": (lambda x: lax.while_loop(lambda a: a.sum() < 99, lambda a: a + 1, x), x),
+        "scan": (lambda x: lax.scan(lambda c, r: (c + r, c * r), x[0], x), x),
+        "map": (lambda x: lax.map(jnp.sin, x), x),
+        "switch": (lambda n: lax.switch(n[0], [jnp.sin, jnp.cos], 1.0), n),
+        "own_gradient": (lambda x: jax.nn.silu(x) + jax.nn.logsumexp(x) + jax.nn.relu6(x), x),
+        "softmax": (lambda x: jax.nn.softmax(x @ x.T) @ x, x),
+        "special": (lambda x: lax.erf(x) + lax.lgamma(x) + lax.digamma(x) + lax.igamma(x, x), x),
+        "norm": (lambda x: (x - x.mean(1, keepdims=True)) * lax.rsqrt(x.var(1, keepdims=True)), x),
+        "popcount": (lambda n: lax.population_count(n) + lax.clz(n), n),
+        "associative": (lambda x: lax.associative_scan(jnp.add, x), x),
+    }  # fmt: skip
+
+    def maker(function: Any, *args: Any) -> Callable[[], Any]:
+        return lambda: fmapper.convert(function, "torch", args, check=False)
+
+    return {f"{name}_jax": maker(*given) for name, given in one.items()}
+
+
 def targets(name: str) -> tuple[str, ...]:
     """What a file of the corpus is converted to."""
     return ("jax", "flax") if name.endswith("_torch") else ("torch",)

@@ -30,6 +30,7 @@ from fmapper_adapters.torch.lax._table import TABLE, About
 from fmapper_adapters.torch.recognise import simplified
 
 _EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
+_MOST_STEPS = 20_000  # that one call may become: a few thousand is what written-out loops take
 FLOATS = {"float32", "float64", "float16", "bfloat16"}
 
 
@@ -114,8 +115,12 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
         self.lines = lines
         self.place: tuple[str, str] = "", ""
         self.result: Callable[[], Any] = tuple  # of an operation that is not to be tried
+        self.steps = 0  # of the call that is lowered
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any) -> fx.Node:
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            raise ConversionError(f"it takes more than {_MOST_STEPS} operations of torch")
         node = super().create_node(kind, target, args, kwargs, *rest)
         path, source = self.place
         if source:
@@ -314,11 +319,14 @@ class Emitter:
             graph, moved = simplified(graph, kinds, self._roles, fused=self._fused)
             for call in graph.calls:
                 self._tracer.place = call.module, call.source
+                self._tracer.steps = 0
                 self._kinds[call.name] = call.result[0] if len(call.result) == 1 else None
                 try:
                     self._env[call.name] = self._result(call)
-                except ConversionError:
-                    raise
+                except ConversionError as error:
+                    if self._tracer.steps <= _MOST_STEPS:
+                        raise
+                    raise ConversionError(f"{call.op} ({call.name}): {error}") from None
                 except Exception as error:
                     at = f" in {call.module}" if call.module else ""
                     source = f" ({call.source})" if call.source else ""
