@@ -101,6 +101,15 @@ def test_what_is_read_is_written_as_it_was(name, tmp_path):
     assert taken_apart(name) == fuzz_files.taken_apart((tmp_path / "again").read_bytes())
 
 
+@pytest.mark.parametrize(("name", "back"), [("tiny_torch", "torch"), ("tiny_jax", "jax")])
+def test_a_program_does_not_go_back_where_it_comes_from(name, back):
+    program = fmapper.load_program(program_files.WRITTEN / f"{name}.safetensors")
+    with pytest.raises(
+        fmapper.UnsupportedOpsError, match=r"was recorded from .* Convert the program"
+    ):
+        fmapper.convert(program, back)
+
+
 # --- nothing is run -------------------------------------------------------------------------------
 
 

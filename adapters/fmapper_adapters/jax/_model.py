@@ -24,6 +24,7 @@ from fmapper import (
     Program,
     ProgramInputError,
     Ref,
+    UnsupportedOpsError,
     convert,
     functor,
     get_device,
@@ -383,7 +384,17 @@ def from_program(
     Raises:
         UnsupportedOpsError: Operations have no lowering; lists all of them.
     """
-    lowerings = _table.find_all(program.ops(), added)
+    try:
+        lowerings = _table.find_all(program.ops(), added)
+    except UnsupportedOpsError as error:
+        if not any(op.startswith("lax::") for op in error.ops):
+            raise
+        raise UnsupportedOpsError(
+            f"{program.name} was recorded from JAX: its operations are JAX's own, and nothing "
+            'lowers them to JAX. Convert the program to "torch". Its weights are in '
+            "program.parameters and program.buffers, by name; fmapper.to_jax takes them back",
+            error.ops,
+        ) from None
     arrays = _moved({"params": program.parameters, "buffers": program.buffers})
     constants = to_numpy(program.constants)
     code = Code(program.without_state(), lowerings, constants)

@@ -17,6 +17,7 @@ from fmapper import (
     Observation,
     Program,
     ProgramInputError,
+    UnsupportedOpsError,
     convert,
     load_program,
     save_program,
@@ -337,4 +338,16 @@ def from_program(
         ConversionError: It was not recorded from JAX.
         UnsupportedOpsError: Primitives have no lowering; lists all of them.
     """
-    return TorchModel(program, lowerings, fused=fused)
+    try:
+        return TorchModel(program, lowerings, fused=fused)
+    except UnsupportedOpsError as error:
+        if not any(op.startswith("aten::") for op in error.ops):
+            raise
+        raise UnsupportedOpsError(
+            f"{program.name} was recorded from torch: its operations are torch's own, and nothing "
+            'lowers them to torch. Convert the program to "jax" or "flax". Its weights go back '
+            "into the module that it comes from: "
+            "module.load_state_dict(fmapper.to_torch({**program.parameters, **program.buffers}), "
+            "strict=False)",
+            error.ops,
+        ) from None
