@@ -31,6 +31,7 @@ _GRAPH = ("inputs", "calls", "outputs", "kinds")
 _APART = {"parameters", "buffers", "constants", "evaluation", "lines"}
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 
+_MOST_VALUES = 10_000_000  # a call of a program has some fifty
 _DEEPEST = 256  # lists and objects within each other
 _LARGEST = 1 << 64
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
@@ -78,6 +79,8 @@ def read_json(text: str) -> Any:
     steps = map(_STEP.__getitem__, _BRACKETS.sub("", bare))
     if max(itertools.accumulate(steps), default=0) > _DEEPEST:
         raise Misfit("is nested too deeply")
+    if sum(map(bare.count, ",[{")) > _MOST_VALUES:
+        raise Misfit("has too many values")
     if _LONG_NUMBER.search(bare):
         raise Misfit("has a number that is too long")
     try:
