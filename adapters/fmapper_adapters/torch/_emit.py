@@ -259,6 +259,11 @@ class Emitter:
     # --- what lowerings may ask for ---
 
     @property
+    def fused(self) -> bool:
+        """Whether what torch has whole is to be used."""
+        return self._fused
+
+    @property
     def device(self) -> Any:
         """Where the inputs are."""
         if self._anchor is None:

@@ -94,6 +94,11 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return forward_ad._current_level >= 0 or not all(map(_has_values, (q, k, v)))
 
 
+def is_quick_on_cpu(*tensors: Tensor) -> bool:
+    """Whether fast functions without a forward derivative can take tensors as they are."""
+    return forward_ad._current_level < 0 and all(x.is_cpu and _has_values(x) for x in tensors)
+
+
 def _has_values(x: Tensor) -> bool:
     """Whether a tensor has elements that can be looked at now."""
     return not (

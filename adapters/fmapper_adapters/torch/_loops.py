@@ -14,7 +14,7 @@ import torch
 from torch._higher_order_ops.scan import scan as _scan_operator
 from torch._higher_order_ops.while_loop import while_loop as _while_operator
 
-from fmapper_adapters.torch import _bits
+from fmapper_adapters.torch import _bits, _fast
 
 Tensor = torch.Tensor
 Body = Callable[..., tuple[Tensor, ...]]
@@ -70,6 +70,53 @@ def scan(
     if reverse:
         produced.reverse()
     return (*state, *(torch.stack(column) for column in zip(*produced, strict=True)))
+
+
+@_control_flow
+def lstm(
+    body: Body,
+    constants: Sequence[Tensor],
+    carry: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    *,
+    weights: Sequence[Tensor],
+    cell: int,
+    length: int,
+    reverse: bool,
+    outputs: Sequence[torch.dtype],
+    unroll: bool,
+) -> tuple[Tensor, ...]:
+    """A `scan` whose steps are an LSTM, by torch's own where that computes just that: on a CPU.
+
+    Args:
+        body: As in `scan`, as the rest.
+        constants: The same.
+        carry: The states of the cell and of what it shows, in any order.
+        xs: What each step is given.
+        weights: Of the inputs, of the hidden state, and the sum of the biases, in torch's layout.
+        cell: Which of the carry is the state of the cell.
+        length: The number of steps.
+        reverse: Begins with the last row.
+        outputs: The dtype of each output, all of them the hidden state.
+        unroll: As in `scan`.
+    """
+    (x,) = xs
+    given = (x, *carry, *weights)
+    if torch.compiler.is_compiling() or not _fast.is_quick_on_cpu(*given):
+        return scan(body, constants, carry, xs, length=length, reverse=reverse, outputs=outputs,
+                    unroll=unroll)  # fmt: skip
+    is_one = x.ndim == 2
+    x = x.flip(0) if reverse else x
+    c, h = (y[None, None] if is_one else y[None] for y in (carry[cell], carry[1 - cell]))
+    ours = [weights[0], weights[1], weights[2], torch.zeros_like(weights[2])]
+    states, last_h, last_c = torch.lstm(
+        x[:, None] if is_one else x, (h, c), ours, True, 1, 0.0, torch.is_grad_enabled(), False,
+        False,
+    )  # fmt: skip
+    states = states[:, 0] if is_one else states
+    last = [y[0, 0] if is_one else y[0] for y in (last_c, last_h)]
+    shown = states.flip(0) if reverse else states
+    return (*(last if cell == 0 else last[::-1]), *(shown for _ in outputs))
 
 
 def _scan_in_graph(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from fmapper import Graph
 from fmapper_adapters.torch import _loops
 from fmapper_adapters.torch._emit import current
 from fmapper_adapters.torch.lax._table import About, lax
+from fmapper_adapters.torch.recognise import Gate, Lstm, Part, find_lstm
 
 # Calls in all steps of a loop, up to which torch.compile and torch.export are given each of them.
 _UNROLLED = 600
@@ -39,17 +42,60 @@ def scan(
         found = current().inline(jaxpr, (*constants, *carry, *(x[0] for x in xs)))
         return (*found[:num_carry], *(y.unsqueeze(0) for y in found[num_carry:]))
     steps = sum(1 for _ in jaxpr.walk()) * length if isinstance(length, int) else None
+    lstm = find_lstm(jaxpr, num_consts, num_carry) if current().fused else None
+    function: Any = _loops.scan
+    weights: dict[str, Any] = {}
+    if lstm is not None:
+        function = _loops.lstm
+        weights = {"weights": _weights(lstm, dict(zip(jaxpr.inputs, constants, strict=False)))}
+        weights["cell"] = lstm.cell
     return _unpacked(
-        _loops.scan,
+        function,
         about,
         current().submodule(jaxpr, "scan"),
         constants,
         carry,
         xs,
+        **weights,
         length=length,
         reverse=reverse,
         outputs=tuple(current().dtype(dtype) for dtype, _ in about.results[num_carry:]),
         unroll=steps is not None and steps <= _UNROLLED,
+    )
+
+
+def _weights(lstm: Lstm, constants: dict[str, Any]) -> tuple[Any, ...]:
+    """The two matrices of an LSTM and the sum of its biases, as torch has them."""
+    size = lstm.size
+
+    def matrix(parts: list[Part]) -> Any:
+        first = parts[0]
+        whole = constants[first.name]
+        turned = whole if first.units_first else whole.t()
+        same = {(part.name, part.rows, part.units_first) for part in parts}
+        if len(same) == 1 and [part.start for part in parts] == [size * i for i in range(4)]:
+            row, count = first.rows
+            is_all = turned.fake.shape == (4 * size, count)
+            return turned if is_all else turned.narrow(0, 0, 4 * size).narrow(1, row, count)
+        return torch.cat([one(part) for part in parts], 0)
+
+    def one(part: Part) -> Any:
+        whole = constants[part.name]
+        turned = whole if part.units_first else whole.t()
+        return turned.narrow(0, part.start, size).narrow(1, *part.rows)
+
+    def bias(gate: Gate) -> Any:
+        parts = [constants[part.name].narrow(0, part.start, size) for part in gate.biases]
+        if not parts:
+            like = constants[gate.x.name]
+            return like.new_full((size,), gate.number)
+        total = functools.reduce(operator.add, parts)
+        return total + gate.number if gate.number else total
+
+    return (
+        matrix([gate.x for gate in lstm.gates]),
+        matrix([gate.h for gate in lstm.gates]),
+        torch.cat([bias(gate) for gate in lstm.gates], 0),
     )
 
 

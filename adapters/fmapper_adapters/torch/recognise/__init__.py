@@ -5,4 +5,8 @@ of what computes them, and what nobody uses any more is left out. Each file know
 The results are those of the primitives up to rounding, and so are the gradients.
 """
 
+from fmapper_adapters.torch.recognise._recurrent import Gate as Gate
+from fmapper_adapters.torch.recognise._recurrent import Lstm as Lstm
+from fmapper_adapters.torch.recognise._recurrent import Part as Part
+from fmapper_adapters.torch.recognise._recurrent import find_lstm as find_lstm
 from fmapper_adapters.torch.recognise._rewrite import simplified as simplified
