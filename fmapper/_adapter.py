@@ -144,6 +144,7 @@ class Adapter(ABC):
             compiler that traces the lookup finds them in a table.
         has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
             them a program for each.
+        compares: `convert` compares what it makes of its models with them, by `outcome`.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
     """
 
@@ -158,6 +159,7 @@ class Adapter(ABC):
     takes_host_arrays: ClassVar[bool] = False
     array_types: ClassVar[tuple[type, ...]] = ()
     has_modes: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
     lowers_like: ClassVar[str] = ""
 
     # arrays
@@ -618,6 +620,18 @@ class Adapter(ABC):
         """`call` for such inputs, as quick as a user of this framework would have it."""
         self.to_evaluation(model)
         return self.runner(lambda own, a, k: own(*a, **k), model, compile=None)
+
+    def outcome(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> Callable[[float], tuple[list[Any], dict[str, Any]]] | None:
+        """Prepares a call of a model in one of its modes, to be compared with another one.
+
+        Returns:
+            A function that gives the leaves of the output in order, and the arrays that the call
+            changes by name; the model stays as it is. It takes by how much the values of floating
+            arrays are to be off, relative to them. None where this framework has no such thing.
+        """
+        return None
 
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

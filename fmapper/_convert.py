@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
+from fmapper import _faithful
 from fmapper._adapter import Adapter
-from fmapper._discovery import adapters, get_adapter
-from fmapper._errors import ConversionError, DeclarationError, FmapperError
+from fmapper._discovery import adapter_of, adapters, get_adapter, installed_backends
+from fmapper._errors import (
+    BackendUnavailableError,
+    ConversionError,
+    DeclarationError,
+    FixedSizeWarning,
+    FmapperError,
+    UnsupportedOpsError,
+)
+from fmapper._fmap import fleaves
+from fmapper._functor import declaration_of
 from fmapper._move import mover_to
 from fmapper._program import Lowering, Program
 from fmapper._recording import in_turn
+from fmapper._warn import warn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -101,14 +113,17 @@ def convert(
         example_inputs: What the model is called with, by position. Arrays may be of any backend.
         example_kwargs: What it is called with by keyword.
         dynamic_shapes: Which sizes may vary, as `torch.export.export` takes it; all others are
-            fixed to those of the examples. `auto`: all that the code does not fix; sizes of 0 and 1
-            among the examples are fixed, so give larger ones. For models of JAX also as
-            `jax.export` takes it, as `["batch, _"]`.
+            fixed to those of the examples. `auto`: all that the code does not fix, with a
+            `FixedSizeWarning` that says which it fixes and why; sizes of 0 and 1 among the examples
+            are fixed, so give larger ones. For models of JAX also as `jax.export` takes it, as
+            `["batch, _"]`. What Python decides by such a size (`if x.shape[0] % 2`) is decided for
+            the examples; for inputs of which it is not true the model raises `ProgramInputError`.
         train: Record what the model does in training: dropout, batch statistics. For `torch` that
             is recorded unasked where it can be, beside evaluation; True makes it an error if not.
         verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
-        check: Compare what was recorded with the model on the example inputs, in its own framework:
-            a model that asks whether it is being recorded may do something else then.
+        check: Compare with the model on the example inputs: what was recorded, in its own
+            framework, for a model of torch, which may do something else while it is recorded; the
+            converted model for one of JAX, and with sizes that vary on others, too.
         strict: For functions of JAX that use arrays of an object which nobody declared: False makes
             those constants, which are not trained, where else they are an error.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
@@ -146,31 +161,144 @@ def convert(
     source = source_of(model)
     if source is target:
         raise ConversionError(f"{type(model).__name__} is a model of {to} already")
-    if source is None and (example_inputs or example_kwargs):
+    if source is None and (example_inputs or example_kwargs or _is_called(model)):
         source = source_of_callable(model, target)
+        if source is None and _is_called(model) and not _holds_arrays(model):
+            raise ConversionError(_why_no_source(model, to))
     elif source is not None and _family(source) == _family(target):
         source = None  # a program of the same framework: only the arrays are to be moved
     if source is None:
-        return mover_to(target)(model)
+        return _moved(model, target)
     if verify and train and not target.has_modes:
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
         )
-    program = recorded(
-        model,
-        source,
-        target,
-        example_inputs,
-        example_kwargs or {},
-        dynamic_shapes=dynamic_shapes,
-        train=train,
-        check=check,
-        strict=strict,
-    )
-    converted = lowered(program, target, train=train, **options)
+    settings = {"train": train, "check": check, "strict": strict}
+
+    def record(shapes: Any) -> Program:
+        given = example_inputs, example_kwargs or {}
+        return recorded(model, source, target, *given, dynamic_shapes=shapes, **settings)
+
+    def lower_it(program: Program) -> Any:
+        return lowered(program, target, train=train, **options)
+
+    program = record(dynamic_shapes)
+    is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
+    if is_auto and program.symbols:
+        program, converted = _with_what_varies(program, record, lower_it)
+    else:
+        converted = lower_it(program)
+    if program.fixed:
+        told = "\n".join(f"  {sentence}" for sentence in program.fixed)
+        warn(f"{program.name}: these sizes do not vary:\n{told}", FixedSizeWarning)
+    if check and source.compares:
+        _faithful.check(
+            model, source, converted, target, program, example_inputs, example_kwargs or {}
+        )
     if verify:
         _check(model, converted, example_inputs, example_kwargs or {})
     return converted
+
+
+class Auto(str):
+    """`dynamic_shapes="auto"`, with what is known to be fixed.
+
+    Attributes:
+        fixed: The number of an array among the inputs, and a dimension -> why it does not vary.
+    """
+
+    fixed: dict[tuple[int, int], str]
+
+    @classmethod
+    def but(cls, fixed: Mapping[tuple[int, int], str]) -> Auto:
+        """`auto` for all other sizes."""
+        made = cls("auto")
+        made.fixed = dict(fixed)
+        return made
+
+
+def _with_what_varies(
+    program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
+) -> tuple[Program, Any]:
+    """A program and its model in which all sizes vary that can when it is lowered, too.
+
+    Raises:
+        ConversionError: It cannot be lowered, or not without fixing what cannot be fixed.
+    """
+    try:
+        return program, lower_it(program)
+    except UnsupportedOpsError:
+        raise
+    except ConversionError as error:
+        first = error
+    reason = str(first).strip().splitlines()[0]
+    groups = [dict.fromkeys(places, reason) for places in _places_of(program)]
+    alone = groups[::-1]  # those of the last dimensions first
+    together = [
+        {place: reason for group in alone[:n] for place in group} for n in range(2, len(alone) + 1)
+    ]
+    for fixed in (*alone, *together):
+        try:
+            narrower = record(Auto.but(fixed))
+            if set(narrower.symbols) >= set(program.symbols):
+                break  # this framework has its own way to choose
+            return narrower, lower_it(narrower)
+        except ConversionError:
+            continue
+    raise first
+
+
+def _places_of(program: Program) -> list[list[tuple[int, int]]]:
+    """The dimensions of the arrays among the inputs that each size that varies stands in."""
+    arrays = [given for given in program.inputs if given.kind == "user"]
+    return [
+        [
+            (i, d)
+            for i, given in enumerate(arrays)
+            for d, size in enumerate(given.shape)
+            if symbol in re.findall(r"[A-Za-z_]\w*", str(size))
+        ]
+        for symbol in program.symbols
+    ]
+
+
+def _is_called(model: Any) -> bool:
+    """Says whether something is a program and no mere tree of arrays, whatever it is called with.
+
+    A declared class may have a `__call__` that computes with the arrays of every framework.
+    """
+    first = model[0] if isinstance(model, tuple) and len(model) == 2 else model
+    return callable(first) and declaration_of(type(first)) is None
+
+
+def _why_no_source(model: Any, to: str) -> str:
+    first = model[0] if isinstance(model, tuple) else model
+    name = getattr(first, "__qualname__", type(first).__name__)
+    ways = {
+        "jax": "make it the forward of a torch.nn.Module; what is written in JAX needs none",
+        "torch": "what is written in JAX is recorded by JAX, which is not installed",
+    }
+    way = ways.get("jax" if to == "flax" else to, "programs are converted to jax, flax and torch")
+    return f"{name} cannot be converted to {to}: no framework can record it; {way}"
+
+
+def _holds_arrays(tree: Any) -> bool:
+    return any(adapter_of(leaf) is not None for leaf in fleaves(tree))
+
+
+def _moved(tree: Any, target: Adapter) -> Any:
+    """Moves the arrays of a tree.
+
+    Raises:
+        ConversionError: There are none, so that nothing would be converted.
+    """
+    moved = mover_to(target)(tree)
+    if not _holds_arrays(moved):
+        raise ConversionError(
+            f"{type(tree).__name__} is not a model and holds no arrays: there is nothing to "
+            f"convert to {target.name}"
+        )
+    return moved
 
 
 def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -254,9 +382,26 @@ def lowered(program: Program, target: Adapter, *, train: bool, **options: Any) -
 
 
 def source_of_callable(model: Any, target: Adapter) -> Adapter | None:
-    """The framework that can record a function, or a tree that is called, for another one."""
-    others = (adapter for adapter in adapters() if _family(adapter) != _family(target))
-    return next((adapter for adapter in others if adapter.is_callable_model(model)), None)
+    """The framework that can record a function, or a tree that is called, for another one.
+
+    It need not be imported yet: a function may import it when it is called.
+    """
+    for adapter in _recorders():
+        if _family(adapter) != _family(target) and adapter.is_callable_model(model):
+            return adapter
+    return None
+
+
+def _recorders() -> Iterator[Adapter]:
+    """The adapters that are loaded, then those of frameworks that could be."""
+    loaded = adapters()
+    yield from loaded
+    for name in installed_backends():
+        if all(adapter.name != name for adapter in loaded):
+            try:
+                yield get_adapter(name)
+            except BackendUnavailableError:  # it is installed, but does not work
+                continue
 
 
 def _family(adapter: Adapter) -> str:

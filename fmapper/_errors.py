@@ -29,6 +29,7 @@ FmapperWarning (UserWarning)
 ├── NoGPUWarning                          `to_gpu` left the model on the CPU
 ├── PrecisionWarning                      floats were narrowed
 ├── NotCompiledWarning                    `jit` runs a function as it is
+├── FixedSizeWarning                      a size that was to vary does not
 └── TieWarning                            a tie that the target cannot express
 """
 
@@ -190,6 +191,10 @@ class PrecisionWarning(FmapperWarning):
 
 class NotCompiledWarning(FmapperWarning):
     """`jit` found no compiler, or a function that cannot be compiled, and runs it as it is."""
+
+
+class FixedSizeWarning(FmapperWarning):
+    """A size that was to vary is fixed to that of the examples; says which and why."""
 
 
 class TieWarning(FmapperWarning):

@@ -6,6 +6,7 @@ looked up by name, so a program can be written to a file and run where its sourc
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -199,6 +200,38 @@ class Parameter:
     required: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition on sizes that vary, which held for the example inputs and must hold at each call.
+
+    Python decided something by it while the program was recorded, as a branch on `n % 2 == 0`.
+
+    Attributes:
+        expression: Of the sizes, such as `mod(n, 2)`; see `size_of`.
+        relation: `==`, `!=`, `>=` or `<=`.
+        value: What the expression is compared with.
+        question: What was asked, and where.
+    """
+
+    expression: str
+    relation: str
+    value: int
+    question: str = ""
+
+    def holds(self, sizes: Mapping[str, Any]) -> Any:
+        """Says whether the condition holds; True where the sizes are not known."""
+        found = size_of(self.expression, sizes)
+        return found is None or RELATIONS[self.relation](found, self.value)
+
+
+RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
+
+
 @dataclass(slots=True, eq=False)
 class Program:
     """What a model computes, with its arrays.
@@ -217,6 +250,8 @@ class Program:
         frozen: Names of parameters that are not trained.
         transient: Names of buffers that are not part of the state dict.
         symbols: Sizes that may vary -> the smallest and largest value, None for no bound.
+        guards: What must hold of those sizes beside, since Python decided something by it.
+        fixed: Sizes that were to vary and do not, each in a sentence with the reason.
         default_dtype: The floating dtype of numbers that are given no other.
         train: Whether it was recorded for training.
         name: The class of the model.
@@ -241,6 +276,8 @@ class Program:
     frozen: tuple[str, ...] = ()
     transient: tuple[str, ...] = ()
     symbols: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    guards: tuple[Guard, ...] = ()
+    fixed: tuple[str, ...] = ()
     default_dtype: str = "float32"
     train: bool = False
     name: str = ""
@@ -300,7 +337,20 @@ class Program:
             wanted = size_of(expression, sizes)
             if wanted is not None and wanted != given:
                 return f"a size is {given}, but {expression} is {wanted}"
+        for guard in self.guards:
+            if not guard.holds(sizes):
+                return self._guard_problem(guard, sizes)
         return ""
+
+    def _guard_problem(self, guard: Guard, sizes: Mapping[str, Any]) -> str:
+        given = ", ".join(
+            f"{name} is {size}" for name, size in sizes.items() if name.isidentifier()
+        )
+        condition = f"{guard.expression} {guard.relation} {guard.value}"
+        return (
+            f"{given}: the program was recorded for sizes with {condition}, since the model "
+            f"decides by it ({guard.question}). Convert the model with examples of these sizes"
+        )
 
     def has_unknown_sizes(self) -> bool:
         """Whether sizes depend on the values of arrays, as the number of nonzero elements does."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from fmapper._program import (
+    RELATIONS,
     Call,
     DType,
     Graph,
+    Guard,
     Input,
     Output,
     Parameter,
@@ -168,6 +170,8 @@ def _check_one(program: Program, whole: Program) -> None:
     _of(bool, program.starts_in_training, "starts_in_training")
     _fits(_DTYPE, program.default_dtype, "default_dtype", "dtype")
     _check_symbols(program.symbols)
+    _each(program.guards, Guard, _check_guard, "guards")
+    _each(program.fixed, str, _check_line, "fixed")
     _of(Graph, program.graph, "graph")
     with _within("graph"):
         _check_graph(program.graph)
@@ -206,6 +210,18 @@ def _check_symbols(symbols: Any) -> None:
                 raise Misfit("is no pair")
             for bound in bounds:
                 _of((int, type(None)), bound)
+
+
+def _check_guard(guard: Guard) -> None:
+    _fits(_SIZE, guard.expression, "expression", "size")
+    _one_of(RELATIONS, guard.relation, "relation")
+    _of(int, guard.value, "value")
+    _fits(_LINE, guard.question, "question", "line")
+
+
+def _check_line(text: str) -> None:
+    if not _LINE.fullmatch(text):
+        raise Misfit(f"{shown(text)} is no line")
 
 
 def _check_input(given: Input, named: Mapping[str, Mapping[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from fmapper._program import (
     Call,
     DType,
     Graph,
+    Guard,
     Input,
     Output,
     Parameter,
@@ -25,7 +26,9 @@ from fmapper._program import (
 )
 from fmapper._trees import TreeSpec
 
-_PLAIN = {cls.__name__: cls for cls in (Call, Input, Output, Parameter, Scalar, Size, TreeSpec)}
+_PLAIN = {
+    cls.__name__: cls for cls in (Call, Guard, Input, Output, Parameter, Scalar, Size, TreeSpec)
+}
 _FIELDS = {name: tuple(field.name for field in fields(cls)) for name, cls in _PLAIN.items()}
 _GRAPH = ("inputs", "calls", "outputs", "kinds")
 _APART = {"parameters", "buffers", "constants", "evaluation", "lines"}

@@ -238,7 +238,7 @@ def test_missing_operations_are_listed_whole(net):
     def strange(x):
         return x * 3
 
-    converted = fmapper.convert(Strange(), "torch", (X,))
+    converted = fmapper.convert(Strange(), "torch", (X,), check=False)  # JAX cannot run it
     np.testing.assert_allclose(converted(T).detach(), 9 * net(X), rtol=1e-5, atol=1e-6)
 
 

@@ -13,6 +13,7 @@ class FlaxAdapter(NodeAdapter):
     """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
 
     name: ClassVar[str] = "flax"
+    compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     lowers_like: ClassVar[str] = "jax"
 
@@ -143,6 +144,15 @@ class FlaxAdapter(NodeAdapter):
         from fmapper_adapters.jax import _observed
 
         return _observed.compiled(*_source.evaluation(model, args, kwargs))
+
+    def outcome(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> Callable[[float], tuple[list[Any], dict[str, Any]]] | None:
+        """Compiled with little effort."""
+        from fmapper_adapters.flax import _source
+        from fmapper_adapters.jax import _observed
+
+        return _observed.outcome(*_source.of(model, args, kwargs, train=train))
 
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

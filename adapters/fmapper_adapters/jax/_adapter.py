@@ -41,6 +41,7 @@ class JaxAdapter(Adapter):
     """
 
     name: ClassVar[str] = "jax"
+    compares: ClassVar[bool] = True
     keeps_memory: ClassVar[bool] = True
     frozen: ClassVar[bool] = True
     read_only: ClassVar[bool] = True
@@ -384,6 +385,14 @@ class JaxAdapter(Adapter):
         from fmapper_adapters.jax import _observed, _source
 
         return _observed.compiled(*_source.evaluation(model, args, kwargs))
+
+    def outcome(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> Callable[[float], tuple[list[Any], dict[str, Any]]] | None:
+        """Compiled with little effort."""
+        from fmapper_adapters.jax import _observed, _source
+
+        return _observed.outcome(*_source.of(model, args, kwargs, train=train))
 
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]

@@ -11,9 +11,11 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from fmapper_adapters.jax import _keys
+from fmapper_adapters.jax import _frames, _keys
 
 _CALLS = {"custom_jvp_call", "custom_vjp_call"}
+# Of Lineax: what it computes is in a function among its parameters, and it has its own derivative.
+_OPENED = {"linear_solve"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +27,15 @@ class Function:
         taken: Which operands have derivatives.
         given: Which results have derivatives.
         body: What it computes, of all operands, as a closed jaxpr.
-        backward: Makes the program from the operands and the cotangents of those results to the
-            cotangents of those operands, as a closed jaxpr.
+        differentiate: Makes the program from the operands and the cotangents of those results to
+            the cotangents of some of those operands, as a closed jaxpr.
     """
 
     name: str
     taken: tuple[int, ...]
     given: tuple[int, ...]
     body: Any
-    backward: Callable[[], Any]
+    differentiate: Callable[[tuple[int, ...]], Any]
 
     @property
     def is_own(self) -> bool:
@@ -53,6 +55,8 @@ def function_of(eqn: Any) -> Function | None:
         label = _label(body)
     elif name == "custom_linear_solve":
         body, label = _solution(eqn), "jax::custom_linear_solve"
+    elif name in _OPENED:
+        body, label = _opened(eqn), name
     elif name == "random_gamma":
         return _gamma(eqn)
     else:
@@ -60,7 +64,7 @@ def function_of(eqn: Any) -> Function | None:
     found = eqn.params.get("num_consts", 0)  # in the surroundings of the function
     taken = tuple(i for i, v in enumerate(eqn.invars) if i >= found and _is_real(v.aval))
     given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
-    return Function(label, taken, given, body, lambda: _backward(eqn, taken, given))
+    return Function(label, taken, given, body, lambda some: _backward(eqn, some, given))
 
 
 def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
@@ -113,6 +117,15 @@ def _solution(eqn: Any) -> Any:
     return jax.make_jaxpr(run)(*[_shape(v.aval) for v in eqn.invars])
 
 
+def _opened(eqn: Any) -> Any:
+    """What a primitive computes by its own rule, as a closed jaxpr."""
+
+    def run(*operands: Any) -> list[Any]:
+        return list(eqn.primitive.impl(*operands, **eqn.params))
+
+    return jax.make_jaxpr(run)(*[_shape(v.aval) for v in eqn.invars])
+
+
 def _gamma(eqn: Any) -> Function:
     """A sample as JAX draws it, all elements side by side; its derivative as JAX has it."""
     primitive, in_logarithms = eqn.primitive, eqn.params["log_space"]
@@ -136,7 +149,7 @@ def _gamma(eqn: Any) -> Function:
         (1,),
         (0,),
         body(*shapes),
-        lambda: jax.make_jaxpr(backward)(shapes, shapes[1:]),
+        lambda _: jax.make_jaxpr(backward)(shapes, shapes[1:]),
     )
 
 
@@ -150,7 +163,7 @@ def _label(body: Any) -> str:
     """The name of a function, which says whether it is one of JAX's own."""
     info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
     name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
-    return f"jax::{name}" if "/jax/_src/" in place else name
+    return f"jax::{name}" if _frames.is_of(place, ("jax",)) else name
 
 
 def _shape(aval: Any) -> Any:

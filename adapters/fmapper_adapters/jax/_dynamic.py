@@ -4,24 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax import export
 
-from fmapper import ConversionError, size_of
+from fmapper import ConversionError, Guard, size_of
+from fmapper_adapters.jax import _guards
 
 _FUNCTIONS = ("floordiv", "mod", "max", "min")  # as JAX prints what no operator is for
+Trace = Callable[[list[Any]], Any]
 Symbols = dict[str, tuple[int | None, int | None]]
 # What is traced: the structure of the examples, their arrays, which leaves are none, and the names
 # of the parameters of the signature.
 Examples = tuple[Any, list[Any], list[bool], list[str]]
 
 
-def traced(
-    trace: Callable[[list[Any]], Any], examples: Examples, dynamic_shapes: Any
-) -> tuple[Any, Symbols]:
+@dataclass
+class Traced:
+    """What was traced.
+
+    Attributes:
+        jaxpr: The jaxpr.
+        symbols: The sizes in it that may vary, with bounds.
+        guards: What must hold of them.
+        fixed: Sizes that were to vary and do not: the array, the dimension, and why.
+    """
+
+    jaxpr: Any
+    symbols: Symbols = field(default_factory=dict)
+    guards: tuple[Guard, ...] = ()
+    fixed: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+Places = Mapping[tuple[int, int], str]  # why the dimension of an array does not vary
+
+
+def traced(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced:
     """The jaxpr for the shapes of the examples, and the sizes in it that may vary.
+
+    What Python asks of such a size is decided for the examples; see `_guards`. A size of which only
+    one value is left by that is fixed.
 
     Args:
         trace: Gives the jaxpr for shapes.
@@ -36,18 +60,63 @@ def traced(
     arrays = examples[1]
     shapes = [_struct(x.shape, x.dtype) for x in arrays]
     if dynamic_shapes is None:
-        return trace(shapes), {}
+        return Traced(trace(shapes))
     if isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
-        return _auto(trace, shapes)
+        return _auto(trace, shapes, getattr(dynamic_shapes, "fixed", {}))
     bounds: Symbols = {}
     texts = _Texts(bounds).of(examples, dynamic_shapes)
-    symbolic = _symbolic(shapes, texts, bounds)
-    _check(symbolic, shapes, bounds)
-    return trace(symbolic), bounds
+    try:
+        return _guarded(trace, shapes, texts, bounds)
+    except ConversionError:
+        if not any(texts):
+            raise
+    return _guarded(trace, shapes, texts, bounds, deep=True)
 
 
-def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> None:
+def _guarded(
+    trace: Trace,
+    shapes: list[Any],
+    texts: list[str | None],
+    bounds: Symbols,
+    *,
+    deep: bool = False,
+) -> Traced:
+    """The jaxpr for shapes in words, with guards for what Python asks of sizes.
+
+    Raises:
+        ConversionError: It cannot be recorded, or the sizes do not fit the examples.
+    """
+    found = Traced(None)
+    while True:
+        symbols = dict(bounds)
+        symbolic, scope = _symbolic(shapes, texts, symbols)
+        sizes = _check(symbolic, shapes, symbols)
+        questions = _guards.Questions(scope, sizes, deep=deep)
+        try:
+            with questions:
+                found.jaxpr = trace(symbolic)
+        except ConversionError:
+            if not questions.fixed():  # else the answers so far have been inconsistent with it
+                raise
+        fixed = questions.fixed()
+        if not fixed:
+            found.symbols, found.guards = symbols, questions.guards()
+            return found
+        for name, (value, question) in fixed.items():
+            bounds.pop(name, None)
+            for i, struct in enumerate(symbolic):
+                found.fixed += [
+                    (i, d, question if isinstance(value, int) else f"it is {value}: {question}")
+                    for d, size in enumerate(struct.shape) if str(size) == name
+                ]  # fmt: skip
+            texts = [text and re.sub(rf"\b{name}\b", str(value), text) for text in texts]
+
+
+def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str, int]:
     """Asks whether the examples are of such shapes.
+
+    Returns:
+        The sizes of the examples.
 
     Raises:
         ConversionError: They are not, or a size is not that of a dimension itself.
@@ -74,9 +143,11 @@ def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> None:
                 f"dynamic_shapes: a size of the examples is {n}, but {size} is to be it, and "
                 f"{known}"
             )
+    return sizes
 
 
-def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> list[Any]:
+def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> tuple[list[Any], Any]:
+    """The shapes with symbols, and the scope of those."""
     limits = [f"{name} >= {low}" for name, (low, _) in bounds.items() if low is not None]
     limits += [f"{name} <= {high}" for name, (_, high) in bounds.items() if high is not None]
     try:
@@ -91,7 +162,7 @@ def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> li
         for size in struct.shape:
             for name in _names(size):
                 bounds.setdefault(name, (None, None))
-    return found
+    return found, scope
 
 
 def _names(size: Any) -> Iterator[str]:
@@ -197,26 +268,36 @@ def _finite(high: Any) -> int | None:
 # --- auto -----------------------------------------------------------------------------------------
 
 
-def _auto(trace: Callable[[list[Any]], Any], shapes: list[Any]) -> tuple[Any, Symbols]:
+def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
     """All sizes that can vary: all at once, else one after the other, first dimensions first.
 
     Two inputs that have a size in common are taken to have it in common always, where the code
     cannot do without that.
+
+    Args:
+        trace: Gives the jaxpr for shapes.
+        shapes: Those of the examples.
+        known: Dimensions that cannot vary, and why.
     """
     fixed = trace(shapes)  # what is wrong with the examples themselves is said first
-    places = [(i, d) for i, s in enumerate(shapes) for d, n in enumerate(s.shape) if n > 1]
+    told = [(i, d, why) for (i, d), why in known.items()]
+    places = [(i, d) for i, s in enumerate(shapes) for d, n in enumerate(s.shape)
+              if n > 1 and (i, d) not in known]  # fmt: skip
     places.sort(key=lambda place: place[1])
     if not places:
-        return fixed, {}
+        return Traced(fixed, fixed=told)
     own = {place: _letter(i) for i, place in enumerate(places)}
     sizes = {n: _letter(i) for i, n in enumerate(dict.fromkeys(
         shapes[i].shape[d] for i, d in places))}  # fmt: skip
     shared = {place: sizes[shapes[place[0]].shape[place[1]]] for place in places}
     for names in (own, shared):
-        found = _tried(trace, shapes, names)
-        if found is not None:
-            return found
-    best: tuple[Any, Symbols] = fixed, {}
+        try:
+            found = _tried(trace, shapes, names)
+        except ConversionError:  # the code fixes one of them
+            continue
+        found.fixed += told
+        return found
+    best = Traced(fixed)
     kept: dict[tuple[int, int], str] = {}
     for place in places:
         if place in kept:
@@ -224,26 +305,32 @@ def _auto(trace: Callable[[list[Any]], Any], shapes: list[Any]) -> tuple[Any, Sy
         alone = {place: own[place]}
         group = {p: own[place] for p in places if shared[p] == shared[place] and p not in kept}
         first = {p: name for p, name in group.items() if p[1] == place[1]}
-        for added in (alone, first, group):
-            found = _tried(trace, shapes, {**kept, **added})
-            if found is not None:
-                best, kept = found, {**kept, **added}
+        reason = ""
+        for added, deep in ((alone, False), (first, False), (group, False), (alone, True)):
+            try:
+                best = _tried(trace, shapes, {**kept, **added}, deep=deep)
+            except ConversionError as error:
+                reason = reason or _reason(error)
+            else:
+                kept = {**kept, **added}
                 break
+        else:
+            told.append((*place, reason))
+    best.fixed += told
     return best
 
 
-def _tried(
-    trace: Callable[[list[Any]], Any], shapes: list[Any], names: Mapping[tuple[int, int], str]
-) -> tuple[Any, Symbols] | None:
+def _tried(trace: Trace, shapes: list[Any], names: Places, *, deep: bool = False) -> Traced:
+    """The jaxpr where some dimensions have names.
+
+    Raises:
+        ConversionError: The code fixes one of them.
+    """
     texts: list[str | None] = []
     for i, shape in enumerate(shapes):
         words = [names.get((i, d), "_") for d in range(len(shape.shape))]
         texts.append(", ".join(words) + ("," if len(words) == 1 else "") if words else None)
-    bounds: Symbols = {}
-    try:
-        return trace(_symbolic(shapes, texts, bounds)), bounds
-    except ConversionError:  # the code fixes one of them
-        return None
+    return _guarded(trace, shapes, texts, {}, deep=deep)
 
 
 def _letter(i: int) -> str:
@@ -253,6 +340,12 @@ def _letter(i: int) -> str:
 def _struct(shape: Any, dtype: Any) -> Any:
     struct: Any = jax.ShapeDtypeStruct
     return struct(shape, dtype)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what was said, without which model it was said of."""
+    line = _first_line(error)
+    return line.partition(" cannot be recorded")[2].removeprefix(":").strip() or line
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from fmapper import Call, ConversionError, DType, FmapperWarning, Graph, Ref, Scalar, Size
-from fmapper_adapters.jax import _collectives, _custom, _keys
+from fmapper_adapters.jax import _checks, _collectives, _custom, _frames, _keys
 
 # Functions that are called where they stand: what they compute is part of the caller.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
@@ -47,6 +47,8 @@ _OPAQUE = {"maybe_set", "vprim"}
 _ORDER = 2
 # What only shows values on the way.
 _SHOWN = {"debug_callback", "debug_print"}
+# Behind which there are no derivatives.
+_STOPPING = {"stop_gradient", "nontraceable", "nondifferentiable_backward", "nondifferentiable"}
 _HOST = {
     "pure_callback": "it calls back into Python on the host",
     "io_callback": "it calls back into Python on the host",
@@ -159,6 +161,7 @@ class _Body:
         self._calls: list[Call] = []
         self._counts: dict[str, int] = {}
         self._taken: set[str] = set()  # names of inputs, which no call may have
+        self._differentiable: set[str] = set()  # results that may have derivatives
 
     def graph(self, jaxpr: Any, names: Sequence[str], consts: Sequence[Any]) -> Graph:
         env: dict[Any, Any] = {}
@@ -167,6 +170,8 @@ class _Body:
             env[var] = self._array(array)
         for var, name in zip(jaxpr.invars, names, strict=True):
             env[var] = Ref(name)
+            if _has_derivatives(_kind(var.aval)):
+                self._differentiable.add(name)
         outputs = self._read(jaxpr, env, "", "")
         return Graph(tuple(names), self._calls, outputs).without_dead_calls(lambda call: False)
 
@@ -242,6 +247,11 @@ class _Body:
             return self._read_closed(branch, args[1:], path, source)
         if _keys.is_identity(eqn):
             return args
+        check = _checks.of(eqn)
+        if check is not None:
+            return self._checked(check, eqn, args, path, source)
+        if _checks.holds_one(eqn):  # its derivative is that of what it gives
+            return self._read_closed(eqn.params["call_jaxpr"], args, path, source)
         function = _custom.function_of(eqn)
         if function is not None:
             if self._order is None:
@@ -252,10 +262,26 @@ class _Body:
             return self._read_closed(raw, args, path, source)
         return self._call(eqn, args, path, source)
 
+    def _checked(
+        self, check: _checks.Check, eqn: Any, args: list[Any], path: str, source: str
+    ) -> Sequence[Any]:
+        """What a check lets through, with the check before it."""
+        values = list(self._read_closed(check.branch, args[1:], path, source))
+        if isinstance(args[0], Scalar):
+            return values
+        kwargs = {"message": check.message, "wrong": check.wrong}
+        return self._emitted("error_if", eqn, (args[0], *values), kwargs, path, source, True)
+
     def _function(
         self, function: _custom.Function, eqn: Any, args: list[Any], path: str, source: str
     ) -> Sequence[Any]:
         body, backward, held, more = self._reader.function(function, self._order or 0)
+        varying = tuple(i for i in function.taken if self._varies(args[i]))
+        if isinstance(backward, str) and self._order and varying != function.taken:
+            if not varying:  # nobody can ask for its derivative
+                return self._read_closed(function.body, args, path, source)
+            function = dataclasses.replace(function, taken=varying)
+            body, backward, held, more = self._reader.function(function, self._order)
         kwargs: dict[str, Any] = {
             "call_jaxpr": body,
             "function": function.name,
@@ -266,7 +292,15 @@ class _Body:
         if held or more:
             kwargs["constants"] = len(held), len(more)
         operands = (*map(self._array, (*held, *more)), *args)
-        return self._emitted(eqn.primitive.name, eqn, operands, kwargs, path, source, True)
+        before = set(self._differentiable)
+        results = self._emitted(eqn.primitive.name, eqn, operands, kwargs, path, source, True)
+        if isinstance(backward, str) and self._order:  # JAX would raise
+            self._differentiable = before
+        return results
+
+    def _varies(self, operand: Any) -> bool:
+        """Whether there may be a derivative by what an operand is computed from."""
+        return isinstance(operand, Ref) and operand.name in self._differentiable
 
     def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
         name = eqn.primitive.name
@@ -297,6 +331,8 @@ class _Body:
             self._reader.equations[at] = eqn
         result = tuple(_kind(var.aval) for var in eqn.outvars)
         self._calls.append(Call(at, f"lax::{name}", args, kwargs, path, source, result))
+        if name not in _STOPPING and any(map(self._varies, args)):
+            self._differentiable.add(at)
         if not several:
             return (Ref(at),)
         return tuple(self._item(at, i, kind, path, source) for i, kind in enumerate(result))
@@ -305,6 +341,8 @@ class _Body:
         at = self._name(call)
         args = (Ref(call), i)
         self._calls.append(Call(at, "sym::getitem", args, {}, path, source, (kind,)))
+        if call in self._differentiable and _has_derivatives(kind):
+            self._differentiable.add(at)
         return Ref(at)
 
     def _with_constants(
@@ -428,9 +466,13 @@ def _is_function(value: Any) -> bool:
 def _derivative(function: _custom.Function) -> Any | str:
     """The derivative of a function, or why JAX has none."""
     try:
-        return function.backward()
-    except (TypeError, ValueError, NotImplementedError) as reason:
+        return function.differentiate(function.taken)
+    except Exception as reason:  # JAX and libraries have many classes for "there is none"
         return f"JAX: {reason}"
+
+
+def _has_derivatives(kind: tuple[str, Any]) -> bool:
+    return kind[0].startswith(("float", "bfloat", "complex"))
 
 
 def _shape_of(aval: Any) -> tuple[Any, Any]:
@@ -461,14 +503,6 @@ def _source(eqn: Any) -> str:
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ""
-    frames = [f for f in traceback.frames if not _is_of_jax(f.file_name)]
-    own = [f for f in frames if not _is_of_library(f.file_name)] or frames
+    frames = [f for f in traceback.frames if not _frames.is_of_jax(f.file_name)]
+    own = [f for f in frames if not _frames.is_of_library(f.file_name)] or frames
     return f"{own[0].file_name}:{own[0].line_num}" if own else ""
-
-
-def _is_of_jax(file: str) -> bool:
-    return "/jax/_src/" in file or "/jax/" in file or "/fmapper" in file or file.startswith("<")
-
-
-def _is_of_library(file: str) -> bool:
-    return any(f"/{name}/" in file for name in ("flax", "equinox", "haiku", "optax"))

@@ -25,6 +25,7 @@ from fmapper import (
     holds_arrays,
     trainables,
 )
+from fmapper_adapters.jax import _frames
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 _NUMBERS = (bool, int, float, complex)
@@ -269,7 +270,7 @@ def _parts(function: Any) -> list[tuple[str, Any]]:
         found = [("", function.func), *args, *function.keywords.items()]
     else:
         own = getattr(function, "__wrapped__", None)
-        of_library = any(f"/{name}/" in function.__code__.co_filename for name in _LIBRARIES)
+        of_library = _frames.is_of(function.__code__.co_filename, _LIBRARIES)
         found = [
             ("" if of_library or value is own else name, value) for name, value in _cells(function)
         ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fmapper import Observation, Ref, Scalar, to_jax
 from fmapper_adapters.jax import _custom, _keys, _record
@@ -61,6 +62,38 @@ def compiled(
         return run(*arrays, [leaf for leaf in flat if hasattr(leaf, "dtype")])
 
     return call
+
+
+def outcome(
+    source: _record.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[float], tuple[list[Any], dict[str, Any]]]:
+    """A call of a model as XLA compiles it, with little effort; see `Adapter.outcome`."""
+    leaves, tree = jax.tree.flatten((args, dict(kwargs)), is_leaf=lambda x: x is None)
+    static = [not (hasattr(x, "shape") and hasattr(x, "dtype")) for x in leaves]
+    traced = _record.Traced(source, leaves, tree, static)
+    given = [to_jax(leaf) for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
+    arrays = [*map(to_jax, (*source.parameters.values(), *source.buffers.values())), *given]
+    run = jax.jit(traced.flat).lower(*arrays).compile(_QUICK)
+
+    def call(off: float) -> tuple[list[Any], dict[str, Any]]:
+        generator = np.random.default_rng(0)
+        found, changed = run(*(_shaken(x, off, generator) for x in arrays))
+        rest = iter(found)
+        outputs = [leaf if fixed else _words(next(rest)) for leaf, fixed in traced.outputs]
+        return outputs, dict(zip(traced.changed, map(_words, changed), strict=True))
+
+    return call
+
+
+# For programs that run once.
+_QUICK: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def _shaken(x: Any, off: float, generator: np.random.Generator) -> Any:
+    if not off or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    noise = jnp.asarray(generator.uniform(-off, off, x.shape), x.real.dtype)
+    return (x * (1 + noise)).astype(x.dtype)
 
 
 def in_float64(

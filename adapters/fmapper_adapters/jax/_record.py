@@ -133,15 +133,16 @@ def recorded(
     for path, leaf in zip(paths, leaves, strict=True):
         _check_leaf(leaf, f"the input {path}")
     arrays = [to_jax(leaf) for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
-    traced = _Traced(source, leaves, tree, static)
+    traced = Traced(source, leaves, tree, static)
     own = [*map(_as_array, source.parameters.values())], [*map(_as_array, source.buffers.values())]
-    closed, symbols = _dynamic.traced(
+    outcome = _dynamic.traced(
         lambda shapes: traced.run(*own, shapes),
         (spec, arrays, static, [p.name for p in signature]),
         dynamic_shapes,
     )
     names = [("parameter", n) for n in source.parameters]
     names += [("buffer", n) for n in source.buffers]
+    closed = outcome.jaxpr
     positions = [i for i, f in enumerate(static) if not f]
     labels = _distinct([*(_label(paths[p]) for p in positions), *(_label(n) for _, n in names)])
     labels = [*labels[len(positions) :], *labels[: len(positions)]]
@@ -188,7 +189,12 @@ def recorded(
         aliases=source.aliases,
         frozen=source.frozen,
         transient=source.transient,
-        symbols=symbols,
+        symbols=outcome.symbols,
+        guards=outcome.guards,
+        fixed=tuple(
+            f"{paths[positions[i]]}.shape[{d}] is {arrays[i].shape[d]}: {' '.join(why.split())[:500]}"
+            for i, d, why in sorted(outcome.fixed)
+        ),
         train=train,
         name=source.name,
         lines=_lines(graph),
@@ -206,7 +212,7 @@ def _lines(graph: Graph) -> dict[str, str]:
     return found
 
 
-class _Traced:
+class Traced:
     """The function that is traced, and what it says beside arrays.
 
     Attributes:
@@ -226,29 +232,27 @@ class _Traced:
 
     def run(self, parameters: list[Any], buffers: list[Any], given: list[Any]) -> Any:
         """A function of flat lists, to be traced with arrays or shapes."""
-        source = self._source
         shapes = [_shape(x) for x in (*parameters, *buffers)]
-        split = len(parameters)
-
-        def flat(*all_arrays: Any) -> Any:
-            params = dict(zip(source.parameters, all_arrays[:split], strict=True))
-            rest = all_arrays[split : len(shapes)]
-            held = dict(zip(source.buffers, rest, strict=True))
-            return self._call(params, held, all_arrays[len(shapes) :])
-
         try:
-            return jax.make_jaxpr(flat)(*shapes, *given)
+            return jax.make_jaxpr(self.flat)(*shapes, *given)
         except ProgramInputError as error:  # of a model that was converted before
             raise ConversionError(str(error)) from error
         except FmapperError:
             raise
         except Exception as error:  # whatever code of the user says to a tracer
-            raise ConversionError(_refusals.told(source.name, error)) from error
+            raise ConversionError(_refusals.told(self._source.name, error)) from error
 
-    def _call(self, params: Any, buffers: Any, given: Any) -> Any:
-        rest = iter(given)
+    def flat(self, *arrays: Any) -> Any:
+        """The function of parameters, buffers and arrays among the inputs, one after the other."""
+        source = self._source
+        rest = iter(arrays)
+        params = {name: next(rest) for name in source.parameters}
+        held = {name: next(rest) for name in source.buffers}
+        return self._call(params, held, rest)
+
+    def _call(self, params: Any, buffers: Any, given: Iterator[Any]) -> Any:
         full = [
-            leaf if fixed else next(rest)
+            leaf if fixed else next(given)
             for leaf, fixed in zip(self._leaves, self._static, strict=True)
         ]
         args, kwargs = jax.tree.unflatten(self._tree, full)

@@ -6,6 +6,8 @@ import traceback
 
 import jax
 
+from fmapper_adapters.jax import _frames
+
 _WAYS: tuple[tuple[type[Exception] | str, str], ...] = (
     (
         jax.errors.TracerBoolConversionError,
@@ -55,6 +57,8 @@ _WAYS: tuple[tuple[type[Exception] | str, str], ...] = (
 def told(name: str, error: Exception) -> str:
     """What a user reads of an error while a model was traced."""
     way = next((text for kind, text in _WAYS if _is_a(error, kind)), "")
+    if isinstance(error, TypeError) and " missing " in str(error) and "argument" in str(error):
+        way = "give what it is called with in example_inputs and example_kwargs"
     place = _place(error)
     at = f" at {place}" if place else ""
     reason = f"{type(error).__name__}: {_short(error)}"
@@ -77,12 +81,10 @@ def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         f for f in frames
-        if not any(f"/{name}/" in f.filename for name in _LIBRARIES) and "<" not in f.filename
+        if not (_frames.is_of_jax(f.filename) or _frames.is_of_python(f.filename))
+        and not _frames.is_of(f.filename, _LIBRARIES)
     ]  # fmt: skip
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
-_LIBRARIES = (
-    "jax", "flax", "equinox", "fmapper", "fmapper_adapters", "contextlib", "numpy", "haiku",
-    "jaxtyping",
-)  # fmt: skip
+_LIBRARIES = (*_frames.OF_FLAX_AND_ALIKE, "numpy", "jaxtyping")

@@ -14,7 +14,17 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fmapper import Input, Lowering, Observation, Program, ProgramInputError, Ref, Scalar, functor
+from fmapper import (
+    Input,
+    Lowering,
+    Observation,
+    Program,
+    ProgramInputError,
+    Ref,
+    Scalar,
+    functor,
+    size_of,
+)
 from fmapper_adapters.torch import _constants, _emit, _quoted, _tidy
 from fmapper_adapters.torch.lax import _table, _types
 
@@ -86,6 +96,10 @@ class Code:
             )
             for dtype, name in {d: n for n, d in reversed(self.floats.items())}.items()
         ]
+        for given in self.users:  # what is worked out once need not be when a call is compiled
+            for size in given.shape:
+                size_of(str(size), {})
+        program.size_problem({})
         self.wanted = [(i.shape, dtype) for i, dtype in zip(self.users, self.dtypes, strict=True)]
         self.changed = [
             self.targets[str(out.target)]
@@ -202,6 +216,16 @@ class Code:
                 return args
         return self._checked(self.program.bind(args, kwargs, sparing=True))
 
+    def with_statics(self, leaves: list[Any]) -> list[Any]:
+        """The tensors among leaves, whatever those are that the program is fixed to, as its mode.
+
+        Raises:
+            ProgramInputError: The program was recorded for other tensors.
+        """
+        return self._checked(
+            [g.value if g.kind == "static" else x for g, x in zip(self.users, leaves, strict=True)]
+        )
+
     def _checked(self, leaves: list[Any]) -> list[Any]:
         sizes: dict[str, Any] = {}
         found: list[Any] = []
@@ -243,7 +267,9 @@ class Code:
                 return _narrowed(x, dtype, path)
             problem = f"{x.dtype} was given, {dtype} is wanted"
         if problem:
-            raise ProgramInputError(f"{self.program.name}: {path}: {problem}")
+            why = [told for told in self.program.fixed if told.startswith(f"{path}.shape[")]
+            told = f"; {'; '.join(why)}" if why else ""
+            raise ProgramInputError(f"{self.program.name}: {path}: {problem}{told}")
         tensor: torch.Tensor = x
         return tensor
 

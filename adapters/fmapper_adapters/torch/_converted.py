@@ -149,6 +149,17 @@ class TorchModel(Part):
         except ProgramInputError:
             return False
 
+    def outcome(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The leaves of the output in one of the modes, and what a call changes, by name."""
+        code = self._codes["training" if train else "evaluation"]
+        leaves = code.program.bind(args, kwargs, sparing=True)
+        with torch.no_grad():
+            outputs, changed = code.function(self, *code.with_statics(leaves))
+        names = [str(out.target) for out in code.program.outputs if out.kind != "user"]
+        return list(outputs), dict(zip(names, changed, strict=True))
+
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
         """Every operation of a call that is one in the graph, with its results."""
         code = self._code

@@ -185,6 +185,7 @@ class Emitter:
         self._sizes: dict[str, Any] = {}
         self._anchor: Value | None = None
         self._device: Any = None
+        self.is_inner = False  # of a loop, a branch or a function
 
     # --- inputs and outputs ---
 
@@ -435,6 +436,7 @@ class Emitter:
         inner = Emitter(
             self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines
         )
+        inner.is_inner = True
         for name, kind in zip(graph.inputs, graph.kinds, strict=True):
             inner.placeholder(name, kind, self._fake([kind])[0])
             for i, size in enumerate(kind[1]):
@@ -464,7 +466,9 @@ def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) ->
         kinds = [DimDynamic.STATIC if isinstance(n, int) else DimDynamic.DUCK for n in given.shape]
         if program.symbols:
             context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-            found.append(mode.from_tensor(example, symbolic_context=context))
+            symbolic = mode.from_tensor(example, symbolic_context=context).shape
+            with mode:
+                found.append(torch.empty(symbolic, dtype=dtype, device="cpu"))
         else:
             with mode:
                 found.append(torch.empty(shape, dtype=dtype, device="cpu"))

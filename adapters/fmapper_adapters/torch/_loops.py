@@ -170,6 +170,29 @@ def _own(x: Tensor) -> Tensor:
 
 
 @_control_flow
+def checked(
+    fails: Tensor, operands: Sequence[Tensor], *, message: str, inner: bool
+) -> tuple[Tensor, ...]:
+    """What a check lets through.
+
+    Args:
+        fails: Whether it fails.
+        operands: What it lets through.
+        message: What it says.
+        inner: It is part of a loop or a branch, which torch compiles without checks.
+
+    Raises:
+        RuntimeError: It fails.
+    """
+    if torch.compiler.is_compiling():
+        if not inner:
+            torch._assert_async(~fails, message)
+    elif bool(fails.any()):
+        raise RuntimeError(message)
+    return tuple(operands)
+
+
+@_control_flow
 def while_loop(
     condition: Body,
     body: Body,

@@ -128,6 +128,13 @@ def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], about: About) 
     return _unpacked(_loops.switch, about, index, modules, operands)
 
 
+@lax("error_if", about=True)
+def error_if(index: Any, *operands: Any, message: str, wrong: int, about: About) -> Any:
+    """A check, which raises where `index` is `wrong`, and what it lets through."""
+    inner = current().is_inner
+    return _unpacked(_loops.checked, about, index == wrong, operands, message=message, inner=inner)
+
+
 def _unpacked(function: Any, about: About, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """A call of a function that gives a tuple, as a tuple of what it gives."""
     found = current().call(function, *args, **kwargs)

@@ -18,6 +18,7 @@ from fmapper_adapters.torch.lax._table import About, lax
     "custom_jvp_call",
     "custom_vjp_call",
     "custom_linear_solve",
+    "linear_solve",
     "random_gamma",
     numbers=True,
     about=True,

@@ -1,0 +1,58 @@
+"""Finds checks of values, as `equinox.error_if` makes: a branch that calls Python to raise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+_RAISING = "equinox._errors"  # the module of the functions that raise
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check of values.
+
+    Attributes:
+        message: What it says where it fails.
+        wrong: The index of the branch that is taken then.
+        branch: The other one, as a closed jaxpr: what the check lets through.
+    """
+
+    message: str
+    wrong: int
+    branch: Any
+
+
+def of(eqn: Any) -> Check | None:
+    """The check that an equation is; None for any other one."""
+    if eqn.primitive.name != "cond" or len(eqn.params["branches"]) != 2:
+        return None
+    branches = eqn.params["branches"]
+    for wrong, branch in enumerate(branches):
+        raising = _raising(branch)
+        if raising is not None:
+            return Check(_message(raising), wrong, branches[1 - wrong])
+    return None
+
+
+def holds_one(eqn: Any) -> bool:
+    """Whether an equation is a function with a derivative of its own around a check."""
+    if eqn.primitive.name != "custom_jvp_call":
+        return False
+    return any(of(inner) is not None for inner in eqn.params["call_jaxpr"].jaxpr.eqns)
+
+
+def _raising(branch: Any) -> Any | None:
+    """The function of Python that a branch calls to raise an error."""
+    for eqn in branch.jaxpr.eqns:
+        if eqn.primitive.name == "pure_callback":
+            called = getattr(eqn.params["callback"], "callback_func", None)
+            if getattr(called, "__module__", "") == _RAISING:
+                return called
+    return None
+
+
+def _message(raising: Any) -> str:
+    cells = dict(zip(raising.__code__.co_freevars, raising.__closure__ or (), strict=True))
+    messages = cells["msgs"].cell_contents if "msgs" in cells else ()
+    return "; ".join(map(str, messages)) or "a check of the model failed"
