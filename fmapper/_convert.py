@@ -173,7 +173,7 @@ def convert(
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
         )
-    settings = {"train": train, "check": check, "strict": strict}
+    settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}
 
     def record(shapes: Any) -> Program:
         given = example_inputs, example_kwargs or {}

@@ -202,8 +202,8 @@ class Questions:
     def _value(self, expression: Any) -> int:
         if not isinstance(expression, _Symbol):
             return int(expression)
-        found: int = size_of(str(expression), self._sizes)
-        return found
+        found: Any = size_of(str(expression), self._sizes)
+        return int(found)
 
     def _equal(self, difference: Any, question: str, frame: Any) -> bool:
         if not isinstance(difference, _Symbol):

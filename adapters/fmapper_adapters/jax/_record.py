@@ -192,7 +192,7 @@ def recorded(
         symbols=outcome.symbols,
         guards=outcome.guards,
         fixed=tuple(
-            f"{paths[positions[i]]}.shape[{d}] is {arrays[i].shape[d]}: {' '.join(why.split())[:500]}"
+            f"{paths[positions[i]]}.shape[{d}] is {arrays[i].shape[d]}: {why[:500]}"
             for i, d, why in sorted(outcome.fixed)
         ),
         train=train,
