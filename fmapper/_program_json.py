@@ -34,6 +34,7 @@ _GRAPH = ("inputs", "calls", "outputs", "kinds")
 _APART = {"parameters", "buffers", "constants", "evaluation", "lines"}
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 
+_LATER = {"guards", "fixed"}  # not in files that were written before, nor where they are empty
 _MOST_VALUES = 10_000_000  # a call of a program has some fifty
 _DEEPEST = 256  # lists and objects within each other
 _LARGEST = 1 << 64
@@ -108,7 +109,11 @@ def _no_constant(name: str) -> Any:
 
 def encode_program(program: Program) -> dict[str, Any]:
     """A program without its arrays, and without the one for evaluation, as plain JSON."""
-    return {name: _encode(getattr(program, name)) for name in _PROGRAM}
+    return {
+        name: _encode(getattr(program, name))
+        for name in _PROGRAM
+        if name not in _LATER or getattr(program, name)
+    }
 
 
 def _encode(value: Any) -> Any:
