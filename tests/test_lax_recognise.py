@@ -144,6 +144,11 @@ def test_what_is_spelt_out_becomes_one_call(name):
 
 # The arithmetic is that of something known, but the dimensions or the numbers are not.
 NEARLY = {
+    "softmax of complex numbers": (
+        lambda x: jnp.abs(jax.nn.softmax(jax.lax.complex(x, x[::-1]))),
+        (SQUARE,),
+        "softmax",
+    ),
     "softmax, shifted by a number": (
         lambda x: jnp.exp(x - 0.5) / jnp.exp(x - 0.5).sum(-1, keepdims=True),
         (X,),

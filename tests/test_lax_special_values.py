@@ -234,3 +234,13 @@ def test_attention_can_be_mapped_differentiated_forward_and_exported():
     bad = args[1].clone()
     bad[:, 4:] = torch.nan
     torch.testing.assert_close(exported(args[0], bad, args[2]), model(args[0], bad, args[2]))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "complex64"])
+def test_bounds_of_what_torch_does_not_clamp(dtype):
+    x = jnp.asarray([0, 1, 1, 0] if dtype == "bool" else [1 + 2j, -1, 3 - 1j, 1j, -1j], dtype)
+    low, high = jnp.zeros((), dtype), jnp.ones((), dtype)
+    got = fmapper.convert(lambda x: jax.lax.clamp(low, x, high), "torch", (x,))
+    np.testing.assert_array_equal(
+        fmapper.to_numpy(got(fmapper.to_torch(x))), jax.lax.clamp(low, x, high)
+    )

@@ -149,7 +149,11 @@ lax("min", numbers=True, about=True)(_extreme("minimum"))
 def clamp(low: Any, x: Any, high: Any, *, about: About) -> Any:
     if x.is_floating_point():
         return _clamped(low, x, high)
-    if x.is_complex() or x.dtype is torch.bool:
+    if x.is_complex():  # by their real parts alone
+        low, high = as_tensor(low, x), as_tensor(high, x)
+        found = torch.where(torch.real(x) <= torch.real(low), low, x)
+        return torch.where(torch.real(found) <= torch.real(high), found, high)
+    if x.dtype is torch.bool:
         return _extreme("minimum")(_extreme("maximum")(x, low, about=about), high, about=about)
     if about.is_unsigned:
         dtype = x.dtype

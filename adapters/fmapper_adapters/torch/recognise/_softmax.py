@@ -12,6 +12,8 @@ def find(rewriter: Any, call: Call) -> Any | None:
     look = rewriter.look
     if call.op not in ("lax::div", "lax::sub"):
         return None
+    if not call.result[0][0].startswith(("float", "bfloat")):
+        return None
     shifted = _shifted(look, call)
     if shifted is None:
         return None
