@@ -13,6 +13,7 @@ from hypothesis import settings
 # Programs and tables of cases: they need frameworks, and have no doctests.
 collect_ignore_glob = [
     "sweep_*.py",
+    "fuzz*.py",
     "uses_*.py",
     "tiny_*.py",
     "nn_cases.py",
