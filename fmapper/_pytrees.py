@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from operator import itemgetter
+from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
 from fmapper import _nodes
@@ -79,7 +79,7 @@ class Static:
     place makes another structure of the functor instead of changing this one.
     """
 
-    __slots__ = ("carried", "cls", "dynamic", "names", "patterns", "static", "whole")
+    __slots__ = ("_hash", "carried", "cls", "dynamic", "names", "patterns", "static", "whole")
 
     def __init__(
         self,
@@ -91,6 +91,7 @@ class Static:
         *,
         whole: Any = None,
     ) -> None:
+        self._hash: int | None = None
         self.cls, self.names = cls, names
         self.dynamic, self.patterns = tuple(patterns), patterns
         self.static, self.carried, self.whole = static, carried, whole
@@ -101,17 +102,29 @@ class Static:
             and self.cls is other.cls
             and self.names == other.names
             and self.dynamic == other.dynamic
-            and equals(self.static, other.static)
-            and equals(self.carried, other.carried)
-            and equals(self.whole, other.whole)
+            and _are_equal(self.static, other.static)
+            and _are_equal(self.carried, other.carried)
+            and (self.whole is other.whole or equals(self.whole, other.whole))
         )
 
     def __hash__(self) -> int:
-        return hash((self.cls, self.names, self.dynamic, digest(self.static)))
+        if self._hash is None:
+            self._hash = hash((self.cls, self.names, self.dynamic, digest(self.static)))
+        return self._hash
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.static.items())
         return f"{self.cls.__qualname__}({shown})" if shown else self.cls.__qualname__
+
+
+def _are_equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
+    """`equals`, quickly where most values are the very same ones."""
+    if len(mine) != len(other):
+        return False
+    for name, value in mine.items():
+        if name not in other or (value is not other[name] and not equals(value, other[name])):
+            return False
+    return True
 
 
 def take_apart(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | Constant]:
@@ -144,14 +157,14 @@ def take_apart(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static 
         else:
             pattern = known[name] if name in known else _pattern(child, rules)
         if pattern is False:
-            static[name] = snapshot(child)
+            static[name] = child if type(child) in _PLAIN else snapshot(child)
         else:
             patterns[name] = pattern
             dynamic.append(child if pattern is True else _wrapped(child, pattern))
-    cached = _nodes.cached_names(cls)
+    slots, cached = _names(cls)
     carried = {
         name: snapshot(value)
-        for name, value in sorted(_attributes(node), key=itemgetter(0))
+        for name, value in _attributes(node, slots)
         if name not in have and name not in cached
     }
     return dynamic, Static(cls, tuple(have), patterns, static, carried)
@@ -173,10 +186,8 @@ def put_together(
     if static.whole is not None:
         return static.whole
     given = dict(zip(static.dynamic, children, strict=True))
-    values = {
-        name: given[name] if name in given else snapshot(static.static[name])
-        for name in static.names
-    }
+    kept = static.static
+    values = {name: given[name] if name in given else snapshot(kept[name]) for name in static.names}
     declaration = declaration_of(static.cls)
     new: Any = object.__new__(static.cls)
     for name, value in static.carried.items():
@@ -187,10 +198,18 @@ def put_together(
         for name, value in values.items():
             object.__setattr__(new, name, value)
     if rules is not None and any(
-        _pattern(child, rules) != static.patterns[name] for name, child in given.items()
+        _pattern(child, rules) != static.patterns[name]
+        for name, child in given.items()
+        if static.patterns[name] is not True or adapter_of(child) is None
     ):
         _mark(new, static.patterns)
     return new
+
+
+@lru_cache(1024)
+def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The slots of a class, and the attributes that are computed from children."""
+    return slot_names(cls), frozenset(_nodes.cached_names(cls))
 
 
 def _static_names(cls: type) -> tuple[str, ...]:
@@ -219,46 +238,45 @@ def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
     """Which parts of a child are dynamic."""
     if rules is None:
         return True
-    if not _is_opened(child, rules):
-        return _is_kept(child, rules)
+    cls = type(child)
+    if cls in _PLAIN:
+        return child is None and rules.is_dynamic(child)
+    if not issubclass(cls, CONTAINERS):
+        return rules.is_dynamic(child)
+    if not rules.opens(cls):
+        return holds_arrays(child)
     holds_dynamic, holds_static = _contents(child, rules)
     if not holds_static:
         return True
-    return _patterns(child, rules) if holds_dynamic else False
-
-
-def _patterns(container: Any, rules: PyTreeRules) -> Pattern:
-    return {key: _pattern(part, rules) for key, part in _items(container)}
-
-
-def _is_opened(child: Any, rules: PyTreeRules) -> bool:
-    return isinstance(child, CONTAINERS) and rules.opens(type(child))
-
-
-def _is_kept(child: Any, rules: PyTreeRules) -> bool:
-    """Whether something that is no opened container goes to the registry as it is."""
-    if isinstance(child, CONTAINERS) and not holds_arrays(child):
+    if not holds_dynamic:
         return False
-    return rules.is_dynamic(child)
+    return {key: _pattern(part, rules) for key, part in _items(child)}
 
 
 def _contents(container: Any, rules: PyTreeRules) -> tuple[bool, bool]:
     """Whether anything in a container is dynamic, and whether anything is static."""
     seen = {id(container): container}
     todo = [container]
+    verdicts: dict[type, bool] = {}  # of what is no container only the type counts
     found_dynamic = found_static = False
     while todo and not (found_dynamic and found_static):
         for _, part in _items(todo.pop()):
-            if type(part) in _PLAIN:
-                found_static |= not (part is None and rules.is_dynamic(part))
-            elif _is_opened(part, rules):
-                if id(part) not in seen:
-                    seen[id(part)] = part
-                    todo.append(part)
-            elif _is_kept(part, rules):
-                found_dynamic = True
-            else:
+            cls = type(part)
+            is_dynamic = verdicts.get(cls)
+            if is_dynamic is None:
+                if not issubclass(cls, CONTAINERS):
+                    is_dynamic = verdicts[cls] = rules.is_dynamic(part)
+                elif not rules.opens(cls):
+                    is_dynamic = holds_arrays(part)
+                else:
+                    if id(part) not in seen:
+                        seen[id(part)] = part
+                        todo.append(part)
+                    continue
+            if not is_dynamic:
                 found_static = True
+            elif part is not None:  # a node that is neither, if it is one
+                found_dynamic = True
     return found_dynamic, found_static
 
 
@@ -327,8 +345,8 @@ _held: deque[int] = deque()
 _HELD_AT_MOST = 4096
 
 
-def _attributes(node: Any) -> Iterable[tuple[str, Any]]:
-    for name in slot_names(type(node)):
+def _attributes(node: Any, slots: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
+    for name in slots:
         if hasattr(node, name):
             yield name, getattr(node, name)
     yield from getattr(node, "__dict__", {}).items()
