@@ -161,7 +161,7 @@ def take_apart(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static 
         else:
             patterns[name] = pattern
             dynamic.append(child if pattern is True else _wrapped(child, pattern))
-    slots, cached = _names(cls)
+    slots, cached = _names(cast(Any, cls))
     carried = {
         name: snapshot(value)
         for name, value in _attributes(node, slots)
