@@ -427,7 +427,11 @@ def _optree_type(cls: type) -> NodeType | None:
         return None
     import optree
 
-    entry = optree.register_pytree_node.get(cls, namespace=NAMESPACE)
+    get: Any = optree.register_pytree_node.get
+    try:  # all at once, since optree asks a class for `_fields`, and its metaclass may raise
+        entry = get(namespace=NAMESPACE).get(cls)
+    except TypeError:  # the oldest releases tell of one class only
+        entry = get(cls, namespace=NAMESPACE)
     if entry is None or entry.kind is not optree.PyTreeKind.CUSTOM:
         return None
 
