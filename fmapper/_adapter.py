@@ -579,6 +579,7 @@ class Adapter(ABC):
         train: bool,
         check: bool,
         strict: bool | None,
+        specialize: bool = False,
     ) -> Program:
         """Records what a model of this framework computes for example inputs.
 

@@ -98,6 +98,7 @@ def convert(
     verify: bool = False,
     check: bool = True,
     strict: bool | None = None,
+    specialize: bool = False,
     **options: Any,
 ) -> Any:
     """A model of one framework as a model of another: its program is recorded and lowered.
@@ -126,6 +127,8 @@ def convert(
             converted model for one of JAX, and with sizes that vary on others, too.
         strict: For functions of JAX that use arrays of an object which nobody declared: False makes
             those constants, which are not trained, where else they are an error.
+        specialize: Where sizes depend on the values of tensors and are not padded, take those that
+            the values of the examples give: the program checks them, and compiles.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
             unless given; None leaves it to `jax.default_matmul_precision`. For `flax` the same and
             `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen. For
@@ -174,6 +177,7 @@ def convert(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
         )
     settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}
+    settings["specialize"] = specialize
 
     def record(shapes: Any) -> Program:
         given = example_inputs, example_kwargs or {}
@@ -321,6 +325,7 @@ def recorded(
     train: bool,
     check: bool = True,
     strict: bool | None = None,
+    specialize: bool = False,
 ) -> Program:
     """The program of a model; for a target that has modes, of both if it is to be trained."""
 
@@ -333,6 +338,7 @@ def recorded(
             train=train,
             check=check,
             strict=strict,
+            **({"specialize": True} if specialize else {}),
         )
 
     if not target.has_modes:

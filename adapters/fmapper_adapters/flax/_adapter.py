@@ -96,6 +96,7 @@ class FlaxAdapter(NodeAdapter):
         train: bool,
         check: bool,
         strict: bool | None,
+        specialize: bool = False,
     ) -> Program:
         """What `jax.make_jaxpr` records of a module with its variables."""
         from fmapper_adapters.flax import _source

@@ -351,6 +351,7 @@ class JaxAdapter(Adapter):
         train: bool,
         check: bool,
         strict: bool | None,
+        specialize: bool = False,
     ) -> Program:
         """What `jax.make_jaxpr` records."""
         from fmapper_adapters.jax import _record, _source

@@ -275,7 +275,8 @@ class JaxModel:
             error.add_note(
                 f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
                 "called, and differentiated in parameters that no size depends on, but not "
-                "compiled: call it outside of jax.jit, jax.vmap and jax.export."
+                "compiled: call it outside of jax.jit, jax.vmap and jax.export, or convert the "
+                "model with specialize=True, for the sizes of the examples."
             )
             raise
 

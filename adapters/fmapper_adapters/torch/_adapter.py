@@ -12,7 +12,16 @@ import torch
 import torch.utils.dlpack
 
 from fmapper import Adapter, Device, DeviceInfo, Exchange, Memory, NodeType, Observation
-from fmapper_adapters.torch import _batch, _devices, _host, _nodes, _optim, _standin, _threads
+from fmapper_adapters.torch import (
+    _batch,
+    _caches,
+    _devices,
+    _host,
+    _nodes,
+    _optim,
+    _standin,
+    _threads,
+)
 
 if TYPE_CHECKING:
     from fmapper import Counts, Lowering, Program  # loaded when something is counted or converted
@@ -323,7 +332,7 @@ class TorchAdapter(Adapter):
 
     def node_type(self, cls: type) -> NodeType | None:
         """Modules, optimizers, and what goes with them."""
-        return _nodes.node_type(cls) or _optim.node_type(cls)
+        return _nodes.node_type(cls) or _optim.node_type(cls) or _caches.node_type(cls)
 
     def registered_type(self, cls: type) -> NodeType | None:
         """What `torch.utils._pytree` has for exactly this class."""
@@ -347,12 +356,19 @@ class TorchAdapter(Adapter):
         train: bool,
         check: bool,
         strict: bool | None,
+        specialize: bool = False,
     ) -> Program:
         """What `torch.export` records."""
         from fmapper_adapters.torch import _export  # torch.export is slow to import
 
         program = _export.export_program(
-            model, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, check=check
+            model,
+            args,
+            kwargs,
+            dynamic_shapes=dynamic_shapes,
+            train=train,
+            check=check,
+            specialize=specialize,
         )
         own = getattr(model, "program", None) if hasattr(model, "as_program") else None
         if own is not None:  # it was converted to torch: its forward takes anything

@@ -9,14 +9,14 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx.experimental import sym_node
 from torch.utils import _pytree as pytree
 
-from fmapper import ConversionError, Program, to_torch
+from fmapper import ConversionError, NotCompiledWarning, Program, to_torch
 from fmapper_adapters.torch import (
     _asserted,
     _decompose,
@@ -30,10 +30,13 @@ from fmapper_adapters.torch import (
     _own_gradients,
     _packed,
     _recordable,
+    _static_sizes,
     _values,
 )
 from fmapper_adapters.torch._turns import turns
 from fmapper_adapters.torch._undone import unwound
+
+_Way = Callable[..., torch.export.ExportedProgram]
 
 
 def export_program(
@@ -44,6 +47,7 @@ def export_program(
     dynamic_shapes: Any = None,
     train: bool = False,
     check: bool = True,
+    specialize: bool = False,
 ) -> Program:
     """The program of a module for example inputs.
 
@@ -71,6 +75,11 @@ def export_program(
     ):
         lowered = recorded(recording, args, inputs, dynamic_shapes, check=check)
         found = _graph.program(module, lowered, train=train)
+        if specialize and _static_sizes.remaining(found):
+            ways = _WAYS_FOR_VALUES[::-1]
+            lowered = recorded(recording, args, inputs, dynamic_shapes, check=check, ways=ways)
+            found = _graph.program(module, lowered, train=train)
+    _warn_of_sizes(found, specialize=specialize)
     return _graph.with_integers_as_buffers(found) if packed else found
 
 
@@ -81,6 +90,7 @@ def recorded(
     dynamic_shapes: Any,
     *,
     check: bool = False,
+    ways: Sequence[_Way] = (),
 ) -> torch.export.ExportedProgram:
     """The program as torch has it, with nothing changed in place and what is not lowered apart.
 
@@ -92,7 +102,45 @@ def recorded(
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
     with _obstacles.uncompiled(), _keywords.named(module, kwargs, dynamic_shapes) as shapes:
-        return _recorded_somehow(module, args, kwargs, shapes, check=check)
+        return _recorded_somehow(module, args, kwargs, shapes, check=check, ways=ways)
+
+
+def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
+    """Says which sizes keep a program from being compiled, and where they come from."""
+    calls = _static_sizes.remaining(program)
+    if not calls:
+        return
+    places: dict[str, set[str]] = {}
+    for call in calls:
+        places.setdefault(call.source or call.module or program.name, set()).add(
+            call.op.partition(".")[0]
+        )
+    lines = [f"  {place}: {', '.join(sorted(ops))}" for place, ops in places.items()]
+    more = [f"  and at {len(lines) - _MOST_LINES} more places"] if len(lines) > _MOST_LINES else []
+    way_out = (
+        "The values of the examples do not settle them."
+        if specialize
+        else "convert(..., specialize=True) takes the sizes that the examples give, checks them in "
+        "each call, and compiles."
+    )
+    warnings.warn(
+        f"{program.name} has sizes that depend on the values of tensors: the program can be "
+        f"called, but not compiled, so not in jax.jit, jax.vmap or jax.export. {way_out} They come "
+        "from\n" + "\n".join([*lines[:_MOST_LINES], *more]),
+        NotCompiledWarning,
+        stacklevel=_outside(),
+    )
+
+
+_MOST_LINES = 8
+
+
+def _outside() -> int:
+    """How many calls the code that asked for the conversion is away."""
+    depth, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith("fmapper"):
+        depth, frame = depth + 1, frame.f_back
+    return depth
 
 
 def _recorded_somehow(
@@ -102,10 +150,11 @@ def _recorded_somehow(
     dynamic_shapes: Any,
     *,
     check: bool,
+    ways: Sequence[_Way] = (),
 ) -> torch.export.ExportedProgram:
     reasons: list[Exception] = []
-    ways = [*_WAYS, _unaware]
-    for_values = [*_WAYS_FOR_VALUES]
+    for_values = [] if ways else [*_WAYS_FOR_VALUES]
+    ways = [*(ways or _WAYS), _unaware]
     _own_gradients.met.clear()
     while ways:
         way = ways.pop(0)
@@ -344,7 +393,7 @@ _STRICTLY = functools.partial(_plainly, grad=True, strict=True)
 # Without reading the bytecode first, which is quicker; with it where that fails. Gradients are
 # switched on, so that `torch.no_grad` is seen, unless only without them it can be recorded: torch
 # has loops that it cannot differentiate.
-_WAYS: tuple[Callable[..., torch.export.ExportedProgram], ...] = (
+_WAYS: tuple[_Way, ...] = (
     functools.partial(_plainly, grad=True, strict=False),
     functools.partial(_plainly, grad=False, strict=False),
     _STRICTLY,

@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper import Call, ConversionError, DType, Graph, Input, Output, Parameter, Program, Ref
-from fmapper_adapters.torch import _own_gradients
+from fmapper_adapters.torch import _own_gradients, _static_sizes
 from fmapper_adapters.torch._spec import tree_spec
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
@@ -41,6 +41,7 @@ def program(
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     graph = _without_tokens(_GraphReader(exported.graph_module).graph(), signature)
+    graph = _static_sizes.static(graph, exported.graph_module)
     names = _Names(module, exported)
     inputs = tuple(
         names.input(spec, node, at)

@@ -84,7 +84,7 @@ def uncompiled() -> Iterator[None]:
         return run
 
     try:
-        torch.compile = compile_in_turn  # type: ignore[assignment]
+        torch.compile = compile_in_turn
         with stance("force_eager"):
             yield
     finally:

@@ -108,6 +108,39 @@ def unique2(
     return _unique(values, inverse.reshape(x.shape), counts, return_inverse, return_counts)
 
 
+@lowering("fmapper::unique_consecutive.static")
+def runs(
+    x: Any,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+    *,
+    size: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Each run of equal elements of a row once, where it is known how many there are."""
+    new = jnp.concatenate([jnp.ones(1, bool), x[1:] != x[:-1]])
+    starts = jnp.nonzero(new, size=size, fill_value=0)[0]
+    counts = jnp.append(starts[1:], x.shape[0]) - starts
+    return _unique(x[starts], jnp.cumsum(new) - 1, counts, return_inverse, return_counts)
+
+
+@lowering("fmapper::unique.static")
+def unique_static(
+    x: Any,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    size: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Each element once, in order, where it is known how many there are."""
+    flat = x.reshape(-1)
+    order = jnp.argsort(flat, stable=True)
+    values, inverse, counts = runs(flat[order], True, True, size=size)
+    inverse = jnp.zeros_like(inverse).at[order].set(inverse).reshape(x.shape)
+    return _unique(values, inverse, counts, return_inverse, return_counts)
+
+
 @lowering("aten::unique_dim", concrete=True)
 def unique_dim(
     x: Any,
