@@ -46,7 +46,8 @@ def _is_child(value: Any) -> bool:
     if isinstance(value, list | tuple | dict):
         return True
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
-    return not isinstance(value, type) and (is_array or is_cache(type(value)))
+    kind: Any = type(value)
+    return not isinstance(value, type) and (is_array or is_cache(kind))
 
 
 def _fill(new: Any, old: Any, children: Mapping[str, Any]) -> None:
