@@ -103,3 +103,17 @@ def test_diffrax():
         ).ys  # fmt: skip
 
     agree(solve)
+
+
+def test_what_has_no_counterpart_is_refused_by_name():
+    exported = jax.export.export(jax.jit(jnp.sin))(jax.ShapeDtypeStruct((2,), jnp.float32))
+    with pytest.raises(fmapper.ConversionError, match="call the function that was exported"):
+        fmapper.convert(exported.call, "torch", (X,))
+    with pytest.raises(fmapper.ConversionError, match=r"int4.*use int8"):
+        fmapper.convert(lambda x: x.astype(jnp.int4).astype(jnp.float32), "torch", (X,))
+    sparse = pytest.importorskip("jax.experimental.sparse")
+    matrix = sparse.BCOO.fromdense(jnp.eye(2))
+    with pytest.raises(fmapper.ConversionError, match=r"sparse array; call todense\(\)"):
+        fmapper.convert(lambda x: matrix @ x, "torch", (X,))
+    dense = matrix.todense()
+    fmapper.convert(lambda x: dense @ x, "torch", (X,))

@@ -43,6 +43,10 @@ _DROPPED |= {"const_lengths", "linear", "unroll", "update_consts", "symbolic_zer
 _DROPPED |= {"ft_in", "ft_out"}
 # Of Equinox: what they compute is in a function among their parameters.
 _OPAQUE = {"maybe_set", "vprim"}
+# Of jax.experimental.sparse.
+_SPARSE = ("bcoo_", "bcsr_")
+# Integers that torch does not compute with.
+_NARROW = ("int4", "uint4", "int2", "uint2")
 # How often functions with a derivative of their own are differentiated in theirs.
 _ORDER = 2
 # What only shows values on the way.
@@ -57,6 +61,8 @@ _HOST = {
     "shard_map": "it is spread over devices by shard_map",
     "infeed": "it reads from the host",
     "outfeed": "it writes to the host",
+    "call_exported": "it calls an exported function, which is compiled code; call the function "
+    "that was exported in its place",
     "ffi_call": "it calls a foreign function that XLA knows",
 }
 
@@ -214,9 +220,12 @@ class _Body:
         args = [self._value(var, env) for var in eqn.invars]
         path = _path(eqn, path)
         source = _source(eqn) or outer
-        if name in _HOST:
+        why = _HOST.get(name)
+        if name.startswith(_SPARSE):
+            why = "a sparse array; call todense() on that array before, outside of the model"
+        if why is not None:
             where = f" ({source})" if source else ""
-            raise ConversionError(f"{name} in {path or 'the root'}{where}: {_HOST[name]}")
+            raise ConversionError(f"{name} in {path or 'the root'}{where}: {why}")
         if name in _SHOWN:
             warnings.warn(
                 f"{source or path or 'the root'}: what jax.debug shows is left out",
@@ -326,6 +335,13 @@ class _Body:
         source: str,
         several: bool,
     ) -> Sequence[Any]:
+        for var in eqn.outvars:
+            if str(getattr(var.aval, "dtype", "")) in _NARROW:
+                where = f" ({source})" if source else ""
+                raise ConversionError(
+                    f"{name} in {path or 'the root'}{where}: it gives {var.aval.dtype}, which "
+                    "torch does not compute with; use int8 in its place"
+                )
         at = self._name(name)
         if self._constant == self._reader.constant:
             self._reader.equations[at] = eqn
