@@ -112,7 +112,8 @@ class Observation:
         module: The path of the part of the model that it belongs to.
         op: The operation.
         source: The line of code that it comes from.
-        values: The arrays that it gave; none where nobody can see them.
+        values: The arrays that it gave; none where nobody can see them, or where it leaves open
+            what is in them.
     """
 
     module: str
@@ -631,6 +632,19 @@ class Adapter(ABC):
             A function that gives the leaves of the output in order, and the arrays that the call
             changes by name; the model stays as it is. It takes by how much the values of floating
             arrays are to be off, relative to them. None where this framework has no such thing.
+        """
+        return None
+
+    def examine(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """The output of a model that a conversion has made, to be compared with its source.
+
+        Returns:
+            None where there is nothing to compare, as where it draws random numbers.
+
+        Raises:
+            ConversionError: An operation gives another dtype or shape than in its source.
         """
         return None
 

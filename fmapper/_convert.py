@@ -123,8 +123,10 @@ def convert(
             is recorded unasked where it can be, beside evaluation; True makes it an error if not.
         verify: Compare the result with the model on the example inputs; see `fmapper.verify`.
         check: Compare with the model on the example inputs: what was recorded, in its own
-            framework, for a model of torch, which may do something else while it is recorded; the
-            converted model for one of JAX, and with sizes that vary on others, too.
+            framework, for a model of torch, which may do something else while it is recorded, and
+            then the converted model, whose operations must give the dtypes of torch, too (its first
+            call is compiled by that); the converted model for one of JAX, and with sizes that vary
+            on others, too.
         strict: For functions of JAX that use arrays of an object which nobody declared: False makes
             those constants, which are not trained, where else they are an error.
         specialize: Where sizes depend on the values of tensors and are not padded, take those that
@@ -201,6 +203,11 @@ def convert(
         )
     if verify:
         _check(model, converted, example_inputs, example_kwargs or {})
+    if check and not source.compares:
+        from fmapper import _agreement
+
+        given = (example_inputs, example_kwargs or {})
+        _agreement.refuse_difference(model, source, converted, target, *given, train=train)
     return converted
 
 

@@ -30,6 +30,7 @@ FmapperWarning (UserWarning)
 ├── PrecisionWarning                      floats were narrowed
 ├── NotCompiledWarning                    `jit` runs a function as it is
 ├── FixedSizeWarning                      a size that was to vary does not
+├── ConversionWarning                     a model has two right answers, and the program one
 └── TieWarning                            a tie that the target cannot express
 """
 
@@ -195,6 +196,10 @@ class NotCompiledWarning(FmapperWarning):
 
 class FixedSizeWarning(FmapperWarning):
     """A size that was to vary is fixed to that of the examples; says which and why."""
+
+
+class ConversionWarning(FmapperWarning):
+    """A model gives one of two answers, by its mode or by a choice of its framework's."""
 
 
 class TieWarning(FmapperWarning):

@@ -3,6 +3,7 @@
     python tests/sweep_opinfo.py                       # all operations; hours
     python tests/sweep_opinfo.py --ops linalg,cumsum --samples 20
     python tests/sweep_opinfo.py --shard 2/8
+    python tests/sweep_opinfo.py --kinds               # dtypes and shapes only, of all dtypes
 
 Each case is a sample of an `OpInfo` of `torch.testing` in one dtype. Its outcome is one of
 
@@ -14,6 +15,9 @@ Each case is a sample of an `OpInfo` of `torch.testing` in one dtype. Its outcom
 * `refused`: conversion, or the converted program, says why it cannot do that (a `FmapperError`).
 * `error`: anything else was raised, or it took too long.
 * `MISMATCH`: other values than torch's, without an error.
+
+With `--kinds` nothing is converted: the lowering of each operation must give the dtypes and shapes
+that it gives in torch, for every dtype that torch has.
 
 Cases run in worker processes, which are replaced when they crash or hang. All samples of several
 operations are one program, which is halved where it fails, down to single samples.
@@ -40,6 +44,8 @@ from sweeping import Worker
 
 OUTCOMES = ("exact", "not exported", "missing", "refused", "error", "MISMATCH")
 DTYPES = ("float32", "int64", "bool", "complex64")
+ALL_DTYPES = (*DTYPES, "float16", "bfloat16", "float64", "complex128", "uint8", "int8", "int16",
+              "int32")  # fmt: skip
 # Results that torch leaves undefined.
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
              "new_empty_strided", "resize_", "resize_as_")  # fmt: skip
@@ -66,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     found.add_argument("--ops", default="", help="only names that begin so, by comma")
     found.add_argument("--only", default="", help="only these names, by comma")
-    found.add_argument("--dtypes", default=",".join(DTYPES))
+    found.add_argument("--dtypes", default="")
+    found.add_argument("--kinds", action="store_true", help="dtypes and shapes only; with x64")
     found.add_argument("--samples", type=int, default=6, help="per operation and dtype")
     found.add_argument("--reference", action="store_true", help="the longer lists of samples")
     found.add_argument("--shard", default="1/1", help="2/8: the second of eight parts")
@@ -162,7 +169,7 @@ def work(options: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_x64", options.x64)
+    jax.config.update("jax_enable_x64", options.x64 or options.kinds)
     signal.signal(signal.SIGALRM, on_alarm)
     table = database()
     remember_composite_ops()
@@ -199,7 +206,8 @@ def cases_of(ops: list[Any], options: argparse.Namespace) -> list[dict[str, Any]
 
     samples: list[Any] = []
     for op in ops:
-        for name in options.dtypes.split(","):
+        dtypes = options.dtypes.split(",") if options.dtypes else DTYPES
+        for name in ALL_DTYPES if options.kinds and not options.dtypes else dtypes:
             dtype = getattr(torch, name)
             if op.supports_dtype(dtype, "cpu"):
                 try:
@@ -313,7 +321,7 @@ def outcomes(samples: list[Any], options: argparse.Namespace, *, alone: bool = F
 
     signal.alarm(options.seconds)
     try:
-        return compared(samples)
+        return examined(samples) if options.kinds else compared(samples)
     except TooLongError:
         return [("error", "took too long")] if alone else None
     except fmapper.UnsupportedOpsError as error:
@@ -329,19 +337,124 @@ def outcomes(samples: list[Any], options: argparse.Namespace, *, alone: bool = F
         signal.alarm(0)
 
 
-def compared(samples: list[Any]) -> list[tuple[str, str]] | None:
-    import jax
+def module_of(samples: list[Any]) -> Any:
+    """A module that calls all samples with the tensors that it is given."""
     import torch
-
-    import fmapper
 
     class Calls(torch.nn.Module):
         def forward(self, *tensors: Any) -> Any:
             given = iter(tensors)
             return [s.call([next(given) for _ in s.tensors]) for s in samples]
 
+    return Calls()
+
+
+def examined(samples: list[Any]) -> list[tuple[str, str]]:
+    """Whether the lowerings of what a call comes to give the dtypes and shapes that torch gives.
+
+    Those are the operations that reach torch's kernels, and the one that is called itself.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None):
+            found = func(*args, **(kwargs or {}))
+            calls.append((func, args, kwargs or {}, found))
+            return found
+
+    outcomes = []
+    for sample in samples:
+        calls: list[Any] = []
+        given = iter([converted(tensor, None) for tensor in sample.tensors])
+        leaves = [next(given) if leaf is None else leaf[0] for leaf in sample.leaves]
+        first, args, kwargs = sample.spec.unflatten(leaves)
+        with torch.no_grad():
+            packet = getattr(torch.ops.aten, sample.op.name.replace(".", "_"), None)
+            if packet is not None:
+                try:
+                    resolve = torch._C._jit_resolve_packet
+                    overload = resolve(f"aten::{packet.__name__}", first, *args, **kwargs)
+                    func = getattr(packet, overload or "default")
+                    calls.append((func, (first, *args), kwargs, func(first, *args, **kwargs)))
+                except Exception:  # the function has other arguments than the operation
+                    pass
+            with Calls():
+                sample.op.op(first, *args, **kwargs)
+        problems = dict.fromkeys(filter(None, (kind_problem(*call) for call in calls)))
+        outcomes.append(("MISMATCH", "; ".join(problems)) if problems else ("exact", ""))
+    return outcomes
+
+
+def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> str:
+    """What is wrong with the dtypes and shapes that the lowering of an operation gives."""
+    import jax
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    from fmapper_adapters.jax.aten import _table, _types
+    from fmapper_adapters.torch import _graph
+
+    name = _graph.name_of_overload(func)
+    try:
+        entry = _table.find(name, {})
+    except KeyError:
+        entry = None
+    if entry is None or func._schema.is_mutable or entry.concrete:
+        return ""
+    arrays: list[Any] = []
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            dtype = str(x.dtype).removeprefix("torch.")
+            arrays.append(jax.ShapeDtypeStruct(tuple(x.shape), dtype))
+            return Place(len(arrays) - 1)
+        if isinstance(x, torch.dtype):
+            return _types.dtype_of(str(x).removeprefix("torch."))
+        ignored = (torch.device, torch.layout, torch.memory_format, torch.Generator)
+        return None if isinstance(x, ignored) else x
+
+    class Place(int):
+        pass
+
+    args = tree_map(plain, tuple(args))
+    kwargs = tree_map(plain, {k: v for k, v in kwargs.items() if k not in _graph._DROPPED_KWARGS})
+    if entry.random:
+        kwargs["key"] = jax.random.key(0)
+
+    def filled(x: Any, given: Any) -> Any:
+        if isinstance(x, Place):
+            return given[x]
+        if isinstance(x, list | tuple):
+            return tuple(filled(one, given) for one in x)
+        return x
+
+    def run(*given: Any) -> Any:
+        own = {key: filled(value, given) for key, value in kwargs.items()}
+        return entry.function(*filled(args, given), **own)
+
+    try:
+        got = jax.tree.leaves(jax.eval_shape(run, *arrays))
+    except Exception as error:
+        return f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    wanted = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+    if len(got) != len(wanted):
+        return ""
+    for one, other in zip(got, wanted, strict=True):
+        dtype = str(other.dtype).removeprefix("torch.")
+        if one.dtype != _types.dtype_of(dtype) or tuple(one.shape) != tuple(other.shape):
+            kinds = [str(array.dtype) for array in arrays]
+            return f"{name} of {kinds} gives {one} for {dtype}{list(other.shape)}"
+    return ""
+
+
+def compared(samples: list[Any]) -> list[tuple[str, str]] | None:
+    import jax
+
+    import fmapper
+
     tensors = tuple(tensor for sample in samples for tensor in sample.tensors)
-    model = fmapper.convert(Calls(), "jax", tensors)
+    model = fmapper.convert(module_of(samples), "jax", tensors, check=False)
     arrays = [fmapper.to_jax(tensor.detach().clone().resolve_conj()) for tensor in tensors]
     key = jax.random.key(0)
     outcome = model.call(tuple(arrays), {}, key=key if model._code.random else None)

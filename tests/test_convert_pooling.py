@@ -259,3 +259,33 @@ def test_a_window_that_is_larger_than_the_image_is_no_window(pool, padding, kern
 def test_the_first_of_several_largest_elements_has_the_gradient(kernel):
     x = torch.tensor([2.0, 1, 0, 2, 2, 2, 1, 1, 0, 2, 1, 2, 0, 0, 0, 0]).reshape(1, 1, 4, 4)
     check_gradients(torch.nn.MaxPool2d(kernel, ceil_mode=True), x)
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_global_max_pooling_takes_a_step_a_dimension(dims):
+    size = (21, 24) if dims == 2 else (7, 8, 9)
+    x = torch.randint(0, 4, (2, 3, *size)).float()  # with equal maxima
+    pool = getattr(torch.nn, f"AdaptiveMaxPool{dims}d")
+    model = check(pool(1, return_indices=True), x)
+    calls = jax.make_jaxpr(model)(x.numpy()).jaxpr
+    assert len(str(calls).splitlines()) < 1000  # not some for each of 504 elements
+    check_gradients(pool(1), x)
+    x[0, 0].view(-1)[[3, 200]] = torch.nan
+    check(pool(1, return_indices=True), x)
+
+
+@pytest.mark.parametrize("output", [2, (5, 1), (2, 30)])
+def test_adaptive_max_pooling_with_large_bins(output):
+    x = torch.randint(0, 4, (2, 3, 40, 37)).float()
+    check(torch.nn.AdaptiveMaxPool2d(output, return_indices=True), x)
+    check_gradients(torch.nn.AdaptiveMaxPool2d(output), x)
+
+
+@pytest.mark.parametrize("options", [
+    {"kernel_size": 18, "stride": 3, "padding": 2, "dilation": 2, "ceil_mode": True},
+    {"kernel_size": 20, "stride": 1, "padding": 5}, {"kernel_size": (21, 40), "stride": 1},
+])  # fmt: skip
+def test_large_windows_find_the_first_of_equal_maxima(options):
+    x = torch.randint(0, 4, (1, 2, 36, 41)).float()
+    check(torch.nn.MaxPool2d(**options, return_indices=True), x)
+    check_gradients(torch.nn.MaxPool2d(**options), x)

@@ -120,6 +120,15 @@ class FlaxAdapter(NodeAdapter):
             return _model.evaluated(model, args, kwargs)
         return _source.evaluated(model, args, kwargs)
 
+    def examine(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """The program for evaluation, or the only one there is."""
+        from fmapper_adapters.flax import _programs
+
+        found: tuple[Any] | None = _programs.alone(model).examine(args, kwargs)
+        return found
+
     def _is_converted(self, model: Any) -> bool:
         loaded = sys.modules.get("fmapper_adapters.flax._model")
         return loaded is not None and isinstance(model, loaded.FlaxModel)

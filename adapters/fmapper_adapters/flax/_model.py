@@ -158,7 +158,7 @@ class FlaxModel(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """The arrays by the names that the module's own state dict has, tied ones under each."""
-        found: dict[str, Any] = _bound(self).state_dict()
+        found: dict[str, Any] = bound(self).state_dict()
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ class FlaxModel(Part):
             StructureMismatchError: Names are missing or left over, or a shape differs.
             LossyCastError: A value does not fit into the dtype of the model.
         """
-        model = _bound(self)
+        model = bound(self)
         before = {**model.params, **model.buffers}
         _write(_variables(self), before, model.load_state_dict(state))
 
@@ -221,14 +221,14 @@ def from_program(
 
 def evaluated(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What a model gives in evaluation mode, or in its only one; it is not changed."""
-    return _bound(model).call(args, kwargs).output
+    return bound(model).call(args, kwargs).output
 
 
 def watched(
     model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Observation]:
     """Every operation of such a call."""
-    found: list[Observation] = _bound(model).watch(args, kwargs)
+    found: list[Observation] = bound(model).watch(args, kwargs)
     return found
 
 
@@ -249,7 +249,7 @@ def _is_number(name: str) -> bool:
 # --- variables ------------------------------------------------------------------------------------
 
 
-def _bound(model: FlaxModel) -> Any:
+def bound(model: FlaxModel) -> Any:
     """The `JaxModel` for evaluation with the arrays of a model."""
     programs: Programs = model._programs
     return programs.bound(_arrays(model), train=programs.evaluation is None)

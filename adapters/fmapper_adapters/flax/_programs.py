@@ -112,6 +112,18 @@ def from_program(
     return Programs(training, evaluation, names), arrays
 
 
+def alone(model: Any) -> Any:
+    """The `JaxModel` for evaluation, or the only one, of a model of NNX or Linen."""
+    start = getattr(model, "start", None)
+    if start is None:
+        from fmapper_adapters.flax import _model
+
+        return _model.bound(model)
+    arrays = dict(pair for tree in start.variables.values() for pair in flattened(tree))
+    programs: Programs = start.programs
+    return programs.bound(arrays, train=programs.evaluation is None)
+
+
 def loaded(path: Any, options: Mapping[str, Any]) -> Any:
     """The model in a file that `save` has written."""
     from fmapper import load_program

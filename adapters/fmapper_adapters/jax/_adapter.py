@@ -366,6 +366,13 @@ class JaxAdapter(Adapter):
 
         return _source.evaluated(model, args, kwargs)
 
+    def examine(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """`JaxModel.examine`."""
+        found: tuple[Any] | None = model.examine(args, kwargs)
+        return found
+
     def watch(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterable[Observation] | None:

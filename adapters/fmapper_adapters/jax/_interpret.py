@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 
 from fmapper import Call, DType, Graph, Lowering, Ref
 from fmapper_adapters.jax.aten import _types
@@ -24,6 +25,7 @@ class Run:
         observe: Called with each call and its result.
         checks: The conditions that the program asserts, in the order of its calls.
         drawn: How many keys were given.
+        problems: Where it is a list: results of other dtypes or shapes than the program says.
     """
 
     lowerings: Mapping[str, Lowering]
@@ -31,6 +33,7 @@ class Run:
     observe: Observer | None = None
     checks: list[Any] = field(default_factory=list)
     drawn: int = 0
+    problems: list[str] | None = None
 
     def next_key(self) -> Any:
         """A key that no other operation of this run gets."""
@@ -73,6 +76,8 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
         env[call.name] = result if lowering.scalar else _strong(result)
         if is_check(call):
             run.checks.append(env[call.name])
+        if run.problems is not None:
+            run.problems.extend(_problems(call, env[call.name]))
         if run.observe is not None:
             run.observe(call, env[call.name])
         for name in dead.get(call.name, ()):
@@ -85,6 +90,21 @@ def is_check(call: Call) -> bool:
     return call.op.startswith("aten::_assert")
 
 
+def _problems(call: Call, result: Any) -> Iterator[str]:
+    """How the results of a call differ in kind from those that it had when it was recorded."""
+    arrays = jax.tree.leaves(result)
+    if len(arrays) != 1 or len(call.result) != 1:  # of several, those are looked at that are read
+        return
+    for array, (name, shape) in zip(arrays, call.result, strict=True):
+        dtype = np.result_type(array) if np.isscalar(array) else array.dtype
+        if dtype != _types.dtype_of(name):
+            yield f"{_at(call)} gives {dtype} for {name}"
+        sizes = np.shape(array)
+        known = all(not isinstance(n, int) or n == m for n, m in zip(shape, sizes, strict=False))
+        if len(shape) != len(sizes) or not known:
+            yield f"{_at(call)} gives shape {sizes} for {shape}"
+
+
 def _function(graph: Graph, run: Run) -> Callable[..., Any]:
     """An inner graph as a function, for operations that take one.
 
@@ -94,7 +114,8 @@ def _function(graph: Graph, run: Run) -> Callable[..., Any]:
     draws = run.key is not None and any(run.lowerings[c.op].random for c in graph.walk())
 
     def inner(*args: Any) -> Any:
-        own = Run(run.lowerings, run.next_key() if draws else None, run.observe)
+        key = run.next_key() if draws else None
+        own = Run(run.lowerings, key, run.observe, problems=run.problems)
         return evaluate(graph, args, own)
 
     return inner
@@ -110,6 +131,10 @@ def _strong(result: Any) -> Any:
 
 
 def _where(call: Call) -> str:
+    return f"while running {_at(call)}, as {call.name}"
+
+
+def _at(call: Call) -> str:
     at = f" in {call.module}" if call.module else ""
     source = f" ({call.source})" if call.source else ""
-    return f"while running {call.op}{at}{source}, as {call.name}"
+    return f"{call.op}{at}{source}"

@@ -17,6 +17,7 @@ import numpy as np
 
 from fmapper import (
     Call,
+    ConversionError,
     Input,
     LossyCastError,
     Lowering,
@@ -35,7 +36,7 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-from fmapper_adapters.jax import _interpret, _layout, _narrow, _routes
+from fmapper_adapters.jax import _interpret, _layout, _meshes, _narrow, _routes
 from fmapper_adapters.jax.aten import _table, _types
 
 Arrays = dict[str, Any]
@@ -74,6 +75,7 @@ class Code:
         names: Of the parameters and of the buffers that the program takes, in order.
         pick_params, pick_buffers: These arrays from a dict.
         routes: How calls that were checked before give the inputs.
+        problems: While it is examined, what is wrong with the results of its operations.
         too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
     """
 
@@ -92,6 +94,7 @@ class Code:
         self.paths = program.input_paths()
         self.too_wide = _narrow.problem(program, constants)
         self.checks = [call for call in program.graph.calls if _interpret.is_check(call)]
+        self.problems: list[str] | None = None
         self.check_width()
         self.fixed_outputs = [
             None if isinstance(value, Ref) else (value,)
@@ -223,7 +226,8 @@ class JaxModel:
         if code.concrete:
             found = self._run_eagerly(numbers, arrays, key, observe)
         elif observe is not None:
-            found = _execute(code, numbers, self.precision, *self._state(), arrays, key, observe)
+            given = _meshes.gathered((*self._state(), arrays))
+            found = _execute(code, numbers, self.precision, *given, key, observe)
         else:
             found = _compiled(code, numbers, self.precision, *self._state(), arrays, key)
             code.routes.add(args, kwargs or {})
@@ -266,11 +270,33 @@ class JaxModel:
         self.call(args, kwargs, observe=observe)
         return seen
 
+    def examine(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
+        """The output for the examples; None where random numbers or an error leave none.
+
+        Raises:
+            ConversionError: Operations give other dtypes or shapes than in the source.
+        """
+        code = self._code
+        code.problems = []
+        try:
+            key = jax.random.key(0) if code.random else None
+            found = (self.call(args, kwargs, key=key).output,)
+        except Exception:  # the call says so, too
+            found = None
+        finally:
+            problems, code.problems = code.problems, None
+        if problems:
+            raise ConversionError(
+                f"{code.program.name}: operations would give other dtypes or shapes than in the "
+                f"model: {'; '.join(dict.fromkeys(problems))}. Pass check=False to take them so."
+            )
+        return None if code.random else found
+
     def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
         """Without compiling: for programs whose sizes depend on the values of arrays."""
-        state = self._state()
+        given = _meshes.gathered((*self._state(), arrays))
         try:
-            return _execute(self._code, numbers, self.precision, *state, arrays, key, observe)
+            return _execute(self._code, numbers, self.precision, *given, key, observe)
         except jax.errors.JAXTypeError as error:
             error.add_note(
                 f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
@@ -458,7 +484,7 @@ def _execute(  # static_argnums goes by position
         else:
             array = _narrow.narrowed(next(named[spec.kind]), f"{program.name}: {spec.target}")
             inputs.append(jnp.asarray(array))
-    run = _interpret.Run(code.lowerings, key, observe)
+    run = _interpret.Run(code.lowerings, key, observe, problems=code.problems)
     with _settings(program, precision):
         values = _interpret.evaluate(program.graph, inputs, run)
     users: list[Any] = []
@@ -483,7 +509,23 @@ def _compiled(code: Code, numbers: tuple[Any, ...], precision: str | None, *arra
     run: Callable[..., Results] = partial(_execute, code, numbers, precision)
     if code.convolves and jax.default_backend() == "cpu":
         run = _layout.channels_last(run)
-    return run(*arrays)
+    params, buffers, users, _ = arrays
+
+    def keep(results: Results) -> Results:
+        """What the program changes is sharded as it was."""
+        names = code.names["parameter"] + code.names["buffer"]
+        state = dict(zip(names, (*params, *buffers), strict=True))
+        places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
+        changed = {name: state.get(name) for name in results[1]}
+        inputs = {place: users[places[place]] for place in results[2]}
+        return [None] * len(results[0]), changed, inputs, None
+
+    found: Results = _meshes.run(run, arrays, batch=users, keep=keep)
+    return found
+
+
+def _array_inputs(code: Code) -> list[Input]:
+    return [spec for spec in code.users if spec.kind == "user" and spec.is_array()]
 
 
 def _picker(names: list[str]) -> Callable[[Arrays], tuple[Any, ...]]:

@@ -16,17 +16,19 @@ import torch
 from torch.fx.experimental import sym_node
 from torch.utils import _pytree as pytree
 
-from fmapper import ConversionError, NotCompiledWarning, Program, to_torch
+from fmapper import ConversionError, ConversionWarning, NotCompiledWarning, Program, to_torch
 from fmapper_adapters.torch import (
     _asserted,
     _decompose,
     _direct,
+    _encoders,
     _faithful,
     _foreign,
     _gradients,
     _graph,
     _keywords,
     _obstacles,
+    _overlaps,
     _own_gradients,
     _packed,
     _recordable,
@@ -73,14 +75,37 @@ def export_program(
         mode(recording, train=train),
         _foreign.known(recording, (args, inputs)),
     ):
-        lowered = recorded(recording, args, inputs, dynamic_shapes, check=check)
+        encoders, later = _encoders.that_leave_out(recording, args, inputs)
+        for path in later:
+            warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())
+        with _encoders.leaving_out(encoders):
+            lowered = recorded(recording, args, inputs, dynamic_shapes, check=check)
         found = _graph.program(module, lowered, train=train)
         if specialize and _static_sizes.remaining(found):
             ways = _WAYS_FOR_VALUES[::-1]
-            lowered = recorded(recording, args, inputs, dynamic_shapes, check=check, ways=ways)
+            with _encoders.leaving_out(encoders):
+                lowered = recorded(recording, args, inputs, dynamic_shapes, check=check, ways=ways)
             found = _graph.program(module, lowered, train=train)
     _warn_of_sizes(found, specialize=specialize)
     return _graph.with_integers_as_buffers(found) if packed else found
+
+
+def _level() -> int:
+    """How many frames above that of the caller the user's own is."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("fmapper"):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _padding_message(module: torch.nn.Module, path: str) -> str:
+    name = f"{type(module).__name__}.{path}" if path else type(module).__name__
+    return (
+        f"{name}: a TransformerEncoder gives zeros at padded places under torch.no_grad(), and "
+        "what its layers make of the padding with gradients. The program does the latter, as the "
+        "module does now. Convert it under torch.no_grad() for the zeros, or make the encoder with "
+        "enable_nested_tensor=False, which has no zeros in either mode."
+    )
 
 
 def recorded(
@@ -161,6 +186,7 @@ def _recorded_somehow(
         try:
             with unwound(), _without_hooks_left():
                 exported = way(module, args, kwargs, dynamic_shapes)
+                _overlaps.refuse(type(module).__name__, exported)
                 if check:
                     _refuse_lost_gradients(module, way, reasons)
                     exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)

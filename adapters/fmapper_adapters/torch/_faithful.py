@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, equals
+from fmapper_adapters.torch import _encoders
 from fmapper_adapters.torch._undone import undone, unwound
 
 _TOLERANCE = 1e-3  # of the largest value: the same kernels, but not always the same way to them
@@ -43,7 +44,7 @@ def check(
         return
     wanted = run(module, module, args, kwargs, seed=0)
     difference = _first_difference(recorded, wanted)
-    if difference and any(_leaves_open(node.target) for node in exported.graph.nodes):
+    if difference and any(leaves_open(node.target) for node in exported.graph.nodes):
         with _memory_filled():
             recorded = run(program, module, args, kwargs, seed=0)
             wanted = run(module, module, args, kwargs, seed=0)
@@ -83,7 +84,7 @@ def _memory_filled() -> Iterator[None]:
         torch.set_deterministic_debug_mode(mode)
 
 
-def _leaves_open(target: Any) -> bool:
+def leaves_open(target: Any) -> bool:
     """Whether an operation gives memory as it finds it."""
     return any(word in str(target) for word in ("empty", "resize"))
 
@@ -109,7 +110,7 @@ def run(
     with (
         unwound(),
         torch.no_grad(),
-        slow_attention(),
+        attention(),
         undone(module) as before,
         torch.random.fork_rng(devices=[]),
     ):
@@ -123,15 +124,17 @@ def run(
 
 
 @contextlib.contextmanager
-def slow_attention() -> Iterator[None]:
-    """Without the kernels that `nn.TransformerEncoder` has for inference.
+def attention() -> Iterator[None]:
+    """With the kernels that `nn.TransformerEncoder` has for inference only where they are wanted.
 
     They give zeros where a padding mask is set, and are taken only where no gradients are wanted.
     """
     before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    wanted = before and _encoders.leave_out()
+    torch.backends.mha.set_fastpath_enabled(wanted)
     try:
-        yield
+        with _encoders.unseen_modes() if wanted else contextlib.nullcontext():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmapper_adapters.torch import _own_gradients, _packed, _quantiles
+from fmapper_adapters.torch import _encoders, _own_gradients, _packed, _quantiles
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
@@ -295,7 +295,7 @@ def stand_ins(*, unless: bool = False) -> Iterator[None]:
     try:
         torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
         _Norm.forward = _batch_norm
-        with _StandIns(), _own_gradients.recorded():
+        with _StandIns(), _own_gradients.recorded(), _encoders.stand_ins():
             yield
     finally:
         torch.nn.Module.to, _Norm.forward = before  # type: ignore[method-assign]

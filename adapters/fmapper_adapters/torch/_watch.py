@@ -10,23 +10,33 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper import Observation
-from fmapper_adapters.torch import _export, _faithful, _foreign, _graph
+from fmapper_adapters.torch import _encoders, _export, _faithful, _foreign, _graph
+from fmapper_adapters.torch._host import has_memory
+from fmapper_adapters.torch._undone import undone
 
 
 def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The output for copies of the inputs, in evaluation mode; buffers stay as they were."""
+    """The output for copies of the inputs, in evaluation mode; the module stays as it was."""
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     train = _converted_for_training(model, args, kwargs)
-    with _export.mode(model, train=train), torch.no_grad(), _faithful.slow_attention():
-        try:
-            return model(*args, **kwargs)
-        finally:
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
+    with _export.mode(model, train=train):
+        encoders, _ = _encoders.that_leave_out(model, args, kwargs)
+        state = {x.data_ptr() for x in (*model.parameters(), *model.buffers()) if has_memory(x)}
+
+        def kept(x: Any) -> Any:
+            """A result that is not put back with what the call has changed."""
+            is_shared = isinstance(x, torch.Tensor) and has_memory(x) and x.data_ptr() in state
+            return x.clone() if is_shared else x
+
+        with (
+            _encoders.leaving_out(encoders),
+            torch.no_grad(),
+            _faithful.attention(),
+            undone(model),
+        ):
+            return pytree.tree_map(kept, model(*args, **kwargs))
 
 
 def _converted_for_training(model: Any, args: Any, kwargs: Any) -> bool:
@@ -66,7 +76,9 @@ def watch(
             found: list[Observation] = own(args, kwargs)
             return iter(found)
     with _export.mode(model, train=False), _foreign.known(model, (args, kwargs)):
-        exported = _export.recorded(model, args, dict(kwargs), None)
+        encoders, _ = _encoders.that_leave_out(model, args, kwargs)
+        with _encoders.leaving_out(encoders):
+            exported = _export.recorded(model, args, dict(kwargs), None)
         inputs = _flat_inputs(exported, args, kwargs)
     return _run(exported, inputs)
 
@@ -92,6 +104,8 @@ def _run(exported: torch.export.ExportedProgram, inputs: Any) -> Iterator[Observ
             result = super().run_node(n)
             if n.op == "call_function":
                 tensors = tuple(x for x in pytree.tree_leaves(result) if torch.is_tensor(x))
+                if _faithful.leaves_open(n.target):
+                    tensors = ()
                 path, source = _graph.place(n)
                 seen.append(Observation(path, _graph.op_name(n), source, tensors))
             return result

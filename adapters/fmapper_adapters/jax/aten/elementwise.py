@@ -12,6 +12,7 @@ import numpy as np
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import (
     cast,
+    dtype_of,
     is_complex,
     is_floating,
     is_integral,
@@ -270,7 +271,7 @@ _unary(jnp.negative, "aten::neg")
 _unary(lambda x: x, "aten::positive")
 _unary(absolute, "aten::abs")
 _unary(_sign, "aten::sign", "aten::sgn")
-_unary(lambda x: x & x if x.dtype == bool else x * x, "aten::square")
+_unary(lambda x: x.astype(dtype_of("int64")) if x.dtype == bool else x * x, "aten::square")
 _unary(lambda x: 1 / x, "aten::reciprocal", to_float=True)
 _unary(jnp.sqrt, "aten::sqrt", to_float=True)
 _unary(lambda x: 1 / jnp.sqrt(x), "aten::rsqrt", to_float=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, dtype_of, is_complex
+from fmapper_adapters.jax.aten._types import cast, dtype_of, is_complex, wide
 
 
 def _h(x: Any) -> jax.Array:
@@ -350,7 +350,9 @@ def eigvals(a: Any) -> jax.Array:
 @lowering("aten::linalg_matrix_exp")
 def matrix_exp(a: Any) -> jax.Array:
     """The exponential of matrices."""
-    return jax.scipy.linalg.expm(a, max_squarings=48) if a.size else a
+    if not a.size:
+        return a
+    return jax.scipy.linalg.expm(a.astype(wide(a.dtype)), max_squarings=48).astype(a.dtype)
 
 
 @lowering("aten::linalg_pinv.atol_rtol_tensor")

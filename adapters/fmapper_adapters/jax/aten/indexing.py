@@ -52,7 +52,8 @@ def masked_index_put_accumulate(
     at = tuple(
         slice(None) if i is None else jnp.clip(i, 0, x.shape[d] - 1) for d, i in enumerate(indices)
     )
-    return x.at[at].add(jnp.where(mask, values, jnp.zeros((), x.dtype)))
+    found, values = x.at[at], jnp.where(mask, values, jnp.zeros((), x.dtype))
+    return found.max(values) if x.dtype == bool else found.add(values)
 
 
 def _is_mask(i: Any) -> bool:

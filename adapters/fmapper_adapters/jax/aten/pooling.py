@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, dtype_of, is_floating, wide
+from fmapper_adapters.jax.aten._types import dtype_of, is_floating, wide
 
 
 @lowering("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d",
@@ -147,11 +147,8 @@ def max_pool_with_indices(
     """The largest element of each window, and where in its plane it is; NaN counts as largest."""
     sizes = x.shape[x.ndim - count :]
     windows = _Windows(count, sizes, kernel_size, stride, padding, dilation, ceil_mode)
-    if windows.are_whole():
-        indices = _argmax_of_planes(x, count)
-        return _looked_up(x, indices, count), indices
     indices = _argmax(x, windows.starts(), windows.kernel, windows.dilation)
-    if all(d == 1 for d in windows.dilation):
+    if all(d == 1 for d in windows.dilation) and not windows.are_whole():
         return windows.reduce(x, _lowest(x.dtype), jax.lax.max), indices
     return _looked_up(x, indices, count), indices
 
@@ -184,6 +181,9 @@ lowering("aten::max_pool2d_with_indices_backward")(partial(max_pool_backward, 2)
 lowering("aten::max_pool3d_with_indices_backward")(partial(max_pool_backward, 3))
 
 
+_UNROLLED = 16  # elements of a window along one dimension that are compared one after the other
+
+
 def _argmax(
     x: Any, starts: Sequence[Any], kernel: Sequence[int], dilation: Sequence[int]
 ) -> jax.Array:
@@ -195,45 +195,76 @@ def _argmax(
         kernel: The windows' sizes.
         dilation: How far apart their elements are.
     """
-    count = len(kernel)
-    x = jax.lax.stop_gradient(x)
-    sizes = x.shape[x.ndim - count :]
-    best: Any = None
-    where: Any = None
-    for offsets in np.ndindex(*kernel):
-        value, inside, at = x, jnp.ones((), bool), jnp.zeros((), dtype_of("int64"))
-        for i, (start, offset, d, n) in enumerate(
-            zip(starts, offsets, dilation, sizes, strict=True)
-        ):
-            place = start + offset * d
-            inner = (1,) * (count - 1 - i)
-            value = jnp.take(value, place, axis=i - count, mode="clip")
-            inside = inside & ((place >= 0) & (place < n)).reshape(-1, *inner)
-            at = at * n + place.reshape(-1, *inner)
-        value = jnp.where(inside, value, cast(_lowest(x.dtype), x.dtype))
-        if best is None:
-            best, where, found = value, jnp.broadcast_to(at, value.shape), inside
-            continue
-        # what is outside loses even against the lowest number
-        better = inside & ((value > best) | jnp.isnan(value) | ~found)
-        best = jnp.where(better, value, best)
-        where = jnp.where(better, at, where)
-        found = found | inside
+    places = []
+    for n, start, k, d in zip(
+        x.shape[x.ndim - len(kernel) :], starts, kernel, dilation, strict=True
+    ):
+        start = jnp.asarray(start)[:, None]  # noqa: PLW2901
+        # What is outside is looked at again inside, which changes nothing.
+        first, last = -(start // d), (n - 1 - start) // d
+        offset = jnp.clip(jnp.arange(k), jnp.maximum(first, 0), last)
+        places.append(jnp.clip(start + offset * d, 0, n - 1))
+    return _argmax_of(x, places)
+
+
+def _argmax_of(x: Any, places: Sequence[Any]) -> jax.Array:
+    """Where in its plane the first largest element of each window is, or its last NaN.
+
+    It is looked for along one dimension after the other, the last one first.
+
+    Args:
+        x: Of shape (..., *plane).
+        places: For each dimension of the plane where the elements of windows are, of shape
+            (windows, elements), in order.
+    """
+    value = jax.lax.stop_gradient(x)
+    sizes = x.shape[x.ndim - len(places) :]
+    where: Any = None  # in the planes of the dimensions that are done
+    inner: Any = 1
+    for i in reversed(range(len(places))):
+        axis = x.ndim - len(places) + i
+        best = _best_along(value, places[i], axis)
+        at = best * inner
+        if where is not None:
+            at = at + jnp.take_along_axis(where, best, axis)
+        value, where, inner = jnp.take_along_axis(value, best, axis), at, inner * sizes[i]
     return where.astype(dtype_of("int64"))
 
 
-def _argmax_of_planes(x: Any, count: int) -> jax.Array:
-    """The same for windows of all elements: `_argmax` takes a step for each."""
-    first = x.ndim - count
-    flat = jax.lax.stop_gradient(x).reshape(*x.shape[:first], -1)
+def _best_along(x: Any, places: Any, axis: int) -> Any:
+    """The places of the first largest elements of windows along an axis, or of the last NaN."""
+    outputs, k = places.shape
+    after = (1,) * (x.ndim - 1 - axis)
+    if isinstance(k, int) and k <= _UNROLLED:
+        best: Any = None
+        for offset in range(k):
+            at = places[:, offset].reshape(-1, *after)
+            value = _taken(x, places[:, offset], axis)
+            if best is None:
+                best, where = value, jnp.broadcast_to(at, value.shape)
+                continue
+            better = value > best
+            if is_floating(x):
+                better = better | jnp.isnan(value)
+            best, where = jnp.where(better, value, best), jnp.where(better, at, where)
+        return where
+    windows = _taken(x, places.reshape(-1), axis)
+    windows = windows.reshape(*x.shape[:axis], outputs, k, *x.shape[axis + 1 :])
+    first = jnp.argmax(windows, axis + 1)  # of NaN, where there is one
     if is_floating(x):
-        is_nan = jnp.isnan(flat)
-        last = flat.shape[-1] - 1 - jnp.argmax(jnp.flip(is_nan, -1), -1)
-        largest = jnp.argmax(jnp.where(is_nan, -jnp.inf, flat), -1)
-        found = jnp.where(jnp.any(is_nan, -1), last, largest)
-    else:
-        found = jnp.argmax(flat, -1)
-    return jnp.expand_dims(found, tuple(range(first, x.ndim))).astype(dtype_of("int64"))
+        is_nan = jnp.isnan(windows)
+        last = k - 1 - jnp.argmax(jnp.flip(is_nan, axis + 1), axis + 1)
+        first = jnp.where(jnp.any(is_nan, axis + 1), last, first)
+    own = jnp.arange(outputs).reshape(-1, *after)
+    return jnp.asarray(places)[own, first]  # of the windows' own
+
+
+def _taken(x: Any, places: Any, axis: int) -> Any:
+    """The elements at places along an axis."""
+    is_known = isinstance(places, np.ndarray) and places.size == x.shape[axis]
+    if is_known and (places == np.arange(places.size)).all():
+        return x
+    return jnp.take(x, places, axis, mode="clip")
 
 
 def _looked_up(x: Any, indices: Any, count: int) -> jax.Array:
@@ -247,45 +278,18 @@ def _looked_up(x: Any, indices: Any, count: int) -> jax.Array:
 def adaptive_max_pool(x: Any, output_size: Any) -> tuple[jax.Array, jax.Array]:
     """The largest element of each bin, and where in its plane it is."""
     count = len(output_size)
-    starts, kernel, lasts = [], [], []
+    places = []
     for n, m in zip(x.shape[x.ndim - count :], output_size, strict=True):
         begin = np.arange(m) * n // max(m, 1)
         end = -(-(np.arange(m) + 1) * n // max(m, 1))
-        starts.append(begin)
-        kernel.append(int(max(end - begin, default=0)))
-        lasts.append(end - 1)
+        longest = np.arange(int(max(end - begin, default=0)))
+        # in a smaller window the last element is looked at again, which changes nothing
+        places.append(np.minimum(begin[:, None] + longest, end[:, None] - 1))
     if x.size == 0 or 0 in output_size:
         shape = (*x.shape[: x.ndim - count], *output_size)
         return jnp.zeros(shape, x.dtype), jnp.zeros(shape, dtype_of("int64"))
-    indices = _argmax_between(x, starts, lasts, kernel)
+    indices = _argmax_of(x, places)
     return _looked_up(x, indices, count), indices
-
-
-def _argmax_between(
-    x: Any, starts: Sequence[Any], lasts: Sequence[Any], kernel: Sequence[int]
-) -> jax.Array:
-    """As `_argmax` for windows of several sizes, which end at `lasts`."""
-    count = len(kernel)
-    x = jax.lax.stop_gradient(x)
-    sizes = x.shape[x.ndim - count :]
-    best: Any = None
-    where: Any = None
-    for offsets in np.ndindex(*kernel):
-        value, at = x, jnp.zeros((), dtype_of("int64"))
-        for i, (start, last, offset, n) in enumerate(
-            zip(starts, lasts, offsets, sizes, strict=True)
-        ):
-            # in a smaller window the last element is looked at again, which changes nothing
-            place = jnp.asarray(np.minimum(start + offset, last))
-            value = jnp.take(value, place, axis=i - count)
-            at = at * n + place.reshape(-1, *(1,) * (count - 1 - i))
-        if best is None:
-            best, where = value, jnp.broadcast_to(at, value.shape)
-            continue
-        better = (value > best) | jnp.isnan(value)
-        best = jnp.where(better, value, best)
-        where = jnp.where(better, at, where)
-    return where.astype(dtype_of("int64"))
 
 
 @lowering("aten::fractional_max_pool2d", "aten::fractional_max_pool3d")

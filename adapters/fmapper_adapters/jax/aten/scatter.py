@@ -118,14 +118,14 @@ def index_reduce(
 
 
 def _reduced(x: Any, places: Any, source: Any, reduce: str, include_self: bool) -> jax.Array:
+    if x.dtype == bool:
+        number = _reduced(x.astype("int32"), places, source.astype("int32"), reduce, include_self)
+        return number.astype(bool)
     if reduce == "sum":
         start = x if include_self else _replaced(x, places, 0)
         return start.at[places].add(source)
     if reduce == "mean":
         return _mean(x, places, source, include_self)
-    if x.dtype == bool:
-        number = _reduced(x.astype("int32"), places, source.astype("int32"), reduce, include_self)
-        return number.astype(bool)
     if reduce == "prod":
         return _prod(x, places, source, include_self)
     return _extreme(x, places, source, reduce == "amax", include_self)

@@ -204,7 +204,9 @@ def searchsorted(
         edges = jnp.take_along_axis(edges, sorter, -1)
     edges, x = jax.lax.stop_gradient(promote(edges, jnp.asarray(x)))
     behind = right or side == "right"
-    if edges.ndim == 1:
+    if x.size == 0:
+        found = jnp.zeros(x.shape, np.int32)
+    elif edges.ndim == 1:
         found = _places(edges, x.reshape(-1), behind).reshape(x.shape)
     else:
         rows = edges.reshape(-1, edges.shape[-1])

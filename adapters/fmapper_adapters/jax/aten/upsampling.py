@@ -240,8 +240,10 @@ def _enter_antialiased(name: str, filter_: Any, size: int) -> None:
         return resize(x, *_sizes(x, output_size, scale_factors), align_corners)
 
     @lowering(f"aten::{name}.default")
-    def by_size(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> jax.Array:
-        return resize(x, output_size, _padded(scales, 2), align_corners)
+    def by_size(
+        x: Any, output_size: Any, align_corners: bool, scales_h: Any = None, scales_w: Any = None
+    ) -> jax.Array:
+        return resize(x, output_size, (scales_h, scales_w), align_corners)
 
 
 _enter_antialiased("_upsample_bilinear2d_aa", _triangle, 2)

@@ -1,0 +1,87 @@
+"""Runs programs on meshes whose axes are Explicit, as `jax.make_mesh` gives them since JAX 0.9.
+
+There every operation is asked how its result is sharded, which programs of another framework do not
+say. So XLA chooses inside of a program, as it does on Auto meshes; what leaves it is sharded along
+the batch as the inputs are, and what was changed as it was before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+_typeof: Any = getattr(jax, "typeof", None)  # before JAX 0.6 no mesh has Explicit axes
+_flatten: Any = jax.tree.flatten
+_Shape: Any = jax.ShapeDtypeStruct
+_Spec: Any = jax.sharding.PartitionSpec  # untyped in JAX
+_auto_axes: Any = getattr(jax.sharding, "auto_axes", None)
+
+
+def explicit_mesh(tree: Any) -> Any:
+    """The abstract mesh with Explicit axes that arrays are on; None without."""
+    if _typeof is None or _auto_axes is None:
+        return None
+    for leaf in jax.tree.leaves(tree):
+        mesh = getattr(getattr(_typeof(leaf), "sharding", None), "mesh", None)
+        if mesh is not None and getattr(mesh, "explicit_axes", None):
+            return mesh
+    return None
+
+
+def run(
+    function: Callable[..., Any],
+    arrays: tuple[Any, ...],
+    *,
+    batch: Sequence[Any],
+    keep: Callable[[Any], Any],
+) -> Any:
+    """A function of arrays, where XLA chooses how everything inside is sharded.
+
+    Args:
+        function: Called with the arrays.
+        arrays: Trees of arrays; without an Explicit mesh nothing else is done.
+        batch: Those of them whose first axis is the batch, where it is sharded.
+        keep: Takes the results and gives a tree of that structure: the arrays whose sharding
+            results keep, and None.
+    """
+    mesh = explicit_mesh(arrays)
+    if mesh is None:
+        return function(*arrays)
+    shapes = jax.eval_shape(function, *jax.tree.map(_unplaced, arrays))
+    rows: dict[int, Any] = {}
+    for array in batch:
+        spec = _spec(array)
+        if spec and spec[0] is not None:
+            rows.setdefault(array.shape[0], spec[0])
+
+    def sharding(shape: Any, like: Any) -> Any:
+        if like is not None and like.shape == shape.shape:
+            return NamedSharding(mesh, _Spec(*_spec(like)))
+        first = rows.get(shape.shape[0]) if shape.shape else None
+        return NamedSharding(mesh, _Spec(*([first] if first is not None else [])))
+
+    results, structure = _flatten(shapes)
+    likes = structure.flatten_up_to(keep(shapes))
+    wanted = structure.unflatten(list(map(sharding, results, likes)))
+    return _auto_axes(function, axes=mesh.explicit_axes, out_sharding=wanted)(*arrays)
+
+
+def gathered(tree: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """Arrays of an Explicit mesh as arrays of the host, for what runs operation by operation."""
+    if explicit_mesh(tree) is None:
+        return tree
+    found: tuple[Any, Any, Any] = jax.tree.map(np.asarray, tree)
+    return found
+
+
+def _unplaced(array: Any) -> Any:
+    kind = _typeof(array)
+    return _Shape(kind.shape, kind.dtype, weak_type=getattr(kind, "weak_type", False))
+
+
+def _spec(array: Any) -> tuple[Any, ...]:
+    return tuple(_typeof(array).sharding.spec)

@@ -1,0 +1,69 @@
+"""Runs what a conversion hands over on the examples, and compares it with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fmapper import _verify
+from fmapper._adapter import Adapter
+from fmapper._errors import ConversionError, ConversionWarning, MoveError
+from fmapper._warn import keeping_warnings, warn
+
+_SLACK = 10  # times what `verify` allows: compilers order sums as they like
+
+
+def refuse_difference(
+    model: Any,
+    source: Adapter,
+    converted: Any,
+    target: Adapter,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    train: bool,
+) -> None:
+    """Compares both on the example inputs; what draws random numbers is only run.
+
+    Outputs that rounding alone can have made so, as float64 tells, are no difference, and neither
+    are those that differ by the order of equal elements, of which it warns.
+
+    Raises:
+        ConversionError: They differ; says where first.
+    """
+    with keeping_warnings():  # a call says them, too
+        try:
+            given = _verify.inputs_for(target, args, kwargs)
+        except MoveError:  # examples without values, as on the meta device
+            return
+        found = target.examine(converted, *given)
+        if found is None or train:
+            return
+        mine = source.call(model, *_verify.inputs_for(source, args, kwargs, copy=True))
+    wrong = [d for d in _verify.differences(mine, found[0]) if not _is_close(d)]
+    if not wrong:
+        return
+    report = _verify.verify(model, converted, *args, kwargs=kwargs)
+    if report.exact is not None and not any(d.note for d in wrong):
+        own, its = report.exact
+        if its <= _SLACK * own:
+            return
+    first = report.first
+    name = type(model).__name__
+    if first is not None and first.note.startswith(_verify.TIES):
+        warn(
+            f"{name}: {first.path} chooses between equal elements of the examples, and the "
+            "converted model chooses others than the model: what comes after it differs, by "
+            f"{max(d.error for d in wrong):.2g} in {wrong[0].path}. Both are right; where it "
+            "matters, make the elements differ.",
+            ConversionWarning,
+        )
+        return
+    raise ConversionError(
+        f"{name}: the converted model gives other results for the examples than the model. "
+        f"{report}\nPass check=False to take it as it is."
+    )
+
+
+def _is_close(difference: _verify.Difference) -> bool:
+    return not difference.note and difference.error <= _SLACK * difference.allowed

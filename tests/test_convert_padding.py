@@ -1,0 +1,73 @@
+"""Padded places of `nn.TransformerEncoder`: zeros without gradients, other numbers with them."""
+
+import numpy as np
+import pytest
+
+import fmapper
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("jax")
+
+
+class Reader(torch.nn.Module):
+    def __init__(self, *, norm=False, **options):
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        last = torch.nn.LayerNorm(8) if norm else None
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, norm=last, **options)
+
+    def forward(self, x, padding):
+        return self.encoder(x, src_key_padding_mask=padding).mean(1)
+
+
+def examples():
+    torch.manual_seed(0)
+    padding = torch.tensor([[False, False, True, True], [False, False, False, True]])
+    return torch.randn(2, 4, 8), padding
+
+
+def numbers(module, x, padding):
+    with torch.no_grad():
+        return module(x, padding).numpy()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_recorded_without_gradients_it_is_what_the_module_gives_so(norm):
+    module, (x, padding) = Reader(norm=norm).eval(), examples()
+    other = torch.tensor([[False, True, True, True], [False, False, False, False]])
+    in_the_middle = torch.tensor([[False, True, False, True], [False, False, False, True]])
+    with torch.no_grad():
+        model = fmapper.convert(module, "jax", (x, padding))
+        assert fmapper.verify(module, model, x, padding)
+    for mask in (padding, other, in_the_middle):
+        got = np.asarray(model(x.numpy(), mask.numpy()))
+        np.testing.assert_allclose(got, numbers(module, x, mask), atol=1e-5)
+    assert set(model.params) == set(dict(module.named_parameters()))
+    assert "forward" not in vars(module.encoder)
+
+
+def test_recorded_with_gradients_it_says_that_there_are_two_answers():
+    module, (x, padding) = Reader().eval(), examples()
+    with pytest.warns(fmapper.ConversionWarning, match=r"Reader\.encoder.*no_grad"):
+        model = fmapper.convert(module, "jax", (x, padding))
+    got = np.asarray(model(x.numpy(), padding.numpy()))
+    np.testing.assert_allclose(got, module(x, padding).detach().numpy(), atol=1e-5)
+    assert fmapper.verify(module, model, x, padding)
+    with torch.no_grad():
+        assert not fmapper.verify(module, model, x, padding)
+
+
+def test_frozen_encoders_leave_padding_out_in_both_modes():
+    module, (x, padding) = Reader().eval().requires_grad_(False), examples()
+    model = fmapper.convert(module, "jax", (x, padding))
+    got = np.asarray(model(x.numpy(), padding.numpy()))
+    np.testing.assert_allclose(got, numbers(module, x, padding), atol=1e-5)
+
+
+def test_where_there_is_one_answer_nothing_is_said():
+    x, padding = examples()
+    for module in (Reader(enable_nested_tensor=False), Reader().train()):
+        train = module.training
+        fmapper.convert(module, "jax", (x, padding), train=train)
+    module = Reader().eval()
+    fmapper.convert(module.encoder, "jax", (x,))
