@@ -644,7 +644,7 @@ class Adapter(ABC):
             None where there is nothing to compare, as where it draws random numbers.
 
         Raises:
-            ConversionError: An operation gives another dtype or shape than in its source.
+            ConversionError: An operation gives another dtype than in its source.
         """
         return None
 

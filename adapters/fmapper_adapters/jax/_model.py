@@ -274,7 +274,7 @@ class JaxModel:
         """The output for the examples; None where random numbers or an error leave none.
 
         Raises:
-            ConversionError: Operations give other dtypes or shapes than in the source.
+            ConversionError: Operations give other dtypes than in the source.
         """
         code = self._code
         code.problems = []
@@ -287,7 +287,7 @@ class JaxModel:
             problems, code.problems = code.problems, None
         if problems:
             raise ConversionError(
-                f"{code.program.name}: operations would give other dtypes or shapes than in the "
+                f"{code.program.name}: operations would give other dtypes than in the "
                 f"model: {'; '.join(dict.fromkeys(problems))}. Pass check=False to take them so."
             )
         return None if code.random else found
