@@ -224,6 +224,12 @@ class Guard:
         return found is None or RELATIONS[self.relation](found, self.value)
 
 
+# The types of variables of Flax NNX that a file may name.
+VARIABLE_TYPES = frozenset({
+    "Param", "LoRAParam", "BatchStat", "Cache", "Intermediate", "Perturbation",
+    "RngState", "RngKey", "RngCount", "OptState", "OptArray", "OptVariable",
+})  # fmt: skip
+
 RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -249,6 +255,9 @@ class Program:
         aliases: For tied arrays: the other names -> the name under which it is kept.
         frozen: Names of parameters that are not trained.
         transient: Names of buffers that are not part of the state dict.
+        variable_types: For arrays that were in variables of Flax: their names -> the type of the
+            variable, one of `VARIABLE_TYPES` or, until the program is saved, another by module and
+            name. It is never looked up by import.
         symbols: Sizes that may vary -> the smallest and largest value, None for no bound.
         guards: What must hold of those sizes beside, since Python decided something by it.
         fixed: Sizes that were to vary and do not, each in a sentence with the reason.
@@ -275,6 +284,7 @@ class Program:
     aliases: dict[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     transient: tuple[str, ...] = ()
+    variable_types: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     fixed: tuple[str, ...] = ()

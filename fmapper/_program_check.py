@@ -14,6 +14,7 @@ from typing import Any
 
 from fmapper._program import (
     RELATIONS,
+    VARIABLE_TYPES,
     Call,
     DType,
     Graph,
@@ -347,6 +348,11 @@ def _check_names(program: Program, whole: Program) -> None:
         for name in getattr(program, field):
             if name not in held:
                 raise Misfit(f"there is no {shown(name)}", field)
+    _of(dict, program.variable_types, "variable_types")
+    for name, kind in program.variable_types.items():
+        if type(name) is not str or name not in arrays:
+            raise Misfit(f"there is no {shown(name)}", "variable_types")
+        _one_of(sorted(VARIABLE_TYPES), kind, "variable_types")
 
 
 # --- graphs ---------------------------------------------------------------------------------------

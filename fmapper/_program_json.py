@@ -7,11 +7,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from fmapper._errors import ConversionError
 from fmapper._program import (
+    VARIABLE_TYPES,
     Call,
     DType,
     Graph,
@@ -34,7 +35,8 @@ _GRAPH = ("inputs", "calls", "outputs", "kinds")
 _APART = {"parameters", "buffers", "constants", "evaluation", "lines"}
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 
-_LATER = {"guards", "fixed"}  # not in files that were written before, nor where they are empty
+# Not in files that were written before, nor where they are empty.
+_LATER = {"guards", "fixed", "variable_types"}
 _MOST_VALUES = 10_000_000  # a call of a program has some fifty
 _DEEPEST = 256  # lists and objects within each other
 _LARGEST = 1 << 64
@@ -109,6 +111,8 @@ def _no_constant(name: str) -> Any:
 
 def encode_program(program: Program) -> dict[str, Any]:
     """A program without its arrays, and without the one for evaluation, as plain JSON."""
+    types = {n: kind for n, kind in program.variable_types.items() if kind in VARIABLE_TYPES}
+    program = replace(program, variable_types=types)
     return {
         name: _encode(getattr(program, name))
         for name in _PROGRAM

@@ -93,8 +93,10 @@ class FlaxModel(Part):
     """A model that was converted to Flax.
 
     Parameters are `nnx.Param`s, or `FrozenParam`s where `requires_grad` was False; what batch
-    normalisation keeps are `nnx.BatchStat`s and other buffers are `Buffer`s. Tied arrays are one
-    variable at several places.
+    normalisation keeps are `nnx.BatchStat`s and other buffers are `Buffer`s. What was in variables
+    of Flax before it was converted to torch is in variables of the same types again, as
+    `nnx.RngKey`; types of your own are known in the process that has converted the model. Tied
+    arrays are one variable at several places.
 
     Attributes:
         deterministic: Whether it is in evaluation mode; `train()` and `eval()` switch it, here and
@@ -114,7 +116,7 @@ class FlaxModel(Part):
         made = {}
         for name, kind in programs.kinds.items():
             metadata = {"persistent": False} if name in programs.transient else {}
-            made[name] = _CLASSES[kind](arrays[name], **metadata)
+            made[name] = _class(programs, name, kind)(arrays[name], **metadata)
         made.update((alias, made[name]) for alias, name in programs.aliases.items())
         _fill(self, _programs.nested(made))
 
@@ -230,6 +232,14 @@ def watched(
     """Every operation of such a call."""
     found: list[Observation] = bound(model).watch(args, kwargs)
     return found
+
+
+def _class(programs: Programs, name: str, kind: str) -> Any:
+    """The type of a variable: as it was in Flax, where what is trained is what was trained."""
+    known = programs.types.get(name)
+    if known is None or kind == "frozen" or issubclass(known, nnx.Param) != (kind == "param"):
+        return _CLASSES[kind]
+    return known
 
 
 def _fill(part: Any, children: Mapping[str, Any]) -> None:

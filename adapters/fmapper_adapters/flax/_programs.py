@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fmapper import ConversionError, Lowering, Program, ProgramInputError, convert
+from fmapper_adapters.flax import _variables
 
 Arrays = dict[str, Any]
 
@@ -27,6 +28,7 @@ class Programs:
         kinds: The name of each array -> param, frozen, statistic or buffer.
         aliases: Other names of tied arrays -> the name in `kinds`.
         transient: Names of buffers that the state dict of the module does not have.
+        types: Names of arrays -> the types of the variables in which they were, if known.
     """
 
     def __init__(self, training: Any, evaluation: Any, names: tuple[Any, Any]) -> None:
@@ -37,9 +39,11 @@ class Programs:
         self.kinds = {name: "frozen" if name in frozen else "param" for name in names[0]}
         for name in names[1]:
             is_statistic = name.rpartition(".")[2] in _STATISTICS
+            is_statistic |= program.variable_types.get(name) == "BatchStat"
             self.kinds[name] = "statistic" if is_statistic else "buffer"
         self.aliases = dict(program.aliases)
         self.transient = frozenset(program.transient)
+        self.types = _variables.types_of(program.variable_types)
         self._names = names
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from flax import linen, nnx
 
 from fmapper import ConversionError, fmap
-from fmapper_adapters.flax import _linen_source
+from fmapper_adapters.flax import _linen_source, _variables
 from fmapper_adapters.jax import _modes
 from fmapper_adapters.jax._lifting import Lifted
 from fmapper_adapters.jax._record import Source
@@ -163,6 +163,7 @@ def of_nnx(model: Any) -> Source:
         name=type(model).__name__,
         suspects=held.suspects,
         refusal=held.refusal,
+        variable_types=_variables.names_of_types(model, held.arrays),
     )
     if _is_converted(model):
         program = model._programs.any.program

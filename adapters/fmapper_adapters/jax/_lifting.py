@@ -7,7 +7,7 @@ import dataclasses
 import dis
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -120,6 +120,19 @@ class Lifted:
         return {name: after[name] for name in self.arrays if after[name] is not known[name]}
 
 
+def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
+    """The classes of the nodes that are wanted, by name as arrays have one."""
+    found: dict[str, type] = {}
+
+    def see(path: Any, node: Any) -> bool:
+        if wanted(node):
+            found.setdefault(".".join(_keys_of(path)), type(node))
+        return is_function(node)
+
+    fmap_with_path(lambda path, leaf: leaf, tree, is_leaf=see)
+    return found
+
+
 def is_function(x: Any) -> bool:
     """Whether something is called without being a tree of arrays itself."""
     if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
@@ -168,8 +181,7 @@ def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
     found: list[tuple[tuple[str, ...], Any]] = []
 
     def see(path: Any, leaf: Any) -> Any:
-        keys = (key for key in path if not isinstance(key, BoxKey) and key != _INNER)
-        found.append((tuple(map(str, keys)), leaf))
+        found.append((_keys_of(path), leaf))
         return leaf
 
     try:
@@ -178,6 +190,11 @@ def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
         found.clear()
         fmap_with_path(see, tree, is_leaf=_is_function_at)
     return found
+
+
+def _keys_of(path: Any) -> tuple[str, ...]:
+    keys = (key for key in path if not isinstance(key, BoxKey) and key != _INNER)
+    return tuple(map(str, keys))
 
 
 def _is_function_at(path: Any, node: Any) -> bool:

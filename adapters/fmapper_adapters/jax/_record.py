@@ -42,6 +42,8 @@ class Source:
         aliases: Other names of arrays -> the name under which they are.
         frozen: Names of parameters that are not trained.
         transient: Names of buffers that are not part of a state dict.
+        variable_types: Names of arrays -> the types of the variables that hold them, as a program
+            has them.
         function: Whose signature the model has.
         skipped: How many of its first parameters are no arguments of the model.
         signature: The signature itself, where it is known.
@@ -64,6 +66,7 @@ class Source:
     name: str = ""
     suspects: list[Any] = field(default_factory=list)
     refusal: NotAFunctorError | None = None
+    variable_types: dict[str, str] = field(default_factory=dict)
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
         """Whether arrays that a program holds are of objects that nobody declared."""
@@ -189,6 +192,7 @@ def recorded(
         aliases=source.aliases,
         frozen=source.frozen,
         transient=source.transient,
+        variable_types=source.variable_types,
         symbols=outcome.symbols,
         guards=outcome.guards,
         fixed=tuple(

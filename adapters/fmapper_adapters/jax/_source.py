@@ -156,6 +156,7 @@ def _of_converted(model: Any) -> Source:
     found.aliases = dict(model.aliases)
     found.frozen = model.program.frozen
     found.transient = model.program.transient
+    found.variable_types = dict(model.program.variable_types)
     found.signature = model.program.signature
     if takes_key and model.is_random and found.signature:
         found.signature = (*found.signature, Parameter("key", "keyword"))

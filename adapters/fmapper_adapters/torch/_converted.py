@@ -61,6 +61,7 @@ class TorchModel(Part):
             places.alias(name, first)
         self._tied = {places.names[name]: places.names[first]
                       for name, first in program.aliases.items()}  # fmt: skip
+        self._variable_types = {places.names[n]: t for n, t in program.variable_types.items()}
         self._codes: dict[str, Code] = {}
         for mode, one in programs.items():
             constants = {}

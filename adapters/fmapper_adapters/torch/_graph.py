@@ -82,11 +82,23 @@ def program(
         aliases=names.aliases,
         frozen=tuple(n for n, p in names.parameters.items() if not p.requires_grad),
         transient=names.transient,
+        variable_types=_variable_types(module, names),
         symbols=_symbols(exported),
         default_dtype=_name(torch.get_default_dtype()),
         train=train,
         name=type(module).__name__,
     )
+    return found
+
+
+def _variable_types(module: torch.nn.Module, names: _Names) -> dict[str, str]:
+    """The types of variables that parts of a module had which were converted from Flax."""
+    found = {}
+    for path, part in module.named_modules():
+        for name, kind in getattr(part, "_variable_types", {}).items():
+            full = names.canonical(f"{path}.{name}" if path else name)
+            if full in names.parameters or full in names.buffers:
+                found[full] = kind
     return found
 
 
