@@ -277,6 +277,103 @@ def test_penzai_like_structs():
     ]
 
 
+class Held:
+    """As penzai's variables: no pytree, but with a state that is one."""
+
+    def __init__(self, value, label):
+        self.label = label
+        self.set(value)
+
+    def set(self, value):
+        self.held = jax.tree.map(jnp.asarray, value)
+
+    def __get_state_as_jax_pytree__(self):
+        return HeldState(self.held, self.label)
+
+    def __set_state_from_jax_pytree__(self, state):
+        self.set(state.value)
+
+
+class Computed(Held):
+    """One of which no attribute is what the state has."""
+
+    def set(self, value):
+        self.halves = list(value)
+
+    def __get_state_as_jax_pytree__(self):
+        return ComputedState(jnp.stack(self.halves), self.label)
+
+
+class HeldState(Parameter):
+    def __jax_pytree_state_to_new_variable__(self):
+        return Held(self.value, self.label)
+
+
+class ComputedState(Parameter):
+    def __jax_pytree_state_to_new_variable__(self):
+        return Computed(self.value, self.label)
+
+
+jax.tree_util.register_pytree_with_keys_class(HeldState)
+jax.tree_util.register_pytree_with_keys_class(ComputedState)
+
+
+def test_variables_with_a_state():
+    tied = Held({"w": jnp.ones(2)}, "tied")
+    model = [tied, tied, Held(jnp.zeros(3), "other"), Computed(jnp.ones((2, 2)), "computed")]
+    new = fmap(lambda x: x + 1 if isinstance(x, jax.Array) else x, model)
+    assert new[0] is new[1]
+    assert [type(one) for one in new] == [Held, Held, Held, Computed]
+    assert [one.label for one in new] == ["tied", "tied", "other", "computed"]
+    assert [float(x) for one in new[3].halves for x in one] == [2.0] * 4
+    assert float(new[2].held[0]) == 1.0
+    assert float(tied.held["w"][0]) == 1.0
+    assert list(state(model)) == ["0.w", "1.w", "2", "3"]
+    there = fmapper.to_numpy(model[:3])
+    assert type(there[0].held["w"]) is type(there[2].held) is np.ndarray
+
+
+def test_variables_with_a_state_are_converted():
+    torch = pytest.importorskip("torch")
+    weight, count = Held(jnp.ones((3, 2)), "weight"), Held(jnp.zeros((), jnp.int32), "count")
+
+    def function(x):
+        count.set(count.held + 1)
+        return x @ weight.held + count.held
+
+    converted = fmapper.convert(function, "torch", (jnp.ones((4, 3)),))
+    assert [name for name, _ in converted.named_parameters()] == ["weight"]
+    assert int(count.held) == 0
+    outputs = [converted(torch.ones(4, 3))[0, 0].item() for _ in range(2)]
+    assert outputs == [4.0, 5.0]
+
+
+def test_penzai():
+    variables = pytest.importorskip("penzai.core.variables")
+    pz = pytest.importorskip("penzai.pz")
+    mlp = pytest.importorskip("penzai.models.simple_mlp")
+    net = mlp.MLP.from_config(name="net", init_base_rng=jax.random.key(0), feature_sizes=[3, 2])
+    new = fmap(copied, net)
+    before, after = (one.sublayers[0].sublayers[0].weights for one in (net, new))
+    assert type(after) is variables.Parameter
+    assert after is not before
+    assert after.label == before.label
+    arrays = state(net)
+    for other in (new, moved(net)):
+        assert [*state(other)] == [*arrays]
+        assert all(bits(x) == bits(arrays[name]) for name, x in state(other).items())
+
+    def call(x):
+        return net(pz.nx.wrap(x).tag("b", "features")).untag("b", "features").unwrap()
+
+    torch = pytest.importorskip("torch")
+    x = np.ones((4, 3), np.float32)
+    converted = fmapper.convert(call, "torch", (x,))
+    np.testing.assert_allclose(
+        converted(torch.from_numpy(x)).detach(), call(jnp.asarray(x)), rtol=1e-5, atol=1e-6
+    )
+
+
 def test_flax_struct_dataclasses():
     struct = pytest.importorskip("flax").struct
 

@@ -58,7 +58,7 @@ def _name(cls: Any) -> str:
 
 
 def _type(name: str) -> Any:
-    cls = _of_flax(name) or _met.get(name)
+    cls: Any = _of_flax(name) or _met.get(name)
     return cls if cls is not None and cls.__init__ is nnx.Variable.__init__ else None
 
 

@@ -8,7 +8,16 @@ from typing import Any
 import jax
 from jax import tree_util
 
-from fmapper import Constant, NodeType, PyTreeRules, Static, is_dynamic, put_together, take_apart
+from fmapper import (
+    BoxKey,
+    Constant,
+    NodeType,
+    PyTreeRules,
+    Static,
+    is_dynamic,
+    put_together,
+    take_apart,
+)
 
 
 def is_tree_node(cls: type) -> bool:
@@ -34,7 +43,12 @@ def keyed_children(node: Any) -> list[tuple[Any, Any]]:
 
 
 def registered_type(cls: type) -> NodeType | None:
-    """The node type of a class that is in JAX's registry: Equinox, flax.struct, chex ..."""
+    """The node type of a class that is in JAX's registry: Equinox, flax.struct, chex ...
+
+    Also of one whose objects are no pytrees, but give and take their state as one.
+    """
+    if any(_GET_STATE in base.__dict__ for base in cls.__mro__):
+        return _variable_type()
     if not is_tree_node(cls) or _is_namedtuple(cls):
         return None
 
@@ -42,13 +56,83 @@ def registered_type(cls: type) -> NodeType | None:
         return {_key(key): child for key, child in keyed_children(node)}
 
     def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
-        treedef: Any = jax.tree.structure(node, is_leaf=lambda inner: inner is not node)
-        return treedef.unflatten(list(new_children.values()))
+        return _structure(node).unflatten(list(new_children.values()))
 
-    def static(node: Any) -> Any:
-        return jax.tree.structure(node, is_leaf=lambda inner: inner is not node)
+    return NodeType(children, rebuild, static=_structure)
 
-    return NodeType(children, rebuild, static=static)
+
+# The protocol of mutable variables for JAX, which penzai's have; the last is one of the state.
+_GET_STATE = "__get_state_as_jax_pytree__"
+_SET_STATE = "__set_state_from_jax_pytree__"
+_FROM_STATE = "__jax_pytree_state_to_new_variable__"
+
+
+def _variable_type() -> NodeType:
+    """A variable: its children are those of its state.
+
+    Where attributes hold these very children, another variable has other objects there: the methods
+    of the protocol may make arrays of JAX of whatever they are given.
+    """
+
+    def children(variable: Any) -> dict[Any, Any]:
+        state = getattr(variable, _GET_STATE)()
+        if tree_util.all_leaves([state]):
+            return {BoxKey("value"): state}
+        found = {_key(key): child for key, child in keyed_children(state)}
+        if len(found) > 1:
+            return found
+        return {BoxKey(str(key)): child for key, child in found.items()}
+
+    def attributes(variable: Any) -> dict[Any, str] | None:
+        """The attribute that holds each child, if one does."""
+        names: dict[int, list[str]] = {}
+        for name, value in getattr(variable, "__dict__", {}).items():
+            names.setdefault(id(value), []).append(name)
+        found = {key: names.get(id(child), []) for key, child in children(variable).items()}
+        if any(len(held) != 1 for held in found.values()):
+            return None
+        return {key: held[0] for key, held in found.items()}
+
+    def state_with(variable: Any, new: Mapping[Any, Any]) -> Any:
+        state = getattr(variable, _GET_STATE)()
+        if tree_util.all_leaves([state]):
+            return next(iter(new.values()))
+        return _structure(state).unflatten(list(new.values()))
+
+    def rebuild(variable: Any, new: Mapping[Any, Any]) -> Any:
+        at = attributes(variable)
+        if at is None:
+            return getattr(state_with(variable, new), _FROM_STATE)()
+        made = object.__new__(type(variable))
+        made.__dict__.update(variable.__dict__)
+        made.__dict__.update((at[key], child) for key, child in new.items())
+        return made
+
+    def put(variable: Any, new: Mapping[Any, Any]) -> None:
+        at = attributes(variable)
+        if at is None:
+            getattr(variable, _SET_STATE)(state_with(variable, new))
+        else:
+            variable.__dict__.update((at[key], child) for key, child in new.items())
+
+    def carried(variable: Any) -> list[tuple[str, Any]]:
+        held = {id(child) for child in children(variable).values()}
+        own: dict[str, Any] = getattr(variable, "__dict__", {})
+        return [(name, value) for name, value in own.items() if id(value) not in held]
+
+    return NodeType(
+        children,
+        rebuild,
+        put=put,
+        carried=carried,
+        static=lambda variable: _structure(getattr(variable, _GET_STATE)()),
+        box=lambda variable: list(children(variable).items()),
+    )
+
+
+def _structure(node: Any) -> Any:
+    """The structure of a node whose children are leaves."""
+    return jax.tree.structure(node, is_leaf=lambda inner: inner is not node)
 
 
 def _key(key: Any) -> Any:
