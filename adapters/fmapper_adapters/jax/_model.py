@@ -549,7 +549,10 @@ def _look_at(code: Code, checks: Any) -> None:
 
 
 def _raise_unless(code: Code, checks: Any) -> None:
-    rows = np.asarray(checks).reshape(-1, len(code.checks))  # one per element under jax.vmap
+    checks = np.asarray(checks)
+    if checks.all():
+        return
+    rows = checks.reshape(-1, len(code.checks))  # one per element under jax.vmap
     for i, call in enumerate(code.checks):
         if not rows[:, i].all():
             raise ProgramInputError(_broken(code, call))

@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper import Call, ConversionError, DType, Graph, Input, Output, Parameter, Program, Ref
-from fmapper_adapters.torch import _own_gradients, _static_sizes
+from fmapper_adapters.torch import _assertions, _own_gradients, _static_sizes
 from fmapper_adapters.torch._spec import tree_spec
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
@@ -88,7 +88,7 @@ def program(
         train=train,
         name=type(module).__name__,
     )
-    return found
+    return _assertions.fold(found)
 
 
 def _variable_types(module: torch.nn.Module, names: _Names) -> dict[str, str]:
