@@ -8,11 +8,13 @@ from typing import Any
 from fmapper import _verify
 from fmapper._adapter import Adapter
 from fmapper._errors import ConversionError, ConversionWarning, MoveError
+from fmapper._recording import in_turn
 from fmapper._warn import keeping_warnings, warn
 
 _SLACK = 10  # times what `verify` allows: compilers order sums as they like
 
 
+@in_turn  # a model that is called while another one is recorded may do something else
 def refuse_difference(
     model: Any,
     source: Adapter,
