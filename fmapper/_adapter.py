@@ -625,13 +625,14 @@ class Adapter(ABC):
 
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[[float], tuple[list[Any], dict[str, Any]]] | None:
+    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
         """Prepares a call of a model in one of its modes, to be compared with another one.
 
         Returns:
             A function that gives the leaves of the output in order, and the arrays that the call
             changes by name; the model stays as it is. It takes by how much the values of floating
-            arrays are to be off, relative to them. None where this framework has no such thing.
+            arrays are to be off, relative to them, and `compiled`: False asks for one operation
+            after the other, without fusing. None where this framework has no such thing.
         """
         return None
 

@@ -157,7 +157,7 @@ class FlaxAdapter(NodeAdapter):
 
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[[float], tuple[list[Any], dict[str, Any]]] | None:
+    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
         """Compiled with little effort."""
         from fmapper_adapters.flax import _source
         from fmapper_adapters.jax import _observed

@@ -396,7 +396,7 @@ class JaxAdapter(Adapter):
 
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[[float], tuple[list[Any], dict[str, Any]]] | None:
+    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
         """Compiled with little effort."""
         from fmapper_adapters.jax import _observed, _source
 

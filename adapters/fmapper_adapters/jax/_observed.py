@@ -66,7 +66,7 @@ def compiled(
 
 def outcome(
     source: _record.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Callable[[float], tuple[list[Any], dict[str, Any]]]:
+) -> Callable[..., tuple[list[Any], dict[str, Any]]]:
     """A call of a model as XLA compiles it, with little effort; see `Adapter.outcome`."""
     leaves, tree = jax.tree.flatten((args, dict(kwargs)), is_leaf=lambda x: x is None)
     static = [not (hasattr(x, "shape") and hasattr(x, "dtype")) for x in leaves]
@@ -75,9 +75,10 @@ def outcome(
     arrays = [*map(to_jax, (*source.parameters.values(), *source.buffers.values())), *given]
     run = jax.jit(traced.flat).lower(*arrays).compile(_QUICK)
 
-    def call(off: float) -> tuple[list[Any], dict[str, Any]]:
+    def call(off: float, *, compiled: bool = True) -> tuple[list[Any], dict[str, Any]]:
         generator = np.random.default_rng(0)
-        found, changed = run(*(_shaken(x, off, generator) for x in arrays))
+        way = run if compiled else traced.flat
+        found, changed = way(*(_shaken(x, off, generator) for x in arrays))
         rest = iter(found)
         outputs = [leaf if fixed else _words(next(rest)) for leaf, fixed in traced.outputs]
         return outputs, dict(zip(traced.changed, map(_words, changed), strict=True))

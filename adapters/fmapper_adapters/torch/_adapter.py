@@ -391,12 +391,12 @@ class TorchAdapter(Adapter):
 
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[[float], tuple[list[Any], dict[str, Any]]] | None:
+    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
         """Of models that were converted from another framework."""
         run = getattr(model, "outcome", None)
         if run is None or not hasattr(model, "as_program"):
             return None
-        return lambda off: run(args, kwargs, train=train)
+        return lambda off, compiled=True: run(args, kwargs, train=train)
 
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
