@@ -631,8 +631,10 @@ class Adapter(ABC):
         Returns:
             A function that gives the leaves of the output in order, and the arrays that the call
             changes by name; the model stays as it is. It takes by how much the values of floating
-            arrays are to be off, relative to them, and `compiled`: False asks for one operation
-            after the other, without fusing. None where this framework has no such thing.
+            arrays are to be off, relative to them; `compiled`: False asks for one operation after
+            the other, without fusing; and `turned`: True asks for other signs and phases of
+            eigenvectors, singular vectors and orthogonal factors. None where this framework has
+            no such thing.
         """
         return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fmapper._adapter import Adapter
-from fmapper._errors import ConversionError, FmapperError, FmapperWarning
+from fmapper._errors import ConversionError, ConversionWarning, FmapperError, FmapperWarning
 from fmapper._fmap import fmap
 from fmapper._move import mover_to, to_numpy
 from fmapper._program import Program
@@ -26,9 +26,10 @@ _TOLERANCE = {
 }
 # Of the inputs, to see whether a result hangs on their last bits.
 _ROUNDING = {"float64": 1e-13, "complex128": 1e-13, "float16": 2e-3, "bfloat16": 1e-2}
-# Operations with several right results: signs of vectors, phases, orders of equal values.
-_AMBIGUOUS = ("eig", "svd", "schur", "qr", "householder", "geqrf", "lu", "hessenberg", "tridiag")
+# Operations with several right results: vectors are so up to their signs and phases.
+_AMBIGUOUS = frozenset(("eig", "eigh", "svd", "qr"))
 _MOST_TRIES = 500
+_MOST_SIZES = 3  # that are tried on the model itself
 
 Outcome = tuple[list[Any], dict[str, Any]]
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -55,39 +56,69 @@ def check(
         examples: Call = mover_to(source)((args, rest), strict=False)
     modes = [program] if program.evaluation is None else [program.evaluation, program]
     for recorded in modes:
-        places = _Places(recorded, examples)
-        for sizes in (None, *itertools.islice(places.others(), 3)):
-            given = examples if sizes is None else places.resized(sizes)
-            about = "the examples" if sizes is None else _shown(sizes)
-            whole = given[0], {**given[1], **own}
-            wanted = _source_outcome(model, source, recorded, whole, first=sizes is None)
-            if wanted is None:
-                if sizes is None:
-                    return
-                continue
-            _compare(recorded, wanted, _outcome(converted, target, recorded, given, about), about)
-            if sizes is not None:
-                break
+        run = _prepared(model, source, recorded, (examples[0], {**examples[1], **own}))
+        if run is None:
+            return
+        if isinstance(run, str):
+            warn(
+                f"{program.name} does not run on the examples, so that nothing was compared: {run}",
+                FmapperWarning,
+            )
+            return
+        found = _outcome(converted, target, recorded, examples, "the examples")
+        _compare(recorded, run, found, "the examples")
+    if program.symbols:
+        reasons = [
+            _compare_other_sizes(model, source, converted, target, recorded, examples, own)
+            for recorded in modes
+        ]
+        if any(reasons):
+            warn(
+                f"{program.name} was compared with what was made of it on the examples only, not "
+                f"with other sizes, though {', '.join(program.symbols)} may vary: "
+                f"{next(filter(None, reasons))}",
+                ConversionWarning,
+            )
 
 
-def _source_outcome(
-    model: Any, source: Adapter, program: Program, given: Call, *, first: bool
-) -> Callable[..., Outcome] | None:
-    """The call of the model itself; None where it is not to be had."""
+def _compare_other_sizes(
+    model: Any,
+    source: Adapter,
+    converted: Any,
+    target: Adapter,
+    program: Program,
+    examples: Call,
+    own: Mapping[str, Any],
+) -> str:
+    """Compares both with other sizes than those of the examples; says why that was not possible."""
+    places = _Places(program, examples)
+    failures = []
+    for sizes in itertools.islice(places.others(), _MOST_SIZES):
+        given = places.resized(sizes)
+        run = _prepared(model, source, program, (given[0], {**given[1], **own}))
+        if run is None:
+            return ""
+        if isinstance(run, str):
+            failures.append(f"the model itself does not run on {_shown(sizes)}: {run}")
+            continue
+        about = _shown(sizes)
+        _compare(program, run, _outcome(converted, target, program, given, about), about)
+        return ""
+    return failures[0] if failures else "no others were found that fit all inputs and guards"
+
+
+def _prepared(
+    model: Any, source: Adapter, program: Program, given: Call
+) -> Callable[..., Outcome] | str | None:
+    """The call of the model itself, or the error that it gives; None where it is not to be had."""
     try:
         run = source.outcome(model, *given, train=program.train)
         if run is not None:
             run(0.0)
         return run
     except Exception as error:  # whatever the code of a user raises
-        if first:
-            text = str(error).strip().splitlines()
-            warn(
-                f"{program.name} does not run on the examples, so that nothing was compared: "
-                f"{type(error).__name__}: {text[0][:200] if text else ''}",
-                FmapperWarning,
-            )
-        return None
+        text = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {text[0][:200] if text else ''}"
 
 
 def _outcome(
@@ -117,6 +148,7 @@ def _compare(
     wanted = _by_path(*run(0.0))
     found = _by_path(*got)
     count = 0
+    chosen = []
     for path, expected in wanted.items():
         if path not in found:
             if path.startswith("output"):
@@ -124,12 +156,27 @@ def _compare(
             continue  # it is given back as it was
         problem = _problem(expected, found[path])
         count += 1
-        if problem and not _is_open(program, run, path, expected, found[path]):
-            raise ConversionError(
-                f"{program.name}: on {about} the converted model gives something else than the "
-                f"model itself: {path} {problem}. Please report it; check=False takes the program "
-                "as it is"
-            )
+        if not problem or _is_open(program, run, path, expected, found[path]):
+            continue
+        others = _with_other_vectors(program, run, path)
+        if others is not None and _problem(expected, others):
+            if _problem(abs(expected), abs(others)):
+                chosen.append(path)
+                continue
+            if not _problem(abs(expected), abs(found[path])):
+                continue  # what does not hang on the signs is the same
+        raise ConversionError(
+            f"{program.name}: on {about} the converted model gives something else than the "
+            f"model itself: {path} {problem}. Please report it; check=False takes the program "
+            "as it is"
+        )
+    if chosen:
+        warn(
+            f"{program.name}: {', '.join(chosen)} could not be compared on {about}: what is there "
+            "hangs on the signs or phases of eigenvectors, singular vectors or orthogonal factors, "
+            "of which the converted model has others, as right as those of the model",
+            ConversionWarning,
+        )
     if wanted and not count:
         raise ConversionError(f"{program.name}: on {about} nothing could be compared")
 
@@ -183,9 +230,6 @@ def _is_open(
     stepwise = _by_path(*run(0.0, compiled=False)).get(path)
     if stepwise is not None and not _problem(stepwise, found):
         return True
-    ops = {op.rpartition("::")[2] for op in program.ops()}
-    if any(op.startswith(_AMBIGUOUS) for op in ops):
-        return True
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return False
     dtypes = {d for call in program.graph.walk() for d, _ in call.result if "float" in d}
@@ -201,6 +245,13 @@ def _is_open(
     if not finite.any():
         return True
     return bool(np.abs(x - y)[finite].max() <= 10 * np.abs(x - z)[finite].max())
+
+
+def _with_other_vectors(program: Program, run: Callable[..., Outcome], path: str) -> Any | None:
+    """A result for other signs of the vectors that the program computes; None if it has none."""
+    if _AMBIGUOUS.isdisjoint(op.rpartition("::")[2] for op in program.ops()):
+        return None
+    return _by_path(*run(0.0, turned=True))[path]
 
 
 def _shown(sizes: Mapping[str, int]) -> str:
@@ -238,13 +289,22 @@ class _Places:
             return
         steps = (1, 2, 3, -1, 4, 5, -2, 6, 8, 7, 12, 16)
         tries = itertools.product(range(len(steps)), repeat=min(len(names), 4))
-        for chosen in sorted(itertools.islice(tries, _MOST_TRIES), key=sum):
+        for chosen in sorted(tries, key=sum)[:_MOST_TRIES]:
             sizes = {
                 name: self._sizes[name] + steps[(chosen[i % len(chosen)] + i) % len(steps)]
                 for i, name in enumerate(names)
             }
             if self._fit(sizes):
                 yield sizes
+        for count in range(len(names), 0, -1):  # sizes in blocks, then some of them alone
+            for some in itertools.islice(itertools.combinations(names, count), _MOST_TRIES):
+                for up, down, more in ((2, 1, 0), (3, 1, 0), (1, 2, 0), (1, 1, 1)):
+                    sizes = {
+                        name: size * up // down + more if name in some else size
+                        for name, size in self._sizes.items()
+                    }
+                    if sizes != self._sizes and self._fit(sizes):
+                        yield sizes
 
     def _fit(self, sizes: dict[str, int]) -> bool:
         for name, size in sizes.items():

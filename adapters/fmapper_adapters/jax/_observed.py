@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import Observation, Ref, Scalar, to_jax
-from fmapper_adapters.jax import _custom, _keys, _record
+from fmapper_adapters.jax import _choices, _custom, _keys, _record
 
 
 def operations(
@@ -75,9 +75,11 @@ def outcome(
     arrays = [*map(to_jax, (*source.parameters.values(), *source.buffers.values())), *given]
     run = jax.jit(traced.flat).lower(*arrays).compile(_QUICK)
 
-    def call(off: float, *, compiled: bool = True) -> tuple[list[Any], dict[str, Any]]:
+    def call(
+        off: float, *, compiled: bool = True, turned: bool = False
+    ) -> tuple[list[Any], dict[str, Any]]:
         generator = np.random.default_rng(0)
-        way = run if compiled else traced.flat
+        way = _choices.turned(traced.flat) if turned else run if compiled else traced.flat
         found, changed = way(*(_shaken(x, off, generator) for x in arrays))
         rest = iter(found)
         outputs = [leaf if fixed else _words(next(rest)) for leaf, fixed in traced.outputs]

@@ -396,7 +396,7 @@ class TorchAdapter(Adapter):
         run = getattr(model, "outcome", None)
         if run is None or not hasattr(model, "as_program"):
             return None
-        return lambda off, compiled=True: run(args, kwargs, train=train)
+        return lambda off, **_: run(args, kwargs, train=train)
 
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
