@@ -111,9 +111,3 @@ def test_what_has_no_counterpart_is_refused_by_name():
         fmapper.convert(exported.call, "torch", (X,))
     with pytest.raises(fmapper.ConversionError, match=r"int4.*use int8"):
         fmapper.convert(lambda x: x.astype(jnp.int4).astype(jnp.float32), "torch", (X,))
-    sparse = pytest.importorskip("jax.experimental.sparse")
-    matrix = sparse.BCOO.fromdense(jnp.eye(2))
-    with pytest.raises(fmapper.ConversionError, match=r"sparse array; call todense\(\)"):
-        fmapper.convert(lambda x: matrix @ x, "torch", (X,))
-    dense = matrix.todense()
-    fmapper.convert(lambda x: dense @ x, "torch", (X,))

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from fmapper import Call, ConversionError, DType, FmapperWarning, Graph, Ref, Scalar, Size
-from fmapper_adapters.jax import _checks, _collectives, _custom, _frames, _keys
+from fmapper_adapters.jax import _checks, _collectives, _custom, _frames, _keys, _sparse
 
 # Functions that are called where they stand: what they compute is part of the caller.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
@@ -43,8 +43,6 @@ _DROPPED |= {"const_lengths", "linear", "unroll", "update_consts", "symbolic_zer
 _DROPPED |= {"ft_in", "ft_out"}
 # Of Equinox: what they compute is in a function among their parameters.
 _OPAQUE = {"maybe_set", "vprim"}
-# Of jax.experimental.sparse.
-_SPARSE = ("bcoo_", "bcsr_")
 # Integers that torch does not compute with.
 _NARROW = ("int4", "uint4", "int2", "uint2")
 # How often functions with a derivative of their own are differentiated in theirs.
@@ -221,8 +219,6 @@ class _Body:
         path = _path(eqn, path)
         source = _source(eqn) or outer
         why = _HOST.get(name)
-        if name.startswith(_SPARSE):
-            why = "a sparse array; call todense() on that array before, outside of the model"
         if why is not None:
             where = f" ({source})" if source else ""
             raise ConversionError(f"{name} in {path or 'the root'}{where}: {why}")
@@ -246,6 +242,9 @@ class _Body:
             run: Any = functools.partial(eqn.primitive.impl, **params)
             opened = jax.make_jaxpr(run)(*shapes)
             return self._read_closed(opened, args, path, source)
+        dense = _sparse.on_dense_arrays(eqn)
+        if dense is not None:
+            return self._read_closed(dense, args, path, source)
         if name == "optimization_barrier":  # it says in which order, not what
             return args
         if name == "platform_index":
