@@ -413,9 +413,11 @@ class JaxAdapter(Adapter):
         return _observed.in_float64(*_source.evaluation(model, args, kwargs))
 
     def portable(self, array: Any) -> Any:
-        """The words of a PRNG key."""
+        """The words of a PRNG key; integers of few bits in bytes."""
+        from fmapper_adapters.jax import _few_bits
+
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-        return jax.random.key_data(array) if is_key else array
+        return jax.random.key_data(array) if is_key else _few_bits.in_bytes(array)
 
 
 def _is_usable(array: Any) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from fmapper import Call, ConversionError, DType, FmapperWarning, Graph, Ref, Scalar, Size
-from fmapper_adapters.jax import _checks, _collectives, _custom, _frames, _keys, _sparse
+from fmapper_adapters.jax import _checks, _collectives, _custom, _few_bits, _frames, _keys, _sparse
 
 # Functions that are called where they stand: what they compute is part of the caller.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
@@ -43,8 +43,6 @@ _DROPPED |= {"const_lengths", "linear", "unroll", "update_consts", "symbolic_zer
 _DROPPED |= {"ft_in", "ft_out"}
 # Of Equinox: what they compute is in a function among their parameters.
 _OPAQUE = {"maybe_set", "vprim"}
-# Integers that torch does not compute with.
-_NARROW = ("int4", "uint4", "int2", "uint2")
 # How often functions with a derivative of their own are differentiated in theirs.
 _ORDER = 2
 # What only shows values on the way.
@@ -198,7 +196,7 @@ class _Body:
             return Scalar(False, "bool")  # the derivative of an integer, which nobody uses
         if np.ndim(var.val):
             return self._array(var.val)
-        return Scalar(_number(var.val), str(getattr(var.aval, "dtype", None)))
+        return Scalar(_number(var.val), _few_bits.holder(str(getattr(var.aval, "dtype", None))))
 
     def _array(self, array: Any) -> Any:
         """What stands for an array that the code holds: itself, if it is a number."""
@@ -210,7 +208,7 @@ class _Body:
         if _keys.is_key(array):
             array = jax.random.key_data(array)
         if not np.ndim(array):
-            return Scalar(_number(array), str(array.dtype))
+            return Scalar(_number(array), _few_bits.holder(str(array.dtype)))
         return Ref(self._constant(array))
 
     def _equation(self, eqn: Any, env: dict[Any, Any], path: str, outer: str) -> None:
@@ -265,7 +263,7 @@ class _Body:
             if self._order is None:
                 return self._read_closed(function.body, args, path, source)
             return self._function(function, eqn, args, path, source)
-        raw = _keys.on_raw_keys(eqn) or _collectives.on_dimensions(eqn)
+        raw = _keys.on_raw_keys(eqn) or _collectives.on_dimensions(eqn) or _few_bits.on_bytes(eqn)
         if raw is not None:  # keys are arrays of words here
             return self._read_closed(raw, args, path, source)
         return self._call(eqn, args, path, source)
@@ -312,6 +310,12 @@ class _Body:
 
     def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
         name = eqn.primitive.name
+        if _few_bits.is_refused(eqn):
+            where = f" ({source})" if source else ""
+            raise ConversionError(
+                f"{name} in {path or 'the root'}{where}: torch has no integers of fewer than 8 "
+                "bits, and bytes do not stand for them here; use int8 in their place"
+            )
         params = {**eqn.params, **_keys.params(eqn), **_counts(eqn)}
         held: list[tuple[Graph, list[Any]]] = []
         kwargs = {
@@ -334,13 +338,6 @@ class _Body:
         source: str,
         several: bool,
     ) -> Sequence[Any]:
-        for var in eqn.outvars:
-            if str(getattr(var.aval, "dtype", "")) in _NARROW:
-                where = f" ({source})" if source else ""
-                raise ConversionError(
-                    f"{name} in {path or 'the root'}{where}: it gives {var.aval.dtype}, which "
-                    "torch does not compute with; use int8 in its place"
-                )
         at = self._name(name)
         if self._constant == self._reader.constant:
             self._reader.equations[at] = eqn
@@ -495,7 +492,7 @@ def _shape_of(aval: Any) -> tuple[Any, Any]:
 
 
 def _number(value: Any) -> Any:
-    found = np.asarray(value)
+    found = np.asarray(_few_bits.in_bytes(value)) if hasattr(value, "dtype") else np.asarray(value)
     if found.dtype.kind == "V" or found.dtype.name.startswith(("bfloat", "float8")):
         found = found.astype(np.float64)
     return found.item()

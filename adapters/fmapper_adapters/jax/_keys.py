@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax import _few_bits
+
 # The operations that know what a key is; all others only move keys about.
 _DRAWN = {"random_seed", "random_bits", "random_split", "random_fold_in"}
 _WITH_GRAPHS = {"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"}
@@ -33,7 +35,7 @@ def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
         return type(aval).__name__, ()
     if is_key(aval):
         return "uint32", (*aval.shape, *aval.dtype._impl.key_shape)
-    return str(aval.dtype), tuple(aval.shape)
+    return _few_bits.holder(str(aval.dtype)), tuple(aval.shape)
 
 
 def params(eqn: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import Observation, Ref, Scalar, to_jax
-from fmapper_adapters.jax import _choices, _custom, _keys, _record
+from fmapper_adapters.jax import _choices, _custom, _few_bits, _keys, _record
 
 
 def operations(
@@ -137,4 +137,4 @@ def _computed(eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _words(x: Any) -> Any:
-    return jax.random.key_data(x) if _keys.is_key(x) else x
+    return jax.random.key_data(x) if _keys.is_key(x) else _few_bits.in_bytes(x)

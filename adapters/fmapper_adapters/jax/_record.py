@@ -27,7 +27,7 @@ from fmapper import (
     holds_arrays,
     to_jax,
 )
-from fmapper_adapters.jax import _dynamic, _jaxpr, _keys, _pytrees, _refusals
+from fmapper_adapters.jax import _dynamic, _few_bits, _jaxpr, _keys, _pytrees, _refusals
 
 
 @dataclass
@@ -301,7 +301,7 @@ def _is_array(x: Any) -> bool:
 
 
 def _raw(x: Any) -> Any:
-    return jax.random.key_data(x) if _keys.is_key(x) else x
+    return jax.random.key_data(x) if _keys.is_key(x) else _few_bits.in_bytes(x)
 
 
 # --- names ----------------------------------------------------------------------------------------

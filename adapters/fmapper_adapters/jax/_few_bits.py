@@ -1,0 +1,106 @@
+"""Integers of 2 and 4 bits in programs: outside of JAX they are numbers in bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_HELD_IN = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8"}
+# Of such integers they give others, whatever the dtype is; all other results are cut to the bits.
+_CLOSED = frozenset(
+    (
+        *("reshape", "transpose", "slice", "broadcast_in_dim", "squeeze", "concatenate", "gather"),
+        *("dynamic_slice", "dynamic_update_slice", "split", "select_n", "rev", "pad", "sort"),
+        *("max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "and", "or"),
+        *("xor", "rem", "sign", "shift_right_arithmetic", "stop_gradient", "copy", "copy_p"),
+    )
+)
+# They look at bits that a byte has in other places.
+_OTHER = frozenset(("bitcast_convert_type", "population_count", "clz", "shift_right_logical"))
+_LOOPS = frozenset(("scan", "while", "cond"))  # whose bodies are read on their own
+
+
+def holder(dtype: str) -> str:
+    """The dtype that numbers of a dtype are held in: another one for those of few bits."""
+    return _HELD_IN.get(dtype, dtype)
+
+
+def in_bytes(array: Any) -> Any:
+    """An array, as it is held."""
+    name = str(array.dtype)
+    return array.astype(_HELD_IN[name]) if name in _HELD_IN else array
+
+
+def is_refused(eqn: Any) -> bool:
+    """Whether an operation on such integers is none on bytes."""
+    name = eqn.primitive.name
+    if name in _LOOPS or not any(map(_is_of_few_bits, (*eqn.invars, *eqn.outvars))):
+        return False
+    return name in _OTHER or _holds_a_function(eqn)
+
+
+def on_bytes(eqn: Any) -> Any | None:
+    """An operation that gives such integers as one on bytes; None for anything else.
+
+    Sums, differences and products of bytes, cut to the last bits, are those of fewer bits.
+    """
+    if not any(map(_is_of_few_bits, eqn.outvars)):
+        return None
+    name = eqn.primitive.name
+    if name in _OTHER or name in _LOOPS or _holds_a_function(eqn):
+        return None
+    params = {key: _held(value) for key, value in eqn.params.items()}
+
+    def run(*operands: Any) -> list[Any]:
+        if name == "convert_element_type":
+            return [_converted(operands[0], str(eqn.outvars[0].aval.dtype))]
+        found = eqn.primitive.bind(*operands, **params)
+        results = list(found) if eqn.primitive.multiple_results else [found]
+        if name in _CLOSED:
+            return results
+        return [_cut(x, str(v.aval.dtype)) for x, v in zip(results, eqn.outvars, strict=True)]
+
+    struct: Any = jax.ShapeDtypeStruct
+    shapes = [struct(v.aval.shape, jnp.dtype(holder(str(v.aval.dtype)))) for v in eqn.invars]
+    return jax.make_jaxpr(run)(*shapes)
+
+
+def _is_of_few_bits(var: Any) -> bool:
+    return str(getattr(var.aval, "dtype", "")) in _HELD_IN
+
+
+def _holds_a_function(eqn: Any) -> bool:
+    return any(hasattr(getattr(value, "jaxpr", value), "eqns") for value in eqn.params.values())
+
+
+def _held(value: Any) -> Any:
+    """A parameter of an operation, where it is such a dtype that of the bytes."""
+    name = str(value) if isinstance(value, jnp.dtype | type) else ""
+    if isinstance(value, type):
+        name = str(jnp.dtype(value)) if name else ""
+    return jnp.dtype(_HELD_IN[name]) if name in _HELD_IN else value
+
+
+def _converted(x: Any, dtype: str) -> Any:
+    """Floats as the nearest integers that there are, integers cut to the last bits."""
+    held = jnp.dtype(_HELD_IN[dtype])
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = lax.real(x)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+        low, high = (x.dtype.type(int(limit)) for limit in (limits.min, limits.max))
+        return lax.convert_element_type(lax.clamp(low, x, high), held)
+    return _cut(lax.convert_element_type(x, held), dtype)
+
+
+def _cut(x: Any, dtype: str) -> Any:
+    if dtype not in _HELD_IN:
+        return x
+    bits = int(dtype[-1])
+    if dtype.startswith("u"):
+        return x & x.dtype.type((1 << bits) - 1)
+    unused = x.dtype.type(8 - bits)
+    return lax.shift_right_arithmetic(lax.shift_left(x, unused), unused)

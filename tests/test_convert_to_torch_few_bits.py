@@ -1,0 +1,110 @@
+"""Integers of 4 and 2 bits in models of JAX: in torch they are held in bytes."""
+
+import operator
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+nnx = pytest.importorskip("flax.nnx")
+
+X = np.asarray(
+    [[-100, -9.7, -8.5, -1.6, 0.4, 1.5], [7.6, 8.2, 100, np.nan, np.inf, -np.inf]], np.float32
+)
+INTEGERS = np.asarray([[-130, -9, 7, 8, 15, 16, 17, 300]], np.int32)
+DTYPES = ["int4", "uint4", "int2", "uint2"]
+
+
+def agree(function, *inputs):
+    model = fmapper.convert(function, "torch", inputs)
+    got = model(*(torch.from_numpy(x.copy()) for x in inputs))
+    want = function(*map(jnp.asarray, inputs))
+    held = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8"}
+    want = np.asarray(want.astype(held.get(str(want.dtype), want.dtype)))
+    assert str(got.dtype).removeprefix("torch.") == want.dtype.name
+    np.testing.assert_array_equal(got.detach().numpy(), want)
+    return model
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_casts(dtype):
+    agree(lambda x: x.astype(dtype).astype(jnp.float32), X)
+    agree(lambda x: x.astype(dtype).astype(jnp.int32), INTEGERS)
+    agree(lambda x: x.astype(dtype), INTEGERS)
+    agree(lambda x: (x > 0).astype(dtype).astype(jnp.float32), X)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])  # JAX computes with few others
+@pytest.mark.parametrize(
+    "operation",
+    [
+        operator.add, operator.sub, operator.mul, operator.and_, operator.xor,
+        lambda a, b: a.T.reshape(4, 8), lambda a, b: -a,
+        lambda a, b: ~a, lambda a, b: jnp.where(a > b, a, b), jnp.minimum, lambda a, b: a << b,
+        lambda a, b: jnp.dot(a, b.T), lambda a, b: a[:, ::-1],
+        lambda a, b: a[jnp.argmax(b), 1:], lambda a, b: jnp.sort(a),
+        lambda a, b: jax.lax.scan(lambda c, x: (c + x, c * x), a[0], b)[1],
+    ],
+)  # fmt: skip
+def test_operations(dtype, operation):
+    a = np.arange(-16, 16, dtype=np.int32).reshape(2, 16)
+    b = (np.arange(32, dtype=np.int32) % 5).reshape(2, 16)
+    agree(lambda a, b: operation(a.astype(dtype), b.astype(dtype)), a, b)
+
+
+def test_constants_and_numbers():
+    weight = jnp.asarray([[-8, 7, 3], [1, 0, -1]], jnp.int4)
+    model = agree(
+        lambda x: x @ (weight.astype(jnp.float32) * 0.5) + jnp.int4(-3).astype(jnp.float32),
+        np.ones((4, 2), np.float32),
+    )
+    assert torch.int8 in {b.dtype for b in model.buffers()}
+
+
+class Quantised(nnx.Module):
+    def __init__(self):
+        values = np.random.default_rng(0).integers(-8, 8, (4, 3))
+        self.weight = nnx.Variable(jnp.asarray(values, jnp.int4))
+        self.scale = nnx.Param(jnp.asarray([0.1, 0.2, 0.3]))
+
+    def __call__(self, x):
+        return x @ (self.weight[...].astype(jnp.float32) * self.scale[...])
+
+
+def test_a_layer_of_weights_in_four_bits(tmp_path):
+    net, x = Quantised(), np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    model = fmapper.convert(net, "torch", (x,))
+    given = torch.from_numpy(x)
+    np.testing.assert_allclose(model(given).detach(), net(x), rtol=1e-5, atol=1e-6)
+    assert model.state_dict()["weight"].dtype is torch.int8
+    model(given).sum().backward()
+    want = nnx.grad(lambda net: net(x).sum())(net)["scale"][...]
+    np.testing.assert_allclose(model.scale.grad, want, rtol=1e-5)
+    model.save(tmp_path / "net.safetensors")
+    loaded = type(model).load(tmp_path / "net.safetensors")
+    torch.testing.assert_close(loaded(given), model(given))
+    assert fmapper.verify(net, model, x)
+
+
+def test_an_input_of_four_bits():
+    x = jnp.asarray([[-8, 7], [3, 1]], jnp.int4)
+    model = fmapper.convert(lambda x: x.astype(jnp.float32) * 2, "torch", (x,))
+    torch.testing.assert_close(
+        model(torch.tensor([[-8, 7], [3, 1]], dtype=torch.int8)),
+        torch.tensor([[-16.0, 14.0], [6.0, 2.0]]),
+    )
+
+
+def test_what_bytes_do_not_stand_for_is_refused():
+    with pytest.raises(fmapper.ConversionError, match=r"scatter.*use int8 in their place"):
+        fmapper.convert(lambda x: x.astype(jnp.int4).at[0].add(jnp.int4(7)), "torch", (INTEGERS,))
+    with pytest.raises(fmapper.ConversionError, match=r"shift_right_logical.*use int8"):
+        fmapper.convert(
+            lambda x: jax.lax.shift_right_logical(x.astype(jnp.int4), jnp.int4(1)),
+            "torch",
+            (INTEGERS,),
+        )
