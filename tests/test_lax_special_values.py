@@ -244,3 +244,17 @@ def test_bounds_of_what_torch_does_not_clamp(dtype):
     np.testing.assert_array_equal(
         fmapper.to_numpy(got(fmapper.to_torch(x))), jax.lax.clamp(low, x, high)
     )
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("size", [3e18, 3e19])
+def test_layer_norms_whose_squares_overflow_are_jax_s_without_torch_s_own(fast, size):
+    """`F.layer_norm` is right, zero or NaN there at other sizes than JAX; RMS norms are JAX's."""
+    nnx = pytest.importorskip("flax.nnx")
+    x = np.asarray([[1.0, 2.0, 3.0, 5.0]], np.float32)
+    large = x * np.float32(size)
+    for cls, fused in ((nnx.LayerNorm, False), (nnx.RMSNorm, True)):
+        net = cls(4, use_fast_variance=fast, rngs=nnx.Rngs(0))
+        model = fmapper.convert(net, "torch", (x,), fused=fused)
+        got = model(torch.from_numpy(large)).detach()
+        np.testing.assert_allclose(got, net(large), rtol=1e-5)  # XLA's fusions make NaN of some
