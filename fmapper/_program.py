@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fmapper._equality import equals
-from fmapper._sizes import size_of
+from fmapper._sizes import size_of, with_solved
 from fmapper._trees import TreeSpec
 
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
 
 
@@ -343,18 +344,20 @@ class Program:
 
     def size_problem(self, sizes: dict[str, Any]) -> str:
         """Which sizes are not what they must be for the others; empty if all are."""
+        known = with_solved(sizes)
         for expression, given in sizes.items():
-            wanted = size_of(expression, sizes)
+            wanted = size_of(expression, known)
             if wanted is not None and wanted != given:
                 return f"a size is {given}, but {expression} is {wanted}"
         for guard in self.guards:
-            if not guard.holds(sizes):
+            if not guard.holds(known):
                 return self._guard_problem(guard, sizes)
         return ""
 
     def _guard_problem(self, guard: Guard, sizes: Mapping[str, Any]) -> str:
+        asked = set(_NAME.findall(guard.expression))
         given = ", ".join(
-            f"{name} is {size}" for name, size in sizes.items() if name.isidentifier()
+            f"{name} is {size}" for name, size in sizes.items() if asked & {*_NAME.findall(name)}
         )
         condition = f"{guard.expression} {guard.relation} {guard.value}"
         return (

@@ -76,6 +76,24 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
         return None
 
 
+def with_solved(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Sizes with those names that stand only in others, as `n` in `2*n + 1`, rounded down.
+
+    Examples:
+        >>> with_solved({"2*n + 1": 7, "b": 3})["n"]
+        3
+    """
+    solved = dict(sizes)
+    for expression, given in sizes.items():
+        found = None if expression.isidentifier() else _LINEAR.fullmatch(expression)
+        if found is not None and isinstance(given, int):
+            factor, name, sign, more = found.groups()
+            rest = given - int(f"{sign or '+'}{more or 0}")
+            solved.setdefault(name, rest // max(int(factor or 1), 1))
+    return solved
+
+
+_LINEAR = re.compile(r"(?:(\d{1,9})\*)?([A-Za-z_]\w*)(?: ([+-]) (\d{1,9}))?", re.ASCII)
 _read: dict[str, Any] = {}  # compilers look into it, but through no functools.cache
 
 

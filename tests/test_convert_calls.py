@@ -129,7 +129,8 @@ def test_what_a_call_changes_is_new_in_every_call():
 
 
 def test_varying_sizes():
-    model = fmapper.convert(Blend(), "jax", (X, Y), dynamic_shapes="auto")
+    rows = {0: torch.export.Dim.AUTO}
+    model = fmapper.convert(Blend(), "jax", (X, Y), dynamic_shapes=(rows, rows))
     for size in (2, 5, 2, 5):
         assert model(jnp.ones((size, 3)), jnp.ones((size, 3)))["z"].shape == (size, 3)
     with pytest.raises(fmapper.ProgramInputError):

@@ -105,7 +105,7 @@ def test_gradients_of_their_own_in_transforms_and_files(tmp_path: Path) -> None:
 
     module = Net()
     x = torch.randn(4, 3)
-    model = fmapper.convert(module, "jax", (x,), dynamic_shapes="auto")
+    model = fmapper.convert(module, "jax", (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     model.save(tmp_path / "model.safetensors")
     model = type(model).load(tmp_path / "model.safetensors")
     module.eval()(x[:2]).sum().backward()

@@ -322,6 +322,7 @@ class Packed(nn.Module):
         return rnn.pad_packed_sequence(found, **options), states
 
 
+@pytest.mark.filterwarnings("ignore::fmapper.FixedSizeWarning")
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_packed_sequences_of_any_lengths(kind):
     module = Packed(kind, batch_first=kind != "RNN", dropout=0.5).eval()

@@ -231,6 +231,7 @@ def test_sizes_that_the_code_fixes_are_explained() -> None:
         return x / len(x)
 
     x = torch.ones(3, 2)
-    model = fmapper.convert(Function(counted), "jax", (x,), dynamic_shapes="auto")
+    with pytest.warns(fmapper.FixedSizeWarning, match=r"shape\[0\] is 3: .*return x / len\(x\)"):
+        model = fmapper.convert(Function(counted), "jax", (x,), dynamic_shapes="auto")
     with pytest.raises(fmapper.ProgramInputError, match=r"len\(x\) .* fix x\.shape\[0\]"):
         model(np.ones((4, 2), "float32"))

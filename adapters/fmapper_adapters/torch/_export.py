@@ -26,6 +26,7 @@ from fmapper_adapters.torch import (
     _foreign,
     _gradients,
     _graph,
+    _guards,
     _keywords,
     _obstacles,
     _overlaps,
@@ -185,7 +186,9 @@ def _recorded_somehow(
         way = ways.pop(0)
         try:
             with unwound(), _without_hooks_left():
-                exported = way(module, args, kwargs, dynamic_shapes)
+                with _guards.noted(dynamic_shapes):
+                    exported = way(module, args, kwargs, dynamic_shapes)
+                _guards.want(exported, module, args, kwargs, dynamic_shapes)
                 _overlaps.refuse(type(module).__name__, exported)
                 if check:
                     _refuse_lost_gradients(module, way, reasons)

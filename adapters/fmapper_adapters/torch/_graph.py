@@ -15,7 +15,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper import Call, ConversionError, DType, Graph, Input, Output, Parameter, Program, Ref
-from fmapper_adapters.torch import _assertions, _own_gradients, _static_sizes
+from fmapper_adapters.torch import _assertions, _guards, _own_gradients, _static_sizes
 from fmapper_adapters.torch._spec import tree_spec
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
@@ -88,6 +88,8 @@ def program(
         train=train,
         name=type(module).__name__,
     )
+    given = [one for one in inputs if one.kind in ("user", "static")]
+    found.guards, found.fixed = _guards.of(exported, given, found.input_paths())
     return _assertions.fold(found)
 
 
