@@ -104,3 +104,57 @@ def test_sizes_that_vary_are_looked_at_with_those_of_the_examples():
         fmapper.convert(Changing(first_column), "jax", (x,), dynamic_shapes=shapes)
     model = fmapper.convert(Changing(ahead), "jax", (x,), dynamic_shapes=shapes)
     assert model(np.ones((3, 5), np.float32)).shape == (3, 5)
+
+
+def filled(y):
+    y[:, :1].expand(4, 4).fill_(5)
+
+
+def zeroed(y):
+    y[0].expand(2, 4).zero_()
+
+
+def masked(y):
+    y[:, :1].expand(4, 4).masked_fill_(y > 4, 1)
+
+
+def by_places(y):
+    y[:, :1].expand(4, 4)[torch.tensor([0, 2])] = 5.0
+
+
+def broadcast(y):
+    torch.broadcast_tensors(y[:1], y)[0].index_fill_(0, torch.tensor([0]), 4.0)
+
+
+@pytest.mark.parametrize("change", [filled, zeroed, masked, by_places, broadcast])
+@pytest.mark.filterwarnings("ignore:Use of:UserWarning")  # torch's own: it will refuse these
+def test_writing_to_elements_that_share_memory_is_refused(change):
+    x = torch.arange(2.0, 18.0).reshape(4, 4)
+    with pytest.raises(fmapper.ConversionError, match="same place in memory"):
+        fmapper.convert(Changing(change), "jax", (x,), check=False)
+
+
+def windows(y):
+    y.unfold(1, 2, 2).mul_(3)
+
+
+def windows_in_steps(y):
+    y.unfold(1, 2, 3)[0].add_(1).mul_(2)
+
+
+def windows_of_parts(y):
+    y.split(3, 1)[0].unfold(1, 3, 3).unsqueeze(0).copy_(torch.ones(1, 4, 1, 3))
+
+
+@pytest.mark.parametrize(("change", "columns"), [(windows, 5), (windows_in_steps, 5),
+                                                 (windows_in_steps, 6)])  # fmt: skip
+def test_writing_to_windows_that_leave_out_elements_is_refused(change, columns):
+    with pytest.raises(fmapper.ConversionError, match="leave out a part"):
+        fmapper.convert(Changing(change), "jax", (torch.ones(4, columns),), check=False)
+
+
+@pytest.mark.parametrize("change", [windows, windows_of_parts])
+def test_writing_to_windows_that_cover_the_tensor_is_converted(change):
+    module, x = Changing(change), torch.arange(2.0, 26.0).reshape(4, 6)
+    model = fmapper.convert(module, "jax", (x,))
+    np.testing.assert_array_equal(np.asarray(model(x.numpy())), module(x).numpy())

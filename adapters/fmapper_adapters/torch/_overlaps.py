@@ -1,14 +1,19 @@
-"""Refuses operations that read, in other places, the memory that they write.
+"""Refuses changes in place that no program without changes can stand for.
 
 `y *= y[..., :1]` reads elements that it has changed already, or not yet: how many a processor takes
 at a time decides it, and torch calls the result undefined. A program without changes in place reads
 all before it writes any, so it may give other numbers, and which ones nobody can say. What reads
 only elements that are written at the same time or later (`y[:-1] = y[1:]`) is the same either way.
+
+What is written through two kinds of views comes back wrong when torch makes a recorded program free
+of changes: through `expand` the differences of all copies are added up, and through `unfold` the
+elements that no window has become zero.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,19 +53,15 @@ def refuse(name: str, exported: torch.export.ExportedProgram) -> None:
             continue
         for node in owner.graph.nodes:
             schema = getattr(node.target, "_schema", None)
-            if schema is not None and schema.is_mutable and _is_hazard(node, schema):
+            if schema is not None and schema.is_mutable and (why := _hazard(node, schema)):
                 path, source = _graph.place(node)
                 at = f" in {path}" if path else ""
                 at += f" ({source})" if source else ""
-                raise ConversionError(
-                    f"{name}: {node.target}{at} changes a tensor in place and reads it at other "
-                    "places at the same time, so its result depends on the order in which the "
-                    "processor does that: torch calls it undefined. Read a copy, as in "
-                    "y *= y[..., :1].clone(), or write y = y * y[..., :1]."
-                )
+                raise ConversionError(f"{name}: {node.target}{at} {why}")
 
 
-def _is_hazard(node: Node, schema: Any) -> bool:
+def _hazard(node: Node, schema: Any) -> str:
+    """What is wrong with an operation that writes, and what to write instead; empty if nothing."""
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     written: list[Any] = []
@@ -68,15 +69,54 @@ def _is_hazard(node: Node, schema: Any) -> bool:
     for argument in schema.arguments:
         info = argument.alias_info
         into = written if info is not None and info.is_write else read
-        into += [_value(one) for one in pytree.tree_leaves(given.get(argument.name))]
+        into += pytree.tree_leaves(given.get(argument.name))
+    outs = [one for one in map(_value, written) if isinstance(one, torch.Tensor)]
+    reads = [one for one in map(_value, read) if isinstance(one, torch.Tensor)]
     by_element = _is_by_element(node.target)
-    reads = [one for one in read if isinstance(one, torch.Tensor)]
-    return any(
-        _depends_on_order(out, one, by_element=by_element)
-        for out in written
-        if isinstance(out, torch.Tensor)
-        for one in reads
+    if any(_depends_on_order(out, one, by_element=by_element) for out in outs for one in reads):
+        return (
+            "changes a tensor in place and reads it at other places at the same time, so its "
+            "result depends on the order in which the processor does that: torch calls it "
+            "undefined. Read a copy, as in y *= y[..., :1].clone(), or write y = y * y[..., :1]."
+        )
+    if any(map(_is_expanded, outs)):
+        return (
+            "changes a tensor in place in which several elements are the same place in memory, as "
+            "`expand` makes them. Change a copy, x.expand(...).clone(), or what it was expanded "
+            "from."
+        )
+    if any(map(_is_in_windows, written)):
+        return (
+            "changes windows that `unfold` made and that leave out a part of the tensor, which "
+            "torch would record as zeros there. Change slices of the tensor itself."
+        )
+    return ""
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    layout = _layout(tensor)
+    return layout is not None and any(
+        size > 1 and stride == 0 for size, stride in zip(layout.shape, layout.strides, strict=True)
     )
+
+
+def _is_in_windows(node: Any) -> bool:
+    """Whether a value is a view of a tensor through an `unfold` that does not cover it."""
+    while isinstance(node, Node) and node.op == "call_function":
+        if node.target == torch.ops.aten.unfold.default:
+            base, dim, size, step = node.args
+            shape = base.meta["val"].shape  # type: ignore[union-attr]
+            length = _number(shape[dim]) if shape else 1
+            if length is None or step > size or (length - size) % step:  # type: ignore[operator]
+                return True
+        schema = getattr(node.target, "_schema", None)
+        if node.target is operator.getitem:  # one of the views that `split` gives
+            node = node.args[0]
+        elif schema is None or not any(one.alias_info for one in schema.returns):
+            return False
+        else:
+            node = node.args[0] if node.args else None
+    return False
 
 
 def _value(argument: Any) -> Any:
