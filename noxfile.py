@@ -101,10 +101,17 @@ def lax(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Compare random programs after conversion: `nox -s fuzz -- jax-to-torch --minutes 60`."""
+    """Compare random programs after conversion, for an hour in each direction.
+
+    Or as asked for: `nox -s fuzz -- jax-to-torch --minutes 5 --seed 7`.
+    """
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    direction, *options = session.posargs
-    session.run("python", f"tests/fuzz_{direction.replace('-', '_')}.py", *options)
+    if session.posargs:
+        direction, *options = session.posargs
+        session.run("python", f"tests/fuzz_{direction.replace('-', '_')}.py", *options)
+        return
+    for direction in ("torch_to_jax", "jax_to_torch"):
+        session.run("python", f"tests/fuzz_{direction}.py", "--minutes", "60")
 
 
 @nox.session

@@ -4,16 +4,19 @@
 
 JAX has 64 bits here, so that all dtypes are those of torch. Floats may differ by rounding only: by
 some units in the last place of the largest element, or by no more than the program in double
-precision says that torch's own result is uncertain.
+precision says that torch's own result is uncertain. Integers and bools may be others where a
+rounding of a value on the way, in torch's own precision, makes them others. Numbers too small for
+the normal range may be zero, as XLA has them.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import functools
 import random
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -25,14 +28,10 @@ import fmapper
 import fuzzing
 from fuzzing import Finding, Program, Step
 
-FLOATS = ("float32", "float64", "bfloat16", "float16")
 DTYPES = (*("float32",) * 6, "float64", "bfloat16", "float16", "complex64", "bool", "bool", "int64",
           "int64", "int32", "int16", "int8", "uint8")  # fmt: skip
 TOLERANCE = {"float32": 2e-5, "float64": 1e-10, "bfloat16": 3e-2, "float16": 4e-3,
              "complex64": 3e-5, "complex128": 1e-10}  # fmt: skip
-# Few, so that little is compiled.
-SHAPES = ((), (1,), (3,), (4,), (2, 3), (3, 3), (3, 2), (1, 3), (2, 1, 3), (4, 4), (0,), (0, 3))
-ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-3, 300.0, 1e20)
 NUMBERS = ("0", "1", "2", "-1", "0.5", "3", "-2.5", "True")
 
 UNARY = """abs sign floor ceil round trunc frac exp exp2 log log1p expm1 sqrt rsqrt sin cos tan tanh
@@ -59,20 +58,14 @@ class TorchToJax:
         self.names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
 
     def inputs(self, rng: random.Random) -> list[Any]:
-        shapes = [rng.choice(SHAPES)]
-        for _ in range(rng.randint(0, 2)):
-            shapes.append(rng.choice([shapes[0], rng.choice(SHAPES), shapes[0][1:]]))
-        return [_values(rng, shape, rng.choice(DTYPES)) for shape in shapes]
+        return fuzzing.draw_inputs(rng, DTYPES)
 
     def load(self, values: Any) -> Any:
         return fmapper.to_torch(np.array(values))
 
     def write(self, values: Any) -> str:
-        name = values.dtype.name
-        kind = complex if values.dtype.kind == "c" else float if name in FLOATS else values.dtype
-        text = repr(np.asarray(values).astype(kind).tolist())
-        text = text.replace("nan", "torch.nan").replace("inf", "torch.inf")
-        return f"torch.tensor({text}, dtype=torch.{name}).reshape({values.shape})"
+        text = fuzzing.literal(values, "torch")
+        return f"torch.tensor({text}, dtype=torch.{values.dtype.name}).reshape({values.shape})"
 
     def rest(self) -> None:
         jax.clear_caches()
@@ -96,17 +89,30 @@ class TorchToJax:
                 return Finding("refused", f"{type(error).__name__}: {error}")
             except Exception as error:
                 return Finding("error", f"{type(error).__name__}: {error}")
-            exact = None
-            for i, (g, w) in enumerate(zip(got, want, strict=True)):
-                found = _kind(g, w)
+            for g, w in zip(got, want, strict=True):
+                kinds = (g.dtype.name, str(w.dtype).removeprefix("torch."))
+                found = fuzzing.wrong_kind(kinds, (g.shape, w.shape))
                 if found is not None:
                     return found
-                if _differs(g, w, None):
-                    exact = _in_double(module, tensors) if exact is None else exact
-                    text = _differs(g, w, exact[i] if exact else None)
-                    if text:
-                        return Finding("value", text)
-            return _gradients(module, model, tensors, arrays)
+            found = self._values(program, module, got, want)
+            return _gradients(module, model, tensors, arrays) if found is None else found
+
+    def _values(self, program: Program, module: Any, got: Any, want: Any) -> Finding | None:
+        wrong = [i for i, g in enumerate(got) if _differs(g, want[i], None)]
+        if not wrong:
+            return None
+        tensors = [self.load(x) for x in program.inputs]
+        exact = _in_double(module, tensors)
+        with _flush():
+            others = [module(*tensors)]
+        others += _disturbed(program, self.names, tensors)
+        odd = _has_odd_complex(program, self.names, tensors)
+        for i in wrong:
+            ends = [one[i] for one in others]
+            text = _differs(got[i], want[i], exact[i] if exact else None, ends, odd=odd)
+            if text:
+                return Finding("value", text)
+        return None
 
 
 class _Module(torch.nn.Module):
@@ -118,57 +124,122 @@ class _Module(torch.nn.Module):
         return self.function(*(x.clone() for x in inputs))  # which it may change
 
 
-def _kind(got: Any, want: Any) -> Finding | None:
-    if f"torch.{got.dtype.name}" != str(want.dtype):
-        return Finding("dtype", f"{got.dtype} for {want.dtype}")
-    if tuple(got.shape) != tuple(want.shape):
-        return Finding("shape", f"{tuple(got.shape)} for {tuple(want.shape)}")
-    return None
-
-
 def _array(tensor: Any) -> Any:
     return np.asarray(fmapper.to_numpy(tensor.detach().clone().resolve_conj().resolve_neg()))
 
 
-def _differs(got: Any, want: Any, exact: Any) -> str:
-    """Where an array is not a tensor of torch; empty if it is, within rounding."""
+def _differs(
+    got: Any, want: Any, exact: Any, others: Sequence[Any] = (), *, odd: bool = False
+) -> str:
+    """Where an array is not a tensor of torch; empty if it is, within rounding.
+
+    Args:
+        got: The array.
+        want: The tensor.
+        exact: The tensor in double precision, where it is known.
+        others: What torch gives where values on the way are rounded in another way.
+        odd: Whether complex numbers on the way are infinite: torch's own answer to those depends on
+            where in an array they are.
+    """
     x, y = np.asarray(got), _array(want)
     name = y.dtype.name
-    known = exact is not None and tuple(exact.shape) == y.shape
-    truth = _array(exact) if known else None
-    if name in TOLERANCE:
-        wide = np.complex128 if name.startswith("complex") else np.float64
-        x, y = x.astype(wide), y.astype(wide)
-        finite = np.isfinite(y)
-        with np.errstate(all="ignore"):
-            scale = np.abs(y[finite]).max(initial=0.0)
-            allowed = TOLERANCE[name] * scale + 1e-30
-            same = (x == y) | (np.isnan(x) & np.isnan(y))
-            if truth is not None:
-                off = np.abs(y - truth.astype(wide))
-                allowed = allowed + 8 * off[np.isfinite(off)].max(initial=0.0)
-                same |= np.isfinite(truth.astype(wide)) != finite  # overflow of torch's own
-            same |= (np.abs(x - y) <= allowed) & finite & np.isfinite(x)
-    else:
-        same = x == y
-        if truth is not None:  # where rounding decides, as of floor or argmax
-            same = same | (truth != y)
-    if same.all():
-        return ""
-    at = tuple(int(i) for i in np.unravel_index(np.argmin(same), same.shape))
-    return f"{int((~same).sum())} of {same.size} elements, as {x[at]!r} for {y[at]!r} at {at}"
+    truth = fuzzing.widest(_array(exact)) if exact is not None and exact.shape == y.shape else None
+    others = [_array(one) for one in others if one.shape == y.shape and one.dtype == want.dtype]
+    if name not in TOLERANCE:
+        excused: Any = False if truth is None else truth != y
+        for one in others:
+            excused = excused | (one != y)
+        return fuzzing.difference(x, y, excused=excused)
+    wide = fuzzing.widest(y)
+    finite = np.isfinite(wide)
+    excused = np.full(y.shape, False)
+    with np.errstate(all="ignore"):
+        allowed = TOLERANCE[name] * np.abs(wide[finite]).max(initial=0.0) + 1e-30
+        for one in others:
+            away = np.abs(fuzzing.widest(one) - wide)
+            allowed = allowed + 4 * np.where(np.isfinite(away), away, 0)
+            excused |= np.isfinite(fuzzing.widest(one)) != finite
+        if truth is not None:
+            away = np.abs(wide - truth)
+            allowed = allowed + 8 * away[np.isfinite(away)].max(initial=0.0)
+            excused |= np.isfinite(truth) != finite  # overflow of torch's own
+        if odd and wide.dtype.kind == "c":
+            excused |= np.isfinite(fuzzing.widest(x)) != finite
+    return fuzzing.difference(x, y, allowed, excused)
 
 
-def _in_double(module: Any, tensors: Sequence[Any]) -> list[Any]:
-    """The results in double precision; empty where that cannot be had."""
+@contextlib.contextmanager
+def _flush() -> Iterator[None]:
+    """Inside, numbers too small for the normal range are zero for torch, as they are for XLA."""
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _disturbed(program: Program, names: dict[str, Any], tensors: Sequence[Any]) -> list[list[Any]]:
+    """The results where every value that is not exact is off by a rounding, some times."""
+    exact: dict[int, Any] = {}
+
+    def note(i: int, y: Any) -> Any:
+        exact[i] = y.detach().clone()
+        return y
+
+    def off(i: int, y: Any, sample: int) -> Any:
+        kind = str(y.dtype).removeprefix("torch.")
+        if not y.is_floating_point() or exact[i].shape != y.shape:
+            return y
+        factors = 2 * torch.tensor(fuzzing.disturbances(sample, tuple(y.shape), kind)) - 1
+        moved = torch.where(exact[i] == y, y, (y.double() * factors).to(y.dtype))
+        with contextlib.suppress(RuntimeError):  # an expanded one
+            y.copy_(moved)  # in place, as views of it may follow
+        return y
+
+    found: list[list[Any]] = []
+    with contextlib.suppress(Exception):  # what double precision cannot be had of
+        with _doubled(tensors) as wide:
+            program.function(names, note)(*wide)
+        for sample in range(fuzzing.SAMPLES):
+            function = program.function(names, functools.partial(off, sample=sample))
+            found.append(list(function(*(x.clone() for x in tensors))))
+    return found
+
+
+def _has_odd_complex(program: Program, names: dict[str, Any], tensors: Sequence[Any]) -> bool:
+    """Whether there are complex numbers on the way that are not finite."""
+    odd = [x.is_complex() and not bool(x.isfinite().all()) for x in tensors]
+
+    def note(_: int, y: Any) -> Any:
+        odd.append(y.is_complex() and not bool(y.isfinite().all()))
+        return y
+
+    program.function(names, note)(*(x.clone() for x in tensors))
+    return any(odd)
+
+
+@contextlib.contextmanager
+def _doubled(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+    """Copies in double precision, and inside floats that come of integers have it, too."""
 
     def widened(x: Any) -> Any:
         if x.is_complex():
             return x.to(torch.complex128)
-        return x.double() if x.is_floating_point() else x
+        return x.double() if x.is_floating_point() else x.clone()
 
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
     try:
-        return list(module(*map(widened, tensors)))
+        yield list(map(widened, tensors))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _in_double(module: Any, tensors: Sequence[Any]) -> list[Any]:
+    """The results in double precision; empty where that cannot be had."""
+    try:
+        with _doubled(tensors) as wide:
+            return list(module(*wide))
     except Exception:
         return []
 
@@ -212,28 +283,6 @@ def _gradients(module: Any, model: Any, tensors: Any, arrays: Any) -> Finding | 
         if text:
             return Finding("gradient", text)
     return None
-
-
-# --- inputs ---
-
-
-def _values(rng: random.Random, shape: tuple[int, ...], dtype: str) -> Any:
-    count = math.prod(shape)
-    if dtype == "bool":
-        flat: list[Any] = [rng.random() < 0.5 for _ in range(count)]
-    elif "int" in dtype:
-        span = np.iinfo(dtype)
-        edges = [int(span.min), int(span.max), 0, 1]
-        flat = [rng.choice(edges) if rng.random() < 0.1 else max(rng.randint(-4, 9), int(span.min))
-                for _ in range(count)]  # fmt: skip
-    else:
-        odd = rng.random() < 0.25
-        flat = [rng.choice(ODD) if odd and rng.random() < 0.25 else round(rng.gauss(0, 2), 3)
-                for _ in range(count)]  # fmt: skip
-        if dtype == "complex64":
-            flat = [complex(x, round(rng.gauss(0, 2), 3)) for x in flat]
-    with np.errstate(all="ignore"):
-        return np.asarray(np.array(flat).reshape(shape)).astype(jnp.dtype(dtype))
 
 
 # --- steps ---
@@ -325,7 +374,23 @@ def _view(rng: random.Random, values: Any, at: int) -> Step:
 
 def _change(rng: random.Random, values: Any, at: int) -> Step:
     """A change in place, of a value or of a view of it."""
-    view = rng.choice(["", f"[{_place(rng, values[at].shape)}]", ".mT", ".view(-1)", "[..., :1]"])
+    view = rng.choice(
+        [
+            "",
+            f"[{_place(rng, values[at].shape)}]",
+            ".mT",
+            ".view(-1)",
+            "[..., :1]",
+            ".unfold(-1, 2, 2)",
+            ".diagonal()",
+            ".unbind(0)[-1]",
+            ".squeeze()",
+            ".chunk(2, -1)[0]",
+            ".unfold(0, 1, 2)[:1]",
+            "[None]",
+            ".expand(2, -1)",
+        ]
+    )
     if rng.random() < 0.3:
         name = rng.choice(ALONE.split())
         return Step(f"{{0}}{view}.{name}{'' if '(' in name else '()'}", (at,), f"in place {name}")

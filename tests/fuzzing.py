@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import faulthandler
+import math
 import random
 import re
 import signal
@@ -29,6 +31,14 @@ import numpy as np
 TRIES = 20  # how often a step is drawn that does not run before there is one less
 REST = 300  # programs between two times that the frameworks forget what they have compiled
 CUTS = 400  # how many smaller programs are tried for one that fails
+STEP = 10.0  # seconds that the source framework has for a step that is drawn
+SAMPLES = 6  # how often a program is disturbed to see what rounding does to its results
+
+# Few, so that little is compiled.
+SHAPES = ((), (1,), (3,), (4,), (2, 3), (3, 3), (3, 2), (1, 3), (2, 1, 3), (4, 4), (0,), (0, 3))
+ODD = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-3, 300.0, 1e20)
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53,
+            "complex64": 2.0**-24, "complex128": 2.0**-53}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +74,11 @@ class Program:
     steps: tuple[Step, ...]
     seed: str = ""
 
-    def source(self) -> str:
-        """A function `program` of the inputs as Python; it returns what no step uses."""
+    def source(self, *, after: bool = False) -> str:
+        """A function `program` of the inputs as Python; it returns what no step uses.
+
+        With `after` a function of this name is given each result, and gives another one for it.
+        """
         names = [f"x{i}" for i in range(len(self.inputs))]
         lines = [f"def program({', '.join(names)}):"]
         used: set[int] = set()
@@ -76,14 +89,24 @@ class Program:
             for place, operand in enumerate(step.operands):
                 text = text.replace(f"{{{place}}}", names[operand])
             lines.append(f"    y{i} = {text}")
+            if after:
+                lines.append(f"    y{i} = after({i}, y{i})")
         first = len(self.inputs) if self.steps else 0
         results = [name for i, name in enumerate(names) if i >= first and i not in used]
         return "\n".join([*lines, f"    return ({', '.join(results)},)"])
 
-    def function(self, names: dict[str, Any]) -> Callable[..., tuple[Any, ...]]:
-        """The function; `names` are those that the steps use, as `jnp`."""
-        space = dict(names)
-        exec(compile(self.source(), "<program>", "exec"), space)
+    def function(
+        self, names: dict[str, Any], after: Callable[[int, Any], Any] | None = None
+    ) -> Callable[..., tuple[Any, ...]]:
+        """The function; `names` are those that the steps use, as `jnp`.
+
+        Args:
+            names: What the steps use.
+            after: Is given the number and the result of each step, and gives another one for it.
+        """
+        space = {**names, "after": after}
+        source = self.source(after=after is not None)
+        exec(compile(source, "<program>", "exec"), space)
         made: Callable[..., tuple[Any, ...]] = space["program"]
         return made
 
@@ -138,18 +161,123 @@ def draw(direction: Direction, seed: str) -> Program:
             own = {f"v{i}": values[at] for i, at in enumerate(step.operands)}
             text = re.sub(r"\{(\d+)\}", r"v\1", step.text)
             try:
-                with warnings.catch_warnings():
+                with warnings.catch_warnings(), limit(STEP):
                     warnings.simplefilter("ignore")
                     values.append(eval(text, {**direction.names, **own}))
-            except Exception:  # what the source framework refuses is no step
+            except Exception:  # what the source framework refuses, or is slow at, is no step
                 continue
             steps.append(step)
             break
     return Program(inputs, tuple(steps), seed)
 
 
-def judged(direction: Direction, program: Program, seconds: float = 60.0) -> Finding | None:
-    """Judges a program; one that takes longer is a finding as well."""
+def draw_inputs(rng: random.Random, dtypes: Sequence[str]) -> list[Any]:
+    """Draws one to three arrays of NumPy, some of them of the same shape."""
+    shapes = [rng.choice(SHAPES)]
+    for _ in range(rng.randint(0, 2)):
+        shapes.append(rng.choice([shapes[0], rng.choice(SHAPES), shapes[0][1:]]))
+    return [draw_values(rng, shape, rng.choice(dtypes)) for shape in shapes]
+
+
+def draw_values(rng: random.Random, shape: tuple[int, ...], dtype: str) -> Any:
+    """Draws an array: small numbers, and now and then the ends of the range, NaN and infinities."""
+    count = math.prod(shape)
+    if dtype == "bool":
+        flat: list[Any] = [rng.random() < 0.5 for _ in range(count)]
+    elif "int" in dtype:
+        span = np.iinfo(dtype)
+        edges = [int(span.min), int(span.max), 0, 1]
+        flat = [rng.choice(edges) if rng.random() < 0.1 else max(rng.randint(-4, 9), int(span.min))
+                for _ in range(count)]  # fmt: skip
+    else:
+        odd = rng.random() < 0.25
+        flat = [rng.choice(ODD) if odd and rng.random() < 0.25 else round(rng.gauss(0, 2), 3)
+                for _ in range(count)]  # fmt: skip
+        if dtype == "complex64":
+            flat = [complex(x, round(rng.gauss(0, 2), 3)) for x in flat]
+    with np.errstate(all="ignore"):
+        return np.asarray(np.array(flat).reshape(shape)).astype(np.dtype(dtype))
+
+
+def literal(values: Any, module: str) -> str:
+    """The elements of an array as Python, with the NaN and infinities of a module."""
+    kind = np.asarray(values).dtype
+    if kind.kind not in "biu":  # the halves of ml_dtypes are of kind V or f
+        kind = np.dtype(complex if kind.kind == "c" else float)
+    text = repr(np.asarray(values).astype(kind).tolist())
+    return text.replace("nan", f"{module}.nan").replace("inf", f"{module}.inf")
+
+
+def wrong_kind(dtypes: tuple[str, str], shapes: tuple[Any, Any]) -> Finding | None:
+    """What is wrong with a result before its elements are looked at.
+
+    Args:
+        dtypes: The names of the one that came and of the one that is wanted.
+        shapes: Likewise.
+    """
+    got, want = map(tuple, shapes)
+    if dtypes[0] != dtypes[1]:
+        return Finding("dtype", f"{dtypes[0]} for {dtypes[1]}")
+    return Finding("shape", f"{got} for {want}") if got != want else None
+
+
+def widest(values: Any) -> Any:
+    """Floats in double precision; other arrays as they are."""
+    name = values.dtype.name
+    if name not in ROUNDING:
+        return values
+    return values.astype(np.complex128 if name.startswith("complex") else np.float64)
+
+
+def difference(got: Any, want: Any, allowed: Any = 0.0, excused: Any = False) -> str:
+    """Where an array is not another one; empty if it is.
+
+    Which part of a complex number is NaN where the other one is infinite depends on how a product
+    is taken, and counts as the same.
+
+    Args:
+        got: An array of NumPy.
+        want: Likewise.
+        allowed: How far finite elements may be apart, for all or for each.
+        excused: Which elements do not count.
+    """
+    x, y = widest(got), widest(want)
+    same = (x == y) | excused
+    if want.dtype.name in ROUNDING:
+        with np.errstate(all="ignore"):
+            finite = np.isfinite(x) & np.isfinite(y)
+            same |= (np.isnan(x) & np.isnan(y)) | ((np.abs(x - y) <= allowed) & finite)
+            if x.dtype.kind == "c":
+                same |= ~np.isfinite(x) & ~np.isfinite(y)
+    if same.all():
+        return ""
+    at = tuple(int(i) for i in np.unravel_index(np.argmin(same), same.shape))
+    return f"{int((~same).sum())} of {same.size} elements, as {x[at]!r} for {y[at]!r} at {at}"
+
+
+def disturbances(sample: int, shape: tuple[int, ...], dtype: str) -> Any:
+    """Factors as near to 1 as rounding to a dtype is: all up, all down, or at random."""
+    if sample < 2:
+        signs = np.full(shape, 1.0 - 2.0 * sample)
+    else:
+        signs = np.random.default_rng(sample).uniform(-1, 1, shape)
+    return 1 + ROUNDING[dtype] * signs
+
+
+def spread(results: Sequence[Any], exact: Any) -> Any:
+    """How far disturbed results are from the exact one, for each element; 0 where not finite."""
+    off = np.zeros(exact.shape)
+    with np.errstate(all="ignore"):
+        for one in results:
+            if one.shape == exact.shape:
+                apart = np.abs(widest(one) - widest(exact))
+                off = np.maximum(off, np.where(np.isfinite(apart), apart, 0))
+    return off
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """Raises `TimeoutError` in what takes longer; limits are not nested."""
 
     def late(*_: Any) -> None:
         raise TimeoutError(f"not done in {seconds} s")
@@ -157,12 +285,19 @@ def judged(direction: Direction, program: Program, seconds: float = 60.0) -> Fin
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return direction.judge(program)
-    except TimeoutError as error:
-        return Finding("error", str(error))
+        yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def judged(direction: Direction, program: Program, seconds: float = 60.0) -> Finding | None:
+    """Judges a program; one that takes longer is a finding as well."""
+    try:
+        with limit(seconds):
+            return direction.judge(program)
+    except TimeoutError as error:
+        return Finding("error", str(error))
 
 
 def shrink(direction: Direction, program: Program, finding: Finding) -> tuple[Program, Finding]:

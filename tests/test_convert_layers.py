@@ -81,6 +81,25 @@ def test_gradients_of_attention_with_rows_that_see_nothing():
     assert_same_gradients(lambda *a: F.scaled_dot_product_attention(*a, attn_mask=mask), q, k, v)
 
 
+@pytest.mark.parametrize("function", [F.elu, F.celu, F.selu])
+def test_small_gradients_of_exponential_units_are_not_lost(function):
+    assert_same_gradients(function, torch.tensor([-15.0]))
+    assert_same_gradients(function, torch.tensor([-30.0]))
+
+
+def test_an_empty_table_has_no_rows_to_look_up():
+    ids = torch.zeros(0, 4, dtype=torch.int64)
+    converting.check(lambda i, w: (F.embedding(i, w), w.take(i)), ids, torch.zeros(0, 3))
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int32, torch.uint8, torch.complex64])
+def test_attention_over_nothing_takes_all_dtypes(kind):
+    q, k = torch.ones(2, 3, 4).to(kind), torch.ones(2, 0, 4).to(kind)
+    nothing = torch.zeros(0, 3).to(kind)
+    attention = F.scaled_dot_product_attention
+    converting.check(lambda q, k, x: (attention(q, k, k), attention(x, x, x)), q, k, nothing)
+
+
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_gradients_of_recurrent_networks(kind):
     network = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True)

@@ -1,5 +1,8 @@
 """Products, norms, factorisations of matrices and Fourier transforms: converted, and compared."""
 
+import itertools
+import math
+
 import pytest
 
 import fmapper
@@ -89,6 +92,23 @@ def test_sums_over_named_dimensions(equation):
 
 def test_sums_broadcast_sizes_of_one():
     check(lambda x, y: torch.einsum("ij,ij->i", x, y), torch.randn(3, 1), torch.randn(3, 4))
+
+
+DTYPES = ["float32", "bfloat16", "int32", "uint8", "bool", "complex64"]
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [("...i,...i->...", ((1,), (2, 3))), ("i,j", ((2,), (3,))), ("ij,ij->i", ((2, 3), (2, 1))),
+     ("i...,...->...", ((2, 3), ()))],
+)  # fmt: skip
+def test_products_without_a_sum_of_matrices_take_other_dtypes_together(equation, shapes):
+    pairs, numbers = itertools.product(DTYPES, DTYPES), torch.tensor([3, 0, 1, 2, 1, 4])
+    check(
+        lambda *xs: [torch.einsum(equation, *xs[i : i + 2]) for i in range(0, len(xs), 2)],
+        *(numbers[: math.prod(shape)].reshape(shape).to(getattr(torch, name))
+          for pair in pairs for name, shape in zip(pair, shapes, strict=True)),
+    )  # fmt: skip
 
 
 def test_bilinear_forms():

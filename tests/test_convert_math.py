@@ -422,3 +422,37 @@ def test_windows_and_frequencies(size):
         return x, *found, *frequencies
 
     check(made, torch.ones(2))
+
+
+def test_a_bool_as_a_factor_is_a_number():
+    """XLA would choose between the other factor and zero: no NaN from 0 * inf."""
+    x = torch.tensor([False, True, False, True])
+    y = torch.tensor([inf, inf, nan, -2.0])
+    check(lambda x, y: (x * y, x.float() * y, x / 0, x / x, (y > 0) * torch.log(y - y)), x, y)
+    check(lambda x, y: (x.to(torch.complex64) * y, x.half() / y), x, y)
+
+
+def test_gradients_of_hypot_beside_infinities():
+    check_gradients(torch.hypot, torch.tensor([1.0, 3.0, 0.0]), torch.tensor([-inf, 4.0, 2.0]))
+
+
+def test_gradients_of_the_next_number():
+    check_gradients(torch.nextafter, torch.tensor([1.0, 2.0, 5.0]), torch.tensor([3.0, 0.0, 5.0]))
+
+
+def test_gradients_of_powers_of_zero_to_the_zero():
+    x = torch.tensor([0.0, 0.0, 2.0, 3.0, 0.0])
+    check_gradients(torch.pow, x, torch.tensor([0.0, 2.0, 0.0, 2.0, 1.0]))
+    check_gradients(lambda x: x**x, torch.tensor([0.0, 1.0, 2.0]))
+
+
+def test_powers_of_complex_numbers_at_their_corners():
+    """Finite ones: of others torch's answer depends on the place in the array."""
+    parts = torch.tensor([0.0, 1.0, 2.0, -0.5])
+    grid = torch.cartesian_prod(parts, parts, parts, parts)
+    x, y = torch.complex(grid[:, 0], grid[:, 1]), torch.complex(grid[:, 2], grid[:, 3])
+    found = fmapper.convert(Function(torch.pow), "jax", (x, y), check=False)(x.numpy(), y.numpy())
+    want = torch.pow(x, y).numpy()
+    finite = np.isfinite(want)
+    assert (np.isfinite(found) == finite).all()
+    np.testing.assert_allclose(np.asarray(found)[finite], want[finite], rtol=1e-5, atol=1e-6)

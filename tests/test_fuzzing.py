@@ -1,6 +1,7 @@
 """The fuzzer finds what is wrong, cuts it to a minimum, and draws the same again."""
 
 import numpy as np
+import pytest
 
 import fuzzing
 
@@ -56,3 +57,46 @@ def test_a_seed_draws_the_same_program_again():
 def test_the_exit_code_says_whether_something_was_found(capsys):
     assert fuzzing.main(Planted(), ["--seed", "1", "--programs", "40"]) == 1
     assert "seed 1" in capsys.readouterr().out
+
+
+class Slow(Planted):
+    """Also has a step that never ends."""
+
+    def step(self, rng, values):
+        if rng.random() < 0.2:
+            return fuzzing.Step("spin({0})", (0,))
+        return super().step(rng, values)
+
+    def __init__(self):
+        super().__init__()
+        self.names |= {"spin": spin}
+
+
+def spin(x):
+    while True:
+        pass
+
+
+def test_a_step_without_end_is_not_drawn(monkeypatch):
+    monkeypatch.setattr(fuzzing, "STEP", 0.05)
+    program = fuzzing.draw(Slow(), "0:1")
+    assert program.steps
+    assert "spin" not in program.source()
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "allowed", "same"),
+    [
+        ([1.0, np.nan], [1.0, np.nan], 0.0, True),
+        ([1.0, np.nan], [1.0, 2.0], 9.0, False),
+        ([np.inf], [-np.inf], 9.0, False),
+        ([1.0, 2.0], [1.0, 2.5], [0.0, 1.0], True),
+        ([1.0, 2.0], [1.5, 2.0], [0.0, 1.0], False),
+        ([complex(np.nan, 1)], [complex(1, np.inf)], 0.0, True),
+        ([complex(np.nan, 1)], [1j], 9.0, False),
+    ],
+)
+def test_what_differs_by_more_than_rounding(got, want, allowed, same):
+    kind = np.complex64 if isinstance(want[0], complex) else np.float32
+    text = fuzzing.difference(np.array(got, kind), np.array(want, kind), np.array(allowed))
+    assert (text == "") == same

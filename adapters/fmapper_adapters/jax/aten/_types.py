@@ -8,6 +8,7 @@ of a higher category (bool < integer < floating < complex).
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -119,6 +120,12 @@ def promote(*operands: Any, to_float: bool = False) -> tuple[Any, ...]:
     return tuple(None if x is None else cast(x, dtype) for x in operands)
 
 
+def promote_arrays(*operands: Any) -> list[Any]:
+    """Arrays of one dtype, where those without dimensions count as much as the others."""
+    dtype = functools.reduce(jnp.promote_types, (x.dtype for x in operands))
+    return [cast(x, dtype) for x in operands]
+
+
 def cast(x: Any, dtype: Any) -> jax.Array:
     """An array or a number as an array of a dtype, as in C: towards zero, and wrapping."""
     dtype = dtype_of(np.dtype(dtype).name)
@@ -133,6 +140,9 @@ def cast(x: Any, dtype: Any) -> jax.Array:
         array = array.real
     if is_floating(array) and is_integral(dtype):
         return _to_integer(array, dtype)
+    if array.dtype == bool and (is_floating(dtype) or is_complex(dtype)):
+        # XLA takes a product with a bool that it has seen cast for a choice: no NaN from 0 * inf.
+        return jnp.where(array, jnp.ones((), dtype), jnp.zeros((), dtype))
     return array.astype(dtype)
 
 

@@ -33,8 +33,17 @@ def _activation(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 @_activation("aten::elu")
 def elu(x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> jax.Array:
     """`scale * x` above zero, `scale * alpha * (exp(input_scale * x) - 1)` below."""
-    below = jnp.expm1(jnp.where(x > 0, 0, x) * input_scale) * (alpha * scale)
+    below = _expm1(jnp.where(x > 0, 0, x) * input_scale) * (alpha * scale)
     return jnp.where(x > 0, x * scale, below)
+
+
+@jax.custom_jvp
+def _expm1(x: Any) -> jax.Array:
+    """`jnp.expm1` with the derivative exp(x): JAX's own, one more than the value, cancels."""
+    return jnp.expm1(x)
+
+
+_expm1.defjvps(lambda slope, value, x: slope * jnp.exp(x))
 
 
 @_activation("aten::celu")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fmapper import ConversionError
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import wide
+from fmapper_adapters.jax.aten._types import dtype_of, is_floating, wide
 
 
 @lowering("aten::scaled_dot_product_attention")
@@ -34,6 +34,10 @@ def scaled_dot_product_attention(
     """
     if enable_gqa:
         key, value = _for_all_heads(query, key), _for_all_heads(query, value)
+    if not is_floating(query):  # torch takes these only where there is nothing to add up
+        batch = jnp.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        shape = (*batch, query.shape[-2], value.shape[-1])
+        return jnp.zeros(shape, dtype_of("int64") if query.dtype == bool else query.dtype)
     weights, _ = _weights(query, key, attn_mask, is_causal, scale)
     return _applied(weights, value, query.dtype)
 

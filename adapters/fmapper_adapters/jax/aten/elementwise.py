@@ -141,7 +141,10 @@ def power(x: Any, y: Any) -> jax.Array:
         return jax.lax.integer_pow(base, y) if known and y >= 0 else _integer_power(base, exponent)
     if isinstance(y, int | float) and not isinstance(y, bool):
         return _known_power(base, y).astype(dtype)
-    return jnp.power(base, exponent).astype(dtype)
+    if is_complex(dtype):
+        return _complex_power(base, exponent)
+    # Powers of 0 to the 0 have no slope, as in torch: JAX gives them NaN.
+    return jnp.power(jnp.where((base == 0) & (exponent == 0), 1, base), exponent).astype(dtype)
 
 
 def _known_power(x: Any, y: float) -> jax.Array:
@@ -155,7 +158,13 @@ def _known_power(x: Any, y: float) -> jax.Array:
         return jnp.sqrt(x)
     if y == -0.5:
         return 1 / jnp.sqrt(x)
-    return jnp.power(x, cast(y, x.dtype))
+    return (_complex_power if is_complex(x) else jnp.power)(x, cast(y, x.dtype))
+
+
+def _complex_power(x: Any, y: Any) -> jax.Array:
+    """As torch has it, of zero and of infinite numbers, too."""
+    none = (x == 0) & (y.real > 0)
+    return jnp.where(none, 0, jnp.exp(y * jnp.log(jnp.where(none, 1, x))))
 
 
 def _integer_power(x: Any, y: Any) -> jax.Array:
@@ -351,6 +360,8 @@ def copysign(x: Any, y: Any) -> jax.Array:
 def hypot(x: Any, y: Any) -> jax.Array:
     """The root of the sum of squares, without overflow."""
     dtype, (x, y) = in_opmath(x, y)
+    x = jnp.where(jnp.isinf(y), 0, x)  # whose derivative is then 0, as in torch, and not NaN
+    y = jnp.where(jnp.isinf(x), 0, y)
     return jnp.hypot(x, y).astype(dtype)
 
 
@@ -363,8 +374,16 @@ def atan2(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::nextafter")
 def nextafter(x: Any, y: Any) -> jax.Array:
-    """The next number of the dtype from x towards y."""
-    return jnp.nextafter(*promote(x, y))
+    """The next number of the dtype from x towards y; it grows as x does, as torch has it."""
+    return _nextafter(*jnp.broadcast_arrays(*promote(x, y)))
+
+
+@jax.custom_jvp
+def _nextafter(x: Any, y: Any) -> jax.Array:
+    return jnp.nextafter(x, y)
+
+
+_nextafter.defjvps(lambda slope, value, x, y: jnp.where(x == y, 0, slope), None)
 
 
 @lowering("aten::frexp")

@@ -26,6 +26,8 @@ def embedding(
     if padding_idx >= 0:
         row = jnp.arange(weight.shape[0])[:, None] == padding_idx
         weight = jnp.where(row, jax.lax.stop_gradient(weight), weight)
+    if weight.shape[0] == 0:  # which jnp.take gives back as it is
+        return jnp.zeros((*indices.shape, *weight.shape[1:]), weight.dtype)
     rows = jnp.take(weight, indices, axis=0)
     if not scale_grad_by_freq:
         return rows

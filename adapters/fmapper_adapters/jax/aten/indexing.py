@@ -105,6 +105,8 @@ def index_select(x: Any, dim: int, index: Any) -> jax.Array:
 @lowering("aten::take")
 def take(x: Any, index: Any) -> jax.Array:
     """Elements of the array as one row."""
+    if x.size == 0:  # which jnp.take gives back as it is
+        return jnp.zeros(index.shape, x.dtype)
     return jnp.take(x.reshape(-1), index)
 
 

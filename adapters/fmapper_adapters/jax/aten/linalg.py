@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import cast, dtype_of, promote, wide
+from fmapper_adapters.jax.aten._types import cast, category, dtype_of, promote, promote_arrays, wide
 
 
 def of_one_dtype(x: Any, *others: Any) -> tuple[Any, ...]:
@@ -99,12 +99,45 @@ def _is_one(x: Any) -> bool:
 
 @lowering("aten::einsum")
 def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.Array:
-    """Sums of products over named dimensions."""
-    operands = of_one_dtype(*operands)
+    """Sums of products over named dimensions.
+
+    Where none of them is left to be summed in a product of matrices torch multiplies element by
+    element, and takes other dtypes together.
+    """
+    if len(operands) == 2 and (alone := _summed_alone(equation, *operands)) is not None:
+        widened = [
+            cast(x, dtype_of("int64")) if summed and category(x.dtype) in ("bool", "int") else x
+            for x, summed in zip(operands, alone, strict=True)
+        ]
+        operands = promote_arrays(*widened)
+    else:
+        operands = of_one_dtype(*operands)
     if path is None:
         return jnp.einsum(equation, *operands, optimize="optimal" if len(operands) < 6 else "auto")
     pairs: list[tuple[int, ...]] = [(path[i], path[i + 1]) for i in range(0, len(path), 2)]
     return jnp.einsum(equation, *operands, optimize=pairs)
+
+
+def _summed_alone(equation: str, x: Any, y: Any) -> tuple[bool, bool] | None:
+    """Which operand has dimensions that are summed before the product; None if not all are."""
+    terms, arrow, output = equation.replace(" ", "").partition("->")
+    pair = terms.split(",")
+    sizes = [_sizes(term, operand.shape) for term, operand in zip(pair, (x, y), strict=True)]
+    kept = set(output) if arrow else {c for c in terms if terms.count(c) == 1}
+    alone = [False, False]
+    for label in {*sizes[0], *sizes[1]} - kept:
+        long = [found.get(label, 1) != 1 for found in sizes]
+        if all(long):
+            return None
+        alone = [a or b for a, b in zip(alone, long, strict=True)]
+    return alone[0], alone[1]
+
+
+def _sizes(term: str, shape: Sequence[int]) -> dict[str, int]:
+    """The sizes of the dimensions that have a name."""
+    before, _, after = term.partition("...")
+    last = dict(zip(reversed(after), reversed(shape), strict=False))
+    return {**dict(zip(before, shape, strict=False)), **last}
 
 
 @lowering("aten::bilinear")
@@ -141,7 +174,7 @@ def trilinear(
 @lowering("aten::kron")
 def kron(x: Any, y: Any) -> jax.Array:
     """The Kronecker product."""
-    x, y = promote(x, y)
+    x, y = promote_arrays(x, y)
     if x.dtype == bool:  # which JAX does not multiply
         return jnp.kron(x.astype("int8"), y.astype("int8")).astype(bool)
     return jnp.kron(x, y)
