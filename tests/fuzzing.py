@@ -449,13 +449,14 @@ def main(direction: Direction, arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=f"Fuzzes the conversion {direction.title}.")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="of the run")
     parser.add_argument("--minutes", type=float, default=1.0, help="how long it draws programs")
+    parser.add_argument("--start", type=int, default=0, help="number of the first program")
     parser.add_argument("--programs", type=int, default=10**9, help="how many at most")
     parser.add_argument("--only", default="", help="seeds of single programs, as 7:123,7:140")
     parser.add_argument("--out", default="", help="a file for the report; beside it what runs now")
     options = parser.parse_args(arguments)
     faulthandler.enable(sys.__stderr__)
     seeds = iter(options.only.split(",")) if options.only else (
-        f"{options.seed}:{n}" for n in range(options.programs)
+        f"{options.seed}:{options.start + n}" for n in range(options.programs)
     )  # fmt: skip
     print(f"{direction.title}, seed {options.seed}", flush=True)
     out = Path(options.out) if options.out else None

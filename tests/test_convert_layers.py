@@ -87,6 +87,22 @@ def test_small_gradients_of_exponential_units_are_not_lost(function):
     assert_same_gradients(function, torch.tensor([-30.0]))
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32])
+def test_statistics_have_the_dtype_of_the_array(kind):
+    def normalised(x, by):
+        layers = torch.ops.aten.native_layer_norm(x, [3], by[:3], by[:3], 1e-5)
+        return layers, torch.ops.aten.native_group_norm(x, by, by, 2, 4, 3, 2, 1e-5)
+
+    converting.check(normalised, torch.randn(2, 4, 3).to(kind), torch.ones(4).to(kind))
+
+
+@pytest.mark.parametrize("kinds", [(torch.int32, torch.int32), (torch.int32, torch.int64)])
+def test_bags_are_counted_in_the_dtype_of_their_indices(kinds):
+    ids, offsets = torch.tensor([0, 2, 1]).to(kinds[0]), torch.tensor([0, 1]).to(kinds[1])
+    bag = torch.ops.aten._embedding_bag
+    converting.check(lambda i, o, w: bag(w, i, o, False, 2), ids, offsets, torch.randn(4, 3))
+
+
 def test_an_empty_table_has_no_rows_to_look_up():
     ids = torch.zeros(0, 4, dtype=torch.int64)
     converting.check(lambda i, w: (F.embedding(i, w), w.take(i)), ids, torch.zeros(0, 3))

@@ -456,3 +456,38 @@ def test_powers_of_complex_numbers_at_their_corners():
     finite = np.isfinite(want)
     assert (np.isfinite(found) == finite).all()
     np.testing.assert_allclose(np.asarray(found)[finite], want[finite], rtol=1e-5, atol=1e-6)
+
+
+def test_the_extreme_of_two_gives_no_gradient_of_nan_to_the_other():
+    x, y = torch.tensor([1.0, -1.0, 2.0, nan]), torch.tensor([0.0, 0.0, 2.0, 1.0])
+    for function in (torch.minimum, torch.maximum, torch.max):
+        check_gradients(lambda x, y, function=function: 0 / function(x, y), x, y)
+        check_gradients(function, x, y)
+
+
+def test_numbers_in_a_range_of_few_bits_are_counted_before_they_are_truncated():
+    check(
+        lambda x: (torch.arange(1, 4.5, dtype=torch.int16) + x,
+                   torch.arange(-0.5, 3.2, dtype=torch.int8) + x,
+                   torch.arange(1, 4.5, dtype=torch.int64) + x),
+        torch.tensor(1, dtype=torch.int8),
+    )  # fmt: skip
+
+
+def test_random_complex_numbers_have_random_parts():
+    def drawn(x):
+        return torch.empty_like(x).uniform_(2, 3)
+
+    model = fmapper.convert(Function(drawn), "jax", (torch.zeros(500, dtype=torch.complex64),))
+    found = np.asarray(model(np.zeros(500, np.complex64), key=jax.random.key(0)))
+    for part in (found.real, found.imag):
+        assert part.min() >= 2
+        assert part.max() < 3
+        assert abs(part.mean() - 2.5) < 0.1
+    assert abs(np.corrcoef(found.real, found.imag)[0, 1]) < 0.2
+
+
+def test_complex_numbers_of_halves_are_refused():
+    x = torch.ones(2, dtype=torch.float16)
+    with pytest.raises(fmapper.ConversionError, match="complex32"):
+        fmapper.convert(Function(torch.complex), "jax", (x, x), check=False)(x.numpy(), x.numpy())

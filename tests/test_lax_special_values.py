@@ -258,3 +258,12 @@ def test_layer_norms_whose_squares_overflow_are_jax_s_without_torch_s_own(fast, 
         model = fmapper.convert(net, "torch", (x,), fused=fused)
         got = model(torch.from_numpy(large)).detach()
         np.testing.assert_allclose(got, net(large), rtol=1e-5)  # XLA's fusions make NaN of some
+
+
+def test_sums_of_exponentials_of_integers_are_refused_as_by_jax():
+    x = jnp.array([1, 2, 5], jnp.int16)
+    with pytest.raises(fmapper.ConversionError, match="no answer for integers"):
+        fmapper.convert(jax.lax.cumlogsumexp, "torch", (x,), check=False)(fmapper.to_torch(x))
+    none = jnp.zeros((0,), jnp.int16)
+    found = fmapper.convert(jax.lax.cumlogsumexp, "torch", (none,))(fmapper.to_torch(none))
+    assert str(found.dtype) == "torch.int16"

@@ -121,8 +121,11 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> jax.Arr
     if dtype is None:
         dtype = default_dtype() if floats else dtype_of("int64")
     if not is_floating(dtype):
+        wanted = math.ceil((end - start) / step) if floats else None
         start, end, step = (_truncated(value) for value in (start, end, step))
         length = -(-(end - start) // step) if step != 1 else end - start
+        if wanted is not None and np.dtype(dtype) != dtype_of("int64"):
+            length = wanted  # only for int64 torch truncates before it counts
     else:
         known = all(isinstance(value, int | float) for value in (start, end, step))
         length = math.ceil((end - start) / step) if known else -(-(end - start) // step)

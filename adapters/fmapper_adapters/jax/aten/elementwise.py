@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper import ConversionError
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import (
     cast,
@@ -462,13 +463,38 @@ def clamp_max(x: Any, max: Any) -> jax.Array:
 @lowering("aten::maximum", "aten::max.other")
 def maximum(x: Any, y: Any) -> jax.Array:
     """The larger one, or NaN where one is NaN."""
-    return jnp.maximum(*promote(x, y))
+    return _maximum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
 @lowering("aten::minimum", "aten::min.other")
 def minimum(x: Any, y: Any) -> jax.Array:
     """The smaller one, or NaN where one is NaN."""
-    return jnp.minimum(*promote(x, y))
+    return _minimum(*jnp.broadcast_arrays(*promote(x, y)))
+
+
+@jax.custom_jvp
+def _maximum(x: Any, y: Any) -> jax.Array:
+    """`jnp.maximum`; the one that is not taken gets no gradient, not even of NaN, as in torch."""
+    return jnp.maximum(x, y)
+
+
+@jax.custom_jvp
+def _minimum(x: Any, y: Any) -> jax.Array:
+    return jnp.minimum(x, y)
+
+
+def _shared(slope: Any, one: Any, other: Any, taken: Any) -> jax.Array:
+    return jnp.where(one == other, slope / 2, jnp.where(taken, slope, 0))
+
+
+_maximum.defjvps(
+    lambda slope, value, x, y: _shared(slope, x, y, ~(x < y)),
+    lambda slope, value, x, y: _shared(slope, y, x, ~(y < x)),
+)
+_minimum.defjvps(
+    lambda slope, value, x, y: _shared(slope, x, y, ~(x > y)),
+    lambda slope, value, x, y: _shared(slope, y, x, ~(y > x)),
+)
 
 
 @lowering("aten::fmax")
@@ -567,7 +593,10 @@ def where(condition: Any, x: Any, y: Any) -> jax.Array:
 @lowering("aten::complex")
 def complex_of(real: Any, imag: Any) -> jax.Array:
     """Complex numbers from their parts."""
-    return jax.lax.complex(*jnp.broadcast_arrays(*promote(real, imag)))
+    real, imag = promote(real, imag)
+    if wide(real.dtype) != real.dtype:
+        raise ConversionError("complex: only torch has complex32. Cast the parts to float32.")
+    return jax.lax.complex(*jnp.broadcast_arrays(real, imag))
 
 
 @lowering("aten::polar")

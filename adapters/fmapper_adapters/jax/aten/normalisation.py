@@ -42,7 +42,7 @@ def native_layer_norm(
         y = y * weight.astype(y.dtype)
     if bias is not None:
         y = y + bias.astype(y.dtype)
-    return y.astype(x.dtype), mean, rstd
+    return y.astype(x.dtype), mean.astype(x.dtype), rstd.astype(x.dtype)
 
 
 @lowering("aten::group_norm")

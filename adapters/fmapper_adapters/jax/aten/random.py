@@ -159,7 +159,10 @@ def normal_functional(
 
 @lowering("aten::uniform", random=True)
 def uniform(x: Any, low: float = 0.0, high: float = 1.0, **options: Any) -> jax.Array:
-    """Uniform in [low, high), in the shape and dtype of the array."""
+    """Uniform in [low, high), in the shape and dtype of the array; both parts of complex ones."""
+    if is_complex(x):
+        drawn = jax.random.uniform(options["key"], (2, *x.shape), x.real.dtype)
+        return jax.lax.complex(*(drawn * (high - low) + low))
     drawn = jax.random.uniform(options["key"], x.shape, wide(x.dtype))
     return (drawn * (high - low) + low).astype(x.dtype)
 

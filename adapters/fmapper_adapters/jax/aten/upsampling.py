@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper import ConversionError
 from fmapper_adapters.jax.aten._table import lowering
 from fmapper_adapters.jax.aten._types import is_floating, wide
 
@@ -156,7 +157,7 @@ def _smooth(
 ) -> jax.Array:
     """Interpolated along each dimension in turn; halves in float32."""
     if not is_floating(x):
-        raise TypeError(
+        raise ConversionError(
             f"interpolation of {x.dtype.name} rounds as torch's own fixed-point code does, which "
             "is not reproduced; cast to float32 before it and round after it"
         )
@@ -225,7 +226,9 @@ def _antialiased_weights(
 def _enter_antialiased(name: str, filter_: Any, size: int) -> None:
     def resize(x: Any, sizes: Sequence[Any], scales: Scales, align_corners: bool) -> jax.Array:
         if not is_floating(x):
-            raise TypeError(f"antialiased interpolation of {x.dtype.name}: cast to float32 first")
+            raise ConversionError(
+                f"antialiased interpolation of {x.dtype.name}: cast to float32 first"
+            )
         y = x.astype(wide(x.dtype))
         for dim in (3, 2):
             n, m, scale = x.shape[dim], sizes[dim - 2], scales[dim - 2]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fmapper import ConversionError
 from fmapper_adapters.torch.lax._numbers import flipped, precedes
 from fmapper_adapters.torch.lax._table import About, lax
 
@@ -52,8 +53,19 @@ def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
     return x
 
 
+def _log_sums(x: Any, axis: int, about: About) -> Any:
+    if x.is_floating_point() or x.is_complex():
+        return torch.logcumsumexp(x, axis)
+    if not x.shape[axis]:
+        return x
+    raise ConversionError(
+        f"cumlogsumexp of {str(x.dtype).removeprefix('torch.')}: JAX has no answer for integers "
+        'either. Cast them before it, as in x.astype("float32").'
+    )
+
+
 _cumulative("cumsum", _added(torch.cumsum))
 _cumulative("cumprod", _added(torch.cumprod))
 _cumulative("cummax", _extreme(torch.cummax))
 _cumulative("cummin", _extreme(torch.cummin))
-_cumulative("cumlogsumexp", lambda x, axis, about: torch.logcumsumexp(x, axis))
+_cumulative("cumlogsumexp", _log_sums)
