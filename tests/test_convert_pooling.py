@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 
 from converting import check, check_gradients  # noqa: E402
+from fmapper import ConversionError  # noqa: E402
 
 F = torch.nn.functional
 
@@ -186,7 +187,7 @@ def test_gradients_of_interpolation():
 
 
 def test_interpolation_of_bytes_is_refused():
-    with pytest.raises(TypeError, match="cast to float32"):
+    with pytest.raises(ConversionError, match="cast to float32"):
         check(
             lambda x: F.interpolate(x, (3, 3), mode="bilinear"),
             torch.zeros(1, 1, 4, 4, dtype=torch.uint8),
