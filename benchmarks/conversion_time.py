@@ -262,13 +262,13 @@ def prepare() -> None:
     import torchax
     import transformers
 
-    import fmapper_adapters.jax._model
-    import fmapper_adapters.jax.aten._table
-    import fmapper_adapters.torch._export
+    import fmapper_adapters.jax.model.jax_model
+    import fmapper_adapters.jax.aten.table
+    import fmapper_adapters.torch.record.export
     import tiny_models
 
     assert all((jax, torch, torchax, transformers))
-    fmapper_adapters.jax.aten._table.load()
+    fmapper_adapters.jax.aten.table.load()
     torch.set_num_threads(1)
     tiny_models.build("LlamaForCausalLM", "llama")
 

@@ -151,7 +151,7 @@ def ways(model: Any) -> tuple[dict[str, Way], int]:
     import torch
 
     import fmapper
-    from fmapper_adapters.torch import _link
+    from fmapper_adapters.torch.arrays import pinned
 
     cuda = torch.device("cuda")
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
@@ -165,7 +165,7 @@ def ways(model: Any) -> tuple[dict[str, Way], int]:
 
     found = {
         OURS: Way(lambda: model, partial(fmapper.fmap, fmapper.to_gpu(strict=True))),
-        BARE: Way(lambda: tensors, lambda given: _link.upload(given, cuda)),
+        BARE: Way(lambda: tensors, lambda given: pinned.upload(given, cuda)),
         MODULE: Way(fresh, lambda given: given.to(cuda)),
         LOOP: Way(lambda: tensors, lambda given: [tensor.to(cuda) for tensor in given]),
         LINK: Way(lambda: staging, lambda given: target.copy_(given, non_blocking=True)),

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch import _link
+from fmapper_adapters.torch.arrays import pinned as _link
 
 
 def seconds(call: Callable[[], Any], rounds: int) -> float:

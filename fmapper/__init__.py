@@ -3,12 +3,20 @@
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
-from fmapper import _pytrees as _pytrees
-from fmapper._adapter import Adapter, Device, DeviceInfo, Exchange, Memory, NodeAdapter, Observation
-from fmapper._device import device_info, devices, get_device
-from fmapper._discovery import get_adapter, register_adapter, unregister_adapter
-from fmapper._equality import equals
-from fmapper._errors import (
+from fmapper.backends import registries as _pytrees
+from fmapper.backends.adapter import (
+    Adapter,
+    Device,
+    DeviceInfo,
+    Exchange,
+    Memory,
+    NodeAdapter,
+    Observation,
+)
+from fmapper.backends.device import device_info, devices, get_device
+from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
+from fmapper.backends.equality import equals
+from fmapper.errors import (
     BackendUnavailableError,
     BatchError,
     ConversionError,
@@ -41,7 +49,7 @@ from fmapper._errors import (
     UnsupportedLeafError,
     UnsupportedOpsError,
 )
-from fmapper._fmap import (
+from fmapper.tree.fmap import (
     children,
     collecting_walk,
     default_walk,
@@ -55,44 +63,43 @@ from fmapper._fmap import (
     rebuild,
     structural_walk,
 )
-from fmapper._functor import functor, leaf
-from fmapper._gradient import NoGradient, is_gradient, no_gradient
-from fmapper._holders import holds_arrays
-from fmapper._keypath import BoxKey, KeyPath
-from fmapper._move import (
-    Mover,
-    to_cpu,
-    to_device,
-    to_gpu,
-    to_jax,
-    to_numpy,
-    to_torch,
+from fmapper.tree.functor import functor, leaf
+from fmapper.tree.no_gradient import NoGradient, is_gradient, no_gradient
+from fmapper.backends.undeclared import holds_arrays
+from fmapper.tree.keypath import BoxKey, KeyPath
+from fmapper.moves.mover import Mover, to_cpu, to_device, to_gpu, to_jax, to_numpy, to_torch
+from fmapper.backends.namespace import array_namespace
+from fmapper.tree.nodes import Aside, Fitting, NodeType, at_end, refitted
+from fmapper.tree.paths import get_path, has_path, set_path
+from fmapper.backends.registries import (
+    Constant,
+    PyTreeRules,
+    Static,
+    is_dynamic,
+    put_together,
+    take_apart,
 )
-from fmapper._namespace import array_namespace
-from fmapper._nodes import Aside, Fitting, NodeType, at_end, refitted
-from fmapper._paths import get_path, has_path, set_path
-from fmapper._pytrees import Constant, PyTreeRules, Static, is_dynamic, put_together, take_apart
-from fmapper._state import destructure, load_state, state
-from fmapper._target import use_backend
-from fmapper._trainable import trainables
+from fmapper.states.state import destructure, load_state, state
+from fmapper.moves.route import use_backend
+from fmapper.backends.trainable import trainables
 
 if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random
-    from fmapper._accelerator import Accelerator
-    from fmapper._compile import jit
-    from fmapper._convert import convert, lowering
-    from fmapper._counts import Counts
-    from fmapper._differentiate import grad, value_and_grad
-    from fmapper._inplace import move_
-    from fmapper._inventory import SummaryRow
-    from fmapper._loader import DeviceLoader
-    from fmapper._lowerings import LoweringTable
-    from fmapper._materialize import materialize
-    from fmapper._place import Placement, cast, keep, place
-    from fmapper._plan import Plan, PlannedLeaf, plan
-    from fmapper._profile import profile
-    from fmapper._profile_result import Profile, ProfileCell, Verdict
-    from fmapper._program import (
+    from fmapper.profiles.accelerator import Accelerator
+    from fmapper.transforms.jit import jit
+    from fmapper.programs.convert import convert, lowering
+    from fmapper.backends.counts import Counts
+    from fmapper.transforms.grad import grad, value_and_grad
+    from fmapper.moves.inplace import move_
+    from fmapper.states.inventory import SummaryRow
+    from fmapper.moves.loader import DeviceLoader
+    from fmapper.programs.lowering import LoweringTable
+    from fmapper.states.materialize import materialize
+    from fmapper.moves.place import Placement, cast, keep, place
+    from fmapper.moves.plan import Plan, PlannedLeaf, plan
+    from fmapper.profiles.profile import profile
+    from fmapper.profiles.result import Profile, ProfileCell, Verdict
+    from fmapper.programs.program import (
         Call,
         DType,
         Graph,
@@ -107,13 +114,13 @@ if TYPE_CHECKING:  # imported when first asked for, see below
         Size,
         substituted,
     )
-    from fmapper._program_file import load_program, save_program
-    from fmapper._sizes import size_of
-    from fmapper._summary import Summary, summary
-    from fmapper._timing import Timing
-    from fmapper._trees import Record, TreeSpec, record_type
-    from fmapper._vectorize import vmap
-    from fmapper._verify import Difference, Report, verify
+    from fmapper.programs.file import load_program, save_program
+    from fmapper.programs.sizes import size_of
+    from fmapper.states.summary import Summary, summary
+    from fmapper.profiles.timing import Timing
+    from fmapper.programs.treespec import Record, TreeSpec, record_type
+    from fmapper.transforms.vmap import vmap
+    from fmapper.programs.verify import Difference, Report, verify
 
 __version__ = "0.1.0"
 

@@ -11,8 +11,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from fmapper._discovery import adapter_of, get_adapter
-from fmapper._errors import LossyCastError, UnsupportedLeafError
+from fmapper.backends.discovery import adapter_of, get_adapter
+from fmapper.errors import LossyCastError, UnsupportedLeafError
 
 __all__ = [
     "bernoulli",

@@ -25,7 +25,8 @@ from typing import Any, ClassVar
 import pytest
 
 import fmapper
-from fmapper import Adapter, Device, Exchange, Mover
+from fmapper.backends import Adapter, Exchange
+from fmapper import Device, Mover
 
 np = pytest.importorskip("numpy")
 

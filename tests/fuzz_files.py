@@ -32,8 +32,8 @@ from typing import Any
 
 import fmapper
 import program_files
-from fmapper import _program_file
-from fmapper._program_json import Misfit
+from fmapper.programs import file
+from fmapper.programs.file_json import Misfit
 
 KEY = "fmapper.program"
 SENTINEL = "fmapper_was_run"
@@ -284,7 +284,7 @@ def run_case(name: str, data: bytes, *, convert: bool = True) -> str:
         refused, loaded, or converted.
     """
     try:
-        program = _program_file.read_program(io.BytesIO(data), len(data))
+        program = file.read_program(io.BytesIO(data), len(data))
     except Misfit as error:
         str(error)
         return "refused"

@@ -533,10 +533,10 @@ def prepare() -> None:
     import optax
     import torch
 
-    import fmapper_adapters.torch.lax._table
+    import fmapper_adapters.torch.lax.table
 
     assert all((equinox, flax.linen, flax.nnx, jax, optax))
-    fmapper_adapters.torch.lax._table.find_all({}, {})
+    fmapper_adapters.torch.lax.table.find_all({}, {})
     torch.set_num_threads(1)
     models()
 

@@ -392,10 +392,10 @@ def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> str:
     import torch
     from torch.utils._pytree import tree_leaves, tree_map
 
-    from fmapper_adapters.jax.aten import _table, _types
-    from fmapper_adapters.torch import _graph
+    from fmapper_adapters.jax.aten import table as _table, types as _types
+    from fmapper_adapters.torch.from_fx import graph
 
-    name = _graph.name_of_overload(func)
+    name = graph.name_of_overload(func)
     try:
         entry = _table.find(name, {})
     except KeyError:
@@ -418,7 +418,7 @@ def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> str:
         pass
 
     args = tree_map(plain, tuple(args))
-    kwargs = tree_map(plain, {k: v for k, v in kwargs.items() if k not in _graph._DROPPED_KWARGS})
+    kwargs = tree_map(plain, {k: v for k, v in kwargs.items() if k not in graph._DROPPED_KWARGS})
     if entry.random:
         kwargs["key"] = jax.random.key(0)
 

@@ -283,9 +283,9 @@ def recorded_difference(
     """How far what torch.export records is off, in torch: models can tell that they are traced."""
     import torch
 
-    from fmapper_adapters.torch import _export, _foreign
+    from fmapper_adapters.torch.record import export as _export, foreign_classes
 
-    with _export.mode(model, train=False), _foreign.known(model, (args, kwargs)), torch.no_grad():
+    with _export.mode(model, train=False), foreign_classes.known(model, (args, kwargs)), torch.no_grad():
         exported = _export.recorded(model, args, kwargs, None)
         return difference(exported.module()(*args, **kwargs), want)[0]
 
@@ -363,15 +363,15 @@ def prepare() -> None:
     import torch
     import transformers
 
-    import fmapper_adapters.jax._model
-    import fmapper_adapters.jax.aten._table
-    import fmapper_adapters.torch._export
+    import fmapper_adapters.jax.model.jax_model
+    import fmapper_adapters.jax.aten.table
+    import fmapper_adapters.torch.record.export
 
     assert all((jax, torch, transformers, fmapper_adapters.torch))
-    fmapper_adapters.jax.aten._table.load()
+    fmapper_adapters.jax.aten.table.load()
     torch.set_num_threads(1)
     # Half of what torch.export needs is imported when it first runs.
-    fmapper_adapters.torch._export.export_program(torch.nn.Linear(1, 1), (torch.ones(1),), {})
+    fmapper_adapters.torch.record.export.export_program(torch.nn.Linear(1, 1), (torch.ones(1),), {})
 
 
 def main() -> None:

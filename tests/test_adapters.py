@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper import Adapter
+from fmapper.backends import Adapter
 
 np = pytest.importorskip("numpy")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper.__main__ import main
-from fmapper._convert import _added
+from fmapper.cli.main import main
+from fmapper.programs.convert import _added
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

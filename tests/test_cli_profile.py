@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper.__main__ import main
-from fmapper._cli_target import load_model, load_target
-from fmapper._example_inputs import at_batch_size, read_inputs
+from fmapper.cli.main import main
+from fmapper.cli.target import load_model, load_target
+from fmapper.profiles.example_inputs import at_batch_size, read_inputs
 
 np = pytest.importorskip("numpy")
 

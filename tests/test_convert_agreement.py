@@ -40,10 +40,10 @@ def wrong(monkeypatch):
     """Enters a lowering that is wrong, for the time of a test."""
 
     def enter(op, function):
-        from fmapper import _convert
+        from fmapper.programs import convert
 
-        added = {**_convert._added.get("jax", {}), op: fmapper.Lowering(function)}
-        monkeypatch.setitem(_convert._added, "jax", added)
+        added = {**convert._added.get("jax", {}), op: fmapper.Lowering(function)}
+        monkeypatch.setitem(convert._added, "jax", added)
 
     return enter
 

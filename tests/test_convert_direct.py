@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fmapper_adapters.torch import _decompose, _direct, _export, _gradients  # noqa: E402
+from fmapper_adapters.torch.from_fx import decompositions, fast_decompose  # noqa: E402
+from fmapper_adapters.torch.record import export, gradient_ends
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.export itself
 x = torch.randn(2, 4, 6, 6)
@@ -121,13 +122,13 @@ LEFT: dict[str, Any] = {
 def recorded(function: Any, **options: Any) -> Any:
     module = Function(function).eval()
     exported = torch.export.export(module, (x,), strict=False, **options)
-    _gradients.mark(exported)
-    _direct.drop_idle_dropout(exported)
+    gradient_ends.mark(exported)
+    fast_decompose.drop_idle_dropout(exported)
     return exported
 
 
 def taken_apart(exported: Any) -> bool:
-    return _direct.taken_apart(exported, _decompose.table(exported))
+    return fast_decompose.taken_apart(exported, decompositions.table(exported))
 
 
 def operations(exported: Any) -> list[Any]:
@@ -155,7 +156,7 @@ def operations(exported: Any) -> list[Any]:
 def test_as_the_decompositions_of_torch(name: str) -> None:
     direct, traced = (recorded(CASES[name]) for _ in range(2))
     assert taken_apart(direct)
-    traced = traced.run_decompositions(_decompose.table(traced))
+    traced = traced.run_decompositions(decompositions.table(traced))
     assert operations(direct) == operations(traced)
     given = x.clone()
     want = Function(CASES[name]).eval()(x)
@@ -167,7 +168,7 @@ def test_as_the_decompositions_of_torch(name: str) -> None:
 def test_what_is_left_to_them(name: str) -> None:
     exported = recorded(LEFT[name])
     assert not taken_apart(exported)
-    found = exported.run_decompositions(_decompose.table(exported)).module()(x)
+    found = exported.run_decompositions(decompositions.table(exported)).module()(x)
     if name != "dropout":
         torch.testing.assert_close(found, Function(LEFT[name])(x), rtol=0, atol=0)
 
@@ -180,5 +181,5 @@ def test_sizes_that_vary_are_left_to_them() -> None:
 
 def test_the_way_of_convert() -> None:
     """That it is taken at all."""
-    program = _export.export_program(Function(CASES["transposed"]), (x,), {})
+    program = export.export_program(Function(CASES["transposed"]), (x,), {})
     assert {call.op for call in program.graph.calls} >= {"aten::permute.default"}

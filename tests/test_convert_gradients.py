@@ -388,12 +388,12 @@ def test_gradients_that_the_strict_way_forgets_are_not_lost_in_silence() -> None
 
 
 def test_a_conversion_inside_of_a_recording_leaves_torch_as_it_was() -> None:
-    from fmapper_adapters.torch import _recordable
+    from fmapper_adapters.torch.record import operations
 
     level: Any = torch.autograd.function._SingleLevelFunction
     before = torch.nn.Module.to, torch.nn.BatchNorm1d.forward, level.apply
     x = torch.ones(3)
-    with _recordable.stand_ins():
+    with operations.stand_ins():
         inside = torch.nn.Module.to
         fmapper.convert(converting.Function(lambda x: reverse(x, 2.0)), "jax", (x,))
         assert torch.nn.Module.to is inside

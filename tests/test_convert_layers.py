@@ -253,7 +253,7 @@ def test_dropout_of_attention_keeps_the_mean():
 
 
 def test_packed_sequences():
-    from fmapper_adapters.jax.aten import recurrent
+    from fmapper_adapters.jax.aten.layers import recurrent
 
     for kind in ("LSTM", "GRU"):
         network = getattr(nn, kind)(3, 4, num_layers=2, bidirectional=True)

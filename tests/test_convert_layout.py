@@ -12,7 +12,7 @@ jax = pytest.importorskip("jax")
 
 import converting  # noqa: E402
 import fmapper  # noqa: E402
-from fmapper_adapters.jax import _layout  # noqa: E402
+from fmapper_adapters.jax.model import channels_last  # noqa: E402
 
 jnp, lax, nn = jax.numpy, jax.lax, torch.nn
 
@@ -101,7 +101,7 @@ def test_values_and_gradients_are_the_same(name: str) -> None:
         return jax.grad(lambda *args: sum(jnp.sin(y).sum() for y in run(*args)), (0, 1, 2))
 
     args = FILTERS, AGAIN, IMAGES
-    turned = _layout.channels_last(function)
+    turned = channels_last.channels_last(function)
     for want, found in zip(function(*args), turned(*args), strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-4)
     for want, found in zip(loss(function)(*args), loss(turned)(*args), strict=True):
@@ -114,14 +114,14 @@ def test_nothing_is_turned_between_two_convolutions(name: str) -> None:
         return network(BETWEEN[name], *args)[0]
 
     allowed = 2 + (name in ("another image", "a larger image"))  # which come from elsewhere
-    assert turns(_layout.channels_last(function), FILTERS, AGAIN, IMAGES) <= allowed
+    assert turns(channels_last.channels_last(function), FILTERS, AGAIN, IMAGES) <= allowed
 
 
 def test_vmap_jit_and_sizes_that_vary() -> None:
     def function(x: Any) -> Any:
         return network(BETWEEN["groups"], FILTERS, AGAIN, x)[0]
 
-    turned = _layout.channels_last(function)
+    turned = channels_last.channels_last(function)
     many = np.stack([IMAGES, 2 * IMAGES, IMAGES - 1])
     found = jax.vmap(jax.jit(turned))(many)
     np.testing.assert_allclose(found, jax.vmap(function)(many), rtol=1e-5, atol=1e-4)
@@ -135,7 +135,7 @@ def test_convolutions_in_one_and_three_dimensions() -> None:
     for places in ((9,), (5, 4, 3)):
         x = rng.normal(size=(2, 3, *places)).astype(np.float32)
         filters = rng.normal(size=(4, 3, *(2,) * len(places))).astype(np.float32)
-        found = _layout.channels_last(lambda *args: jnp.tanh(same(*args)))(x, filters)
+        found = channels_last.channels_last(lambda *args: jnp.tanh(same(*args)))(x, filters)
         np.testing.assert_allclose(found, np.tanh(same(x, filters)), rtol=1e-5, atol=1e-5)
 
 
@@ -146,7 +146,7 @@ def test_convolutions_of_another_order_are_left_alone() -> None:
         )
 
     args = IMAGES.transpose(2, 3, 0, 1), FILTERS.transpose(2, 3, 1, 0)
-    turned = _layout.channels_last(function)
+    turned = channels_last.channels_last(function)
     assert str(jax.make_jaxpr(turned)(*args)) == str(jax.make_jaxpr(function)(*args))
 
 

@@ -19,8 +19,8 @@ def lowered_as(monkeypatch):
     """Gives a primitive another lowering for the time of a test."""
 
     def enter(op, change):
-        from fmapper import _convert
-        from fmapper_adapters.torch.lax import linalg
+        from fmapper.programs import convert
+        from fmapper_adapters.torch.lax.matrices import linalg
 
         right = getattr(linalg, op)
 
@@ -28,7 +28,7 @@ def lowered_as(monkeypatch):
             return change(right(*args, **kwargs))
 
         added = {f"lax::{op}": fmapper.Lowering(other, about=op == "qr")}
-        monkeypatch.setitem(_convert._added, "torch", added)
+        monkeypatch.setitem(convert._added, "torch", added)
 
     return enter
 

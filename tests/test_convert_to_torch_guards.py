@@ -270,14 +270,14 @@ def test_auto_fixes_only_sizes_that_a_convolution_needs():
 
 @pytest.fixture
 def wrong_tanh():
-    from fmapper import _convert
+    from fmapper.programs import convert
 
     @fmapper.lowering("lax::tanh", to="torch")
     def tanh(x, **_):
         return torch.tanh(x) + (torch.cumsum(torch.ones_like(x), 0) > 5) * 0.5
 
     yield
-    del _convert._added["torch"]["lax::tanh"]
+    del convert._added["torch"]["lax::tanh"]
 
 
 @pytest.mark.usefixtures("wrong_tanh")
@@ -324,11 +324,11 @@ def test_a_source_that_does_not_run_is_told():
 
     primitive = Primitive("without_an_implementation")
     primitive.def_abstract_eval(nothing)
-    from fmapper import _convert
+    from fmapper.programs import convert
 
     fmapper.lowering("lax::without_an_implementation")(lambda x: x)
     try:
         with pytest.warns(fmapper.FmapperWarning, match="nothing was compared"):
             fmapper.convert(primitive.bind, "torch", (array(3),))
     finally:
-        del _convert._added["torch"]["lax::without_an_implementation"]
+        del convert._added["torch"]["lax::without_an_implementation"]

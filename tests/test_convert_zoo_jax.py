@@ -4,7 +4,7 @@ import pytest
 
 import fmapper
 import sweep_flaxzoo as zoo
-from fmapper import _verify
+from fmapper.programs import verify
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
@@ -59,13 +59,13 @@ WATCHED = [
 def test_every_operation_that_can_be_seen_is_the_same(name):
     """`verify` compares them one by one to name the first that differs."""
     model, args, kwargs = zoo.models()[name]()
-    sides = _verify._sides(model, fmapper.convert(model, "torch", args, kwargs), args, kwargs)
-    ours, theirs = (dict(_verify._numbered(side.operations())) for side in sides)
+    sides = verify._sides(model, fmapper.convert(model, "torch", args, kwargs), args, kwargs)
+    ours, theirs = (dict(verify._numbered(side.operations())) for side in sides)
     assert ours.keys() == theirs.keys()
     count = 0
     for key, seen in ours.items():
         for x, y in zip(seen.values, theirs[key].values, strict=False):
-            found = _verify._difference(x, y, f"{key} ({seen.source})", None, None)
+            found = verify._difference(x, y, f"{key} ({seen.source})", None, None)
             assert found.ok, str(found)
             count += 1
     assert 4 * count >= len(ours)

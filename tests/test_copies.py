@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fmapper import _copies
+from fmapper.moves import host_copy
 
 np = pytest.importorskip("numpy")
 
@@ -32,7 +32,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Once with limits so small that every array is in a block, split, and copied by threads."""
     if request.param == "small pieces":
         for name, value in {"_SMALL": 64, "_SLAB": 4096, "_PIECE": 512, "_PARALLEL": 0}.items():
-            monkeypatch.setattr(_copies, name, value)
+            monkeypatch.setattr(host_copy, name, value)
 
 
 def matrix(dtype: str, rows: int = 40, columns: int = 36) -> Any:
@@ -47,7 +47,7 @@ def matrix(dtype: str, rows: int = 40, columns: int = 36) -> Any:
 def test_copies_are_exact_and_apart(dtype: str, order: Any, sizes: None) -> None:
     sources = [view(matrix(dtype)) for view in VIEWS.values()]
     want = [source.tobytes() for source in sources]
-    copies = _copies.host_copies(sources, order=order)
+    copies = host_copy.host_copies(sources, order=order)
     for name, source, new, values in zip(VIEWS, sources, copies, want, strict=True):
         assert (new.shape, new.dtype) == (source.shape, source.dtype), name
         assert new.tobytes() == values, name
@@ -70,8 +70,8 @@ def test_any_mix_of_sizes(sizes: list[int], slab: int) -> None:
     sources = [rng.integers(0, 256, n, np.uint8) for n in sizes]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"_SMALL": 100, "_SLAB": slab, "_PIECE": 300, "_PARALLEL": 0}.items():
-            patch.setattr(_copies, name, value)
-        copies = _copies.host_copies(sources)
+            patch.setattr(host_copy, name, value)
+        copies = host_copy.host_copies(sources)
     for source, new in zip(sources, copies, strict=True):
         assert np.array_equal(source, new)
         new[...] = 7  # if two of them met, the next comparison would show it
@@ -79,18 +79,18 @@ def test_any_mix_of_sizes(sizes: list[int], slab: int) -> None:
 
 def test_large_copies_are_aligned() -> None:
     """XLA takes over memory without a copy only where it starts at a multiple of 64 bytes."""
-    copies = _copies.host_copies([np.ones(n, np.uint8) for n in (40_001, 100_003, 33_000)])
+    copies = host_copy.host_copies([np.ones(n, np.uint8) for n in (40_001, 100_003, 33_000)])
     assert [new.ctypes.data % 64 for new in copies] == [0, 0, 0]
 
 
 def test_blocks_are_no_larger_than_what_is_in_them() -> None:
-    (new,) = _copies.host_copies([np.ones(100_000, np.uint8)])
+    (new,) = host_copy.host_copies([np.ones(100_000, np.uint8)])
     assert new.base.nbytes <= 100_000 + 128
 
 
 def test_several_threads_copy_what_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
-    copy = _copies._copy
+    copy = host_copy._copy
 
     def spy(pairs: Any) -> None:
         seen.add(threading.get_ident())
@@ -98,9 +98,9 @@ def test_several_threads_copy_what_is_large(monkeypatch: pytest.MonkeyPatch) -> 
         copy(pairs)
 
     gate = threading.Barrier(2)
-    monkeypatch.setattr(_copies, "_copy", spy)
-    monkeypatch.setattr(_copies, "_threads", lambda: 2)
-    (new,) = _copies.host_copies([np.ones(2 * _copies._PIECE, np.uint8)])
+    monkeypatch.setattr(host_copy, "_copy", spy)
+    monkeypatch.setattr(host_copy, "_threads", lambda: 2)
+    (new,) = host_copy.host_copies([np.ones(2 * host_copy._PIECE, np.uint8)])
     assert new.all()
     assert len(seen) == 2
     assert threading.get_ident() not in seen
@@ -110,7 +110,7 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(pairs: Any) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(_copies, "_copy", fail)
-    monkeypatch.setattr(_copies, "_threads", lambda: 2)
+    monkeypatch.setattr(host_copy, "_copy", fail)
+    monkeypatch.setattr(host_copy, "_threads", lambda: 2)
     with pytest.raises(MemoryError, match="no more"):
-        _copies.host_copies([np.ones(3 * _copies._PIECE, np.uint8)])
+        host_copy.host_copies([np.ones(3 * host_copy._PIECE, np.uint8)])

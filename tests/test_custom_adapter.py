@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper import Adapter
+from fmapper.backends import Adapter
 
 np = pytest.importorskip("numpy")
 
@@ -250,7 +250,7 @@ def test_the_convert_command_takes_a_backend_of_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    from fmapper.__main__ import main
+    from fmapper.cli.main import main
 
     file = tmp_path / "models.py"
     file.write_text("import torch\nlayer = torch.nn.Linear(2, 2, bias=False)\n")
@@ -269,7 +269,7 @@ def test_the_convert_command_says_what_cannot_be_lowered(
     registered: Adapter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    from fmapper.__main__ import main
+    from fmapper.cli.main import main
 
     file = tmp_path / "models.py"
     file.write_text("import torch\nlayer = torch.nn.Linear(2, 2)\n")

@@ -17,7 +17,7 @@ import pytest
 
 import fmapper
 from fmapper import Device, DeviceInfo, device_info, get_device
-from fmapper.__main__ import main
+from fmapper.cli.main import main
 
 np = pytest.importorskip("numpy")
 
@@ -239,20 +239,20 @@ MIB = 2**20
     ],
 )
 def test_host_memory(tmp_path: Path, files: dict[str, Any], total: int, free: int) -> None:
-    from fmapper._host import host_memory
+    from fmapper.backends.machine import host_memory
 
     assert host_memory(machine(tmp_path, files)) == (total * MIB, free * MIB)
 
 
 def test_a_host_that_says_nothing(tmp_path: Path) -> None:
-    from fmapper._host import host_memory, processor_name
+    from fmapper.backends.machine import host_memory, processor_name
 
     assert host_memory(tmp_path) == (None, None)
     assert processor_name(tmp_path) == platform.processor() or platform.machine()
 
 
 def test_the_name_of_the_processor(tmp_path: Path) -> None:
-    from fmapper._host import processor_name
+    from fmapper.backends.machine import processor_name
 
     root = machine(tmp_path, {"proc/cpuinfo": "processor\t: 0\nmodel name\t: Abacus: 3000\n"})
     assert processor_name(root) == "Abacus: 3000"
@@ -296,7 +296,7 @@ def test_the_table_says_what_is_missing() -> None:
         HIDE
         + """
     hide("jax")
-    from fmapper.__main__ import main
+    from fmapper.cli.main import main
     main(["devices"])
     """
     )
@@ -313,7 +313,7 @@ def test_the_table_of_nothing() -> None:
         HIDE
         + """
     hide("jax", "torch", "numpy")
-    from fmapper.__main__ import main
+    from fmapper.cli.main import main
     main(["devices"])
     """
     )
@@ -383,7 +383,7 @@ def test_a_framework_that_is_broken(tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("raise OSError('libfoo.so: cannot open shared object file')")
     code = """
     import numpy, fmapper
-    from fmapper._device import missing
+    from fmapper.backends.device import missing
     print("numpy:cpu" in map(str, fmapper.devices()), "|", missing()["jax"])
     for word in ("jax:cpu", "jax:gpu:0"):
         try:

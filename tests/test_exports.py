@@ -26,7 +26,7 @@ def test_what_is_imported_late_is_there_like_the_rest():
     """In an interpreter of its own: here another test may have asked for it."""
     script = """
 import sys, fmapper
-assert "fmapper._plan" not in sys.modules and "fmapper._loader" not in sys.modules
+assert "fmapper.moves.plan" not in sys.modules and "fmapper.moves.loader" not in sys.modules
 assert {"plan", "DeviceLoader"} <= set(dir(fmapper))
 from fmapper import DeviceLoader, plan
 assert plan is fmapper.plan and plan.__module__ == DeviceLoader.__module__ == "fmapper"

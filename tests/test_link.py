@@ -18,7 +18,7 @@ from fmapper import BatchError
 
 torch = pytest.importorskip("torch")
 
-_link = pytest.importorskip("fmapper_adapters.torch._link")
+_link = pytest.importorskip("fmapper_adapters.torch.arrays.pinned")
 
 CPU = torch.device("cpu")
 NAMES = """bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64

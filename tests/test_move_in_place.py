@@ -97,12 +97,12 @@ def run(at: int) -> tuple[int, dict[str, Any]]:
     ids = {name: id(p) for name, p in tree["net"].named_parameters()}
     moved = fmapper.fmap(WIDE, tree)  # so that only the change itself is interrupted
     trace = Interrupt(at)
-    change = fmapper._inplace._Change()
+    change = fmapper.moves.inplace._Change()
     change.adopt(tree, moved)
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        fmapper._inplace._without_interrupt(change.carry_out)
+        fmapper.moves.inplace._without_interrupt(change.carry_out)
     except KeyboardInterrupt:
         pass
     finally:

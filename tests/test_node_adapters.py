@@ -3,7 +3,8 @@
 import pytest
 
 import fmapper
-from fmapper import BoxKey, NodeAdapter, NodeType, fmap, fmap_with_path, get_path, state
+from fmapper.backends import BoxKey, NodeAdapter, NodeType
+from fmapper import fmap, fmap_with_path, get_path, state
 
 
 class Cell:

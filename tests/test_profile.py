@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper import Counts, Profile, ProfileCell, Timing, _profile_bench, _timing
-from fmapper._accelerator import ACCELERATORS, find_accelerator
-from fmapper._predict import Curve, Traffic, break_even, counts_between, predict
-from fmapper._profile_verdict import measured_bounds, verdicts
+from fmapper.backends import Counts
+from fmapper import Profile, ProfileCell, Timing
+from fmapper.profiles import bench as _profile_bench, timing
+from fmapper.profiles.accelerator import ACCELERATORS, find_accelerator
+from fmapper.profiles.predict import Curve, Traffic, break_even, counts_between, predict
+from fmapper.profiles.verdict import measured_bounds, verdicts
 
 np = pytest.importorskip("numpy")
 
@@ -48,7 +50,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(_timing, "clock", lambda: self.now)
+        monkeypatch.setattr(timing, "clock", lambda: self.now)
 
     def takes(self, seconds: float) -> None:
         self.now += seconds
@@ -133,20 +135,20 @@ def test_rounds_keep_to_their_time(clock: Clock) -> None:
         clock.takes(1.0)
         return (1.0,)
 
-    assert len(_timing.rounds(once, 10.0)) == 9
-    assert len(_timing.rounds(once, 0.5)) == 1, "a round that takes too long is run to its end"
+    assert len(timing.rounds(once, 10.0)) == 9
+    assert len(timing.rounds(once, 0.5)) == 1, "a round that takes too long is run to its end"
     assert clock.now == 11.0
-    assert len(_timing.rounds(once, 1e9)) == 200
+    assert len(timing.rounds(once, 1e9)) == 200
 
 
 def test_the_collector_is_off_while_it_counts() -> None:
     seen: list[bool] = []
-    _timing.rounds(lambda: (seen.append(gc.isenabled()), (1.0,))[1], 1e-4)
+    timing.rounds(lambda: (seen.append(gc.isenabled()), (1.0,))[1], 1e-4)
     assert seen
     assert not any(seen)
     assert gc.isenabled()
     with pytest.raises(ZeroDivisionError):
-        _timing.rounds(lambda: (1 / 0,), 1e-4)
+        timing.rounds(lambda: (1 / 0,), 1e-4)
     assert gc.isenabled()
 
 
@@ -909,9 +911,9 @@ def test_without_matplotlib(made: Profile, tmp_path: Any, monkeypatch: pytest.Mo
 def test_the_bar_is_on_stderr_and_only_on_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fmapper import _profile_progress
+    from fmapper.profiles import progress
 
-    monkeypatch.setattr(_profile_progress, "_PATIENCE", -1.0)
+    monkeypatch.setattr(progress, "_PATIENCE", -1.0)
     fmapper.profile(lambda x: x, X, ["numpy:cpu"], (1, 2), progress=True, **QUICK)
     shown = capsys.readouterr()
     assert "numpy:cpu, batch size 2" in shown.err
@@ -922,12 +924,12 @@ def test_the_bar_is_on_stderr_and_only_on_request(
 
 def test_nothing_of_it_is_loaded_before_it_is_asked_for() -> None:
     script = """
-import sys, fmapper, fmapper.__main__
-own = [name for name in sys.modules if name.startswith(("fmapper._prof", "fmapper._timing"))]
+import sys, fmapper, fmapper.cli.main
+own = [name for name in sys.modules if name.startswith(("fmapper._prof", "fmapper.profiles.timing"))]
 assert not own, own
 assert "rich" not in sys.modules and "argparse" in sys.modules
 fmapper.profile
-assert "fmapper._profile" in sys.modules and "matplotlib" not in sys.modules
+assert "fmapper.profiles.profile" in sys.modules and "matplotlib" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -967,7 +969,7 @@ def test_a_gpu_is_measured_and_waited_for() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_a_gpu_is_calibrated_in_five_seconds(backend: str) -> None:
-    from fmapper._calibrate import calibrated
+    from fmapper.profiles.calibrate import calibrated
 
     pytest.importorskip(backend)
     found = [d for d in fmapper.devices() if d.backend == backend and d.kind in ("cuda", "gpu")]
@@ -987,7 +989,7 @@ def test_a_gpu_is_calibrated_in_five_seconds(backend: str) -> None:
 def test_calibration_gives_ranges_in_order() -> None:
     """On a CPU it is of no use, but runs the same way."""
     pytest.importorskip("torch")
-    from fmapper._calibrate import calibrated
+    from fmapper.profiles.calibrate import calibrated
 
     card = calibrated(fmapper.Device("torch", "cpu"))
     for least, likely, most in (card.launch, card.copy, card.sync, card.link_share):

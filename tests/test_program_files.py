@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper import _program_file, _program_json
+from fmapper.programs import file, file_json
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("torch")
@@ -64,7 +64,7 @@ def written(header: Any, about: Any, arrays: bytes) -> bytes:
 
 def load(data: bytes) -> fmapper.Program:
     """The program in a file that is only in memory."""
-    return _program_file.read_program(io.BytesIO(data), len(data))
+    return file.read_program(io.BytesIO(data), len(data))
 
 
 def called(name: str, target: str) -> Any:
@@ -164,8 +164,8 @@ def test_a_program_that_was_never_checked_runs_nothing_either(name, step, untouc
 def converted_unchecked(name: str, about: Any, whole: fmapper.Program, *, call: bool) -> int:
     """Converts a program without asking whether it says what it may; how many models that gave."""
     try:
-        program = _program_json.decode_program(about["program"])
-    except _program_json.Misfit:
+        program = file_json.decode_program(about["program"])
+    except file_json.Misfit:
         return 0
     program.parameters, program.buffers = dict(whole.parameters), dict(whole.buffers)
     program.constants = dict(whole.constants)
@@ -210,14 +210,14 @@ def test_a_line_of_a_source_stays_a_comment(untouched):
     header, about, arrays = taken_apart("tiny_jax")
     for call in about["program"]["graph"]["graph"][1]:
         call["Call"][5] = f"x.py:1\r{fuzz_files.RUN}:1"
-    with pytest.raises(_program_json.Misfit, match=r"graph.calls\[0\].source: .* no file and line"):
+    with pytest.raises(file_json.Misfit, match=r"graph.calls\[0\].source: .* no file and line"):
         load(written(header, about, arrays))
 
 
 def test_an_input_is_no_code(untouched):
     header, about, arrays = taken_apart("tiny_jax")
     text = json.dumps(about).replace('"x"', json.dumps(f"x={fuzz_files.RUN},**kw"))
-    with pytest.raises(_program_json.Misfit, match=r"graph.inputs\[1\]: .* is no name"):
+    with pytest.raises(file_json.Misfit, match=r"graph.inputs\[1\]: .* is no name"):
         load(written(header, json.loads(text), arrays))
 
 
@@ -407,7 +407,7 @@ def test_a_bool_is_true_or_false(tmp_path):
     header["constant/flag"] = {"dtype": "BOOL", "shape": [2], "data_offsets": [len(arrays)] * 2}
     header["constant/flag"]["data_offsets"][1] += 2
     load(written(header, about, arrays + b"\0\1"))
-    with pytest.raises(_program_json.Misfit, match="neither true nor false"):
+    with pytest.raises(file_json.Misfit, match="neither true nor false"):
         load(written(header, about, arrays + b"\0\2"))
 
 

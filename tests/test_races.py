@@ -3,7 +3,7 @@
 import pytest
 
 import fmapper
-from fmapper import _nodes
+from fmapper.tree import nodes
 
 jax = pytest.importorskip("jax")
 
@@ -13,16 +13,16 @@ def test_a_class_declared_during_its_look_up_is_no_class_of_jax(monkeypatch):
         def __init__(self):
             self.w = 1
 
-    look_up = _nodes._look_up
+    look_up = nodes._look_up
     calls = []
 
     def slow(cls):
         if cls is Late and not calls:
             calls.append(cls)
             fmapper.functor(Late)  # as another thread might, after this one found no declaration
-            return next(filter(None, (find(cls) for find in _nodes._registry_finders)))
+            return next(filter(None, (find(cls) for find in nodes._registry_finders)))
         return look_up(cls)
 
-    monkeypatch.setattr(_nodes, "_look_up", slow)
+    monkeypatch.setattr(nodes, "_look_up", slow)
     assert fmapper.fmap(lambda x: x + 1, [Late()])[0].w == 2
     assert calls == [Late]

@@ -84,10 +84,10 @@ def fixed_by_torch(model: Any, inputs: Arrays, shapes: Any) -> list[str]:
     """The sizes that may vary and that torch.export fixes nevertheless."""
     import torch
 
-    from fmapper_adapters.torch import _foreign
+    from fmapper_adapters.torch.record import foreign_classes
 
     given = copy.deepcopy(inputs)
-    with _foreign.known(model, given):
+    with foreign_classes.known(model, given):
         exported = torch.export.export(model, (), given, dynamic_shapes=shapes, strict=False)
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     return [

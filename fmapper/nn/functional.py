@@ -12,8 +12,8 @@ import math
 from typing import Any
 
 from fmapper import random
-from fmapper._discovery import load_new
-from fmapper.nn._arguments import (
+from fmapper.backends.discovery import load_new
+from fmapper.nn.arguments import (
     Ints,
     Padding,
     axis_of,

@@ -78,9 +78,9 @@ def _another_stream(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
 
 def _no_handover(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
     """A batch that another thread has moved is used before its copies are done."""
-    from fmapper_adapters.torch import _threads
+    from fmapper_adapters.torch.arrays import threads
 
-    monkeypatch.setattr(_threads, "handed_over", lambda tensors: None)
+    monkeypatch.setattr(threads, "handed_over", lambda tensors: None)
 
 
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {
@@ -240,6 +240,6 @@ def mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant a mistake, where one is asked for."""
     planted = os.environ.get("SIMULATED_GPU_MISTAKE")
     if planted:
-        from fmapper_adapters.torch import _link
+        from fmapper_adapters.torch.arrays import pinned as _link
 
         MISTAKES[planted](monkeypatch, _link)

@@ -1,6 +1,6 @@
 """NumPy: arrays and scalars on the host."""
 
-from fmapper_adapters.numpy._adapter import NumpyAdapter
+from fmapper_adapters.numpy.adapter import NumpyAdapter
 
 __all__ = ["NumpyAdapter", "adapter"]
 

@@ -1,6 +1,6 @@
 """PyTorch: tensors, parameters and modules."""
 
-from fmapper_adapters.torch._adapter import TorchAdapter
+from fmapper_adapters.torch.adapter import TorchAdapter
 
 __all__ = ["TorchAdapter", "adapter"]
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core.primitives import convert_element_type_p
 
-from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import is_weak
+from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.types import is_weak
 
 Function = Callable[..., Any]
 

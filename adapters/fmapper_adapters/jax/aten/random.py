@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import (
+from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.types import (
     cast,
     default_dtype,
     dtype_of,

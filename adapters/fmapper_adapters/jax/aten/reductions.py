@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper_adapters.jax.aten._table import lowering
-from fmapper_adapters.jax.aten._types import (
+from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.types import (
     cast,
     dtype_of,
     is_complex,
@@ -20,9 +20,9 @@ from fmapper_adapters.jax.aten._types import (
     promote,
     wide,
 )
-from fmapper_adapters.jax.aten.elementwise import is_nan
-from fmapper_adapters.jax.aten.norms import vector_norm
-from fmapper_adapters.jax.aten.special import logaddexp
+from fmapper_adapters.jax.aten.pointwise.elementwise import is_nan
+from fmapper_adapters.jax.aten.matrices.norms import vector_norm
+from fmapper_adapters.jax.aten.pointwise.special import logaddexp
 
 
 def axes(x: Any, dim: Any) -> tuple[int, ...]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from fmapper import Graph
-from fmapper_adapters.torch import _loops
-from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._table import About, lax
-from fmapper_adapters.torch.recognise import Gate, Lstm, Part, find_lstm
+from fmapper.programs import Graph
+from fmapper_adapters.torch.model import control_flow
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.fuse import Gate, Lstm, Part, find_lstm
 
 # Calls in all steps of a loop, up to which torch.compile and torch.export are given each of them.
 _UNROLLED = 600
@@ -43,10 +43,10 @@ def scan(
         return (*found[:num_carry], *(y.unsqueeze(0) for y in found[num_carry:]))
     steps = sum(1 for _ in jaxpr.walk()) * length if isinstance(length, int) else None
     lstm = find_lstm(jaxpr, num_consts, num_carry) if current().fused else None
-    function: Any = _loops.scan
+    function: Any = control_flow.scan
     weights: dict[str, Any] = {}
     if lstm is not None:
-        function = _loops.lstm
+        function = control_flow.lstm
         weights = {"weights": _weights(lstm, dict(zip(jaxpr.inputs, constants, strict=False)))}
         weights["cell"] = lstm.cell
     return _unpacked(
@@ -110,7 +110,7 @@ def while_loop(
 ) -> Any:
     split = cond_nconsts + body_nconsts
     return _unpacked(
-        _loops.while_loop,
+        control_flow.while_loop,
         about,
         current().submodule(cond_jaxpr, "condition"),
         current().submodule(body_jaxpr, "body"),
@@ -125,14 +125,14 @@ def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], about: About) 
     if len(branches) == 1:
         return current().inline(branches[0], operands)
     modules = tuple(current().submodule(branch, "branch") for branch in branches)
-    return _unpacked(_loops.switch, about, index, modules, operands)
+    return _unpacked(control_flow.switch, about, index, modules, operands)
 
 
 @lax("error_if", about=True)
 def error_if(index: Any, *operands: Any, message: str, wrong: int, about: About) -> Any:
     """A check, which raises where `index` is `wrong`, and what it lets through."""
     inner = current().is_inner
-    return _unpacked(_loops.checked, about, index == wrong, operands, message=message, inner=inner)
+    return _unpacked(control_flow.checked, about, index == wrong, operands, message=message, inner=inner)
 
 
 def _unpacked(function: Any, about: About, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

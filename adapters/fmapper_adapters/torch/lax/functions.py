@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from fmapper import Graph, Ref, Scalar
-from fmapper_adapters.torch import _derivatives
-from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._table import About, lax
+from fmapper.programs import Graph, Ref, Scalar
+from fmapper_adapters.torch.model import derivatives
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.table import About, lax
 
 
 @lax(
@@ -50,7 +50,7 @@ def custom_call(
         return emitter.inline(call_jaxpr, (*tensors[:own], *tensors[own + more :]))
     options = {"constants": constants} if own or more else {}
     results = emitter.call(
-        _derivatives.call,
+        derivatives.call,
         emitter.submodule(call_jaxpr, "function"),
         f"{function}: {backward}"
         if isinstance(backward, str)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fmapper_adapters.torch import _fast
-from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._table import TABLE, About
+from fmapper_adapters.torch.model import fast_attention
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.table import TABLE, About
 
 lowering = TABLE.lowering
 
@@ -57,7 +57,7 @@ def silu(x: Any) -> Any:
 @TABLE.lowering("torch::gelu", about=True)
 def gelu(x: Any, *, approximate: str, about: About) -> Any:
     if approximate == "none":
-        return current().call_as(about.results, _fast.exact_gelu, x)[0]
+        return current().call_as(about.results, fast_attention.exact_gelu, x)[0]
     return F.gelu(x, approximate=approximate)
 
 
@@ -88,7 +88,7 @@ def attention(
     emitter = current()
     results = tuple((dtype, (1,) * missing + shape) for dtype, shape in about.results)
     options = {"mask": mask, "bias": bias, "scale": scale, "fill": fill}
-    found = emitter.call_as(results, _fast.attend, q, k, v, **options)[0]
+    found = emitter.call_as(results, fast_attention.attend, q, k, v, **options)[0]
     for _ in range(missing):
         found = found.squeeze(0)
     return found

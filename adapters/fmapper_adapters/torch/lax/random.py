@@ -6,36 +6,37 @@ from typing import Any
 
 import torch
 
-from fmapper import ConversionError, DType
-from fmapper_adapters.torch import _counters, _threefry
-from fmapper_adapters.torch._emit import current
-from fmapper_adapters.torch.lax._table import TABLE, About, lax
+from fmapper import ConversionError
+from fmapper.programs import DType
+from fmapper_adapters.torch.model import counters, threefry
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.table import TABLE, About, lax
 
 
 @lax("random_seed", about=True)
 def random_seed(seeds: Any, *, impl: str, partitionable: bool, about: About) -> Any:
     if about.operands[0][0] == "uint16":  # which is carried as int16
         seeds = seeds.to(torch.int32) & 0xFFFF
-    return current().call(_threefry.seed, seeds)
+    return current().call(threefry.seed, seeds)
 
 
 @lax("random_bits")
 def random_bits(
     key: Any, *, bit_width: int, shape: tuple[Any, ...], impl: str, partitionable: bool
 ) -> Any:
-    return current().call(_threefry.bits, key, bit_width, shape, **_order(partitionable))
+    return current().call(threefry.bits, key, bit_width, shape, **_order(partitionable))
 
 
 @lax("random_split")
 def random_split(key: Any, *, shape: tuple[Any, ...], impl: str, partitionable: bool) -> Any:
-    return current().call(_threefry.split, key, shape, **_order(partitionable))
+    return current().call(threefry.split, key, shape, **_order(partitionable))
 
 
 @lax("random_fold_in", about=True)
 def random_fold_in(key: Any, data: Any, *, impl: str, partitionable: bool, about: About) -> Any:
     if about.operands[1][0] == "uint16":
         data = data.to(torch.int32) & 0xFFFF
-    return current().call(_threefry.fold_in, key, data)
+    return current().call(threefry.fold_in, key, data)
 
 
 def _order(partitionable: bool) -> dict[str, bool]:
@@ -45,22 +46,22 @@ def _order(partitionable: bool) -> dict[str, bool]:
 @TABLE.lowering("torch::uniform", about=True)
 def uniform(key: Any, *, dims: tuple[Any, ...], partitionable: bool, about: About) -> Any:
     dtype = current().dtype(about.results[0][0])
-    return current().call(_threefry.uniform, key, dims, dtype, **_order(partitionable))
+    return current().call(threefry.uniform, key, dims, dtype, **_order(partitionable))
 
 
 @TABLE.lowering("torch::uniform_between")
 def uniform_between(unit: Any, span: Any, low: Any) -> Any:
-    return current().call(_threefry.between, unit, span, low)
+    return current().call(threefry.between, unit, span, low)
 
 
 @lax("threefry2x32")
 def threefry2x32(key1: Any, key2: Any, high: Any, low: Any) -> Any:
-    return _pair(_threefry.hashed, key1, key2, high, low)
+    return _pair(threefry.hashed, key1, key2, high, low)
 
 
 @lax("iota_2x32_shape")
 def iota_2x32_shape(*, shape: tuple[Any, ...]) -> Any:
-    found = current().make(_threefry.counters, shape)
+    found = current().make(threefry.counters, shape)
     return found[0], found[1]
 
 
@@ -71,18 +72,18 @@ def _pair(function: Any, *args: Any) -> Any:
 
 @lax("philox2x32")
 def philox2x32(key: Any, x0: Any, x1: Any) -> Any:
-    return _pair(_counters.philox2x32, key, x0, x1)
+    return _pair(counters.philox2x32, key, x0, x1)
 
 
 @lax("philox4x32")
 def philox4x32(k0: Any, k1: Any, *xs: Any) -> Any:
-    found = current().call(_counters.philox4x32, k0, k1, *xs)
+    found = current().call(counters.philox4x32, k0, k1, *xs)
     return tuple(found[i] for i in range(4))
 
 
 @lax("threefry4x32")
 def threefry4x32(*words: Any) -> Any:
-    found = current().call(_counters.threefry4x32, *words)
+    found = current().call(counters.threefry4x32, *words)
     return tuple(found[i] for i in range(4))
 
 
@@ -93,7 +94,7 @@ _ALGORITHMS = {"rng_default": "philox", "rng_three_fry": "threefry", "rng_philox
 @lax("rng_bit_generator")
 def rng_bit_generator(state: Any, *, shape: tuple[Any, ...], dtype: DType, algorithm: str) -> Any:
     width = int(dtype.name.removeprefix("uint"))
-    return _pair(_counters.state_bits, state, width, shape, _ALGORITHMS[algorithm])
+    return _pair(counters.state_bits, state, width, shape, _ALGORITHMS[algorithm])
 
 
 @lax("random_gamma_grad")

@@ -1,0 +1,192 @@
+"""The adapter for Flax."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from fmapper.programs import Lowering, Program
+from fmapper.backends import NodeAdapter, NodeType, Observation
+
+
+class FlaxAdapter(NodeAdapter):
+    """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
+
+    name: ClassVar[str] = "flax"
+    compares: ClassVar[bool] = True
+    has_modes: ClassVar[bool] = True
+    lowers_like: ClassVar[str] = "jax"
+
+    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+        """`nnx.Param` and what derives from it, and nothing else of NNX."""
+        if not any(str(base.__module__).startswith("flax.nnx") for base in cls.__mro__):
+            return None
+        from flax import nnx
+
+        if issubclass(cls, nnx.Param):
+            return _yes
+        return _no if issubclass(cls, nnx.Variable | nnx.Module) else None
+
+    def computes_with(self, cls: type) -> str | None:
+        """The modules and variables of Flax compute with JAX."""
+        origins = (str(base.__module__) for base in cls.__mro__)
+        own = any(origin.startswith(("flax.nnx", "flax.linen")) for origin in origins)
+        return "jax" if own else None
+
+    def to_evaluation(self, node: Any) -> None:
+        """`module.eval()`, for modules of NNX; those of Linen are told in each call."""
+        if any(str(base.__module__).startswith("flax.nnx") for base in type(node).__mro__):
+            from flax import nnx
+
+            if isinstance(node, nnx.Module):
+                node.eval()  # type: ignore[no-untyped-call]
+
+    def node_type(self, cls: type) -> NodeType | None:
+        """How a class of Flax, or one that derives from it, is taken apart.
+
+        `import flax` alone loads no NNX, and NNX is slow to load: it is left alone until a class of
+        it turns up.
+        """
+        origins = [str(base.__module__) for base in cls.__mro__]
+        if any(origin.startswith("flax.nnx") for origin in origins):
+            from fmapper_adapters.flax import nnx_nodes
+
+            return nnx_nodes.node_type(cls)
+        if any(origin.startswith(("flax.linen", "flax.core")) for origin in origins):
+            from fmapper_adapters.flax import linen_nodes
+
+            return linen_nodes.node_type(cls)
+        return None
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A `FlaxModel`, or with `linen=True` a `LinenModel`."""
+        from fmapper_adapters.flax import flax_model
+
+        return flax_model.from_program(program, lowerings, **options)
+
+    def is_model(self, x: Any) -> bool:
+        """Modules of NNX, and those of Linen with their variables."""
+        if not _may_be_model(x):
+            return False
+        from fmapper_adapters.flax import source as _source
+
+        return _source.is_model(x)
+
+    def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Modules with parts that have modes, as dropout, or arguments that tell them."""
+        from fmapper_adapters.flax import source as _source
+
+        return _source.has_training(model, args, kwargs)
+
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the parts of a module of NNX are in training mode, or the arguments say so."""
+        from fmapper_adapters.flax import source as _source
+
+        return _source.is_in_training(model, args, kwargs)
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+        check: bool,
+        strict: bool | None,
+        specialize: bool = False,
+    ) -> Program:
+        """What `jax.make_jaxpr` records of a module with its variables."""
+        from fmapper_adapters.flax import source as _source
+        from fmapper_adapters.jax.record import trace
+
+        source, args, kwargs = _source.of(model, args, kwargs, train=train)
+        options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
+        return trace.record(source, args, kwargs, **options)
+
+    def options(self, model: Any) -> Sequence[str]:
+        """Of modules of Linen, those of `apply`."""
+        from fmapper_adapters.flax import source as _source
+
+        return _source.options(model)
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """In evaluation mode, and without changing the model."""
+        from fmapper_adapters.flax import flax_model, source as _source
+
+        if self._is_converted(model):
+            return flax_model.evaluated(model, args, kwargs)
+        return _source.evaluated(model, args, kwargs)
+
+    def examine(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """The program for evaluation, or the only one there is."""
+        from fmapper_adapters.flax import programs
+
+        found: tuple[Any] | None = programs.alone(model).examine(args, kwargs)
+        return found
+
+    def _is_converted(self, model: Any) -> bool:
+        loaded = sys.modules.get("fmapper_adapters.flax.flax_model")
+        return loaded is not None and isinstance(model, loaded.FlaxModel)
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """The calls of a converted model, or of the program that is recorded of another one."""
+        from fmapper_adapters.flax import flax_model, source as _source
+        from fmapper_adapters.jax import verify
+
+        if self._is_converted(model):
+            return flax_model.watched(model, args, kwargs)
+        return verify.operations(*_source.evaluation(model, args, kwargs))
+
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """Compiled, with the arrays of the model as arguments."""
+        if self._is_converted(model):
+            return lambda a, k: self.call(model, a, k)
+        from fmapper_adapters.flax import source as _source
+        from fmapper_adapters.jax import verify
+
+        return verify.compiled(*_source.evaluation(model, args, kwargs))
+
+    def outcome(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
+        """Compiled with little effort."""
+        from fmapper_adapters.flax import source as _source
+        from fmapper_adapters.jax import verify
+
+        return verify.outcome(*_source.of(model, args, kwargs, train=train))
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """With jax_enable_x64, on arrays of float64."""
+        if self._is_converted(model):
+            return None
+        from fmapper_adapters.flax import source as _source
+        from fmapper_adapters.jax import verify
+
+        return verify.in_float64(*_source.evaluation(model, args, kwargs))
+
+
+def _may_be_model(x: Any) -> bool:
+    """Whether the class of an object says that it may be one of Flax, without loading Flax."""
+    first = x[0] if isinstance(x, tuple) and len(x) == 2 else x
+    first = getattr(first, "__self__", first)
+    return any(str(base.__module__).startswith("flax.") for base in type(first).__mro__)
+
+
+def _yes(array: Any) -> bool:
+    return True
+
+
+def _no(array: Any) -> bool:
+    return False

@@ -1,0 +1,112 @@
+"""Which attributes of a module are its children, and which are settings."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from fmapper.backends import NodeType, is_dynamic
+from fmapper import no_gradient
+from fmapper_adapters.jax import tree as jax_nodes
+
+_CONTAINERS = (dict, list, tuple, deque)
+_SETTINGS = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type,
+    np.generic,  # Flax counts them among the static values, like Python's numbers
+    np.dtype,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
+)
+_PLAIN = frozenset({int, float, bool, str, type(None), type})
+_CONVERTED = __name__.rpartition(".")[0] + "."  # the programs of a converted model
+_WITH_PARTS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+class ChildTest:
+    """`test(value)`: whether an attribute is a child. Found out once per class where that decides.
+
+    Children are arrays, nodes, and containers that hold one of those at any depth. What a function
+    holds in its closure counts for nothing here: a mover refuses it where it is an array.
+
+    Args:
+        own: For a class of the framework itself: True, False, or how to tell from the instance.
+    """
+
+    def __init__(self, own: Callable[[type], bool | Callable[[Any], bool] | None]) -> None:
+        self._own = own
+        self.known: dict[type, bool] = {}
+
+    def __call__(self, value: Any) -> bool:
+        """Whether it is a child."""
+        cls = type(value)
+        found = self.known.get(cls)
+        if found is not None:
+            return found
+        if value is no_gradient:
+            return True
+        own = self._own(cls)
+        if own is not None and not isinstance(own, bool):
+            return own(value)
+        if own is None and issubclass(cls, _CONTAINERS):
+            return self._any_in(value)
+        if own is None and not issubclass(cls, _SETTINGS):
+            if not is_dynamic(value):
+                return False  # not remembered: somebody may register the class later
+            own = True
+        self.known[cls] = bool(own)
+        return bool(own)
+
+    def _any_in(self, container: Any) -> bool:
+        seen: dict[int, Any] = {}
+        todo = [container]
+        while todo:
+            value = todo.pop()
+            if id(value) in seen:
+                continue
+            seen[id(value)] = value
+            if isinstance(value, _CONTAINERS) and self._own(type(value)) is None:
+                todo.extend(value.values() if isinstance(value, dict) else value)
+            elif self(value):
+                return True
+        return False
+
+
+def carried(attributes: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Those of the attributes beside the children that could hold an array all the same."""
+    return [pair for pair in attributes if type(pair[1]) not in _PLAIN and not _is_plain(pair[1])]
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, types.FunctionType):
+        defaults = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return not value.__closure__ and not vars(value) and all(map(_is_plain, defaults))
+    if type(value).__module__.startswith(("optax.", _CONVERTED)):
+        return True  # arrays that a transformation, schedule or program holds are constants of it
+    return isinstance(value, _SETTINGS) and not isinstance(value, _WITH_PARTS)
+
+
+def boxed(cls: type, key: str, box_key: Any) -> NodeType | None:
+    """The node type that JAX's registry has for a box, with the key of its content as one."""
+    registered = jax_nodes.registered_type(cls)
+    if registered is None:
+        return None
+
+    def children(node: Any) -> dict[Any, Any]:
+        found = registered.children(node)
+        return {box_key if name == key else name: child for name, child in found.items()}
+
+    return NodeType(children, registered.rebuild, static=registered.static)

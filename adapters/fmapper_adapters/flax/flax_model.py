@@ -1,0 +1,350 @@
+"""What `convert` gives for Flax: an `nnx.Module` with the names of the module it comes from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from fmapper import ConversionError, ProgramInputError, save_program
+from fmapper.programs import Lowering, Program
+from fmapper.backends import Observation
+from fmapper_adapters.flax import programs as _programs
+from fmapper_adapters.flax.programs import Programs
+
+_RESERVED = frozenset({"deterministic", "rngs", "_programs"})
+_HAS_METHODS = hasattr(nnx.Variable, "get_value")  # before Flax 0.12 there is the property alone
+
+
+class Buffer(nnx.Variable[Any]):
+    """An array of a module that is no parameter and no running statistic."""
+
+
+class FrozenParam(nnx.Variable[Any]):
+    """A parameter that is not trained: `requires_grad` was False. It is no `nnx.Param`."""
+
+
+_CLASSES: dict[str, Any] = {
+    "param": nnx.Param,
+    "frozen": FrozenParam,
+    "statistic": nnx.BatchStat,
+    "buffer": Buffer,
+}
+
+
+_PLAIN = frozenset(_CLASSES.values())
+
+
+class Part(nnx.Module):
+    """A part of a converted model: variables and further parts, by the names of the module's.
+
+    A part with a number for a name is found by index: `model.layers[0].weight`. Parts of the module
+    that hold no arrays, as activations, are not here; the numbers of the others are those that they
+    have there, so `len` counts the numbered parts that are here.
+    """
+
+    def __getitem__(self, key: int | str) -> Any:
+        """The child of that number or name.
+
+        Raises:
+            IndexError: There is none of that number.
+            KeyError: There is none of that name.
+        """
+        if isinstance(key, str):
+            if key not in _children(self):
+                raise KeyError(key)
+            return vars(self)[key]
+        name = str(key.__index__())
+        if name not in _children(self):
+            raise IndexError(
+                f"no part {name}: there are {', '.join(map(str, _numbers(self))) or 'none'}, as "
+                "the module numbers those with arrays, from the start"
+            )
+        return vars(self)[name]
+
+    def __len__(self) -> int:
+        return len(_numbers(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (vars(self)[str(number)] for number in _numbers(self))
+
+    def __contains__(self, name: object) -> bool:
+        return name in _children(self)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class Parts(Part):
+    """A part whose children are all numbered, as those of a `ModuleList`.
+
+    As in an `nnx.List` the numbers are numbers in the paths of NNX. Elsewhere they are strings,
+    because Flax cannot sort both together.
+    """
+
+    _pytree__has_int_keys = True
+
+
+class FlaxModel(Part):
+    """A model that was converted to Flax.
+
+    Parameters are `nnx.Param`s, or `FrozenParam`s where `requires_grad` was False; what batch
+    normalisation keeps are `nnx.BatchStat`s and other buffers are `Buffer`s. What was in variables
+    of Flax before it was converted to torch is in variables of the same types again, as
+    `nnx.RngKey`; types of your own are known in the process that has converted the model. Tied
+    arrays are one variable at several places.
+
+    Attributes:
+        deterministic: Whether it is in evaluation mode; `train()` and `eval()` switch it, here and
+            in a module around this one.
+        rngs: An `nnx.Rngs` that random numbers are drawn from, if one was given to `convert` or set
+            later on.
+    """
+
+    deterministic: bool
+
+    def __init__(self, programs: Programs, arrays: Mapping[str, Any], *, rngs: Any = None) -> None:
+        _programs.check_names(programs, _RESERVED)
+        self._programs = programs
+        self.deterministic = programs.training is None
+        if rngs is not None:
+            self.rngs = rngs
+        made = {}
+        for name, kind in programs.kinds.items():
+            metadata = {"persistent": False} if name in programs.transient else {}
+            made[name] = _class(programs, name, kind)(arrays[name], **metadata)
+        made.update((alias, made[name]) for alias, name in programs.aliases.items())
+        _fill(self, _programs.nested(made))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output for the arguments of the module's forward.
+
+        What the forward changes, as running averages in training, is changed in the variables. One
+        more keyword is taken, unless forward has it itself: `rngs`, an `nnx.Rngs` whose stream
+        `dropout` gives the random numbers, a stream or a `jax.random.key`.
+
+        Raises:
+            ProgramInputError: The program was recorded for other inputs, or needs random numbers;
+                or there is no program for this mode; or tied arrays are not one any more.
+        """
+        train = not self.deterministic
+        variables = _variables(self)
+        arrays = {name: _value(variable) for name, variable in variables.items()}
+        model = self._programs.bound(arrays, train=train)
+        takes_rngs = any(p.name == "rngs" for p in model.program.signature)
+        rngs = None if takes_rngs else kwargs.pop("rngs", None)
+        key = None
+        if train or model.is_random:
+            key = _key(vars(self).get("rngs") if rngs is None else rngs)
+        if key is None and model.is_random:
+            raise ProgramInputError(
+                f"{model.program.name} draws random numbers: give it rngs=nnx.Rngs(dropout=0), or "
+                "set model.rngs"
+            )
+        outcome = model.call(args, kwargs, key=key)
+        _write(variables, arrays, outcome.model)
+        return outcome.output
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """What `nnx.view` calls.
+
+        Args:
+            deterministic: Whether the view is in evaluation mode.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+    def state_dict(self) -> dict[str, Any]:
+        """The arrays by the names that the module's own state dict has, tied ones under each."""
+        found: dict[str, Any] = bound(self).state_dict()
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Puts other arrays into the variables, as those of another checkpoint.
+
+        Args:
+            state: Arrays of any backend by the names of `state_dict`.
+
+        Raises:
+            StructureMismatchError: Names are missing or left over, or a shape differs.
+            LossyCastError: A value does not fit into the dtype of the model.
+        """
+        model = bound(self)
+        before = {**model.params, **model.buffers}
+        _write(_variables(self), before, model.load_state_dict(state))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes arrays and programs to one safetensors file; `load` needs no torch to read it.
+
+        Raises:
+            ConversionError: An array has a dtype that the format lacks.
+        """
+        save_program(self._programs.whole(_arrays(self)), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> FlaxModel:
+        """The model in a file, with the options of `convert`.
+
+        Raises:
+            ConversionError: The file holds no program, or is damaged.
+            UnsupportedOpsError: It has operations of your own that are not added here.
+        """
+        found: FlaxModel = _programs.loaded(path, options)
+        return found
+
+
+def from_program(
+    program: Program,
+    added: Mapping[str, Lowering],
+    *,
+    precision: str | None = "highest",
+    rngs: Any = None,
+    linen: bool = False,
+) -> Any:
+    """The model for a program: of NNX, or of Linen.
+
+    Raises:
+        UnsupportedOpsError: Operations have no lowering; lists all of them.
+        ConversionError: `rngs` are given for Linen, which takes them in each call.
+    """
+    programs, arrays = _programs.from_program(program, added, precision=precision)
+    if not linen:
+        return FlaxModel(programs, arrays, rngs=rngs)
+    if rngs is not None:
+        raise ConversionError("a Linen module keeps no rngs: give them to apply")
+    from fmapper_adapters.flax import linen_model
+
+    return linen_model.from_arrays(programs, arrays)
+
+
+def evaluated(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a model gives in evaluation mode, or in its only one; it is not changed."""
+    return bound(model).call(args, kwargs).output
+
+
+def watched(
+    model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Observation]:
+    """Every operation of such a call."""
+    found: list[Observation] = bound(model).watch(args, kwargs)
+    return found
+
+
+def _class(programs: Programs, name: str, kind: str) -> Any:
+    """The type of a variable: as it was in Flax, where what is trained is what was trained."""
+    known = programs.types.get(name)
+    if known is None or kind == "frozen" or issubclass(known, nnx.Param) != (kind == "param"):
+        return _CLASSES[kind]
+    return known
+
+
+def _fill(part: Any, children: Mapping[str, Any]) -> None:
+    for name, child in children.items():
+        if isinstance(child, Mapping):
+            inner = Parts() if all(map(_is_number, child)) else Part()
+            _fill(inner, child)
+            setattr(part, name, inner)
+        else:
+            setattr(part, name, child)
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and str(int(name)) == name
+
+
+# --- variables ------------------------------------------------------------------------------------
+
+
+def bound(model: FlaxModel) -> Any:
+    """The `JaxModel` for evaluation with the arrays of a model."""
+    programs: Programs = model._programs
+    return programs.bound(_arrays(model), train=programs.evaluation is None)
+
+
+def _arrays(model: FlaxModel) -> dict[str, Any]:
+    return {name: _value(variable) for name, variable in _variables(model).items()}
+
+
+def _variables(model: FlaxModel) -> dict[str, Any]:
+    """The variables by name, each once.
+
+    Raises:
+        ProgramInputError: Tied ones have come apart, so that one of them would not count.
+    """
+    programs: Programs = model._programs
+    found = {name: _find(model, name) for name in programs.kinds}
+    for alias, name in programs.aliases.items():
+        other = _find(model, alias)
+        if other is not found[name] and _differ(other, found[name]):
+            raise ProgramInputError(
+                f"{alias} and {name} are tied, but are two variables with two values now. Assign "
+                f"one variable to both; nnx.split, nnx.jit and nnx.grad keep a tie, the "
+                "functions of jax.tree do not."
+            )
+    return found
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two variables have two values; inside `jax.jit` nobody can tell."""
+    values = _value(a), _value(b)
+    return values[0] is not values[1] and not isinstance(values[0], jax.core.Tracer)
+
+
+def _find(model: FlaxModel, name: str) -> Any:
+    part: Any = model
+    try:
+        for key in name.split("."):
+            part = vars(part)[key]
+    except KeyError:
+        raise ProgramInputError(f"{name} is not in the model any more") from None
+    return part
+
+
+def _children(part: Any) -> dict[str, Any]:
+    """What a part holds by name, without what Flax and the model itself keep there."""
+    own = _RESERVED if isinstance(part, FlaxModel) else frozenset()
+    return {
+        name: value
+        for name, value in vars(part).items()
+        if name not in own and isinstance(value, Part | nnx.Variable)
+    }
+
+
+def _numbers(part: Any) -> list[int]:
+    return sorted(int(name) for name in _children(part) if _is_number(name))
+
+
+def _value(variable: Any) -> Any:
+    if not _HAS_METHODS:
+        return variable.value
+    if type(variable) in _PLAIN:
+        raw = variable.get_raw_value()
+        # what get_value does beside, for trees, references and hooks, takes longer than the call
+        is_array = isinstance(raw, jax.Array) and not isinstance(raw, jax.core.Tracer)
+        if is_array and not variable.has_metadata("on_get_value"):
+            return raw
+    return variable.get_value()
+
+
+def _write(variables: Mapping[str, Any], before: Mapping[str, Any], model: Any) -> None:
+    """Puts what a call has changed into the variables; others are not touched."""
+    for name, value in (*model.params.items(), *model.buffers.items()):
+        if value is before[name]:
+            continue
+        if _HAS_METHODS:
+            variables[name].set_value(value)
+        else:
+            variables[name].value = value
+
+
+def _key(rngs: Any) -> Any:
+    """A key of random numbers from an `nnx.Rngs`, a stream of one, or a key."""
+    if isinstance(rngs, nnx.Rngs):
+        return rngs.dropout()
+    return rngs() if callable(rngs) else rngs

@@ -1,0 +1,132 @@
+"""What `convert` gives for Flax Linen: a module whose `init` gives the converted arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import linen
+
+from fmapper import ProgramInputError
+from fmapper_adapters.flax import programs as _programs
+from fmapper_adapters.flax.programs import Programs
+
+_COLLECTIONS = {
+    "param": "params",
+    "frozen": "frozen",
+    "statistic": "batch_stats",
+    "buffer": "buffers",
+}
+
+
+class Start:
+    """Programs with the arrays to begin with: one static value to Linen, compared by identity.
+
+    Attributes:
+        programs: The programs.
+        variables: The arrays as Linen has them: by collection, then nested by name.
+    """
+
+    def __init__(self, programs: Programs, arrays: Mapping[str, Any]) -> None:
+        self.programs = programs
+        self.variables = _collected(programs, arrays)
+
+    def __copy__(self) -> Start:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Start:
+        return self
+
+    def __repr__(self) -> str:
+        return repr(self.programs)
+
+
+class LinenModel(linen.Module):
+    """A model that was converted to Flax Linen.
+
+    `init` gives the converted arrays, whatever the key: `params`, `batch_stats` (what batch
+    normalisation keeps), `buffers` (other buffers) and `frozen` (parameters without
+    `requires_grad`), each a dict nested by the names of the module. Of tied arrays the first place
+    is there.
+
+    Attributes:
+        start: The programs, and the arrays to begin with.
+        train: Whether a call that does not say so is for training.
+    """
+
+    start: Any
+    train: bool = False
+
+    @linen.compact
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output for the arguments of the module's forward.
+
+        One more keyword is taken, unless forward has it itself: `train`. In training the stream
+        `dropout` gives the random numbers, and `batch_stats` must be mutable if there are any.
+
+        Raises:
+            ProgramInputError: The program was recorded for other inputs, or needs random numbers;
+                or there is no program for this mode.
+        """
+        programs: Programs = self.start.programs
+        takes_train = any(p.name == "train" for p in programs.any.program.signature)
+        train = self.train if takes_train else kwargs.pop("train", self.train)
+        places, arrays = self._read()
+        model = programs.bound(arrays, train=train)
+        key = None
+        if (train or model.is_random) and (self.has_rng("dropout") or self.is_initializing()):
+            key = self.make_rng("dropout")
+        if key is None and model.is_random:
+            raise ProgramInputError(
+                f'{model.program.name} draws random numbers: give apply rngs={{"dropout": key}}'
+            )
+        outcome = model.call(args, kwargs, key=key)
+        if not self.is_initializing():
+            self._write(places, arrays, outcome.model)
+        return outcome.output
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The variables other than parameters by (collection, key), and all arrays by name."""
+        places: dict[Any, Any] = {}
+        arrays: dict[str, Any] = {}
+        scope: Any = self.scope  # and not self.param: the module has methods of such names
+        for collection, tree in self.start.variables.items():
+            for key, value in tree.items():
+                if collection == "params":
+                    found = scope.param(key, lambda _, value=value: value)
+                else:
+                    place = scope.variable(collection, key, lambda value=value: value)
+                    places[collection, key] = place
+                    found = place.value
+                arrays.update(_programs.flattened({key: found}))
+        return places, arrays
+
+    def _write(self, places: Any, before: Mapping[str, Any], model: Any) -> None:
+        """Puts what a call has changed into the variables."""
+        after = {**model.params, **model.buffers}
+        changed = {name for name in before if after[name] is not before[name]}
+        if not changed:
+            return
+        trees = _collected(self.start.programs, after)
+        kinds = self.start.programs.kinds
+        for collection, key in dict.fromkeys(
+            (_COLLECTIONS[kinds[name]], name.split(".")[0]) for name in changed
+        ):
+            places[collection, key].value = trees[collection][key]
+
+
+def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
+    """The module for programs and their arrays.
+
+    Raises:
+        ConversionError: A child has the one name that Linen cannot tell from a collection.
+    """
+    _programs.check_names(programs, frozenset({"params"}))
+    return LinenModel(Start(programs, arrays), train=programs.evaluation is None)
+
+
+def _collected(programs: Programs, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, dict[str, Any]] = {}
+    for name, kind in programs.kinds.items():
+        flat.setdefault(_COLLECTIONS[kind], {})[name] = arrays[name]
+    return {collection: _programs.nested(values) for collection, values in flat.items()}

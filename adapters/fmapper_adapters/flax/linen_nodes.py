@@ -1,0 +1,114 @@
+"""How Flax Linen is taken apart: modules with what is bound to them, and frozen dicts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import linen
+from flax.core import FrozenDict, meta, scope
+
+from fmapper.backends import BoxKey, NodeType
+from fmapper_adapters.flax.children import ChildTest, boxed, carried
+
+Module: Any = linen.Module
+
+VARIABLES = BoxKey("variables")
+_RNGS = "rngs"
+_PLACE = frozenset({"parent", "name"})  # where a module is among others
+_new: Callable[[type], Any] = object.__new__
+_set = object.__setattr__
+
+
+def node_type(cls: type) -> NodeType | None:
+    """The node type of a class of Linen or of Flax's core; None for every other class."""
+    if issubclass(cls, Module):
+        return _module_type()
+    if issubclass(cls, FrozenDict):
+        return _frozen_dict_type(cls)
+    if issubclass(cls, meta.AxisMetadata):
+        return boxed(cls, "value", BoxKey("value"))
+    return None
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def _module_type() -> NodeType:
+    """A bound module has its variables and random keys as children, and makes a new bound module.
+
+    The variables are in a box: in a bound module they are at `variables['params']['Dense_0']`, and
+    `state` calls them `params.Dense_0.kernel`. Fields that hold arrays are children too. A module
+    without any of these is immutable, and is its own copy.
+    """
+
+    def own(cls: type) -> Callable[[Any], bool] | None:
+        return has_children if issubclass(cls, Module) else None
+
+    def has_children(module: Any) -> bool:
+        bound = module.scope is not None and not isinstance(module.parent, Module)
+        return bound or any(test(value) for _, value in fields(module))
+
+    def children(module: Any) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        if module.scope is not None:
+            found[VARIABLES] = dict(module.variables)
+            if module.scope.rngs:
+                found[_RNGS] = dict(module.scope.rngs)
+        found.update((name, value) for name, value in fields(module) if test(value))
+        return found
+
+    def beside(module: Any) -> list[tuple[str, Any]]:
+        return carried((name, value) for name, value in fields(module) if not test(value))
+
+    def static(module: Any) -> dict[str, Any]:
+        found = {name: value for name, value in fields(module) if not test(value)}
+        if module.scope is not None:
+            found |= {"mutable": module.scope.mutable, "flags": module.scope.flags}
+        return found
+
+    test = ChildTest(own)
+    return NodeType(children, _rebuilt, carried=beside, static=static)
+
+
+def fields(module: Any) -> list[tuple[str, Any]]:
+    """The fields of a module that its user gives, in order."""
+    names = (field.name for field in dataclasses.fields(module) if field.init)
+    return [(name, getattr(module, name)) for name in names if name not in _PLACE]
+
+
+def _rebuilt(module: Any, new: Mapping[Any, Any]) -> Any:
+    if not new:
+        return module
+    changed = dict(new)
+    if module.scope is None:
+        return module.clone(**changed)
+    old = module.scope
+    place = scope.bind(
+        changed.pop(VARIABLES),
+        rngs=changed.pop(_RNGS, None),
+        mutable=old.mutable,
+        flags=old.flags,
+    )
+    place.rng_counters = dict(old.rng_counters)
+    return module.clone(parent=place, _deep_clone=True, **changed)
+
+
+# --- frozen dicts ---------------------------------------------------------------------------------
+
+
+def _frozen_dict_type(cls: type) -> NodeType:
+    """A mapping, in its own order, where JAX's registry sorts."""
+
+    def items(frozen: Any) -> Any:
+        return frozen._dict.items()
+
+    def open(frozen: Any, keep: Callable[[Any], None]) -> Any:
+        slots = frozen._dict.copy()
+        new = _new(cls)
+        _set(new, "_dict", slots)
+        _set(new, "_hash", None)
+        return new, iter(frozen._dict.items()), slots, None
+
+    return NodeType.opening(open, items, static=lambda frozen: None)

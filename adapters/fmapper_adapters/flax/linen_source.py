@@ -1,0 +1,173 @@
+"""Models of Linen as functions of their arrays: a module with its variables."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import linen
+from flax.core import unfreeze
+
+from fmapper import ConversionError
+from fmapper_adapters.jax.record.trace import Source
+
+OPTIONS = ("method", "mutable", "capture_intermediates")
+
+
+def is_bound(x: Any) -> bool:
+    """Whether something is a module with its variables, or a method of one."""
+    if isinstance(x, types.MethodType):
+        x = x.__self__
+    return isinstance(x, linen.Module) and x.scope is not None
+
+
+def module_of(x: Any) -> Any | None:
+    """The module of itself or of its `apply`; None for anything else."""
+    if isinstance(x, types.MethodType) and x.__func__ is linen.Module.apply:
+        x = x.__self__
+    return x if isinstance(x, linen.Module) else None
+
+
+def _parts(model: Any) -> tuple[Any, Any, Any]:
+    """The module, its variables, and the method that is meant; None for `__call__`."""
+    if isinstance(model, tuple):
+        return module_of(model[0]), model[1], None
+    method = None
+    if isinstance(model, types.MethodType):
+        method, model = model.__func__, model.__self__
+    if model.scope is None:
+        raise ConversionError(
+            f"{type(model).__name__} is a module of Linen without its variables: give the pair "
+            "(module, variables)"
+        )
+    return (*model.unbind(), method)
+
+
+def function_of(model: Any, method: Any) -> tuple[Callable[..., Any], Any]:
+    """What is called of a module, and the module."""
+    module, _, own = _parts(model)
+    method = own if method is None else method
+    if method is None:
+        return type(module).__call__, module
+    if isinstance(method, str):
+        return getattr(type(module), method), module
+    return getattr(method, "__func__", method), module
+
+
+def of(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+) -> tuple[Source, Mapping[str, Any]]:
+    """A module with its variables, and the keywords without those of `apply`.
+
+    `method`, `mutable` and `capture_intermediates` among the keywords are fixed, `rngs` is one
+    of the inputs. Collections that may be changed are buffers that a call changes: in training
+    those are all but the parameters, unless `mutable` says which. What a call makes anew in them,
+    as intermediates, is given beside the output, as `apply` gives it.
+    """
+    module, variables, own = _parts(model)
+    options = {name: kwargs[name] for name in OPTIONS if name in kwargs}
+    rest = {name: value for name, value in kwargs.items() if name not in OPTIONS}
+    if own is not None:
+        options.setdefault("method", own)
+    function, _ = function_of(model, options.get("method"))
+    tree = linen.meta.unbox(unfreeze(variables))
+    flat = _flat(tree)
+    names = _names(flat)
+    arrays = {names[path]: leaf for path, leaf in flat.items()}
+    first: dict[int, str] = {}
+    aliases = {}
+    for name, leaf in arrays.items():
+        if first.setdefault(id(leaf), name) != name:
+            aliases[name] = first[id(leaf)]
+    structure = jax.tree.structure(tree)
+    in_order = [names[_path(keys)] for keys, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    params = {names[path] for path in flat if path[0] == "params"}
+    if "mutable" not in options and train:
+        options["mutable"] = [name for name in variables if name != "params"]
+
+    def call(parameters: Any, buffers: Any, *inner: Any, **named: Any) -> Any:
+        known = {**parameters, **buffers}
+        values = [known[aliases.get(name, name)] for name in in_order]
+        filled = jax.tree.unflatten(structure, values)
+        output = module.apply(filled, *inner, **options, **named)
+        if options.get("mutable", False) is False and not options.get("capture_intermediates"):
+            return output, {}
+        output, updates = output
+        return _updated(output, linen.meta.unbox(unfreeze(updates)), known, names, aliases)
+
+    arrays = {name: leaf for name, leaf in arrays.items() if name not in aliases}
+    source = Source(
+        call,
+        {n: x for n, x in arrays.items() if n in params},
+        {n: x for n, x in arrays.items() if n not in params},
+        aliases,
+        function=function,
+        skipped=1,
+        name=type(module).__name__,
+    )
+    if "rngs" in rest:
+        source.defaults = {"rngs": None}
+    return source, rest
+
+
+def _updated(
+    output: Any,
+    updates: Mapping[str, Any],
+    before: Mapping[str, Any],
+    names: Mapping[Any, str],
+    aliases: Mapping[str, str],
+) -> tuple[Any, dict[str, Any]]:
+    """The output with the collections that are new, and the changed arrays by name."""
+    changed = {}
+    new = {}
+    for collection, tree in updates.items():
+        flat = {(collection, *path): value for path, value in _flat(tree).items()}
+        known = {path: value for path, value in flat.items() if path in names}
+        for path, value in known.items():
+            name = aliases.get(names[path], names[path])
+            if value is not before[name]:
+                changed[name] = value
+        if len(known) < len(flat):
+            new[collection] = tree
+    return ((output, new) if new else output), changed
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """The arrays by their paths, in the order in which they were made."""
+    found: dict[tuple[str, ...], Any] = {}
+
+    def walk(part: Any, path: tuple[str, ...]) -> None:
+        if isinstance(part, Mapping):
+            for key, inner in part.items():
+                walk(inner, (*path, str(key)))
+            return
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(part)[0]:
+            found[*path, *_path(keys)] = leaf
+
+    walk(tree, ())
+    return found
+
+
+def _path(keys: Any) -> tuple[str, ...]:
+    return tuple(map(_text, keys))
+
+
+def _text(key: Any) -> str:
+    for name in ("key", "name", "idx"):
+        if hasattr(key, name):
+            return str(getattr(key, name))
+    return str(key)
+
+
+def _names(flat: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], str]:
+    """The names without the collection, unless two collections have the same one."""
+    short: dict[str, list[tuple[str, ...]]] = {}
+    for path in flat:
+        short.setdefault(".".join(path[1:]), []).append(path)
+    return {
+        path: name if path[0] == "params" or len(paths) == 1 else ".".join(path)
+        for name, paths in short.items()
+        for path in paths
+    }

@@ -1,0 +1,287 @@
+"""How Flax NNX is taken apart: modules and all that derives from their base, variables, states.
+
+Three releases of NNX have three layouts: the base class of modules is `Pytree` or `Object`, its
+bookkeeping is in `_pytree__*` or `_object__*`, and the value of a variable in `_raw_value` or
+`raw_value`. What there is here is read off a module and a variable of the release at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.nnx import tracers, variablelib
+
+from fmapper.backends import BoxKey, NodeType
+from fmapper_adapters.flax.children import ChildTest, boxed, carried
+
+Variable: Any = nnx.Variable
+Node: Any = getattr(nnx, "Pytree", None) or nnx.Object
+State: Any = nnx.State
+TraceState: Any = tracers.TraceState
+_Hijax: Any = vars(variablelib).get("HijaxVariable")
+_Box: Any = vars(nnx).get("VariableState")  # what a State holds before Flax 0.12
+
+_new: Callable[[type], Any] = object.__new__
+_set = object.__setattr__
+
+_BOOKKEEPING: dict[str, Any] = vars(nnx.Module())
+_STATE = next(name for name, value in _BOOKKEEPING.items() if hasattr(value, "trace_state"))
+_FLAGS = next((name for name, value in _BOOKKEEPING.items() if isinstance(value, Mapping)), "")
+_STATE_TYPE: Any = type(_BOOKKEEPING[_STATE])
+_STATE_SLOTS = [name for name in _STATE_TYPE.__slots__ if name != "_trace_state"]
+
+VALUE = BoxKey("value")
+_VALUE_SLOT = "_raw_value" if hasattr(Variable, "_raw_value") else "raw_value"
+_OWN_SLOTS = ("_trace_state", "_var_metadata", _VALUE_SLOT)
+
+
+def node_type(cls: type) -> NodeType | None:
+    """The node type of a class of NNX; None for every other class."""
+    mro = cls.__mro__  # no issubclass: the metaclass of Variable has ideas of its own
+    if Variable in mro:
+        return _variable_type(cls)
+    if Node in mro:
+        return _module_type(cls)
+    if State in mro:
+        return _state_type(cls)
+    if cls is _Hijax:
+        return NodeType(
+            lambda variable: {VALUE: variable.get_raw_value()},
+            lambda variable, new: variable.copy(new[VALUE]),
+        )
+    if cls is _Box:
+        return boxed(cls, "value", VALUE)
+    return None
+
+
+def _own(cls: type) -> bool | None:
+    if cls is _STATE_TYPE:
+        return False
+    return True if Variable in cls.__mro__ or Node in cls.__mro__ or cls is _Hijax else None
+
+
+def _is_ref(value: Any) -> bool:
+    """Whether a value is a place in memory, not an array: what a `ref=True` variable has."""
+    return bool(variablelib.is_array_ref(value))
+
+
+# --- variables ------------------------------------------------------------------------------------
+
+
+def _variable_type(cls: type) -> NodeType:
+    """A variable is a box around its value; its metadata is carried over.
+
+    The path of the array of a parameter is `layers[0].kernel.value`, which is where Python and
+    `jax.tree_util` find it too, and `layers[0].kernel` is the variable: two modules that share it
+    share it afterwards. Since `value` is a `BoxKey`, `state` calls the array `layers.0.kernel`, as
+    `nnx.state`, checkpoints and the state dicts of torch do.
+
+    The value may be of any backend. Flax computes with NumPy arrays in variables, and copies them
+    to a device in every call; with torch tensors it does not, it only keeps them.
+    """
+    get_value, set_value = _slot(cls, _VALUE_SLOT)
+    get_metadata, set_metadata = _slot(cls, "_var_metadata")
+    _, set_trace = _slot(cls, "_trace_state")
+    in_dict = cls.__dictoffset__ != 0  # to ask a variable would ask the array in it
+    others = [
+        name
+        for base in cls.__mro__
+        for name in getattr(base, "__slots__", ())
+        if name not in (*_OWN_SLOTS, "__weakref__", "__dict__")
+    ]
+
+    def items(variable: Any) -> tuple[tuple[Any, Any], ...]:
+        value = get_value(variable)
+        if get_metadata(variable).get("ref") and _is_ref(value):
+            value = value[...]
+        return ((VALUE, value),)
+
+    def open(variable: Any, keep: Callable[[Any], None]) -> Any:
+        value = get_value(variable)
+        metadata = get_metadata(variable).copy()
+        new = _new(cls)
+        set_trace(new, TraceState())
+        set_metadata(new, metadata)
+        if others or in_dict:
+            _carry(variable, new, others)
+        fill = set_value
+        if metadata.get("ref"):  # the place in memory is the variable's own; its content is not
+            value = value[...] if _is_ref(value) else value
+            fill = _set_ref
+        keep(value)
+        return new, iter(((VALUE, value),)), {}, partial(_filled, new, fill)
+
+    def _set_ref(new: Any, value: Any) -> None:
+        set_value(new, jax.new_ref(value) if isinstance(value, jax.Array) else value)
+
+    def put(variable: Any, new: Mapping[Any, Any]) -> None:
+        value = new[VALUE]
+        if value is not items(variable)[0][1]:
+            (_set_ref if get_metadata(variable).get("ref") else set_value)(variable, value)
+
+    return NodeType.opening(
+        open, items, put=put, static=lambda variable: dict(get_metadata(variable)), box=items
+    )
+
+
+def _slot(cls: Any, name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
+    """How a variable's slot is read and set past its `__setattr__`, which minds the trace level."""
+    found = getattr(cls, name, None)
+    if found is None or not hasattr(type(found), "__set__"):  # an attribute like any other
+        return lambda variable: _get(variable, name), lambda variable, x: _set(variable, name, x)
+    return found.__get__, found.__set__
+
+
+_get = object.__getattribute__
+
+
+def _carry(variable: Any, new: Any, slots: list[str]) -> None:
+    for name in slots:
+        try:
+            _set(new, name, _get(variable, name))
+        except AttributeError:  # not set
+            continue
+    if type(variable).__dictoffset__:
+        known = _get(variable, "__dict__")
+        _get(new, "__dict__").update((k, v) for k, v in known.items() if k not in _OWN_SLOTS)
+
+
+def _filled(new: Any, fill: Callable[[Any, Any], None], slots: dict[Any, Any]) -> Any:
+    fill(new, slots[VALUE])
+    return new
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def _module_type(cls: Any) -> NodeType:
+    """Children are the attributes that are variables, nodes, arrays, or containers of those.
+
+    Also whatever is marked as `nnx.data`. All other attributes are settings and carried over. The
+    new module belongs to the trace in which it is made, so that it can be assigned to there.
+    """
+    numbered = bool(getattr(cls, "_pytree__has_int_keys", False))
+    flagged = bool(_FLAGS) and getattr(cls, "_pytree__is_pytree", True)
+    test = ChildTest(_own)
+    known_types = test.known
+
+    def find(state: dict[str, Any]) -> tuple[list[tuple[Any, Any]], list[str]]:
+        """The children, and those among them that Flax takes for static."""
+        flags: Any = state[_FLAGS] if flagged else {}
+        flags = getattr(flags, "_mapping", flags)
+        found: list[tuple[Any, Any]] = []
+        unmarked: list[str] = []
+        for name, value in state.items():
+            is_child = known_types.get(type(value))
+            if is_child is None:
+                is_child = name not in _BOOKKEEPING and test(value)
+            marked = flags.get(name)
+            if is_child:
+                found.append((name, value))
+                if flagged and not marked:
+                    unmarked.append(name)
+            elif marked and name not in _BOOKKEEPING:
+                found.append((name, value))
+        return found, unmarked
+
+    def items(module: Any) -> list[tuple[Any, Any]]:
+        found, _ = find(module.__dict__)
+        return _numbered(found) if numbered else found
+
+    def open(module: Any, keep: Callable[[Any], None]) -> Any:
+        state = module.__dict__.copy()
+        found, unmarked = find(state)
+        state[_STATE] = _fresh(state[_STATE])
+        new = _new(cls)
+        _set(new, "__dict__", state)
+        keep(found)
+        if numbered:
+            found = _numbered(found)
+            keep(found)
+            return new, iter(found), {}, partial(_fill_numbered, new, state, unmarked)
+        if unmarked:
+            return new, iter(found), state, partial(_mark, new, state, unmarked)
+        return new, iter(found), state, None
+
+    def beside(module: Any) -> list[tuple[str, Any]]:
+        state = module.__dict__
+        children = dict.fromkeys(name for name, _ in find(state)[0])
+        rest = (pair for pair in state.items() if pair[0] not in children)
+        return carried(pair for pair in rest if pair[0] not in _BOOKKEEPING)
+
+    def put(module: Any, new: Mapping[Any, Any]) -> None:
+        state = module.__dict__
+        state.update((str(name), child) for name, child in new.items())
+        _, unmarked = find(state)
+        _mark(module, state, unmarked, None)
+
+    def settings(module: Any) -> dict[str, Any]:
+        state = module.__dict__
+        children = dict.fromkeys(name for name, _ in find(state)[0])
+        beside = children.keys() | _BOOKKEEPING.keys()
+        return {name: value for name, value in state.items() if name not in beside}
+
+    return NodeType.opening(open, items, carried=beside, put=put, static=settings)
+
+
+def _fresh(state: Any) -> Any:
+    """The state of a module as it was, in the trace of now."""
+    new = _new(_STATE_TYPE)
+    new._trace_state = TraceState()
+    for name in _STATE_SLOTS:
+        setattr(new, name, getattr(state, name))
+    return new
+
+
+def _numbered(found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The items of an `nnx.List`: numbers in order, which its attributes may not be in, first."""
+    pairs = [(int(name) if name.isdecimal() else name, value) for name, value in found]
+    return sorted(pairs, key=lambda pair: pair[0] if isinstance(pair[0], int) else len(pairs))
+
+
+def _fill_numbered(
+    new: Any, state: dict[str, Any], unmarked: list[str], slots: dict[Any, Any]
+) -> Any:
+    for key, child in slots.items():
+        state[str(key)] = child
+    return _mark(new, state, unmarked, slots) if unmarked else new
+
+
+def _mark(new: Any, state: dict[str, Any], unmarked: list[str], _: Any) -> Any:
+    """Marks children as data that have come to be so: a torch tensor is none to Flax."""
+    data = {name: True for name in unmarked if _has_data(state[name])}
+    if data:
+        state[_FLAGS] = state[_FLAGS].update(data)
+    return new
+
+
+def _has_data(value: Any) -> bool:
+    return any(map(nnx.is_data, jax.tree.leaves(value, is_leaf=nnx.is_data)))
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def _state_type(cls: type) -> NodeType:
+    """A mapping, in its own order, where JAX's registry sorts."""
+
+    def items(state: Any) -> Any:
+        return state.__dict__["_mapping"].items()
+
+    def open(state: Any, keep: Callable[[Any], None]) -> Any:
+        own = state.__dict__.copy()
+        source = own["_mapping"].copy()
+        keep(source)
+        slots = own["_mapping"] = source.copy()
+        new = _new(cls)
+        _set(new, "__dict__", own)
+        return new, iter(source.items()), slots, None
+
+    def put(state: Any, new: Mapping[Any, Any]) -> None:
+        state.__dict__["_mapping"].update(new)
+
+    return NodeType.opening(open, items, put=put, static=lambda state: None)

@@ -1,0 +1,174 @@
+"""The programs of a converted model, for training and for evaluation, and the names of its arrays.
+
+For Flax this is one static value, compared by identity: it goes with a model through `nnx.split`,
+`nnx.jit` and copies, which it leaves as compiled as they were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fmapper import ConversionError, ProgramInputError, convert
+from fmapper.programs import Lowering, Program
+from fmapper_adapters.flax import variables
+
+Arrays = dict[str, Any]
+
+# How `torch.nn` calls what batch and instance normalisation keep of the batches that they saw.
+_STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
+
+
+class Programs:
+    """What a converted model computes, without its arrays.
+
+    Attributes:
+        training: A `JaxModel` without arrays, or None.
+        evaluation: The same for evaluation; one of the two is there.
+        kinds: The name of each array -> param, frozen, statistic or buffer.
+        aliases: Other names of tied arrays -> the name in `kinds`.
+        transient: Names of buffers that the state dict of the module does not have.
+        types: Names of arrays -> the types of the variables in which they were, if known.
+    """
+
+    def __init__(self, training: Any, evaluation: Any, names: tuple[Any, Any]) -> None:
+        self.training = training
+        self.evaluation = evaluation
+        program = self.any.program
+        frozen = set(program.frozen)
+        self.kinds = {name: "frozen" if name in frozen else "param" for name in names[0]}
+        for name in names[1]:
+            is_statistic = name.rpartition(".")[2] in _STATISTICS
+            is_statistic |= program.variable_types.get(name) == "BatchStat"
+            self.kinds[name] = "statistic" if is_statistic else "buffer"
+        self.aliases = dict(program.aliases)
+        self.transient = frozenset(program.transient)
+        self.types = variables.types_of(program.variable_types)
+        self._names = names
+
+    @property
+    def any(self) -> Any:
+        """One of the two, for what they have in common."""
+        return self.training if self.evaluation is None else self.evaluation
+
+    def bound(self, arrays: Mapping[str, Any], *, train: bool) -> Any:
+        """The `JaxModel` for a mode with these arrays.
+
+        Raises:
+            ProgramInputError: There is no program for this mode.
+        """
+        model = self.training if train else self.evaluation
+        if model is None:
+            name = self.any.program.name
+            raise ProgramInputError(
+                f"{name} was converted for evaluation only: convert it with train=True, or call "
+                "eval() on the model"
+                if train
+                else f"{name} was converted for training only: call train() on the model"
+            )
+        parameters, buffers = self._names
+        return model.replace(
+            params={name: arrays[name] for name in parameters},
+            buffers={name: arrays[name] for name in buffers},
+        )
+
+    def whole(self, arrays: Mapping[str, Any]) -> Program:
+        """The program with these arrays; one for training has the other one beside it."""
+        found: Program = self.bound(arrays, train=self.training is not None).as_program()
+        if self.training is not None and self.evaluation is not None:
+            found.evaluation = self.evaluation.as_program()
+        return found
+
+    def __copy__(self) -> Programs:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Programs:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Programs, (self.training, self.evaluation, self._names)
+
+    def __repr__(self) -> str:
+        modes = {"training": self.training, "evaluation": self.evaluation}
+        there = " and ".join(mode for mode, model in modes.items() if model is not None)
+        return f"<{self.any.program.name} for {there}>"
+
+
+def from_program(
+    program: Program, added: Mapping[str, Lowering], *, precision: str | None
+) -> tuple[Programs, Arrays]:
+    """The programs in a program, and its arrays by name.
+
+    Raises:
+        UnsupportedOpsError: Operations have no lowering.
+    """
+    from fmapper_adapters.jax.model import jax_model as _model
+
+    both = [dataclasses.replace(program, evaluation=None), program.evaluation]
+    models = [_model.from_program(p, added, precision=precision) for p in both if p is not None]
+    arrays = {**models[0].params, **models[0].buffers}
+    names = tuple(models[0].params), tuple(models[0].buffers)
+    shells = [model.replace(params={}, buffers={}) for model in models]
+    if program.train:
+        training, evaluation = shells[0], shells[1] if len(shells) > 1 else None
+    else:
+        training, evaluation = None, shells[0]
+    return Programs(training, evaluation, names), arrays
+
+
+def alone(model: Any) -> Any:
+    """The `JaxModel` for evaluation, or the only one, of a model of NNX or Linen."""
+    start = getattr(model, "start", None)
+    if start is None:
+        from fmapper_adapters.flax import flax_model as _model
+
+        return _model.bound(model)
+    arrays = dict(pair for tree in start.variables.values() for pair in flattened(tree))
+    programs: Programs = start.programs
+    return programs.bound(arrays, train=programs.evaluation is None)
+
+
+def loaded(path: Any, options: Mapping[str, Any]) -> Any:
+    """The model in a file that `save` has written."""
+    from fmapper import load_program
+
+    return convert(load_program(path), "flax", **options)
+
+
+# --- names as trees -------------------------------------------------------------------------------
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"a.b": x}` as `{"a": {"b": x}}`."""
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, last = name.split(".")
+        inner = tree
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    return tree
+
+
+def flattened(tree: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+    """`{"a": {"b": x}}` as pairs of `a.b` and x."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{start}{key}.")
+        else:
+            yield f"{start}{key}", value
+
+
+def check_names(programs: Programs, reserved: frozenset[str]) -> None:
+    """Raises where a child of the module is called what the model calls its own.
+
+    Raises:
+        ConversionError: Says which.
+    """
+    taken = {name.split(".")[0] for name in (*programs.kinds, *programs.aliases)} & reserved
+    if taken:
+        raise ConversionError(
+            f"{programs.any.program.name}: the child {min(taken)!r} has a name that a Flax model "
+            "needs itself. Rename it in the module."
+        )

@@ -1,0 +1,181 @@
+"""Models of NNX as functions of their arrays, and what is a model of Flax at all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from flax import linen, nnx
+
+from fmapper import ConversionError, fmap
+from fmapper_adapters.flax import linen_source, variables
+from fmapper_adapters.jax.record import train_flags
+from fmapper_adapters.jax.record.closure import Lifted
+from fmapper_adapters.jax.record.trace import Source
+
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+
+
+def is_model(x: Any) -> bool:
+    """What stands for a model of Flax.
+
+    A module of NNX, or the graph and the state that `nnx.split` has made of one; a bound module of
+    Linen, one with its variables, or its `apply` with them; also one without, to be refused.
+    """
+    if isinstance(x, tuple) and len(x) == 2:
+        if isinstance(x[0], nnx.GraphDef):
+            return isinstance(x[1], nnx.State)
+        return linen_source.module_of(x[0]) is not None and hasattr(x[1], "keys")
+    return isinstance(x, nnx.Module | linen.Module) or linen_source.is_bound(x)
+
+
+def _whole(model: Any) -> Any:
+    return nnx.merge(*model) if isinstance(model, tuple) else model
+
+
+def _is_nnx(model: Any) -> bool:
+    return isinstance(model[0] if isinstance(model, tuple) else model, nnx.Module | nnx.GraphDef)
+
+
+def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a model has modes: in its parts, or in arguments that tell it."""
+    if _is_converted(model):
+        programs = model._programs
+        return programs.training is not None and programs.evaluation is not None
+    if _is_nnx(model) and any(True for _ in _parts_say(_whole(model))):
+        return True
+    return bool(_modes_of(model, args, kwargs))
+
+
+def is_in_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a part of a module is in training mode, or the examples say so."""
+    if _is_converted(model):
+        return not model.deterministic
+    said = train_flags.given(_modes_of(model, args, kwargs), args, kwargs)
+    if said is None:
+        return _is_nnx(model) and not all(_parts_say(_whole(model)))
+    return said
+
+
+def options(model: Any) -> tuple[str, ...]:
+    """Keywords of `apply`, for a module of Linen."""
+    return () if _is_nnx(model) else linen_source.OPTIONS
+
+
+def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
+    if _is_nnx(model):
+        whole = _whole(model)
+        return train_flags.of(type(whole).__call__, 1, args, whole)
+    function, own = linen_source.function_of(model, kwargs.get("method"))
+    return train_flags.of(function, 1, args, own)
+
+
+def _parts_say(model: Any) -> Iterator[bool]:
+    """What the parts of a module say of their modes: true for evaluation."""
+    with _graph_mode():
+        parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, nnx.Module)]
+    for part in parts:
+        for name in ("deterministic", "use_running_average"):
+            if isinstance(getattr(part, name, None), bool):
+                yield getattr(part, name)
+
+
+def _graph_mode() -> AbstractContextManager[object]:
+    """The mode of Flax in which variables may be shared, whatever mode the program is in."""
+    switch: Any = getattr(nnx, "set_graph_mode", None)  # since Flax 0.12
+    return contextlib.nullcontext() if switch is None else switch(True)
+
+
+def _is_converted(model: Any) -> bool:
+    return isinstance(model, nnx.Module) and hasattr(model, "_programs")
+
+
+def of(model: Any, args: Args, kwargs: Kwargs, *, train: bool) -> tuple[Source, Args, Kwargs]:
+    """The function of a model and its arrays in a mode, and what it is called with."""
+    if _is_nnx(model):
+        whole = _whole(model)
+        source = of_nnx(_in_mode(whole, train=train))
+        if _is_converted(whole):
+            return source, args, kwargs
+    else:
+        modes = _modes_of(model, args, kwargs)
+        source, kwargs = linen_source.of(model, args, kwargs, train=train)
+        return train_flags.set_mode(source, modes, args, kwargs, train=train)
+    modes = _modes_of(model, args, kwargs)
+    return train_flags.set_mode(source, modes, args, kwargs, train=train)
+
+
+def _in_mode(model: Any, *, train: bool) -> Any:
+    """A copy in a mode; the arrays are those of the model."""
+    own = fmap(lambda leaf: leaf, model)
+    if _is_converted(model):
+        programs = model._programs
+        own.deterministic = programs.evaluation is not None and not (train and programs.training)
+    elif any(True for _ in _parts_say(own)):
+        with _graph_mode():
+            own.train() if train else own.eval()
+    return own
+
+
+def evaluation(model: Any, args: Args, kwargs: Kwargs) -> tuple[Source, Args, Kwargs]:
+    """A model and its arguments in evaluation mode, or in the mode that the arguments name."""
+    said = None
+    if not _is_converted(model):
+        said = train_flags.given(_modes_of(model, args, kwargs), args, kwargs)
+    return of(model, args, kwargs, train=bool(said))
+
+
+def evaluated(model: Any, args: Args, kwargs: Kwargs) -> Any:
+    """What a model gives in evaluation, or in the mode that the inputs name; it is not changed."""
+    source, args, kwargs = evaluation(model, args, kwargs)
+    return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
+
+
+def of_nnx(model: Any) -> Source:
+    """A module of NNX: its variables are the arrays, `nnx.Param`s those that are trained."""
+    held = Lifted(model)
+    kinds = _kinds(model)
+
+    def call(parameters: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
+        known = {**parameters, **buffers}
+        filled = held.filled(known)
+        output = filled[0](*args, **kwargs)
+        try:
+            return output, held.changed(filled, known)
+        except ConversionError as error:
+            raise ConversionError(f"{type(model).__name__}: {error}") from None
+
+    frozen = [n for n in held.arrays if kinds.get(n) == "FrozenParam"]
+    trained = held.trained | set(frozen)
+    found = Source(
+        call,
+        {n: x for n, x in held.arrays.items() if n in trained},
+        {n: x for n, x in held.arrays.items() if n not in trained},
+        held.aliases,
+        tuple(frozen),
+        tuple(n for n, kind in kinds.items() if kind == "transient" and n in held.arrays),
+        function=type(model).__call__,
+        skipped=1,
+        name=type(model).__name__,
+        suspects=held.suspects,
+        refusal=held.refusal,
+        variable_types=variables.names_of_types(model, held.arrays),
+    )
+    if _is_converted(model):
+        program = model._programs.any.program
+        found = dataclasses.replace(found, signature=program.signature, skipped=0,
+                                    name=program.name)  # fmt: skip
+    return found
+
+
+def _kinds(model: Any) -> dict[str, str]:
+    """Of the variables of a model that was converted to Flax: frozen, or in no state dict."""
+    if not _is_converted(model):
+        return {}
+    programs = model._programs
+    found = {n: "FrozenParam" for n, kind in programs.kinds.items() if kind == "frozen"}
+    return {**found, **dict.fromkeys(programs.transient, "transient")}

@@ -1,0 +1,67 @@
+"""The types of variables of NNX as names in a program, and back.
+
+The types of Flax have their bare names. Others are found again in this process alone, among those
+that models had which were converted here: no name is looked up by import.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flax import nnx
+
+from fmapper_adapters.jax.record import closure
+
+_Types = weakref.WeakValueDictionary[str, type]
+_met: _Types = weakref.WeakValueDictionary()  # types that are not of Flax, by module and name
+
+
+def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
+    """For the arrays of a model by name: the type of the variable that each is in.
+
+    A variable may hold a tree of arrays. Arrays outside of variables have no type here.
+    """
+    classes = closure.classes_at(model, _is_variable)
+    found = {}
+    for name in arrays:
+        at = name
+        while at and at not in classes:
+            at = at.rpartition(".")[0]
+        kind = _name(classes[at]) if at else ""
+        if kind:
+            found[name] = kind
+    return found
+
+
+def types_of(names: Mapping[str, str]) -> dict[str, Any]:
+    """For names of arrays: the types that their names of types stand for, where they are known."""
+    found = {name: _type(kind) for name, kind in names.items()}
+    return {name: cls for name, cls in found.items() if cls is not None}
+
+
+def _is_variable(node: Any) -> bool:
+    return nnx.Variable in type(node).__mro__  # no isinstance: variables forward to their values
+
+
+def _name(cls: Any) -> str:
+    """The name of a type; empty for those that a converted model has anyway."""
+    name: str = cls.__name__
+    if _of_flax(name) is cls:
+        return name
+    if cls is nnx.Variable or cls.__module__.startswith(__package__ or ""):
+        return ""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    _met[name] = cls
+    return name
+
+
+def _type(name: str) -> Any:
+    cls: Any = _of_flax(name) or _met.get(name)
+    return cls if cls is not None and cls.__init__ is nnx.Variable.__init__ else None
+
+
+def _of_flax(name: str) -> Any:
+    cls = vars(nnx).get(name)
+    return cls if isinstance(cls, type) and nnx.Variable in cls.__mro__ else None

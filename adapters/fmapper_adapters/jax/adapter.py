@@ -1,0 +1,446 @@
+"""The adapter for JAX."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper.backends import Adapter, Exchange, NodeType, Observation
+from fmapper import Device, DeviceInfo
+from fmapper_adapters.jax.arrays import devices as _devices, host
+from fmapper_adapters.jax import tree
+from fmapper_adapters.jax.compute import transforms
+
+if TYPE_CHECKING:
+    from fmapper.backends import Counts
+    from fmapper.programs import Lowering, Program
+
+# What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
+_NARROWED = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
+_dtype = attrgetter("dtype")
+_devices_of = attrgetter("sharding.device_set")
+_META = Device("jax", "meta")
+_shape_only: Any = jax.ShapeDtypeStruct
+_KINDS = {"cuda": "gpu", "rocm": "gpu"}
+
+
+class JaxAdapter(Adapter):
+    """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX.
+
+    A `jax.ShapeDtypeStruct` is an array without values, on the device `meta`.
+    """
+
+    name: ClassVar[str] = "jax"
+    compares: ClassVar[bool] = True
+    keeps_memory: ClassVar[bool] = True
+    frozen: ClassVar[bool] = True
+    read_only: ClassVar[bool] = True
+    order: ClassVar[Literal["K", "C"]] = "C"
+    takes_host_arrays: ClassVar[bool] = True
+    aliases: ClassVar[dict[str, str]] = _KINDS
+
+    @cached_property
+    def functional(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.jax.compute.functional")
+
+    @cached_property
+    def random(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.jax.compute.random")
+
+    def is_array_type(self, cls: type) -> bool:
+        """Arrays, PRNG keys, and what stands for them: tracers and shapes."""
+        return issubclass(cls, jax.Array | jax.core.Tracer | jax.ShapeDtypeStruct)
+
+    def device(self, array: Any) -> Device:
+        """Where an array is; if on several, all of them by id; the default one for a tracer."""
+        if isinstance(array, jax.core.Tracer):
+            return _device(_default())
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return _META
+        if array.is_deleted():
+            raise RuntimeError("the array was deleted, probably because it was donated")
+        found = sorted(array.devices(), key=lambda device: device.id)
+        if len(found) == 1:
+            return _device(found[0])
+        return Device("jax", _device(found[0]).kind, tuple(device.id for device in found))
+
+    def dtype(self, array: Any) -> str:
+        """`array.dtype` by name; PRNG keys have one like key<fry>."""
+        return str(array.dtype.name)
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """`array.shape`."""
+        return tuple(array.shape)
+
+    def devices(self) -> Sequence[Device]:
+        """Those of this process: the CPU devices first, then those of the other platforms."""
+        return [_device(device) for device in _devices.local()]
+
+    def as_device(self, device: Any) -> Device | None:
+        """A `jax.Device`."""
+        return _device(device) if isinstance(device, jax.Device) else None
+
+    def find_device(self, kind: str, index: int | None) -> Device:
+        """As for every backend; without an index, the default device if it is of that kind.
+
+        `meta` is everywhere.
+        """
+        if kind == "meta":
+            return _META
+        chosen = _devices.default()
+        if index is None and chosen is not None:
+            default = _device(chosen)
+            if default.kind == self.aliases.get(kind, kind):
+                return default
+        return super().find_device(kind, index)
+
+    def device_info(self, device: Device) -> DeviceInfo:
+        """Name and memory as XLA has them: what JAX may take of a GPU, and what it has not used."""
+        if device.kind == "cpu" or not isinstance(device.index, int):
+            return super().device_info(device)
+        return DeviceInfo(device, *_devices.about(_jax_device(device)))
+
+    def why_not(self, kind: str, index: int | None) -> str:
+        """Whether the plugin, the driver, a setting or the index is to blame."""
+        here = any(device.kind == kind for device in self.devices())
+        return (None if here else _devices.why_not(kind)) or super().why_not(kind, index)
+
+    def is_traced(self, array: Any) -> bool:
+        """Tracers: what a transformation calls a function with."""
+        return isinstance(array, jax.core.Tracer)
+
+    def abstract(self, shape: Sequence[int], dtype: str) -> Any:
+        """A `jax.ShapeDtypeStruct`."""
+        return _shape_only(tuple(shape), jnp.dtype(dtype))
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
+        """jax_enable_x64, jax_default_device and the transfer guards, which are a thread's own."""
+        return _devices.thread_settings()
+
+    def to_device(
+        self, arrays: Sequence[Any], device: Device, *, copy: bool | None
+    ) -> Iterator[Any]:
+        """One `device_put` for all; a copy on the same device where that is asked for."""
+        if device.kind == "meta":
+            yield from (_shape_only(array.shape, array.dtype) for array in arrays)
+            return
+        if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
+            for array in arrays:
+                host.refuse(array)
+        if copy and all(self.device(array) == device for array in arrays):
+            yield from map(host.copied, arrays)
+            return
+        target = _jax_device(device)
+        try:
+            yield from jax.device_put(list(arrays), target)
+        except (RuntimeError, ValueError, TypeError):  # one by one: which is it?
+            for array in arrays:
+                yield jax.device_put(array, target)
+
+    def nbytes(self, array: Any) -> int:
+        """As the dtype has it: a PRNG key takes several numbers."""
+        return int(math.prod(array.shape) * array.dtype.itemsize)
+
+    def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The dtype, and the devices unless those are the same for all."""
+        cls = type(arrays[0])
+        if issubclass(cls, jax.core.Tracer):
+            return super().signatures(arrays)
+        dtypes = list(map(_dtype, arrays))
+        if issubclass(cls, jax.ShapeDtypeStruct):
+            return dtypes
+        places = list(map(_devices_of, arrays))  # shardings take longer to compare
+        if places.count(places[0]) == len(places):
+            return dtypes
+        return list(zip(dtypes, map(frozenset, places), strict=True))
+
+    def stays(self, array: Any) -> str | None:
+        """PRNG keys: other frameworks draw no numbers from them."""
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        return "a PRNG key has no meaning outside JAX" if is_key else None
+
+    def unusable(self, arrays: Sequence[Any]) -> int | None:
+        """The first that is deleted."""
+        deleted = (at for at, array in enumerate(arrays) if not _is_usable(array))
+        return next(deleted, None)
+
+    def check(self, array: Any) -> None:
+        """Refuses arrays whose values cannot leave JAX.
+
+        Raises:
+            TypeError: Says why.
+        """
+        host.refuse(array)
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
+        if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
+            for array in arrays:
+                host.refuse(array)
+        origin = self.device(arrays[0]) if arrays else Device("jax", "cpu", 0)
+        if origin.kind == "gpu" and target.kind == "cuda" and isinstance(origin.index, int):
+            return Exchange(arrays, frozen=True, device=origin)
+        try:
+            data = list(map(np.asarray, arrays))
+        except (TypeError, RuntimeError):
+            for array in arrays:
+                host.refuse(array)
+            raise
+        return Exchange(data, frozen=True, owners=arrays)
+
+    def is_view(self, data: Any, array: Any) -> bool:
+        """By pointer: JAX copies what is not in C order, or spread over several devices."""
+        if not isinstance(data, np.ndarray) or not data.size:
+            return True
+        one = len(array.devices()) == 1
+        return one and array.unsafe_buffer_pointer() == data.ctypes.data
+
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
+        """Puts host memory on the device; aligned memory of the CPU is taken over as it is."""
+        target = _jax_device(device)
+        committed = None if target == _default() else target
+        if exchange.device is not None:
+            return [
+                jax.device_put(jax.dlpack.from_dlpack(data), committed) for data in exchange.data
+            ]
+        if share:
+            return (host.shared(data, target, committed) for data in exchange.data)
+        put = partial(jax.device_put, device=committed)
+        try:
+            new: list[Any] = put(list(exchange.data))
+        except (RuntimeError, ValueError, TypeError, MemoryError):
+            # one by one, so that the first that fails is known
+            return map(host.wait_for, map(put, exchange.data))
+        if device.kind != "cpu":  # the host memory is others' and must have been read by then
+            host.wait_for(new)
+        return new
+
+    def may_share_memory(self, arrays: Sequence[Any]) -> bool:
+        """There are no views."""
+        return False
+
+    def storable(self, dtype: str) -> str | None:
+        """Itself, or its half where jax_enable_x64 is off; None where JAX has no such dtype."""
+        if dtype in _NARROWED:
+            return dtype if jax.dtypes.canonicalize_dtype(dtype) == dtype else _NARROWED[dtype]
+        known = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA holds none of those
+        return dtype if known or dtype == "bool" else None
+
+    def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
+        """`astype`; inside a transformation nothing can be checked."""
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return (
+                _shape_only(array.shape, jnp.dtype(dtype), sharding=array.sharding),
+                True,
+            )
+        to_real = jnp.iscomplexobj(array) and not dtype.startswith("complex")
+        values = array.real if to_real else array
+        if isinstance(array, jax.core.Tracer):
+            return values.astype(dtype), True
+        new = host.cast(values, dtype)
+        return new, host.survived(array, new)
+
+    def computes_with(self, cls: type) -> str | None:
+        """Classes that are in JAX's registry, such as those of Equinox."""
+        return self.name if tree.registered_type(cls) is not None else None
+
+    def runner(
+        self, call: Callable[..., Any], model: Any, *, compile: bool | None
+    ) -> Callable[..., Any]:
+        """Under `jax.jit`, unless `compile` is False."""
+        from fmapper_adapters.jax import profile
+
+        return profile.runner(call, model, compile)
+
+    def wait(self, device: Device, results: Any) -> None:
+        """`jax.block_until_ready`."""
+        jax.block_until_ready(results)  # type: ignore[no-untyped-call]
+
+    def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
+        """From the jaxpr; nothing is computed."""
+        from fmapper_adapters.jax import profile
+
+        return profile.count(call, model, inputs)
+
+    def no_transforms(self) -> str | None:
+        """Nothing is in the way."""
+        return None
+
+    def value_and_grad(
+        self, run: transforms.Calls, arrays: Sequence[Any], elsewhere: Callable[[], bool]
+    ) -> tuple[Any, list[Any], Sequence[Any]]:
+        """`jax.value_and_grad`."""
+        return transforms.value_and_grad(run, arrays)
+
+    def vectorized(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        arrays: Sequence[Any],
+        axes: Sequence[int | None],
+    ) -> list[Any]:
+        """`jax.vmap`."""
+        return transforms.vectorized(run, arrays, axes)
+
+    def compiled(
+        self,
+        run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
+        give_up: Callable[[str], None],
+    ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
+        """`jax.jit`."""
+        return transforms.compiled(run)
+
+    def hollow(self, array: Any) -> Any:
+        """A `jax.ShapeDtypeStruct`, of PRNG keys, too."""
+        return _shape_only(array.shape, array.dtype)
+
+    def registered_type(self, cls: type) -> NodeType | None:
+        """What `jax.tree_util` has for exactly this class."""
+        return tree.registered_type(cls)
+
+    def register_functor(self, cls: type) -> None:
+        """Enters the class into `jax.tree_util`."""
+        tree.register_functor(cls)
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A `JaxModel`."""
+        from fmapper_adapters.jax.model import jax_model
+
+        return jax_model.from_program(program, lowerings, **options)
+
+    def is_model(self, x: Any) -> bool:
+        """What `convert` has given."""
+        return getattr(type(x), "is_converted_model", False) is True
+
+    def is_callable_model(self, x: Any) -> bool:
+        """Functions, pairs of a function and its parameters, and trees that are called."""
+        return callable(x) or (isinstance(x, tuple) and len(x) == 2 and callable(x[0]))
+
+    def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Trees with fields called `inference`, and functions with arguments that tell a mode."""
+        from fmapper_adapters.jax.record import source as _source
+
+        return _source.has_training(model, args, kwargs)
+
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether such a field is False, or the arguments say so."""
+        from fmapper_adapters.jax.record import source as _source
+
+        return _source.is_in_training(model, args, kwargs)
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+        check: bool,
+        strict: bool | None,
+        specialize: bool = False,
+    ) -> Program:
+        """What `jax.make_jaxpr` records."""
+        from fmapper_adapters.jax.record import trace, source as _source
+
+        source, args, kwargs = _source.of(model, args, kwargs, train=train)
+        options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
+        return trace.record(source, args, kwargs, **options)
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A model, or a function with its parameters, in evaluation mode."""
+        from fmapper_adapters.jax.record import source as _source
+
+        return _source.evaluated(model, args, kwargs)
+
+    def examine(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """`JaxModel.examine`."""
+        found: tuple[Any] | None = model.examine(args, kwargs)
+        return found
+
+    def watch(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterable[Observation] | None:
+        """The calls of a converted model, or of the program that is recorded of another one."""
+        if self.is_model(model):
+            found: Iterable[Observation] = model.watch(args, kwargs)
+            return found
+        from fmapper_adapters.jax import verify
+        from fmapper_adapters.jax.record import source as _source
+
+        return verify.operations(*_source.evaluation(model, args, kwargs))
+
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """Compiled, with the arrays of the model as arguments."""
+        if self.is_model(model):
+            return lambda a, k: self.call(model, a, k)
+        from fmapper_adapters.jax import verify
+        from fmapper_adapters.jax.record import source as _source
+
+        return verify.compiled(*_source.evaluation(model, args, kwargs))
+
+    def outcome(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
+        """Compiled with little effort."""
+        from fmapper_adapters.jax import verify
+        from fmapper_adapters.jax.record import source as _source
+
+        return verify.outcome(*_source.of(model, args, kwargs, train=train))
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """With jax_enable_x64, on arrays of float64."""
+        if self.is_model(model):
+            return None
+        from fmapper_adapters.jax import verify
+        from fmapper_adapters.jax.record import source as _source
+
+        return verify.in_float64(*_source.evaluation(model, args, kwargs))
+
+    def portable(self, array: Any) -> Any:
+        """The words of a PRNG key; integers of few bits in bytes."""
+        from fmapper_adapters.jax.arrays import few_bits
+
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        return jax.random.key_data(array) if is_key else few_bits.in_bytes(array)
+
+
+def _is_usable(array: Any) -> bool:
+    return isinstance(array, jax.core.Tracer | jax.ShapeDtypeStruct) or not array.is_deleted()
+
+
+def _default() -> Any:
+    return _devices.default() or jax.local_devices()[0]
+
+
+def _device(device: Any) -> Device:
+    return Device("jax", _KINDS.get(device.platform, device.platform), device.id)
+
+
+def _jax_device(device: Device) -> Any:
+    platform = device.kind
+    found = [d for d in jax.local_devices(backend=platform) if d.id == device.index]
+    return found[0]

@@ -1,0 +1,112 @@
+"""Random keys in programs: outside of JAX they are arrays of 32-bit words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper_adapters.jax.arrays import few_bits
+
+# The operations that know what a key is; all others only move keys about.
+_DRAWN = {"random_seed", "random_bits", "random_split", "random_fold_in"}
+_WITH_GRAPHS = {"scan", "while", "cond", "custom_jvp_call", "custom_vjp_call"}
+# Between keys and their words; here they are the same.
+_IDENTITIES = {"random_wrap", "random_unwrap", "random_clone"}
+_THREEFRY = "threefry2x32"
+
+
+def is_key(aval: Any) -> bool:
+    """Whether an abstract value is an array of keys."""
+    return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def is_identity(eqn: Any) -> bool:
+    """Whether an operation leaves the words of a key as they are."""
+    return eqn.primitive.name in _IDENTITIES
+
+
+def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
+    """The dtype and the shape of the array that stands for an abstract value."""
+    if not hasattr(aval, "dtype"):
+        return type(aval).__name__, ()
+    if is_key(aval):
+        return "uint32", (*aval.shape, *aval.dtype._impl.key_shape)
+    return few_bits.holder(str(aval.dtype)), tuple(aval.shape)
+
+
+def params(eqn: Any) -> dict[str, Any]:
+    """How JAX numbers the blocks that it draws, for operations that draw."""
+    if eqn.primitive.name not in _DRAWN:
+        return {}
+    config: Any = jax.config
+    return {"impl": _THREEFRY, "partitionable": bool(config.jax_threefry_partitionable)}
+
+
+def on_raw_keys(eqn: Any) -> Any | None:
+    """An operation on keys, as one on their words; None if it is to stay as it is.
+
+    What only moves keys about moves their words. Generators other than threefry2x32 are written
+    out in the operations that JAX writes them in.
+    """
+    keyed = [is_key(v.aval) if hasattr(v.aval, "dtype") else False for v in eqn.invars]
+    results = [is_key(v.aval) if hasattr(v.aval, "dtype") else False for v in eqn.outvars]
+    name = eqn.primitive.name
+    if name in _WITH_GRAPHS or not (any(keyed) or any(results)):
+        return None
+    kind = next(v.aval.dtype._impl for v in (*eqn.invars, *eqn.outvars) if is_key(v.aval))
+    if name in _DRAWN:
+        if kind.name == _THREEFRY:
+            return None
+        operation = _drawn(eqn, kind)
+    else:
+        operation = _moved(eqn, keyed, kind)
+    shapes = [
+        jax.core.ShapedArray(shape, np.dtype(dtype))
+        for dtype, shape in (physical(v.aval) for v in eqn.invars)
+    ]
+    return jax.make_jaxpr(operation)(*shapes)
+
+
+def _moved(eqn: Any, keyed: list[bool], kind: Any) -> Callable[..., Any]:
+    def operation(*args: Any) -> Any:
+        return eqn.primitive.bind(*args, **eqn.params)
+
+    axes = tuple(-1 if one else None for one in keyed)
+    for _ in kind.key_shape:
+        operation = jax.vmap(operation, in_axes=axes, out_axes=-1)
+    return operation
+
+
+def _drawn(eqn: Any, kind: Any) -> Callable[..., Any]:
+    """What a generator does with one key, for all keys of an array."""
+    given = eqn.params
+    one: Callable[..., Any]
+    match eqn.primitive.name:
+        case "random_seed":
+            one = kind.seed
+        case "random_split":
+            one = lambda key: kind.split(key, given["shape"])  # noqa: E731
+        case "random_bits":
+            one = lambda key: kind.random_bits(key, given["bit_width"], given["shape"])  # noqa: E731
+        case _:
+            return _folded(eqn, kind)
+    for _ in range(eqn.invars[0].aval.ndim):
+        one = jax.vmap(one)
+    return one
+
+
+def _folded(eqn: Any, kind: Any) -> Callable[..., Any]:
+    shape = eqn.outvars[0].aval.shape
+    one: Callable[..., Any] = kind.fold_in
+    for _ in shape:
+        one = jax.vmap(one)
+
+    def all_of_them(keys: Any, numbers: Any) -> Any:
+        words = jnp.broadcast_to(keys, (*shape, *kind.key_shape))
+        return one(words, jnp.broadcast_to(numbers, shape))
+
+    return all_of_them

@@ -1,0 +1,377 @@
+"""Recurrent networks: several layers, both directions, padded or packed sequences.
+
+Input products of all steps are one matrix product; only the recurrent one is in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.types import wide
+
+State = tuple[Any, ...]
+Step = Callable[[Any, State, Sequence[Any]], State]
+
+
+# --- one step -----------------------------------------------------------------------------------
+
+
+def _lstm_step(gates: Any, state: State, weights: Sequence[Any]) -> State:
+    """The next hidden and cell state, from the gates of the input, `(batch, 4 * hidden)`."""
+    hidden, cell = state
+    recurrent, bias = weights[0], weights[1]
+    i, f, g, o = jnp.split(gates + _affine(hidden, recurrent, bias), 4, -1)
+    cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+    hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
+    if len(weights) > 2:  # a projection of the hidden state
+        hidden = _affine(hidden, weights[2], None)
+    return hidden, cell
+
+
+def _gru_step(gates: Any, state: State, weights: Sequence[Any]) -> State:
+    (hidden,) = state
+    r, z, n = jnp.split(gates, 3, -1)
+    hr, hz, hn = jnp.split(_affine(hidden, weights[0], weights[1]), 3, -1)
+    n = jnp.tanh(n + jax.nn.sigmoid(r + hr) * hn)
+    z = jax.nn.sigmoid(z + hz)
+    return ((hidden - n) * z + n,)
+
+
+def _tanh_step(gates: Any, state: State, weights: Sequence[Any]) -> State:
+    return (jnp.tanh(gates + _affine(state[0], weights[0], weights[1])),)
+
+
+def _relu_step(gates: Any, state: State, weights: Sequence[Any]) -> State:
+    x = gates + _affine(state[0], weights[0], weights[1])
+    return (jnp.maximum(x, jnp.zeros((), x.dtype)),)
+
+
+def _affine(x: Any, weight: Any, bias: Any) -> Any:
+    y = x @ weight.astype(x.dtype).T
+    return y if bias is None else y + bias.astype(x.dtype)
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+def _layer(
+    step: Step,
+    x: Any,
+    start: State,
+    params: Sequence[Any],
+    has_biases: bool,
+    reverse: bool,
+    active: Any,
+) -> tuple[Any, State]:
+    """One layer in one direction over `(time, batch, features)`; all in one dtype.
+
+    Args:
+        step: What one step does.
+        x: The inputs.
+        start: The states before, each `(batch, features)`.
+        params: Weights of the input and of the state, their biases, and perhaps a projection.
+        has_biases: Whether there are biases.
+        reverse: From the last step to the first.
+        active: `(time, batch)`, where sequences have elements; None where all have.
+
+    Returns:
+        The hidden states of all steps, and the last states.
+    """
+    biases = params[2:4] if has_biases else (None, None)
+    rest = tuple(params[4 if has_biases else 2 :])
+    gates = _affine(x, params[0], biases[0])
+    weights = (params[1], biases[1], *rest)
+
+    def body(state: State, now: Any) -> tuple[State, Any]:
+        gate, alive = now
+        new = step(gate, state, weights)
+        if alive is not None:
+            new = tuple(jnp.where(alive[:, None], a, b) for a, b in zip(new, state, strict=True))
+        return new, new[0]
+
+    last, outputs = jax.lax.scan(body, start, (gates, active), reverse=reverse)
+    return outputs, last
+
+
+def _network(
+    step: Step,
+    x: Any,
+    states: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+    *,
+    dropout: float = 0.0,
+    key: Any = None,
+    active: Any = None,
+) -> tuple[Any, ...]:
+    """All layers over `(time, batch, features)`: the outputs, and each kind of last states."""
+    dtype, small = wide(x.dtype), x.dtype
+    x = x.astype(dtype)
+    directions = 2 if bidirectional else 1
+    each = len(params) // (num_layers * directions)
+    lasts: list[State] = []
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            y, last = _layer(
+                step,
+                x,
+                tuple(state[at].astype(dtype) for state in states),
+                params[at * each : (at + 1) * each],
+                has_biases,
+                bool(direction),
+                active,
+            )
+            outputs.append(y)
+            lasts.append(last)
+        x = outputs[0] if directions == 1 else jnp.concatenate(outputs, -1)
+        if dropout and key is not None and layer < num_layers - 1:
+            kept = jax.random.bernoulli(jax.random.fold_in(key, layer), 1.0 - dropout, x.shape)
+            larger = 0.0 if dropout >= 1 else 1.0 / (1.0 - dropout)
+            x = jnp.where(kept, x * larger, jnp.zeros((), dtype))
+    if active is not None:
+        x = jnp.where(active[:, :, None], x, jnp.zeros((), dtype))
+    ends = [jnp.stack(kind).astype(small) for kind in zip(*lasts, strict=True)]
+    return x.astype(small), *ends
+
+
+def _padded(
+    step: Step,
+    x: Any,
+    states: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    *,
+    key: Any = None,
+) -> tuple[Any, ...]:
+    if batch_first:
+        x = jnp.swapaxes(x, 0, 1)
+    x, *ends = _network(
+        step,
+        x,
+        states,
+        params,
+        has_biases,
+        num_layers,
+        bidirectional,
+        dropout=dropout if train else 0.0,
+        key=key,
+    )
+    return (jnp.swapaxes(x, 0, 1) if batch_first else x), *ends
+
+
+def _packed(
+    step: Step,
+    data: Any,
+    batch_sizes: Any,
+    states: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    *,
+    key: Any = None,
+) -> tuple[Any, ...]:
+    """Packed sequences are padded, and the results packed again, which is a gather each."""
+    batch = states[0].shape[1]
+    sizes = jnp.asarray(batch_sizes)
+    steps = sizes.shape[0]
+    active = jnp.arange(batch)[None, :] < sizes[:, None]
+    first = jnp.cumsum(sizes) - sizes
+    places = jnp.clip(first[:, None] + jnp.arange(batch)[None, :], 0, data.shape[0] - 1)
+    x = jnp.where(active[:, :, None], data[places], jnp.zeros((), data.dtype))
+    x, *ends = _network(
+        step,
+        x,
+        states,
+        params,
+        has_biases,
+        num_layers,
+        bidirectional,
+        dropout=dropout if train else 0.0,
+        key=key,
+        active=active,
+    )
+    row = jnp.arange(data.shape[0])
+    time = jnp.searchsorted(first, row, side="right") - 1
+    # Steps without elements begin where the next one does; the last of them is the one that counts.
+    return x[jnp.clip(time, 0, steps - 1), row - first[time]], *ends
+
+
+# --- operations ---------------------------------------------------------------------------------
+
+
+@lowering("aten::lstm.input")
+def lstm(x: Any, hx: Any, params: Any, *options: Any) -> tuple[Any, ...]:
+    """Outputs, and the last hidden and cell states."""
+    return _padded(_lstm_step, x, hx, params, *options)
+
+
+@lowering("aten::lstm.data")
+def lstm_packed(data: Any, sizes: Any, hx: Any, params: Any, *options: Any) -> tuple[Any, ...]:
+    """As lstm, for packed sequences."""
+    return _packed(_lstm_step, data, sizes, hx, params, *options)
+
+
+@lowering("fmapper::lstm_with_dropout.input", random=True)
+def lstm_dropout(x: Any, hx: Any, params: Any, *options: Any, key: Any) -> tuple[Any, ...]:
+    """As lstm, with dropout between the layers."""
+    return _padded(_lstm_step, x, hx, params, *options, key=key)
+
+
+@lowering("fmapper::lstm_with_dropout.data", random=True)
+def lstm_packed_dropout(
+    data: Any, sizes: Any, hx: Any, params: Any, *options: Any, key: Any
+) -> tuple[Any, ...]:
+    """As lstm for packed sequences, with dropout between the layers."""
+    return _packed(_lstm_step, data, sizes, hx, params, *options, key=key)
+
+
+Network = Callable[..., tuple[Any, ...]]
+
+
+def _single(name: str, step: Step) -> tuple[Network, Network]:
+    """Enters a network with one kind of state, in its four variants; for padded and packed ones."""
+
+    def padded(x: Any, hx: Any, params: Any, *options: Any, key: Any = None) -> tuple[Any, ...]:
+        return _padded(step, x, (hx,), params, *options, key=key)
+
+    def packed(
+        data: Any, sizes: Any, hx: Any, params: Any, *options: Any, key: Any = None
+    ) -> tuple[Any, ...]:
+        return _packed(step, data, sizes, (hx,), params, *options, key=key)
+
+    lowering(f"aten::{name}.input")(padded)
+    lowering(f"aten::{name}.data")(packed)
+    lowering(f"fmapper::{name}_with_dropout.input", random=True)(padded)
+    lowering(f"fmapper::{name}_with_dropout.data", random=True)(packed)
+    return padded, packed
+
+
+gru, gru_packed = _single("gru", _gru_step)
+rnn_tanh, rnn_tanh_packed = _single("rnn_tanh", _tanh_step)
+rnn_relu, rnn_relu_packed = _single("rnn_relu", _relu_step)
+_STEPS = {"lstm": _lstm_step, "gru": _gru_step, "rnn_tanh": _tanh_step, "rnn_relu": _relu_step}
+
+
+@lowering("fmapper::packed_network")
+def packed_network(
+    name: str,
+    data: Any,
+    lengths: Any,
+    states: Sequence[Any],
+    params: Sequence[Any],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    *,
+    key: Any = None,
+) -> tuple[Any, ...]:
+    """A network over sequences of these lengths, which are padded to one length."""
+    batch = lengths.shape[0]
+    steps = data.shape[0] // batch
+    active = jnp.arange(steps)[:, None] < lengths
+    x = data.reshape(steps, batch, -1)
+    x, *ends = _network(
+        _STEPS[name],
+        jnp.where(active[:, :, None], x, jnp.zeros((), x.dtype)),
+        states,
+        params,
+        has_biases,
+        num_layers,
+        bidirectional,
+        dropout=dropout if train else 0.0,
+        key=key,
+        active=active,
+    )
+    return x.reshape(data.shape[0], -1), *ends
+
+
+lowering("fmapper::packed_network_with_dropout", random=True)(packed_network)
+
+
+def _cell(
+    step: Step, x: Any, states: Sequence[Any], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any
+) -> State:
+    dtype = wide(x.dtype)
+    gates = _affine(x.astype(dtype), w_ih, b_ih)
+    new = step(gates, tuple(state.astype(dtype) for state in states), (w_hh, b_hh))
+    return tuple(state.astype(x.dtype) for state in new)
+
+
+@lowering("aten::lstm_cell")
+def lstm_cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> State:
+    """The next hidden and cell state."""
+    return _cell(_lstm_step, x, hx, w_ih, w_hh, b_ih, b_hh)
+
+
+@lowering("aten::gru_cell")
+def gru_cell(
+    x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> jax.Array:
+    """The next hidden state."""
+    return _cell(_gru_step, x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
+
+
+@lowering("aten::rnn_tanh_cell")
+def rnn_tanh_cell(
+    x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> jax.Array:
+    """The next hidden state."""
+    return _cell(_tanh_step, x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
+
+
+@lowering("aten::rnn_relu_cell")
+def rnn_relu_cell(
+    x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+) -> jax.Array:
+    """The next hidden state."""
+    return _cell(_relu_step, x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
+
+
+@lowering("aten::_thnn_fused_lstm_cell")
+def fused_lstm_cell(
+    input_gates: Any, hidden_gates: Any, cx: Any, input_bias: Any = None, hidden_bias: Any = None
+) -> tuple[Any, ...]:
+    """The next hidden and cell state, and the gates."""
+    dtype = wide(cx.dtype)
+    gates = input_gates.astype(dtype) + hidden_gates.astype(dtype)
+    for bias in (input_bias, hidden_bias):
+        gates = gates if bias is None else gates + bias.astype(dtype)
+    i, f, g, o = jnp.split(gates, 4, -1)
+    i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+    cell = f * cx.astype(dtype) + i * g
+    hidden = o * jnp.tanh(cell)
+    small = cx.dtype
+    workspace = jnp.concatenate([i, f, g, o], -1).astype(small)
+    return hidden.astype(small), cell.astype(small), workspace
+
+
+@lowering("aten::_pack_padded_sequence", concrete=True)
+def pack_padded_sequence(x: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
+    """The elements of padded sequences step by step, and how many there are of each step."""
+    sizes = np.asarray(lengths)
+    if batch_first:
+        x = jnp.swapaxes(x, 0, 1)
+    steps = np.arange(int(sizes.max(initial=0)))
+    alive = steps[:, None] < sizes[None, :]
+    time, row = np.nonzero(alive)
+    return x[time, row], jnp.asarray(alive.sum(1))

@@ -1,0 +1,246 @@
+"""Lookup and assignment by index arrays and masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
+
+
+@lowering("aten::index", "aten::_unsafe_index")
+def index(x: Any, indices: Sequence[Any]) -> jax.Array:
+    """`x[indices]`, where None is a whole dimension; masks stand for where they are true."""
+    # what is out of range is NaN, rather than another element
+    return x.at[_positions(indices)].get(mode="fill")
+
+
+@lowering("aten::index_put", "aten::_unsafe_index_put")
+def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> jax.Array:
+    """The array with elements replaced or, for `accumulate`, added to; also more than once."""
+    values = cast(values, x.dtype)
+    if sum(i is not None for i in indices) == 1:
+        front, mask = next((n, i) for n, i in enumerate(indices) if i is not None)
+        if _is_mask(mask):
+            return _put_where(x, mask, values, front, accumulate)
+    at = x.at[_positions(indices)]
+    if not accumulate:
+        return at.set(values)
+    return at.max(values) if x.dtype == bool else at.add(values)
+
+
+@lowering("aten::_unsafe_masked_index")
+def masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> jax.Array:
+    """`x[indices]` where the mask holds, else a number."""
+    at = tuple(
+        slice(None) if i is None else jnp.clip(i, 0, x.shape[d] - 1) for d, i in enumerate(indices)
+    )
+    return jnp.where(mask, x[at], cast(fill, x.dtype))
+
+
+@lowering("aten::_unsafe_masked_index_put_accumulate")
+def masked_index_put_accumulate(
+    x: Any, mask: Any, indices: Sequence[Any], values: Any
+) -> jax.Array:
+    """The array with values added at indices where the mask holds."""
+    at = tuple(
+        slice(None) if i is None else jnp.clip(i, 0, x.shape[d] - 1) for d, i in enumerate(indices)
+    )
+    found, values = x.at[at], jnp.where(mask, values, jnp.zeros((), x.dtype))
+    return found.max(values) if x.dtype == bool else found.add(values)
+
+
+def _is_mask(i: Any) -> bool:
+    return i is not None and i.dtype in (np.dtype(bool), np.dtype("uint8"))
+
+
+def _positions(indices: Sequence[Any]) -> tuple[Any, ...]:
+    """Indices as JAX takes them; masks become the indices of their true elements."""
+    found: list[Any] = []
+    for i in indices:
+        if i is None:
+            found.append(slice(None))
+        elif _is_mask(i):
+            found.extend(jnp.asarray(p) for p in np.nonzero(np.asarray(i)))
+        else:
+            found.append(i)
+    return tuple(found)
+
+
+def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> jax.Array:
+    """Assignment under one mask, without knowing how many of its elements are true."""
+    mask = mask.astype(bool)
+    behind = x.ndim - front - mask.ndim
+    whole = mask.reshape(*mask.shape, *(1,) * behind)
+    # values are broadcast to (front..., true elements, behind...)
+    values = values.reshape((1,) * (front + 1 + behind - values.ndim) + values.shape)
+    if isinstance(values.shape[front], int) and values.shape[front] == 1:
+        each = values.reshape(*values.shape[:front], *(1,) * mask.ndim, *values.shape[front + 1 :])
+    elif isinstance(values.shape[front], int) and values.shape[front] == 0:
+        return x  # as many as the mask has
+    else:
+        order = jnp.cumsum(mask.reshape(-1).astype("int32")) - 1
+        each = jnp.take(values, jnp.maximum(order, 0), axis=front)
+        each = each.reshape(*values.shape[:front], *mask.shape, *values.shape[front + 1 :])
+    if not accumulate:
+        return jnp.where(whole, each, x)
+    added = jnp.where(whole, each, jnp.zeros((), x.dtype))
+    return x | added if x.dtype == bool else x + added
+
+
+@lowering("aten::index_select", "aten::index_select_copy")
+def index_select(x: Any, dim: int, index: Any) -> jax.Array:
+    """Indices of one dimension, in the order of an array."""
+    if x.ndim == 0:
+        return x if index.ndim == 0 else jnp.broadcast_to(x, index.shape).reshape(())
+    return jnp.take(x, index.reshape(-1), axis=dim)
+
+
+@lowering("aten::take")
+def take(x: Any, index: Any) -> jax.Array:
+    """Elements of the array as one row."""
+    if x.size == 0:  # which jnp.take gives back as it is
+        return jnp.zeros(index.shape, x.dtype)
+    return jnp.take(x.reshape(-1), index)
+
+
+@lowering("aten::put")
+def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> jax.Array:
+    """The array, seen as one row, with elements replaced or added to."""
+    flat = x.reshape(-1)
+    at = flat.at[index.reshape(-1)]
+    source = cast(source.reshape(-1), x.dtype)
+    if not accumulate:
+        return at.set(source).reshape(x.shape)
+    return (at.max(source) if x.dtype == bool else at.add(source)).reshape(x.shape)
+
+
+@lowering("aten::index_add")
+def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> jax.Array:
+    """Slices added at indices of a dimension, also several at one."""
+    source = cast(source, x.dtype)
+    if not (isinstance(alpha, int | float) and alpha == 1):
+        source = source * cast(alpha, x.dtype) if x.dtype != bool else source & bool(alpha)
+    at, source = _at(x, dim, index, source)
+    return (at.max(source) if x.dtype == bool else at.add(source)).reshape(x.shape)
+
+
+@lowering("aten::index_copy")
+def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
+    """Slices put at indices of a dimension."""
+    at, source = _at(x, dim, index, cast(source, x.dtype))
+    return at.set(source).reshape(x.shape)
+
+
+@lowering("aten::index_fill")
+def index_fill(x: Any, dim: int, index: Any, value: Any) -> jax.Array:
+    """One number at indices of a dimension."""
+    at, _ = _at(x, dim, index, jnp.zeros(()))
+    return at.set(cast(value, x.dtype)).reshape(x.shape)
+
+
+def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
+    """Where slices go, and the slices; what has no dimensions counts as having one."""
+    if x.ndim == 0:
+        return x.reshape(1).at[index.reshape(-1)], source.reshape(-1)
+    dim = dim % x.ndim
+    where = (slice(None),) * dim + (index.reshape(-1),)
+    if index.ndim == 0 and source.ndim == x.ndim - 1:
+        source = jnp.expand_dims(source, dim)
+    return x.at[where], source
+
+
+@lowering("aten::masked_fill")
+def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
+    """A number where the mask holds; the dtype of the array stays.
+
+    The least float32, which models take for a mask, becomes the least number of 16 bits when the
+    model is cast to that: as infinity it would leave rows without any number.
+    """
+    if isinstance(value, float) and math.isfinite(value) and is_floating(x.dtype):
+        limits = jnp.finfo(x.dtype)
+        value = min(max(value, float(limits.min)), float(limits.max))
+    return jnp.where(mask, cast(value, x.dtype), x)
+
+
+@lowering("aten::masked_scatter")
+def masked_scatter(x: Any, mask: Any, source: Any) -> jax.Array:
+    """Where the mask holds, the next element of the source."""
+    x, mask = jnp.broadcast_arrays(x, mask.astype(bool))
+    if source.size == 0:
+        return x
+    order = jnp.cumsum(mask.reshape(-1).astype("int32")) - 1
+    taken = jnp.take(cast(source, x.dtype).reshape(-1), jnp.maximum(order, 0))
+    return jnp.where(mask, taken.reshape(x.shape), x)
+
+
+@lowering("aten::masked_select", concrete=True)
+def masked_select(x: Any, mask: Any) -> jax.Array:
+    """The elements where the mask holds, as one row."""
+    x, mask = jnp.broadcast_arrays(x, mask.astype(bool))
+    return jnp.take(x.reshape(-1), jnp.asarray(np.flatnonzero(np.asarray(mask))))
+
+
+@lowering("aten::nonzero", "aten::argwhere", concrete=True)
+def nonzero(x: Any) -> jax.Array:
+    """The indices of elements that are not zero, one row for each."""
+    return jnp.asarray(np.argwhere(np.asarray(x)), dtype_of("int64"))
+
+
+@lowering("aten::nonzero_numpy", concrete=True)
+def nonzero_numpy(x: Any) -> tuple[jax.Array, ...]:
+    """The indices of elements that are not zero, one array per dimension."""
+    return tuple(
+        jnp.asarray(i, dtype_of("int64")) for i in np.nonzero(np.atleast_1d(np.asarray(x)))
+    )
+
+
+@lowering("aten::nonzero_static")
+def nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> jax.Array:
+    """The first indices of elements that are not zero, filled up to a given number of rows."""
+    if x.ndim == 0:
+        return jnp.zeros((size, 0), dtype_of("int64"))
+    rows = jnp.nonzero(x, size=size, fill_value=fill_value)
+    return jnp.stack(rows, -1).astype(dtype_of("int64"))
+
+
+@lowering("aten::repeat_interleave.self_int")
+def repeat_interleave(
+    x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
+) -> jax.Array:
+    """Each element so often, one after the other."""
+    if dim is None:
+        x, dim = x.reshape(-1), 0
+    x = x.reshape(1) if x.ndim == 0 else x
+    dim = dim % x.ndim
+    y = jnp.broadcast_to(
+        jnp.expand_dims(x, dim + 1), (*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :])
+    )
+    return y.reshape(*x.shape[:dim], x.shape[dim] * repeats, *x.shape[dim + 1 :])
+
+
+@lowering("aten::repeat_interleave.self_Tensor")
+def repeat_interleave_by(
+    x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
+) -> jax.Array:
+    """Each element as often as an array says; without a known size the array must be known."""
+    if dim is None:
+        x, dim = x.reshape(-1), 0
+    x = x.reshape(1) if x.ndim == 0 else x
+    repeats = jnp.broadcast_to(repeats, (x.shape[dim],))
+    return jnp.take(x, repeat_indices(repeats, output_size=output_size), axis=dim)
+
+
+@lowering("aten::repeat_interleave.Tensor")
+def repeat_indices(repeats: Any, *, output_size: Any = None) -> jax.Array:
+    """Each index as often as an array says."""
+    at = jnp.arange(repeats.shape[0], dtype=dtype_of("int64"))
+    if output_size is None or not isinstance(repeats, jax.core.Tracer):
+        return jnp.asarray(np.repeat(np.asarray(at), np.asarray(repeats)), at.dtype)
+    return jnp.repeat(at, repeats, total_repeat_length=output_size)

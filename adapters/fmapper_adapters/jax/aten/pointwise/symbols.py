@@ -1,0 +1,134 @@
+"""Arithmetic of sizes and other numbers, and reading results that are tuples."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.types import as_number
+
+for _name in ("add", "sub", "mul", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "pow",
+              "floordiv", "mod", "and_", "or_", "lshift", "rshift", "abs"):  # fmt: skip
+    lowering(f"sym::{_name}", scalar=True)(getattr(operator, _name))
+
+
+@lowering("sym::getitem", scalar=True)
+def getitem(x: Any, index: Any) -> Any:
+    """One of several results."""
+    return x[index]
+
+
+@lowering("aten::sym_size", scalar=True)
+def sym_size(x: Any, dim: int) -> Any:
+    """A size as it is when the program is traced."""
+    return x.shape[dim]
+
+
+@lowering("aten::sym_numel", scalar=True)
+def sym_numel(x: Any) -> Any:
+    """The number of elements."""
+    return math.prod(x.shape)
+
+
+@lowering("sym::truediv", "sym::int_truediv", "sym::IntTrueDiv", scalar=True)
+def truediv(a: Any, b: Any) -> Any:
+    """The quotient as a float."""
+    return a / b
+
+
+@lowering("sym::sym_not", "sym::not_", scalar=True)
+def sym_not(a: Any) -> Any:
+    """Logical not."""
+    return jnp.logical_not(a) if isinstance(a, jax.Array) else not a
+
+
+@lowering("sym::sym_ite", scalar=True)
+def sym_ite(condition: Any, a: Any, b: Any) -> Any:
+    """One of two numbers."""
+    if isinstance(condition, jax.Array):
+        return jnp.where(condition, a, b)
+    return a if condition else b
+
+
+@lowering("sym::sym_max", scalar=True)
+def sym_max(a: Any, b: Any) -> Any:
+    """The larger of two numbers."""
+    return jnp.maximum(a, b) if _traced(a, b) else max(a, b)
+
+
+@lowering("sym::sym_min", scalar=True)
+def sym_min(a: Any, b: Any) -> Any:
+    """The smaller of two numbers."""
+    return jnp.minimum(a, b) if _traced(a, b) else min(a, b)
+
+
+@lowering("sym::sym_sum", scalar=True)
+def sym_sum(values: Any) -> Any:
+    """The sum of numbers."""
+    return sum(values)
+
+
+@lowering("sym::sym_float", scalar=True)
+def sym_float(a: Any) -> Any:
+    """A number as a float."""
+    return a * 1.0
+
+
+@lowering("sym::sym_int", "sym::trunc", scalar=True)
+def sym_int(a: Any) -> Any:
+    """A number rounded towards zero."""
+    return jnp.trunc(a) if isinstance(a, jax.Array) else math.trunc(a)
+
+
+@lowering("sym::ceil", scalar=True)
+def ceil(a: Any) -> Any:
+    """A number rounded up."""
+    return jnp.ceil(a) if isinstance(a, jax.Array) else math.ceil(a)
+
+
+@lowering("sym::floor", scalar=True)
+def floor(a: Any) -> Any:
+    """A number rounded down."""
+    return jnp.floor(a) if isinstance(a, jax.Array) else math.floor(a)
+
+
+@lowering("sym::round", scalar=True)
+def rounded(a: Any, digits: int | None = None) -> Any:
+    """A number rounded to even."""
+    return jnp.round(a, digits or 0) if isinstance(a, jax.Array) else round(a, digits)
+
+
+@lowering("sym::_sym_sqrt", "sym::sym_sqrt", scalar=True)
+def sym_sqrt(a: Any) -> Any:
+    """The square root of a number."""
+    return jnp.sqrt(a) if isinstance(a, jax.Array) else math.sqrt(a)
+
+
+@lowering("aten::_local_scalar_dense", "aten::item", scalar=True)
+def local_scalar_dense(x: Any) -> Any:
+    """The value of an array of one element: a number where it is known, else what stands for one.
+
+    A weak array counts as a Python number when dtypes are promoted.
+    """
+    return as_number(x)
+
+
+@lowering("aten::_assert_scalar", "aten::_assert_async", scalar=True)
+def assert_scalar(condition: Any, message: str = "") -> Any:
+    """The condition: whoever runs the program looks at it."""
+    return condition
+
+
+@lowering("aten::_print", scalar=True)
+def printed(text: str) -> None:
+    """Prints when the program runs."""
+    jax.debug.callback(print, text)
+
+
+def _traced(*values: Any) -> bool:
+    return any(isinstance(value, jax.Array) for value in values)

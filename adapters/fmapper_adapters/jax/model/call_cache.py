@@ -1,0 +1,87 @@
+"""Which argument of a call is which input of the program, found out once per kind of call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fmapper.programs import Program
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class Routes:
+    """Calls that were checked, so that calls like them need not be.
+
+    Two calls are alike if they give arrays of the same classes, shapes and dtypes, and the same
+    other values, in the same places. Only arguments that are no trees are looked at, and programs
+    that take no numbers that vary; there are then no more kinds of calls than compiled programs.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        users = [i for i in program.inputs if i.kind in ("user", "static")]
+        self._arrays = [i for i, spec in enumerate(users) if spec.kind == "user"]
+        self._possible = all(users[i].is_array() for i in self._arrays) and all(
+            child.kind == "leaf" for part in program.in_spec.children for child in part.children
+        )
+        self._known: dict[Any, tuple[int | str, ...]] = {}
+
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
+        """The arrays among the arguments, in the order of the inputs; None if nobody knows."""
+        if not self._known:
+            return None
+        try:
+            route = self._known.get(_call_kind(args, kwargs))
+        except TypeError:  # of an argument that has no hash, as a list
+            return None
+        if route is None:
+            return None
+        return [args[at] if type(at) is int else kwargs[at] for at in route]  # type: ignore[index]
+
+    def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Keeps how a call that was checked gives the inputs."""
+        if not self._possible or not all(map(_is_known, (*args, *kwargs.values()))):
+            return
+        leaves = self._program.bind(
+            tuple(_marked(value, at) for at, value in enumerate(args)),
+            {name: _marked(value, name) for name, value in kwargs.items()},
+        )
+        route = [leaves[i] for i in self._arrays]
+        if all(isinstance(place, _Place) for place in route):
+            self._known[_call_kind(args, kwargs)] = tuple(place.at for place in route)
+
+
+class _Place:
+    """Stands for an argument, to see where it ends up."""
+
+    def __init__(self, at: int | str) -> None:
+        self.at = at
+
+
+def _marked(value: Any, at: int | str) -> Any:
+    return value if type(value) in _PLAIN else _Place(at)
+
+
+def _is_known(value: Any) -> bool:
+    """Whether the kind of a value says all that a check would ask for."""
+    if isinstance(value, jax.Array):
+        return not isinstance(value, jax.core.Tracer)
+    return type(value) is np.ndarray or type(value) in _PLAIN
+
+
+def _call_kind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if not kwargs:
+        return tuple([_kind(value) for value in args])
+    kinds = tuple([(name, _kind(value)) for name, value in kwargs.items()])
+    return tuple([_kind(value) for value in args]), kinds
+
+
+def _kind(value: Any) -> Any:
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return type(value), value
+    return type(value), shape, value.dtype

@@ -1,0 +1,285 @@
+"""Programs with convolutions, with the channels last where that saves turning images around.
+
+torch has images with the channels first, and XLA's convolution on the CPU wants them last: it turns
+every image around before a convolution and back afterwards, since it does not carry a layout from
+one operation to the next. Here what a convolution gives stays as it lies, with a note on the order
+of its dimensions, through elementwise operations, pooling, padding, sums and the like, as long as
+each of them can be told to work along other dimensions. Everything else gets the dimensions in
+torch's order. Values are the same: only where a number lies in memory differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from fmapper_adapters.jax.model import conv_as_matmul
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Turned:
+    """An array whose dimensions lie in another order: dimension i of the value is `order[i]`."""
+
+    array: Any
+    order: Order
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Of the value."""
+        return tuple(self.array.shape[i] for i in self.order)
+
+    def plain(self) -> Any:
+        """The value with its dimensions in order."""
+        return jax.lax.transpose(self.array, self.order)
+
+
+def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function of pytrees of arrays, its images with the channels last in between."""
+
+    def run(*args: Any) -> Any:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
+        leaves = jax.tree.leaves(args)
+        found = [_plain(x) for x in _evaluate(closed.jaxpr, closed.consts, leaves)]
+        return jax.tree.unflatten(jax.tree.structure(shape), found)
+
+    return run
+
+
+def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        given = [read(atom) for atom in eqn.invars]
+        found = None
+        name = eqn.primitive.name
+        if name == "conv_general_dilated":
+            found = _convolved(eqn, given)
+        elif any(isinstance(x, Turned) for x in given):
+            if name in _INLINED:
+                inner = eqn.params["jaxpr"]
+                found = _evaluate(inner.jaxpr, inner.consts, given)
+            elif name in _RULES:
+                found = _RULES[name](eqn, given)
+        if found is None:
+            found = _bound(eqn, [_plain(x) for x in given], eqn.params)
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+_INLINED = ("jit", "pjit")
+
+
+def _bound(eqn: Any, given: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    rest = eqn.primitive.get_bind_params(params)
+    functions, rest = rest if isinstance(rest, tuple) else ((), rest)  # older releases of JAX
+    with eqn.ctx.manager:
+        found = eqn.primitive.bind(*functions, *given, **rest)
+    return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _plain(x: Any) -> Any:
+    return x.plain() if isinstance(x, Turned) else x
+
+
+def _laid(x: Any, order: Order) -> Any:
+    """The array that is x with its dimensions in an order."""
+    if isinstance(x, Turned):
+        if x.order == order:
+            return x.array
+        x = x.plain()
+    if jnp.ndim(x) == 0:
+        return x
+    back = _inverse(order)
+    if sum(size != 1 for size in x.shape) <= 1:
+        return x.reshape([x.shape[i] for i in back])
+    return jax.lax.transpose(x, back)
+
+
+def _inverse(order: Order) -> Order:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _turned(array: Any, order: Order) -> Any:
+    return array if order == tuple(range(len(order))) else Turned(array, order)
+
+
+# --- convolutions -------------------------------------------------------------------------------
+
+
+def _convolved(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
+    x, weight = given[0], _plain(given[1])
+    params = dict(eqn.params)
+    names = params["dimension_numbers"]
+    count = len(names.lhs_spec)
+    as_it_is = tuple(range(count))
+    if count < 3 or {names.lhs_spec, names.out_spec} != {as_it_is}:
+        return None
+    last: Order = (0, count - 1, *range(1, count - 1))
+    images = _laid(x, last)
+    places = eqn.outvars[0].aval.shape[2:]
+    if _is_simple(params, as_it_is) and conv_as_matmul.pays(images, weight, places):
+        found = conv_as_matmul.convolved(images, weight, places, **params)
+    else:
+        params["dimension_numbers"] = names._replace(lhs_spec=last, out_spec=last)
+        (found,) = _bound(eqn, (images, weight), params)
+    return [_turned(found, last)]
+
+
+def _is_simple(params: dict[str, Any], as_it_is: Order) -> bool:
+    """Whether a filter is for all channels, and images are not spread."""
+    return (
+        params["dimension_numbers"].rhs_spec == as_it_is
+        and params["feature_group_count"] == params["batch_group_count"] == 1
+        and set(params["lhs_dilation"]) == {1}
+    )
+
+
+# --- operations that can be told to work along other dimensions ---------------------------------
+
+_Rule = Callable[[Any, Sequence[Any]], "list[Any] | None"]
+_RULES: dict[str, _Rule] = {}
+
+
+def _rule(*names: str) -> Callable[[_Rule], _Rule]:
+    def enter(rule: _Rule) -> _Rule:
+        _RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return enter
+
+
+_ELEMENTWISE = """abs add and atan2 cbrt ceil clamp convert_element_type copy cos cosh div eq erf
+erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul
+ne neg nextafter not or pow real reduce_precision rem round rsqrt select_n sign sin sinh sqrt square
+stop_gradient sub tan tanh xor"""
+
+
+@_rule(*_ELEMENTWISE.split())
+def _elementwise(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
+    """One of those that are as large as the result says how it lies: the others are smaller."""
+    shape = eqn.outvars[0].aval.shape
+    order = next((x.order for x in given if isinstance(x, Turned) and x.shape == shape), None)
+    if order is None or any(len(_shape(x)) not in (0, len(shape)) for x in given):
+        return None
+    found = _bound(eqn, [_laid(x, order) for x in given], eqn.params)
+    return [_turned(y, order) for y in found]
+
+
+def _shape(x: Any) -> tuple[Any, ...]:
+    return x.shape if isinstance(x, Turned) else jnp.shape(x)
+
+
+@_rule("transpose")
+def _transpose(eqn: Any, given: Sequence[Any]) -> list[Any]:
+    (x,) = given
+    return [_turned(x.array, tuple(x.order[i] for i in eqn.params["permutation"]))]
+
+
+@_rule(
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "squeeze"
+)
+def _dropped(eqn: Any, given: Sequence[Any]) -> list[Any]:
+    """Dimensions go; those that are left keep the order in which they lie."""
+    (x,) = given
+    name = "axes" if "axes" in eqn.params else "dimensions"
+    gone = tuple(sorted(x.order[i] for i in eqn.params[name]))
+    found = _bound(eqn, [x.array], {**eqn.params, name: gone})
+    left = [place for place in x.order if place not in gone]
+    ranks = sorted(left)
+    return [_turned(y, tuple(map(ranks.index, left))) for y in found]
+
+
+_ALONG = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation",
+          "padding_config", "start_indices", "limit_indices", "strides")  # fmt: skip
+
+
+@_rule("reduce_window_max", "reduce_window_min", "reduce_window_sum", "slice", "pad")
+def _along_each(eqn: Any, given: Sequence[Any]) -> list[Any]:
+    """Parameters that have something for each dimension."""
+    x, *others = given
+    if not isinstance(x, Turned):  # a padding value
+        return _bound(eqn, [_plain(y) for y in given], eqn.params)
+    back = _inverse(x.order)
+    params = {
+        name: tuple(value[i] for i in back) if name in _ALONG and value is not None else value
+        for name, value in eqn.params.items()
+    }
+    return [_turned(_bound(eqn, [x.array, *map(_plain, others)], params)[0], x.order)]
+
+
+@_rule("concatenate")
+def _concatenate(eqn: Any, given: Sequence[Any]) -> list[Any]:
+    order = next(x.order for x in given if isinstance(x, Turned))
+    params = {**eqn.params, "dimension": order[eqn.params["dimension"]]}
+    return [_turned(_bound(eqn, [_laid(x, order) for x in given], params)[0], order)]
+
+
+@_rule("split", "rev")
+def _at_axis(eqn: Any, given: Sequence[Any]) -> list[Any]:
+    (x,) = given
+    params = dict(eqn.params)
+    if "axis" in params:
+        params["axis"] = x.order[params["axis"]]
+    else:
+        params["dimensions"] = tuple(x.order[i] for i in params["dimensions"])
+    return [_turned(y, x.order) for y in _bound(eqn, [x.array], params)]
+
+
+@_rule("reshape")
+def _reshape(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
+    """Where dimensions are merged or split that lie beside each other as they do in the value."""
+    (x,) = given
+    if eqn.params.get("dimensions") is not None or eqn.params.get("sharding") is not None:
+        return None
+    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    pairs = _groups(old, new)
+    if pairs is None:
+        return None
+    sized = []  # for each group, where it begins in the array, and its new dimensions
+    for here, there in pairs:
+        lies = [x.order[i] for i in here]
+        if lies != list(range(lies[0], lies[0] + len(lies))):
+            return None
+        sized.append((lies[0], there))
+    sized.sort()
+    flat = [i for _, there in sized for i in there]
+    return [_turned(x.array.reshape([new[i] for i in flat]), _inverse(tuple(flat)))]
+
+
+def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:
+    """Dimensions that go over into each other, as small groups as there are; at least one each."""
+    pairs: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        here, there = [i], [j]
+        if i >= len(old) or j >= len(new):
+            rest = old[i:] if i < len(old) else new[j:]
+            if not pairs or any(size != 1 for size in rest):
+                return None
+            pairs[-1][0].extend(range(i, len(old)))
+            pairs[-1][1].extend(range(j, len(new)))
+            return pairs
+        a, b = old[i], new[j]
+        i, j = i + 1, j + 1
+        while a != b:
+            if not (isinstance(a, int) and isinstance(b, int)):
+                return None
+            if a < b and i < len(old):
+                a, here, i = a * old[i], [*here, i], i + 1
+            elif b < a and j < len(new):
+                b, there, j = b * new[j], [*there, j], j + 1
+            else:
+                return None
+        pairs.append((here, there))
+    return pairs

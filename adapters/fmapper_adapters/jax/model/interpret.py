@@ -1,0 +1,139 @@
+"""Runs the calls of a graph with JAX arrays, one lowering after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from fmapper.programs import Call, DType, Graph, Lowering, Ref
+from fmapper_adapters.jax.aten import types
+
+Observer = Callable[[Call, Any], None]
+
+
+@dataclass(slots=True)
+class Run:
+    """One evaluation of a program.
+
+    Attributes:
+        lowerings: By operation.
+        key: Where random numbers come from; each operation that draws some gets a key of its own.
+        observe: Called with each call and its result.
+        checks: The conditions that the program asserts, in the order of its calls.
+        drawn: How many keys were given.
+        problems: Where it is a list: results of other dtypes than the program says.
+    """
+
+    lowerings: Mapping[str, Lowering]
+    key: Any = None
+    observe: Observer | None = None
+    checks: list[Any] = field(default_factory=list)
+    drawn: int = 0
+    problems: list[str] | None = None
+
+    def next_key(self) -> Any:
+        """A key that no other operation of this run gets."""
+        self.drawn += 1
+        return jax.random.fold_in(self.key, self.drawn)
+
+
+def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
+    """The outputs of a graph, in its structure.
+
+    Raises:
+        Exception: What a lowering raises, with a note that names the call and the module.
+    """
+    env = dict(zip(graph.inputs, inputs, strict=True))
+    dead = graph.last_uses()
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return env[value.name]
+        if isinstance(value, tuple):
+            return tuple([resolve(inner) for inner in value])
+        if isinstance(value, DType):
+            return types.dtype_of(value.name)
+        if isinstance(value, Graph):
+            return _function(value, run)
+        if isinstance(value, Mapping):
+            return {key: resolve(inner) for key, inner in value.items()}
+        return value
+
+    for call in graph.calls:
+        lowering = run.lowerings[call.op]
+        try:
+            kwargs = {key: resolve(value) for key, value in call.kwargs.items()}
+            if lowering.random:
+                kwargs["key"] = None if run.key is None else run.next_key()
+            result = lowering.function(*[resolve(value) for value in call.args], **kwargs)
+        except Exception as error:
+            error.add_note(_where(call))
+            raise
+        env[call.name] = result if lowering.scalar else _strong(result)
+        if is_check(call):
+            run.checks.append(env[call.name])
+        if run.problems is not None:
+            run.problems.extend(_problems(call, env[call.name]))
+        if run.observe is not None:
+            run.observe(call, env[call.name])
+        for name in dead.get(call.name, ()):
+            del env[name]
+    return resolve(graph.outputs)
+
+
+def is_check(call: Call) -> bool:
+    """Whether a call asserts something and gives nothing."""
+    return call.op.startswith("aten::_assert")
+
+
+def _problems(call: Call, result: Any) -> Iterator[str]:
+    """How the results of a call differ in dtype from those that it had when it was recorded.
+
+    Not in shape, of which torch's recording says other things than its kernels do here and there.
+    """
+    arrays = jax.tree.leaves(result)
+    if len(arrays) != 1 or len(call.result) != 1:  # of several, those are looked at that are read
+        return
+    for array, (name, _) in zip(arrays, call.result, strict=True):
+        dtype = np.result_type(array) if np.isscalar(array) else array.dtype
+        if dtype != types.dtype_of(name):
+            yield f"{_at(call)} gives {dtype} for {name}"
+
+
+def _function(graph: Graph, run: Run) -> Callable[..., Any]:
+    """An inner graph as a function, for operations that take one.
+
+    What it asserts is not looked at: it may be traced, and then nobody outside can.
+    """
+    # A function that is differentiated may run when the trace that made the key has ended.
+    draws = run.key is not None and any(run.lowerings[c.op].random for c in graph.walk())
+
+    def inner(*args: Any) -> Any:
+        key = run.next_key() if draws else None
+        own = Run(run.lowerings, key, run.observe, problems=run.problems)
+        return evaluate(graph, args, own)
+
+    return inner
+
+
+def _strong(result: Any) -> Any:
+    """Results as arrays of their dtype: a weak one would count as a Python number later on."""
+    if isinstance(result, tuple | list):
+        return tuple([_strong(inner) for inner in result])
+    if types.is_weak(result):
+        return jax.lax.convert_element_type(result, result.dtype)
+    return result
+
+
+def _where(call: Call) -> str:
+    return f"while running {_at(call)}, as {call.name}"
+
+
+def _at(call: Call) -> str:
+    at = f" in {call.module}" if call.module else ""
+    source = f" ({call.source})" if call.source else ""
+    return f"{call.op}{at}{source}"

@@ -1,0 +1,642 @@
+"""What `convert` gives for JAX: a pytree of parameters and buffers, called like the module."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import operator
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper.programs import Call, Input, Lowering, Program, Ref
+from fmapper import (
+    ConversionError,
+    LossyCastError,
+    ProgramInputError,
+    UnsupportedOpsError,
+    convert,
+    functor,
+    get_device,
+    load_program,
+    load_state,
+    materialize,
+    save_program,
+    to_jax,
+    to_numpy,
+)
+from fmapper.backends import Observation
+from fmapper_adapters.jax.model import interpret, channels_last, meshes, narrow_ints, call_cache
+from fmapper_adapters.jax.aten import table, types
+
+Arrays = dict[str, Any]
+Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as _execute gives them
+
+
+class Outcome(NamedTuple):
+    """What a call gives beside its output.
+
+    Attributes:
+        output: The output.
+        model: The model with the buffers that the call has changed, as running averages.
+        args: The arguments by position, with the arrays that the call has changed.
+        kwargs: The arguments by keyword, likewise.
+    """
+
+    output: Any
+    model: JaxModel
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Code:
+    """The part of a model that is no array: a constant to `jax.jit`, compared by identity.
+
+    Attributes:
+        program: The program, without its parameters and buffers.
+        lowerings: By operation.
+        convolves: Whether it has convolutions.
+        constants: Arrays that the code of the model holds, on the host.
+        random: Whether it draws random numbers.
+        concrete: Whether shapes depend on values, so that it cannot be compiled.
+        paths: What errors call each flattened input.
+        checks: The calls that assert something.
+        own_keywords: What forward calls as `__call__` calls keywords of its own.
+        names: Of the parameters and of the buffers that the program takes, in order.
+        pick_params, pick_buffers: These arrays from a dict.
+        routes: How calls that were checked before give the inputs.
+        problems: While it is examined, what is wrong with the results of its operations.
+        too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
+    """
+
+    def __init__(
+        self, program: Program, lowerings: Mapping[str, Lowering], constants: Arrays
+    ) -> None:
+        self.program = program
+        self.lowerings = lowerings
+        self.constants = constants
+        self.convolves = any("conv" in op for op in lowerings)
+        self.random = any(lowering.random is True for lowering in lowerings.values())
+        self.concrete = program.has_unknown_sizes() or any(
+            lowering.concrete for lowering in lowerings.values()
+        )
+        self.users = [i for i in program.inputs if i.kind in ("user", "static")]
+        self.paths = program.input_paths()
+        self.too_wide = narrow_ints.problem(program, constants)
+        self.checks = [call for call in program.graph.calls if interpret.is_check(call)]
+        self.problems: list[str] | None = None
+        self.check_width()
+        self.fixed_outputs = [
+            None if isinstance(value, Ref) else (value,)
+            for value, output in zip(program.graph.outputs, program.outputs, strict=True)
+            if output.kind == "user"
+        ]
+        self.all_computed = not any(self.fixed_outputs)
+        self.own_keywords = {p.name for p in program.signature} & {"key", "mutable"}
+        self.names = {
+            kind: [str(i.target) for i in program.inputs if i.kind == kind]
+            for kind in ("parameter", "buffer")
+        }
+        self.pick_params = _picker(self.names["parameter"])
+        self.pick_buffers = _picker(self.names["buffer"])
+        self.routes = call_cache.Routes(program)
+
+    def check_width(self) -> None:
+        """Asks whether the integers of the program fit, now that it is known how wide they are.
+
+        Raises:
+            LossyCastError: They do not.
+        """
+        if self.too_wide and types.dtype_of("int64").itemsize == 4:
+            raise LossyCastError(self.too_wide)
+
+
+@functor(children=("params", "buffers"), trainable=("params",))
+class JaxModel:
+    """A model that was converted to JAX.
+
+    It is a pytree whose leaves are the arrays in `params` and `buffers`, so that JAX transforms
+    functions of it: `jax.grad(lambda params: loss(model.replace(params=params)(x)))(model.params)`.
+    Calls are compiled once per combination of shapes and dtypes; no torch is involved.
+
+    Attributes:
+        params: The trained arrays by the names of the state dict. Of tied arrays only the first
+            name is there, `aliases` has the others.
+        buffers: The other arrays of the module.
+        precision: Of matrix products and convolutions in float32, as `jax.default_matmul_precision`
+            takes it; None for JAX's own setting.
+    """
+
+    params: Arrays
+    buffers: Arrays
+    precision: str | None
+    is_converted_model = True
+
+    def __init__(
+        self, params: Arrays, buffers: Arrays, code: Code, precision: str | None = "highest"
+    ) -> None:
+        self.params = params
+        self.buffers = buffers
+        self.precision = precision
+        self._code = code
+
+    @property
+    def program(self) -> Program:
+        """What the model computes, as data."""
+        return self._code.program
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The other names of tied arrays -> the name under which `params` or `buffers` has them."""
+        return self.program.aliases
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a call needs a key."""
+        return self._code.random
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output for the arguments of the module's forward.
+
+        Two more keywords are taken, unless forward has them itself; `call` takes them always:
+
+        * `key`: a `jax.random.key` for dropout and other random numbers,
+        * `mutable=True`: give a pair, the output and the model with what the call changes, such as
+          the running averages of batch normalisation.
+
+        Raises:
+            ProgramInputError: The program was recorded for other inputs.
+        """
+        code = self._code
+        key = None if "key" in code.own_keywords else kwargs.pop("key", None)
+        mutable = False if "mutable" in code.own_keywords else kwargs.pop("mutable", False)
+        arrays = None
+        if not code.concrete and not (code.random and key is None):
+            arrays = code.routes.find(args, kwargs)
+        if arrays is None:
+            outcome = self.call(args, kwargs, key=key)
+            output, model = outcome.output, outcome.model
+        else:
+            found = _compiled(code, (), self.precision, *self._state(), arrays, key)
+            output, model = self._finished(found)
+        return (output, model) if mutable else output
+
+    def call(
+        self,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        key: Any = None,
+        observe: interpret.Observer | None = None,
+    ) -> Outcome:
+        """The output, and everything that the module would have changed in place.
+
+        Args:
+            args: What forward takes by position.
+            kwargs: What it takes by keyword.
+            key: A `jax.random.key`, for programs that draw random numbers.
+            observe: Called with every operation and its result; the program is not compiled then.
+
+        Raises:
+            ProgramInputError: The program was recorded for other inputs, or needs a key.
+        """
+        code = self._code
+        leaves = code.program.bind(args, kwargs or {})
+        arrays, numbers = _checked(code, leaves)
+        for name, array in (*self.params.items(), *self.buffers.items()):
+            if isinstance(array, jax.ShapeDtypeStruct):
+                raise ProgramInputError(
+                    f"{code.program.name}: {name} has a shape and no values. Fill the model: "
+                    "fmapper.materialize(model, state)."
+                )
+        if code.random and key is None:
+            raise ProgramInputError(
+                f"{code.program.name} draws random numbers: give it key=jax.random.key(0)"
+            )
+        if code.concrete:
+            found = self._run_eagerly(numbers, arrays, key, observe)
+        elif observe is not None:
+            given = meshes.gathered((*self._state(), arrays))
+            found = _execute(code, numbers, self.precision, *given, key, observe)
+        else:
+            found = _compiled(code, numbers, self.precision, *self._state(), arrays, key)
+            code.routes.add(args, kwargs or {})
+        output, model = self._finished(found)
+        for position, value in found[2].items():
+            leaves[position] = value
+        new_args, new_kwargs = code.program.in_spec.unflatten(leaves)
+        return Outcome(output, model, new_args, new_kwargs)
+
+    def _state(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What the program takes of the arrays: without names, which cost time in every call."""
+        return self._code.pick_params(self.params), self._code.pick_buffers(self.buffers)
+
+    def _finished(self, found: Results) -> tuple[Any, JaxModel]:
+        """The output, and the model with what the call has changed."""
+        users, changed, _, checks = found
+        code = self._code
+        if checks is not None:
+            _look_at(code, checks)
+        if code.all_computed:
+            outputs = users
+        else:
+            values = iter(users)
+            outputs = [next(values) if fixed is None else fixed[0] for fixed in code.fixed_outputs]
+        model = self
+        if changed:
+            model = self.replace(
+                params=_updated(self.params, changed), buffers=_updated(self.buffers, changed)
+            )
+        return code.program.out_spec.unflatten(outputs), model
+
+    def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
+        """Every operation of a call, run one by one, with its results."""
+        seen: list[Observation] = []
+
+        def observe(call: Call, result: Any) -> None:
+            arrays = tuple(x for x in jax.tree.leaves(result) if isinstance(x, jax.Array))
+            seen.append(Observation(call.module, call.op, call.source, arrays))
+
+        self.call(args, kwargs, observe=observe)
+        return seen
+
+    def examine(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
+        """The output for the examples; None where random numbers or an error leave none.
+
+        Raises:
+            ConversionError: Operations give other dtypes than in the source.
+        """
+        code = self._code
+        code.problems = []
+        try:
+            if code.random and not code.concrete:  # nothing to compare: it need not be compiled
+                arrays, numbers = _checked(code, code.program.bind(args, kwargs))
+                run = partial(_execute, code, numbers, self.precision)
+                jax.eval_shape(run, *self._state(), arrays, jax.random.key(0))
+                found = None
+            else:
+                key = jax.random.key(0) if code.random else None
+                found = (self.call(args, kwargs, key=key).output,)
+        except Exception:  # the call says so, too
+            found = None
+        finally:
+            problems, code.problems = code.problems, None
+        if problems:
+            raise ConversionError(
+                f"{code.program.name}: operations would give other dtypes than in the "
+                f"model: {'; '.join(dict.fromkeys(problems))}. Pass check=False to take them so."
+            )
+        return None if code.random else found
+
+    def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
+        """Without compiling: for programs whose sizes depend on the values of arrays."""
+        given = meshes.gathered((*self._state(), arrays))
+        try:
+            return _execute(self._code, numbers, self.precision, *given, key, observe)
+        except jax.errors.JAXTypeError as error:
+            error.add_note(
+                f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
+                "called, and differentiated in parameters that no size depends on, but not "
+                "compiled: call it outside of jax.jit, jax.vmap and jax.export, or convert the "
+                "model with specialize=True, for the sizes of the examples."
+            )
+            raise
+
+    def replace(
+        self,
+        *,
+        params: Arrays | None = None,
+        buffers: Arrays | None = None,
+        precision: Any = ...,
+    ) -> JaxModel:
+        """The same model with other arrays, or another precision."""
+        return JaxModel(
+            self.params if params is None else params,
+            self.buffers if buffers is None else buffers,
+            self._code,
+            self.precision if precision is ... else precision,
+        )
+
+    def as_program(self) -> Program:
+        """The program with the arrays of this model, to be saved or lowered again."""
+        return dataclasses.replace(
+            self.program,
+            parameters=dict(self.params),
+            buffers=dict(self.buffers),
+            constants=dict(self._code.constants),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes arrays and program to one safetensors file; `load` needs no torch to read it.
+
+        Raises:
+            ConversionError: An array has a dtype that the format lacks.
+        """
+        save_program(self.as_program(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> JaxModel:
+        """The model in a file, with the options of `convert`.
+
+        Raises:
+            ConversionError: The file holds no program, or is damaged.
+            UnsupportedOpsError: It has operations of your own that are not added here.
+        """
+        found: JaxModel = convert(load_program(path), "jax", **options)
+        return found
+
+    def state_dict(self) -> Arrays:
+        """The arrays by the names that the module's own state dict has, tied ones under each."""
+        kept = {n: a for n, a in self.buffers.items() if n not in self.program.transient}
+        found = {**self.params, **kept}
+        return found | {name: found[own] for name, own in self.aliases.items() if own in found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> JaxModel:
+        """The same program with other arrays, as those of another checkpoint.
+
+        Args:
+            state: Arrays of any backend by the names of `state_dict`.
+
+        Raises:
+            StructureMismatchError: Names are missing or left over, or a shape differs.
+            LossyCastError: A value does not fit into the dtype of the model.
+        """
+        renamed: Arrays = {}
+        for name, array in state.items():
+            renamed.setdefault(self.aliases.get(name, name), array)
+        for name in self.program.transient:  # in no state dict: they stay
+            renamed.setdefault(name, self.buffers[name])
+        own = {**self.params, **self.buffers}
+        is_hollow = any(isinstance(x, jax.ShapeDtypeStruct) for x in own.values())
+        loaded = (materialize if is_hollow else load_state)(own, renamed)
+        return self.replace(
+            params={name: loaded[name] for name in self.params},
+            buffers={name: loaded[name] for name in self.buffers},
+        )
+
+    def __reduce__(self) -> Any:
+        """Pickled as its program; the lowerings are found again."""
+        return _unpickled, (self.as_program(), self.precision)
+
+    def __copy__(self) -> JaxModel:
+        return self.replace()
+
+    def __deepcopy__(self, memo: Any) -> JaxModel:
+        """With the same code, which never changes: the copy is not compiled anew."""
+        arrays = copy.deepcopy((self.params, self.buffers), memo)
+        return self.replace(params=arrays[0], buffers=arrays[1])
+
+    def __repr__(self) -> str:
+        count = sum(int(np.size(array)) for array in self.params.values())
+        return f"JaxModel({self.program.name}, {len(self.params)} parameters of {count:,} numbers)"
+
+
+def _unpickled(program: Program, precision: str | None) -> JaxModel:
+    found: JaxModel = convert(program, "jax", precision=precision)
+    return found
+
+
+def from_program(
+    program: Program,
+    added: Mapping[str, Lowering],
+    *,
+    precision: str | None = "highest",
+) -> JaxModel:
+    """The model for a program.
+
+    Raises:
+        UnsupportedOpsError: Operations have no lowering; lists all of them.
+    """
+    try:
+        lowerings = table.find_all(program.ops(), added)
+    except UnsupportedOpsError as error:
+        if not any(op.startswith("lax::") for op in error.ops):
+            raise
+        raise UnsupportedOpsError(
+            f"{program.name} was recorded from JAX: its operations are JAX's own, and nothing "
+            'lowers them to JAX. Convert the program to "torch". Its weights are in '
+            "program.parameters and program.buffers, by name; fmapper.to_jax takes them back",
+            error.ops,
+        ) from None
+    arrays = _moved({"params": program.parameters, "buffers": program.buffers})
+    constants = to_numpy(program.constants)
+    code = Code(program.without_state(), lowerings, constants)
+    return JaxModel(arrays["params"], arrays["buffers"], code, precision)
+
+
+def _moved(arrays: dict[str, Arrays]) -> dict[str, Arrays]:
+    """The arrays of a program as JAX's; those without values as shapes."""
+    hollow = {
+        kind: {n: x for n, x in named.items() if _is_hollow(x)} for kind, named in arrays.items()
+    }
+    if not any(hollow.values()):
+        found: dict[str, Arrays] = to_jax(arrays)
+        return found
+    solid = {
+        kind: {n: x for n, x in named.items() if n not in hollow[kind]}
+        for kind, named in arrays.items()
+    }
+    parts = to_jax(solid), to_jax(hollow, device="meta")
+    return {
+        kind: {n: next(p[kind][n] for p in parts if n in p[kind]) for n in named}
+        for kind, named in arrays.items()
+    }
+
+
+def _is_hollow(array: Any) -> bool:
+    device = get_device(array)
+    return device is not None and device.kind == "meta"
+
+
+def _execute(  # static_argnums goes by position
+    code: Code,
+    numbers: tuple[Any, ...],
+    precision: str | None,
+    params: tuple[Any, ...],
+    buffers: tuple[Any, ...],
+    arrays: list[Any],
+    key: Any,
+    observe: interpret.Observer | None = None,
+) -> Results:
+    """The program on arrays.
+
+    Returns:
+        Users' outputs that are not fixed, what it changes by name, the inputs that it changes by
+        position, and whether what it asserts holds, as one array; None if it asserts nothing.
+    """
+    program = code.program
+    code.check_width()
+    given, static = iter(arrays), iter(numbers)
+    named = {"parameter": iter(params), "buffer": iter(buffers)}
+    inputs = []
+    for spec in program.inputs:
+        if spec.kind == "static":
+            inputs.append(spec.value)
+        elif spec.kind == "user":
+            inputs.append(_strong(next(given)) if spec.is_array() else next(static))
+        elif spec.kind == "constant":
+            array = code.constants[str(spec.target)]
+            inputs.append(jnp.asarray(narrow_ints.narrowed(array, f"{program.name}: {spec.target}")))
+        else:
+            array = narrow_ints.narrowed(next(named[spec.kind]), f"{program.name}: {spec.target}")
+            inputs.append(jnp.asarray(array))
+    run = interpret.Run(code.lowerings, key, observe, problems=code.problems)
+    with _settings(program, precision):
+        values = interpret.evaluate(program.graph, inputs, run)
+    users: list[Any] = []
+    changed: Arrays = {}
+    changed_inputs: dict[int, Any] = {}
+    fixed = iter(code.fixed_outputs)
+    for value, output in zip(values, program.outputs, strict=True):
+        if output.kind == "user":
+            if next(fixed) is None:
+                users.append(value)
+        elif output.kind == "input":
+            changed_inputs[int(output.target)] = value
+        else:
+            changed[str(output.target)] = value
+    checks = [jnp.asarray(check).reshape(()).astype(bool) for check in run.checks]
+    return users, changed, changed_inputs, jnp.stack(checks) if checks else None
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _compiled(code: Code, numbers: tuple[Any, ...], precision: str | None, *arrays: Any) -> Results:
+    """The same, compiled."""
+    run: Callable[..., Results] = partial(_execute, code, numbers, precision)
+    if code.convolves and jax.default_backend() == "cpu":
+        run = channels_last.channels_last(run)
+    params, buffers, users, _ = arrays
+
+    def keep(results: Results) -> Results:
+        """What the program changes is sharded as it was."""
+        names = code.names["parameter"] + code.names["buffer"]
+        state = dict(zip(names, (*params, *buffers), strict=True))
+        places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
+        changed = {name: state.get(name) for name in results[1]}
+        inputs = {place: users[places[place]] for place in results[2]}
+        return [None] * len(results[0]), changed, inputs, None
+
+    found: Results = meshes.run(run, arrays, batch=users, keep=keep)
+    return found
+
+
+def _array_inputs(code: Code) -> list[Input]:
+    return [spec for spec in code.users if spec.kind == "user" and spec.is_array()]
+
+
+def _picker(names: list[str]) -> Callable[[Arrays], tuple[Any, ...]]:
+    if len(names) < 2:  # for which itemgetter gives no tuple
+        return lambda arrays: tuple([arrays[name] for name in names])
+    return operator.itemgetter(*names)
+
+
+def _look_at(code: Code, checks: Any) -> None:
+    """Raises if what the program asserts does not hold; inside a transformation, when it runs."""
+    if isinstance(checks, jax.core.Tracer):
+        jax.debug.callback(partial(_raise_unless, code), checks)
+    elif checks is not None:
+        _raise_unless(code, checks)
+
+
+def _raise_unless(code: Code, checks: Any) -> None:
+    checks = np.asarray(checks)
+    if checks.all():
+        return
+    rows = checks.reshape(-1, len(code.checks))  # one per element under jax.vmap
+    for i, call in enumerate(code.checks):
+        if not rows[:, i].all():
+            raise ProgramInputError(_broken(code, call))
+
+
+def _broken(code: Code, call: Call) -> str:
+    message = call.args[1] if len(call.args) > 1 else "a condition does not hold"
+    where = f" in {call.module}" if call.module else ""
+    return (
+        f"{code.program.name}: the model asserts{where} what these inputs do not fulfil: "
+        f"{message}. If the program was recorded for values of the examples, convert it with such "
+        "inputs."
+    )
+
+
+@contextlib.contextmanager
+def _settings(program: Program, precision: str | None) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(types.default_dtype_is(program.default_dtype))
+        if precision is not None:
+            stack.enter_context(jax.default_matmul_precision(precision))
+        yield
+
+
+def _strong(array: Any) -> Any:
+    array = jnp.asarray(array)
+    return array.astype(array.dtype) if types.is_weak(array) else array
+
+
+def _updated(arrays: Arrays, changed: Arrays) -> Arrays:
+    return {name: changed.get(name, array) for name, array in arrays.items()}
+
+
+def _checked(code: Code, leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """The arrays and the numbers among the leaves, if the program was recorded for such.
+
+    Raises:
+        ProgramInputError: It was not; says which input.
+    """
+    arrays: list[Any] = []
+    numbers: list[Any] = []
+    sizes: dict[str, Any] = {}
+    for spec, path, leaf in zip(code.users, code.paths, leaves, strict=True):
+        where = f"{code.program.name}: {path}"
+        if spec.kind == "static":
+            if not spec.accepts(leaf):
+                raise ProgramInputError(
+                    f"{where} is {leaf!r}, but the program was recorded for {spec.value!r} and "
+                    "does what that means. Convert the model with the other value."
+                )
+        elif spec.is_array():
+            arrays.append(_checked_array(code.program, spec, where, leaf, sizes))
+        else:
+            numbers.append(_checked_number(code.program, spec, where, leaf, sizes))
+    problem = code.program.size_problem(sizes)
+    if problem:
+        raise ProgramInputError(f"{code.program.name}: the inputs do not go together: {problem}")
+    return arrays, tuple(numbers)
+
+
+def _checked_array(
+    program: Program, spec: Input, where: str, leaf: Any, sizes: dict[str, Any]
+) -> Any:
+    if isinstance(leaf, bool | int | float | complex) and not spec.shape:
+        leaf = jnp.asarray(leaf)
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+        raise ProgramInputError(
+            f"{where}: a JAX or NumPy array is wanted, {type(leaf).__name__} was given; "
+            "fmapper.to_jax makes one"
+        )
+    if types.category(leaf.dtype) != types.category(types.dtype_of(spec.dtype)):
+        raise ProgramInputError(
+            f"{where}: an array of {spec.dtype} is wanted, {leaf.dtype.name} was given"
+        )
+    problem = program.shape_problem(spec.shape, leaf.shape, sizes)
+    if problem:
+        raise ProgramInputError(f"{where}: {problem}")
+    return narrow_ints.narrowed(leaf, where)
+
+
+def _checked_number(
+    program: Program, spec: Input, where: str, leaf: Any, sizes: dict[str, Any]
+) -> Any:
+    if type(leaf).__name__ != spec.dtype:
+        raise ProgramInputError(
+            f"{where}: a Python {spec.dtype} is wanted, {type(leaf).__name__} was given"
+        )
+    problem = program.shape_problem((str(spec.value),), (leaf,), sizes)
+    if problem:
+        raise ProgramInputError(f"{where}: {problem}")
+    return leaf

@@ -1,0 +1,52 @@
+"""Running models for inference with JAX, and counting what a run asks of a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from fmapper.backends import Counts
+from fmapper import fleaves, fmap
+from fmapper_adapters.jax import kernels
+
+
+def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callable[..., Any]:
+    """`call` under `jax.jit`, with the arrays of the model as arguments.
+
+    The model is rebuilt around them with `fmap`, so that any tree will do, whether JAX knows its
+    classes or not; what is no array in it and in the inputs is static.
+    """
+    if compile is False:
+        return lambda *inputs: call(model, *inputs)
+    arrays = list(
+        {id(leaf): leaf for leaf in fleaves(model) if isinstance(leaf, jax.Array)}.values()
+    )
+
+    def program(values: list[Any], dynamic: list[Any], static: tuple[Any, ...]) -> Any:
+        new = {id(old): value for old, value in zip(arrays, values, strict=True)}
+        own = fmap(lambda leaf: new.get(id(leaf), leaf), model)
+        tree, fixed = static
+        given = iter(dynamic)
+        leaves = [next(given) if is_array else value for is_array, value in fixed]
+        return call(own, *jax.tree.unflatten(tree, leaves))
+
+    jitted = jax.jit(program, static_argnums=2)
+
+    def run(*inputs: Any) -> Any:
+        leaves, tree = jax.tree.flatten(inputs)
+        fixed = tuple(
+            (True, None) if isinstance(leaf, jax.Array) else (False, leaf) for leaf in leaves
+        )
+        return jitted(
+            arrays, [leaf for leaf in leaves if isinstance(leaf, jax.Array)], (tree, fixed)
+        )
+
+    return run
+
+
+def count(call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts:
+    """What `jax.make_jaxpr` shows of a run; nothing is computed."""
+    traced = jax.make_jaxpr(runner(call, model, None))(*inputs)
+    return kernels.count(traced)

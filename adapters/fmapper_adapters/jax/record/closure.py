@@ -1,0 +1,454 @@
+"""What a callable holds: its arrays by name, and the same callable with others in their place."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper.backends import BoxKey, holds_arrays
+from fmapper import (
+    ConversionError,
+    CycleError,
+    NotAFunctorError,
+    StructureMismatchError,
+    fcollect,
+    fmap_with_path,
+    trainables,
+)
+from fmapper_adapters.jax.record import frames
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_NUMBERS = (bool, int, float, complex)
+_JITTED = ("PjitFunction", "JitWrapped", "_JitWrapper")
+_MODE = "inference"  # a field in which the layers of Equinox keep their mode
+_LIBRARIES = ("jax", "flax", "equinox")  # of whose functions the cells have no telling names
+_MODES = ("deterministic", "use_running_average")  # attributes in which those of Flax do
+_INNER = "_fun"  # where the wrappers of Equinox keep what they wrap
+
+
+class Lifted:
+    """The arrays of a callable: of a tree that is called, or of a function.
+
+    A function holds what its closure, its `partial` or its object has, and the models and trees
+    (not the bare arrays) that it finds among the globals of its file.
+
+    Args:
+        roots: The callable, or a function and its parameters.
+
+    Attributes:
+        arrays: By name, each once.
+        trained: The names of those that are trained.
+        aliases: Other names of tied ones -> the name in `arrays`.
+        inference: What parts say of their modes: true for evaluation.
+        refusal: The error that names an object which nobody declared and which holds arrays.
+        suspects: Those arrays: they are constants of a program that uses them.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self._roots = tuple(map(_with_arrays, roots))
+        self.arrays: dict[str, Any] = {}
+        self.aliases: dict[str, str] = {}
+        self.trained: set[str] = set()
+        self.inference: list[bool] = []
+        self._names: dict[int, str] = {}
+        self.refusal: NotAFunctorError | None = None
+        self.suspects: list[Any] = []
+        trained: set[int] = set()
+        for part in _trees(self._roots):
+            try:
+                trained |= _trained(part)
+            except NotAFunctorError as error:
+                self.refusal = self.refusal or error
+                leaves = [leaf for _, leaf in _leaves(part)]
+                trained |= {id(x) for x in leaves if _is_inexact(x)}
+                undeclared = [x for x in leaves if not isinstance(x, _ARRAYS) and holds_arrays(x)]
+                self.suspects += _arrays_within(undeclared)
+        for name, leaf in _found(self._roots, self.inference):
+            if name in self.arrays or name in self.aliases:
+                raise StructureMismatchError(
+                    f"two arrays are both called {name!r} when keys are joined with dots. Rename "
+                    "one of the keys."
+                )
+            first = self._names.setdefault(id(leaf), name)
+            if first != name:
+                self.aliases[name] = first
+                continue
+            self.arrays[name] = leaf
+            if id(leaf) in trained:
+                self.trained.add(name)
+
+    def filled(self, known: Mapping[str, Any], *, train: bool | None = None) -> tuple[Any, ...]:
+        """The roots with other arrays, by their names; ties are kept.
+
+        Args:
+            known: The arrays.
+            train: What the fields called `inference` are to say; None: what they do.
+        """
+        filling = _Filling(self._names, known, train)
+        return tuple(map(filling.tree, self._roots))
+
+    def changed(self, filled: tuple[Any, ...], known: Mapping[str, Any]) -> dict[str, Any]:
+        """What a call has put into filled roots, as counters and running averages.
+
+        Raises:
+            ConversionError: It has made or removed arrays, or parted tied ones.
+        """
+        after = dict(_found(tuple(map(_with_arrays, filled)), []))
+        new = [n for n in after if n not in self.arrays and n not in self.aliases]
+        gone = [n for n in (*self.arrays, *self.aliases) if n not in after]
+        if new or gone:
+            what = f"makes {', '.join(new)}" if new else f"removes {', '.join(gone)}"
+            raise ConversionError(
+                f"a call {what}: what a model holds must be there before it is converted. Call it "
+                "once before, make those in the constructor, or return the values"
+            )
+        for name, first in self.aliases.items():
+            if after[name] is not after[first]:
+                raise ConversionError(
+                    f"{name} and {first} are one array, of which a call makes two"
+                )
+        return {name: after[name] for name in self.arrays if after[name] is not known[name]}
+
+
+def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
+    """The classes of the nodes that are wanted, by name as arrays have one."""
+    found: dict[str, type] = {}
+
+    def see(path: Any, node: Any) -> bool:
+        if wanted(node):
+            found.setdefault(".".join(_keys_of(path)), type(node))
+        return is_function(node)
+
+    fmap_with_path(lambda path, leaf: leaf, tree, is_leaf=see)
+    return found
+
+
+def is_function(x: Any) -> bool:
+    """Whether something is called without being a tree of arrays itself."""
+    if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
+        return True
+    return wrapped(x) is not None
+
+
+def called(model: Any) -> Any:
+    """A model, or the method that is called where that holds arrays in its closure itself."""
+    method = getattr(type(model), "__call__", None)  # noqa: B004 - it is wanted, not asked for
+    if is_function(model) or not isinstance(method, types.FunctionType) or not _parts(method):
+        return model
+    return types.MethodType(method, model)
+
+
+def wrapped(x: Any) -> Any | None:
+    """The function that `jax.jit` and the like have made another one of; None for others."""
+    cls = type(x)
+    is_jitted = cls.__name__ in _JITTED and cls.__module__.startswith(("jax", "flax", "equinox"))
+    return getattr(x, "__wrapped__", None) if is_jitted else None
+
+
+def _with_arrays(root: Any) -> Any:
+    """A tree whose boxes, such as the variables of NNX, hold arrays where they hold numbers."""
+    if is_function(root) or not _has_numbers(root):
+        return root
+
+    def convert(path: Any, leaf: Any) -> Any:
+        return jnp.asarray(leaf) if _is_boxed_number(path, leaf) else leaf
+
+    return fmap_with_path(convert, root)
+
+
+def _has_numbers(root: Any) -> bool:
+    found = []
+    fmap_with_path(lambda path, leaf: found.append(_is_boxed_number(path, leaf)), root)
+    return any(found)
+
+
+def _is_boxed_number(path: Any, leaf: Any) -> bool:
+    return isinstance(leaf, _NUMBERS) and bool(len(path)) and isinstance(path[-1], BoxKey)
+
+
+def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """The leaves of a tree, tied ones at each of their places, with the parts of their names."""
+    found: list[tuple[tuple[str, ...], Any]] = []
+
+    def see(path: Any, leaf: Any) -> Any:
+        found.append((_keys_of(path), leaf))
+        return leaf
+
+    try:
+        fmap_with_path(see, tree, cache=None, is_leaf=_is_function_at)
+    except (CycleError, RecursionError):  # parts that know their parents
+        found.clear()
+        fmap_with_path(see, tree, is_leaf=_is_function_at)
+    return found
+
+
+def _keys_of(path: Any) -> tuple[str, ...]:
+    keys = (key for key in path if not isinstance(key, BoxKey) and key != _INNER)
+    return tuple(map(str, keys))
+
+
+def _is_function_at(path: Any, node: Any) -> bool:
+    return is_function(node)
+
+
+def _found(roots: tuple[Any, ...], inference: list[bool]) -> list[tuple[str, Any]]:
+    """The arrays in all roots by name, in their order; tied ones at each of their places."""
+    found: list[tuple[str, Any]] = []
+    seen: set[int] = set()
+
+    def collect(tree: Any, prefix: tuple[str, ...]) -> None:
+        for keys, leaf in _leaves(tree):
+            at = (*prefix, *keys)
+            if isinstance(leaf, _ARRAYS):
+                found.append((".".join(at) or "value", leaf))
+            elif isinstance(leaf, bool) and keys and keys[-1] == _MODE:
+                inference.append(leaf)
+            elif is_function(leaf) and id(leaf) not in seen:
+                seen.add(id(leaf))
+                for name, part in _parts(leaf):
+                    collect(part, (*at, name) if name else at)
+        if not is_function(tree):
+            inference.extend(mode for _, _, mode in _modes_in(tree))
+
+    for root in roots:
+        collect(root, ())
+    return found
+
+
+def _modes_in(tree: Any) -> Iterator[tuple[Any, str, bool]]:
+    """The parts of a tree that say in an attribute which mode they are in, as those of NNX do."""
+    for node in fcollect(tree, is_leaf=is_function):
+        held = getattr(node, "__dict__", {})
+        for name in _MODES:
+            if isinstance(held.get(name), bool) and not dataclasses.is_dataclass(node):
+                yield node, name, held[name]
+
+
+def _trees(roots: tuple[Any, ...]) -> Iterator[Any]:
+    """The trees that are held, each without the functions in it."""
+    todo, seen = [*roots], set()
+    while todo:
+        tree = todo.pop()
+        functions = [leaf for _, leaf in _leaves(tree) if is_function(leaf)]
+        for function in functions:
+            if id(function) not in seen:
+                seen.add(id(function))
+                todo += [{name: part} if name else part for name, part in _parts(function)]
+        if not is_function(tree):
+            strip = bool(functions)
+            yield (
+                fmap_with_path(
+                    lambda _, x: None if is_function(x) else x, tree, is_leaf=_is_function_at
+                )
+                if strip
+                else tree
+            )
+
+
+def _trained(tree: Any) -> set[int]:
+    """The ids of the arrays of a tree that are trained."""
+    found = {id(array) for array in trainables(tree).values()}
+    for variables in _variables(tree):  # the other collections of Linen are not trained
+        beside = [leaf for name, part in variables.items() if name != "params"
+                  for _, leaf in _leaves(part)]  # fmt: skip
+        found -= {id(leaf) for leaf in beside}
+    return found
+
+
+def _variables(tree: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(tree, Mapping):
+        if "params" in tree:
+            yield tree
+        else:
+            for part in tree.values():
+                if isinstance(part, Mapping):
+                    yield from _variables(part)
+
+
+def _parts(function: Any) -> list[tuple[str, Any]]:
+    """What a function holds arrays in, by name; what it wraps has no name of its own."""
+    inner = wrapped(function)
+    if inner is not None:
+        return [("", inner)]
+    if isinstance(function, types.MethodType):
+        return [("", function.__self__), ("", function.__func__)]
+    if isinstance(function, functools.partial):
+        args = [(f"args.{i}", value) for i, value in enumerate(function.args)]
+        found = [("", function.func), *args, *function.keywords.items()]
+    else:
+        own = getattr(function, "__wrapped__", None)
+        of_library = frames.is_of(function.__code__.co_filename, _LIBRARIES)
+        found = [
+            ("" if of_library or value is own else name, value) for name, value in _cells(function)
+        ]
+        found += [("" if is_function(value) else name, value) for name, value in _globals(function)]
+    return [(name, value) for name, value in found if _holds(value)]
+
+
+def _holds(value: Any) -> bool:
+    if is_function(value):
+        return holds_arrays(value) or any(True for _ in _globals(value)) or bool(_parts(value))
+    return holds_arrays(value)
+
+
+def _cells(function: Any) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        # a number stays one: JAX looks at the start of a reduction to see which one it is
+        if value is not function and not isinstance(value, np.generic):
+            yield name, value
+
+
+def _globals(function: Any, seen: set[int] | None = None) -> list[tuple[str, Any]]:
+    """The models and trees that a function finds among the globals of its file."""
+    if not isinstance(function, types.FunctionType):
+        return []
+    seen = set() if seen is None else seen
+    seen.add(id(function))
+    space = function.__globals__
+    found = []
+    for name in _global_names(function.__code__):
+        value = space.get(name)
+        if value is None or isinstance(value, (type, types.ModuleType, *_ARRAYS)):
+            continue
+        if isinstance(value, types.FunctionType):
+            is_near = value.__globals__ is space and id(value) not in seen
+            if is_near and (_globals(value, seen) or holds_arrays(value)):
+                found.append((name, value))
+        elif is_function(value):
+            inner = wrapped(value)
+            if inner is not None and id(inner) not in seen and (
+                holds_arrays(inner) or _globals(inner, seen)
+            ):  # fmt: skip
+                found.append((name, value))
+        elif holds_arrays(value):
+            found.append((name, value))
+    return found
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    read = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    for name in code.co_names:  # which holds the names of attributes, too
+        if name in read and not hasattr(builtins, name):
+            yield name
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _global_names(const)
+
+
+def _is_inexact(x: Any) -> bool:
+    return isinstance(x, _ARRAYS) and jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _arrays_within(objects: list[Any]) -> list[Any]:
+    """The arrays in the attributes of objects, in containers, and in other objects there."""
+    found: list[Any] = []
+    todo, seen = list(objects), set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen or isinstance(one, type | types.ModuleType | str | bytes):
+            continue
+        seen.add(id(one))
+        if isinstance(one, _ARRAYS):
+            found.append(one)
+        elif isinstance(one, Mapping):
+            todo += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            todo += one
+        elif is_function(one):
+            todo += [part for _, part in _parts(one)]
+        else:
+            todo += getattr(one, "__dict__", {}).values()
+            todo += [getattr(one, name, None) for name in getattr(type(one), "__slots__", ())]
+    return found
+
+
+class _Filling:
+    """Rebuilds what holds arrays around other arrays."""
+
+    def __init__(
+        self, names: Mapping[int, str], known: Mapping[str, Any], train: bool | None
+    ) -> None:
+        self._names = names
+        self._train = train
+        self._known = known
+        self._cache: dict[Any, Any] = {}
+        self._functions: dict[int, Any] = {}
+        self._spaces: dict[int, dict[str, Any]] = {}
+
+    def tree(self, tree: Any) -> Any:
+        made = fmap_with_path(self._leaf, tree, cache=self._cache, is_leaf=_is_function_at)
+        if self._train is not None and not is_function(tree):
+            for node, name, _ in _modes_in(made):
+                object.__setattr__(node, name, not self._train)
+        return made
+
+    def _leaf(self, path: Any, leaf: Any) -> Any:
+        if id(leaf) in self._names:
+            return self._known[self._names[id(leaf)]]
+        if isinstance(leaf, bool):
+            is_mode = self._train is not None and len(path) and str(path[-1]) == _MODE
+            return not self._train if is_mode else leaf
+        return self._function(leaf) if is_function(leaf) else leaf
+
+    def _function(self, function: Any) -> Any:
+        found = self._functions.get(id(function))
+        if found is None:
+            self._functions[id(function)] = function  # if it refers to itself
+            found = self._made(function) if _parts(function) else function
+            self._functions[id(function)] = found
+        return found
+
+    def _made(self, function: Any) -> Any:
+        inner = wrapped(function)
+        if inner is not None:
+            return self.tree(inner)
+        if isinstance(function, types.MethodType):
+            return types.MethodType(self.tree(function.__func__), self.tree(function.__self__))
+        if isinstance(function, functools.partial):
+            args = [self.tree(x) if _holds(x) else x for x in function.args]
+            keywords = {k: self.tree(x) if _holds(x) else x for k, x in function.keywords.items()}
+            return functools.partial(self.tree(function.func), *args, **keywords)
+        cells = tuple(self._cell(cell, function) for cell in function.__closure__ or ())
+        made = types.FunctionType(
+            function.__code__, self._space(function), function.__name__, function.__defaults__,
+            cells,
+        )  # fmt: skip
+        made.__kwdefaults__ = function.__kwdefaults__
+        made.__dict__.update(function.__dict__)
+        return made
+
+    def _cell(self, cell: Any, function: Any) -> Any:
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            return cell
+        if value is function or not _holds(value):
+            return cell
+        return types.CellType(self.tree(value))
+
+    def _space(self, function: Any) -> dict[str, Any]:
+        """The globals of a function, where some of them are to be others."""
+        own: dict[str, Any] = function.__globals__
+        found = _globals(function)
+        if not found:
+            return own
+        if id(own) not in self._spaces:
+            self._spaces[id(own)] = dict(own)
+        space = self._spaces[id(own)]
+        for name, value in found:
+            if space[name] is value:
+                space[name] = self.tree(value)
+        return space

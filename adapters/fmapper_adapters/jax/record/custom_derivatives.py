@@ -1,0 +1,172 @@
+"""Functions with a derivative of their own, with that derivative as a program."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from fmapper_adapters.jax.record import frames
+from fmapper_adapters.jax.arrays import prng_keys
+
+_CALLS = {"custom_jvp_call", "custom_vjp_call"}
+# Of Lineax: what it computes is in a function among its parameters, and it has its own derivative.
+_OPENED = {"linear_solve"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that is called in a program.
+
+    Attributes:
+        name: Its name; `jax::relu` where it is one of JAX's own.
+        taken: Which operands have derivatives.
+        given: Which results have derivatives.
+        body: What it computes, of all operands, as a closed jaxpr.
+        differentiate: Makes the program from the operands and the cotangents of those results to
+            the cotangents of some of those operands, as a closed jaxpr.
+    """
+
+    name: str
+    taken: tuple[int, ...]
+    given: tuple[int, ...]
+    body: Any
+    differentiate: Callable[[tuple[int, ...]], Any]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of JAX's own, so that what it computes says which one it is."""
+        return self.name.startswith("jax::")
+
+
+def function_of(eqn: Any) -> Function | None:
+    """The function that an equation calls; None where none has a derivative of its own.
+
+    A sample of a gamma distribution and the solution of a linear system are such functions too:
+    JAX finds both by loops that it does not differentiate.
+    """
+    name = eqn.primitive.name
+    if name in _CALLS:
+        body = eqn.params["call_jaxpr"]
+        label = _label(body)
+    elif name == "custom_linear_solve":
+        body, label = _solution(eqn), "jax::custom_linear_solve"
+    elif name in _OPENED:
+        body, label = _opened(eqn), name
+    elif name == "random_gamma":
+        return _gamma(eqn)
+    else:
+        return None
+    found = eqn.params.get("num_consts", 0)  # in the surroundings of the function
+    taken = tuple(i for i, v in enumerate(eqn.invars) if i >= found and _is_real(v.aval))
+    given = tuple(i for i, v in enumerate(eqn.outvars) if _is_real(v.aval))
+    return Function(label, taken, given, body, lambda some: _backward(eqn, some, given))
+
+
+def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
+    """An equation as a function of its operands, whatever its primitive is bound by."""
+    variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
+    names = ("",) * len(variables), ("",) * len(eqn.outvars)
+    info = core.DebugInfo("fmapper", "equation", *names)
+    alone = core.Jaxpr((), variables, eqn.outvars, [eqn], debug_info=info)
+
+    def run(operands: list[Any]) -> list[Any]:
+        pairs = zip(eqn.invars, operands, strict=True)
+        known = {v: x for v, x in pairs if not isinstance(v, core.Literal)}
+        return list(jax.core.eval_jaxpr(alone, (), *[known[v] for v in variables]))
+
+    return run
+
+
+def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
+    """What JAX differentiates an equation to, as a closed jaxpr."""
+    run = results_of(eqn)
+
+    def backward(operands: list[Any], cotangents: list[Any]) -> list[Any]:
+        def of(*inner: Any) -> list[Any]:
+            full = list(operands)
+            for i, value in zip(taken, inner, strict=True):
+                full[i] = value
+            results = run(full)
+            return [results[i] for i in given]
+
+        _, pull = jax.vjp(of, *[operands[i] for i in taken])
+        return list(pull(cotangents))
+
+    shapes = [_shape(v.aval) for v in eqn.invars]
+    outs = [_shape(eqn.outvars[i].aval) for i in given]
+    return jax.make_jaxpr(backward)(shapes, outs)
+
+
+def _solution(eqn: Any) -> Any:
+    """The part of `custom_linear_solve` that solves, of all of its operands."""
+    counts = eqn.params["const_lengths"]
+    solve = eqn.params["jaxprs"].solve
+    first = counts.matvec + counts.vecmat
+    after = first + counts.solve + counts.transpose_solve
+
+    def run(*operands: Any) -> list[Any]:
+        own = operands[first : first + counts.solve]
+        found = jax.core.eval_jaxpr(solve.jaxpr, solve.consts, *own, *operands[after:])
+        return list(found)
+
+    return jax.make_jaxpr(run)(*[_shape(v.aval) for v in eqn.invars])
+
+
+def _opened(eqn: Any) -> Any:
+    """What a primitive computes by its own rule, as a closed jaxpr."""
+
+    def run(*operands: Any) -> list[Any]:
+        return list(eqn.primitive.impl(*operands, **eqn.params))
+
+    return jax.make_jaxpr(run)(*[_shape(v.aval) for v in eqn.invars])
+
+
+def _gamma(eqn: Any) -> Function:
+    """A sample as JAX draws it, all elements side by side; its derivative as JAX has it."""
+    primitive, in_logarithms = eqn.primitive, eqn.params["log_space"]
+    draw = primitive.impl
+    more = {"use_vmap": True} if "use_vmap" in inspect.signature(draw).parameters else {}
+    shapes = [_shape(v.aval) for v in eqn.invars]
+
+    def backward(operands: list[Any], cotangents: list[Any]) -> list[Any]:
+        key, alpha = operands
+        sample = primitive.bind(key, alpha, log_space=in_logarithms)
+        if not in_logarithms:
+            return [cotangents[0] * jax.lax.random_gamma_grad(alpha, sample)]
+        sample = jax.numpy.exp(sample)
+        least = np.finfo(sample.dtype).tiny if sample.dtype.kind == "f" else 0
+        sample = jax.numpy.where(sample == 0, least, sample)
+        return [cotangents[0] * (jax.lax.random_gamma_grad(alpha, sample) / sample)]
+
+    body = jax.make_jaxpr(lambda key, alpha: draw(key, alpha, log_space=in_logarithms, **more))
+    return Function(
+        "jax::random_gamma",
+        (1,),
+        (0,),
+        body(*shapes),
+        lambda _: jax.make_jaxpr(backward)(shapes, shapes[1:]),
+    )
+
+
+def _is_real(aval: Any) -> bool:
+    if prng_keys.is_key(aval):
+        return False
+    return bool(jax.numpy.issubdtype(aval.dtype, np.inexact))
+
+
+def _label(body: Any) -> str:
+    """The name of a function, which says whether it is one of JAX's own."""
+    info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
+    name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
+    return f"jax::{name}" if frames.is_of(place, ("jax",)) else name
+
+
+def _shape(aval: Any) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(aval.shape, aval.dtype)

@@ -1,0 +1,353 @@
+"""Sizes that may vary: which they are, and the shapes with symbols that are traced."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax import export
+
+from fmapper import ConversionError
+from fmapper.programs import Guard, size_of
+from fmapper_adapters.jax.record import guards as _guards
+
+_FUNCTIONS = ("floordiv", "mod", "max", "min")  # as JAX prints what no operator is for
+Trace = Callable[[list[Any]], Any]
+Symbols = dict[str, tuple[int | None, int | None]]
+# What is traced: the structure of the examples, their arrays, which leaves are none, and the names
+# of the parameters of the signature.
+Examples = tuple[Any, list[Any], list[bool], list[str]]
+
+
+@dataclass
+class Traced:
+    """What was traced.
+
+    Attributes:
+        jaxpr: The jaxpr.
+        symbols: The sizes in it that may vary, with bounds.
+        guards: What must hold of them.
+        fixed: Sizes that were to vary and do not: the array, the dimension, and why.
+    """
+
+    jaxpr: Any
+    symbols: Symbols = field(default_factory=dict)
+    guards: tuple[Guard, ...] = ()
+    fixed: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+Places = Mapping[tuple[int, int], str]  # why the dimension of an array does not vary
+
+
+def traced(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced:
+    """The jaxpr for the shapes of the examples, and the sizes in it that may vary.
+
+    What Python asks of such a size is decided for the examples; see `_guards`. A size of which only
+    one value is left by that is fixed.
+
+    Args:
+        trace: Gives the jaxpr for shapes.
+        examples: What is known of the examples.
+        dynamic_shapes: None; `auto` for all that the code does not fix, found by trying; or for
+            each input, in the structure of the inputs or by name, what `torch.export` takes (a dict
+            or a tuple of sizes, where None stays as it is) or `jax.export` does (`"b, _"`).
+
+    Raises:
+        ConversionError: It cannot be recorded, or the sizes do not fit the examples.
+    """
+    arrays = examples[1]
+    shapes = [_struct(x.shape, x.dtype) for x in arrays]
+    if dynamic_shapes is None:
+        return Traced(trace(shapes))
+    if isinstance(dynamic_shapes, str) and dynamic_shapes == "auto":
+        return _auto(trace, shapes, getattr(dynamic_shapes, "fixed", {}))
+    bounds: Symbols = {}
+    texts = _Texts(bounds).of(examples, dynamic_shapes)
+    try:
+        return _guarded(trace, shapes, texts, bounds)
+    except ConversionError:
+        if not any(texts):
+            raise
+    return _guarded(trace, shapes, texts, bounds, deep=True)
+
+
+def _guarded(
+    trace: Trace,
+    shapes: list[Any],
+    texts: list[str | None],
+    bounds: Symbols,
+    *,
+    deep: bool = False,
+) -> Traced:
+    """The jaxpr for shapes in words, with guards for what Python asks of sizes.
+
+    Raises:
+        ConversionError: It cannot be recorded, or the sizes do not fit the examples.
+    """
+    found = Traced(None)
+    while True:
+        symbols = dict(bounds)
+        symbolic, scope = _symbolic(shapes, texts, symbols)
+        sizes = _check(symbolic, shapes, symbols)
+        questions = _guards.Questions(scope, sizes, deep=deep)
+        try:
+            with questions:
+                found.jaxpr = trace(symbolic)
+        except ConversionError:
+            if not questions.fixed():  # else the answers so far have been inconsistent with it
+                raise
+        fixed = questions.fixed()
+        if not fixed:
+            found.symbols, found.guards = symbols, questions.guards()
+            return found
+        for name, (value, question) in fixed.items():
+            bounds.pop(name, None)
+            for i, struct in enumerate(symbolic):
+                found.fixed += [
+                    (i, d, question if isinstance(value, int) else f"it is {value}: {question}")
+                    for d, size in enumerate(struct.shape) if str(size) == name
+                ]  # fmt: skip
+            texts = [text and re.sub(rf"\b{name}\b", str(value), text) for text in texts]
+
+
+def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str, int]:
+    """Asks whether the examples are of such shapes.
+
+    Returns:
+        The sizes of the examples.
+
+    Raises:
+        ConversionError: They are not, or a size is not that of a dimension itself.
+    """
+    sizes: dict[str, int] = {}
+    pairs = [
+        (size, n)
+        for struct, shape in zip(symbolic, shapes, strict=True)
+        for size, n in zip(struct.shape, shape.shape, strict=True)
+        if export.is_symbolic_dim(size)
+    ]
+    for size, n in pairs:
+        if str(size) in bounds:
+            sizes.setdefault(str(size), n)
+    for name in bounds:
+        if name not in sizes:
+            raise ConversionError(
+                f"dynamic_shapes: {name} is in expressions only; one dimension must be {name}"
+            )
+    for size, n in pairs:
+        if size_of(str(size), sizes) != n:
+            known = ", ".join(f"{name} is {value}" for name, value in sizes.items())
+            raise ConversionError(
+                f"dynamic_shapes: a size of the examples is {n}, but {size} is to be it, and "
+                f"{known}"
+            )
+    return sizes
+
+
+def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> tuple[list[Any], Any]:
+    """The shapes with symbols, and the scope of those."""
+    limits = [f"{name} >= {low}" for name, (low, _) in bounds.items() if low is not None]
+    limits += [f"{name} <= {high}" for name, (_, high) in bounds.items() if high is not None]
+    try:
+        scope = export.SymbolicScope(limits)
+        found = [
+            shape if text is None else export.symbolic_args_specs(shape, text, scope=scope)
+            for shape, text in zip(shapes, texts, strict=True)
+        ]
+    except ValueError as error:
+        raise ConversionError(f"dynamic_shapes: {_first_line(error)}") from error
+    for struct in found:
+        for size in struct.shape:
+            for name in _names(size):
+                bounds.setdefault(name, (None, None))
+    return found, scope
+
+
+def _names(size: Any) -> Iterator[str]:
+    if export.is_symbolic_dim(size):
+        found = re.findall(r"[A-Za-z_]\w*", str(size))
+        yield from (name for name in dict.fromkeys(found) if name not in _FUNCTIONS)
+
+
+class _Texts:
+    """The shapes of inputs in words, from what a user gives."""
+
+    def __init__(self, bounds: Symbols) -> None:
+        self._bounds = bounds
+        self._fresh = 0
+
+    def of(self, examples: Examples, given: Any) -> list[str | None]:
+        spec, arrays, static, names = examples
+        rest = iter(arrays)
+        self._arrays = [None if fixed else next(rest) for fixed in static]
+        self._next = 0
+        positional, named = spec.children
+        found: list[str | None] = []
+        taken = set()
+        for i, child in enumerate(positional.children):
+            own = None
+            if isinstance(given, Mapping):
+                key = names[i] if i < len(names) else i
+                taken.add(key)
+                own = given.get(key)
+            elif isinstance(given, str):
+                own = given
+            elif i < len(given):
+                own = given[i]
+            found += self._below(child, own)
+        for key, child in zip(named.keys, named.children, strict=True):
+            taken.add(key)
+            found += self._below(child, given.get(key) if isinstance(given, Mapping) else None)
+        if isinstance(given, Mapping) and set(given) - taken:
+            unknown = ", ".join(map(str, sorted(set(given) - taken, key=str)))
+            raise ConversionError(
+                f"dynamic_shapes: {unknown} is no input; there are {', '.join(map(str, taken))}"
+            )
+        return [text for text, fixed in zip(found, static, strict=True) if not fixed]
+
+    def _below(self, spec: Any, given: Any) -> list[str | None]:
+        if spec.kind == "leaf":
+            array = self._arrays[self._next]
+            self._next += 1
+            return [None if array is None else self._text(given, array)]
+        found: list[str | None] = []
+        for i, child in enumerate(spec.children):
+            own = given
+            if isinstance(given, Mapping):
+                own = given.get(spec.keys[i] if spec.keys else i)
+            elif isinstance(given, tuple | list):
+                own = given[i]
+            found += self._below(child, own)
+        return found
+
+    def _text(self, given: Any, array: Any) -> str | None:
+        if given is None or isinstance(given, str):
+            return given
+        if isinstance(given, Mapping):
+            sizes = [given.get(i, given.get(i - array.ndim)) for i in range(array.ndim)]
+        elif isinstance(given, tuple | list):
+            sizes = list(given)
+        else:
+            raise ConversionError(f"dynamic_shapes: {given!r} is neither a dict, a tuple nor text")
+        if len(sizes) != array.ndim:
+            raise ConversionError(
+                f"dynamic_shapes: {given!r} is for {len(sizes)} dimensions, an input of shape "
+                f"{tuple(array.shape)} has {array.ndim}"
+            )
+        return ", ".join(map(self._size, sizes)) + ("," if len(sizes) == 1 else "")
+
+    def _size(self, size: Any) -> str:
+        if size is None or isinstance(size, int):
+            return "_"
+        if isinstance(size, str):
+            return size
+        kind = getattr(getattr(size, "type", None), "name", "")  # hints of torch, as Dim.AUTO
+        if kind in ("AUTO", "DYNAMIC"):
+            self._fresh += 1
+            return f"d{self._fresh}"
+        if kind == "STATIC":
+            return "_"
+        name = getattr(size, "__name__", None)  # a Dim of torch
+        if name is None:
+            raise ConversionError(f"dynamic_shapes: {size!r} is no size")
+        if str(name).isidentifier():
+            low, high = getattr(size, "min", None), getattr(size, "max", None)
+            self._bounds.setdefault(
+                name,
+                (low if isinstance(low, int) and low > 1 else None, _finite(high)),
+            )
+        return str(name)
+
+
+def _finite(high: Any) -> int | None:
+    return high if isinstance(high, int) and high < 2**31 else None
+
+
+# --- auto -----------------------------------------------------------------------------------------
+
+
+def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
+    """All sizes that can vary: all at once, else one after the other, first dimensions first.
+
+    Two inputs that have a size in common are taken to have it in common always, where the code
+    cannot do without that.
+
+    Args:
+        trace: Gives the jaxpr for shapes.
+        shapes: Those of the examples.
+        known: Dimensions that cannot vary, and why.
+    """
+    fixed = trace(shapes)  # what is wrong with the examples themselves is said first
+    told = [(i, d, why) for (i, d), why in known.items()]
+    places = [(i, d) for i, s in enumerate(shapes) for d, n in enumerate(s.shape)
+              if n > 1 and (i, d) not in known]  # fmt: skip
+    places.sort(key=lambda place: place[1])
+    if not places:
+        return Traced(fixed, fixed=told)
+    own = {place: _letter(i) for i, place in enumerate(places)}
+    sizes = {n: _letter(i) for i, n in enumerate(dict.fromkeys(
+        shapes[i].shape[d] for i, d in places))}  # fmt: skip
+    shared = {place: sizes[shapes[place[0]].shape[place[1]]] for place in places}
+    for names in (own, shared):
+        try:
+            found = _tried(trace, shapes, names)
+        except ConversionError:  # the code fixes one of them
+            continue
+        found.fixed += told
+        return found
+    best = Traced(fixed)
+    kept: dict[tuple[int, int], str] = {}
+    for place in places:
+        if place in kept:
+            continue
+        alone = {place: own[place]}
+        group = {p: own[place] for p in places if shared[p] == shared[place] and p not in kept}
+        first = {p: name for p, name in group.items() if p[1] == place[1]}
+        reason = ""
+        for added, deep in ((alone, False), (first, False), (group, False), (alone, True)):
+            try:
+                best = _tried(trace, shapes, {**kept, **added}, deep=deep)
+            except ConversionError as error:
+                reason = reason or _reason(error)
+            else:
+                kept = {**kept, **added}
+                break
+        else:
+            told.append((*place, reason))
+    best.fixed += told
+    return best
+
+
+def _tried(trace: Trace, shapes: list[Any], names: Places, *, deep: bool = False) -> Traced:
+    """The jaxpr where some dimensions have names.
+
+    Raises:
+        ConversionError: The code fixes one of them.
+    """
+    texts: list[str | None] = []
+    for i, shape in enumerate(shapes):
+        words = [names.get((i, d), "_") for d in range(len(shape.shape))]
+        texts.append(", ".join(words) + ("," if len(words) == 1 else "") if words else None)
+    return _guarded(trace, shapes, texts, {}, deep=deep)
+
+
+def _letter(i: int) -> str:
+    return f"s{i}"
+
+
+def _struct(shape: Any, dtype: Any) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(shape, dtype)
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what was said, without which model it was said of."""
+    line = _first_line(error)
+    return line.partition(" cannot be recorded")[2].removeprefix(":").strip() or line
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,468 @@
+"""Decides what Python asks of sizes that vary, and keeps each answer as a guard of the program.
+
+`jax.export` has symbols for sizes that vary. Python cannot branch on a symbol: `n == 4` and looking
+`n` up in a dict are answered with "not equal" whatever `n` is, `bool(n % 2)` with True, and `n > 3`
+with an error. Here code of the user gets the answer that holds for the examples, and the program is
+guarded by it. JAX itself gets the answers that it gives: its own code is written for symbols. Where
+that does not do, a second recording answers JAX for the examples, too (`deep`).
+"""
+
+from __future__ import annotations
+
+import dis
+import math
+import operator
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from jax import export
+
+from fmapper.programs import Guard, size_of
+
+_Symbol: Any = type(export.symbolic_shape("n")[0])
+_ABSENT: Any = object()
+_OF_JAX = frozenset({"jax", "jaxlib", "fmapper", "fmapper_adapters", "opt_einsum"})
+# Libraries that look sizes up only to see whether they agree, and raise an error where they do not.
+_FOR_JAX = frozenset({"flax", "equinox", "haiku", "optax", "einops", "jaxtyping"})
+_BETWEEN = sys.stdlib_module_names | {"numpy"} - {"__main__"}  # who asks is who called these
+# Calls that look something up by its hash; others keep results by it, as those of jitted functions.
+_LOOKUPS = frozenset({
+    "get", "setdefault", "pop", "add", "discard", "remove", "update", "hash", "set", "frozenset",
+    "dict", "fromkeys", "Counter", "union", "intersection", "difference", "issubset", "issuperset",
+    "__hash__", "__getitem__", "__contains__", "__setitem__",
+})  # fmt: skip
+_LOADS = ("LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
+_ITERATIONS = frozenset({"_iter", "__iter__", "iterate"})  # functions of JAX behind `for row in x`
+_VARIABLE = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
+_DIFFERENCE = re.compile(r"([A-Za-z_]\w*) - ([A-Za-z_]\w*)")
+_NAME = re.compile(r"[A-Za-z_]\w*(?!\w*\()")
+
+
+@dataclass
+class _Range:
+    """What answers say of one expression, each with the question that was asked first."""
+
+    low: tuple[int, str] | None = None
+    high: tuple[int, str] | None = None
+    excluded: dict[int, str] = field(default_factory=dict)
+
+    def at_least(self, value: int, question: str) -> None:
+        if self.low is None or value > self.low[0]:
+            self.low = value, question
+
+    def at_most(self, value: int, question: str) -> None:
+        if self.high is None or value < self.high[0]:
+            self.high = value, question
+
+    @property
+    def only(self) -> tuple[int, str] | None:
+        """The only value that is left, and the question that left no other."""
+        if self.low is None or self.high is None or self.low[0] != self.high[0]:
+            return None
+        return self.low
+
+    def guards(self, expression: str) -> Iterator[Guard]:
+        if self.only is not None:
+            yield Guard(expression, "==", *self.only)
+            return
+        least = 0 if expression.isidentifier() else -sys.maxsize
+        low = least if self.low is None else self.low[0]
+        high = sys.maxsize if self.high is None else self.high[0]
+        if self.low is not None and low > least:
+            yield Guard(expression, ">=", *self.low)
+        if self.high is not None:
+            yield Guard(expression, "<=", *self.high)
+        for value, question in self.excluded.items():
+            if low <= value <= high:
+                yield Guard(expression, "!=", value, question)
+
+
+class Questions:
+    """The questions about the sizes of one recording; entered, it answers them.
+
+    Args:
+        scope: That of the symbols.
+        sizes: The sizes of the examples.
+        deep: Answer JAX itself for the examples, too, where it would give up.
+    """
+
+    def __init__(self, scope: Any, sizes: Mapping[str, int], *, deep: bool = False) -> None:
+        self._scope = scope
+        self._sizes = dict(sizes)
+        self._deep = deep
+        self._ranges: dict[str, _Range] = {}
+        self._places: dict[CodeType, bool | None] = {}
+
+    def __enter__(self) -> Questions:
+        _enter(self._scope, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _leave(self._scope)
+
+    def guards(self) -> tuple[Guard, ...]:
+        """What must hold of the sizes of a call."""
+        return tuple(guard for part, known in self._ranges.items() for guard in known.guards(part))
+
+    def fixed(self) -> dict[str, tuple[int | str, str]]:
+        """Sizes that have only one value left, or are another one: with that, and the question."""
+        found: dict[str, tuple[int | str, str]] = {}
+        for part, known in self._ranges.items():
+            if known.only is None:
+                continue
+            value, question = known.only
+            if match := _VARIABLE.fullmatch(part):
+                found.setdefault(match[2], (value // int(match[1] or 1), question))
+            elif (match := _DIFFERENCE.fullmatch(part)) and value == 0 and match[1] not in found:
+                found.setdefault(match[2], (match[1], question))
+        return found
+
+    # --- answers ---
+
+    def equal(self, one: Any, other: Any) -> Any:
+        """`one == other`."""
+        frame = self._user()
+        if frame is None:
+            found = _ORIGINAL["__eq__"](one, other)
+            return found or (self._deep and self._is_equal_in_depth(one, other))
+        number = _as_size(other)
+        if number is None:
+            return NotImplemented
+        if isinstance(number, float):  # no integer
+            return False
+        return self._equal(one - number, f"{one} == {other}", frame)
+
+    def at_least(self, one: Any, other: Any, relation: str) -> Any:
+        """`one >= other`, or another relation: of `>`, `<` and `<=`."""
+        frame = self._user()
+        if frame is None and not self._deep:
+            answer = _ORIGINAL[_METHODS[relation]](one, other)
+            self._need_no_zero(one, other, relation, answer)
+            return answer
+        number = _as_size(other)
+        if number is None:
+            return NotImplemented
+        if isinstance(number, float):
+            if not math.isfinite(number):
+                return _RELATIONS[relation](0, number)
+            number = math.floor(number) if relation in (">", "<=") else math.ceil(number)
+        try:
+            answer = _ORIGINAL[_METHODS[relation]](one, number)
+        except _INCONCLUSIVE:
+            question = f"{one} {relation} {other}"
+            above = one - number if relation in (">=", "<") else number - one
+            answer = self._is_positive_or_zero(above, question, frame)
+            return answer if relation in (">=", "<=") else not answer
+        self._need_no_zero(one, number, relation, answer)
+        return answer
+
+    def larger(self, one: Any, other: Any, method: str) -> Any:
+        """`max(one, other)` or `min(one, other)`; one of both, where that is to be decided."""
+        difference = one - other
+        found = _ORIGINAL[method](one, other)
+        if not self._deep or found is one or found is other or not isinstance(found, _Symbol):
+            return found
+        is_one = self._value(difference) >= 0
+        frame = self._user(beyond=True)
+        if is_one:
+            self._is_positive_or_zero(difference, f"{one} >= {other}", frame)
+        else:
+            self._is_positive_or_zero(-difference, f"{other} >= {one}", frame)
+        return one if is_one == method.endswith("max") else other
+
+    def hashed(self, one: Any) -> int:
+        """`hash(one)`; who looks a size up must know it."""
+        frame = self._user()
+        if frame is None or _name(frame) in _FOR_JAX or not _looks_up(frame):
+            found: int = _ORIGINAL["__hash__"](one)
+            return found
+        return hash(self._fix(one, f"{one} is looked up", frame))
+
+    def truth(self, one: Any) -> bool:
+        """`bool(one)`."""
+        frame = self._user()
+        return frame is None or not self._equal(one, f"{one} == 0", frame)
+
+    def number(self, one: Any, original: Callable[[Any], int]) -> int:
+        """`int(one)`, or what is used as one."""
+        frame = self._user()
+        if frame is None and sys._getframe(2).f_code.co_name in _ITERATIONS:
+            frame = self._user(beyond=True)
+        if frame is None:
+            return original(one)
+        return self._fix(one, f"{one} is used as a number", frame)
+
+    # --- what they are made of ---
+
+    def _value(self, expression: Any) -> int:
+        if not isinstance(expression, _Symbol):
+            return int(expression)
+        found: Any = size_of(str(expression), self._sizes)
+        return int(found)
+
+    def _equal(self, difference: Any, question: str, frame: Any) -> bool:
+        if not isinstance(difference, _Symbol):
+            return bool(difference == 0)
+        answer = self._value(difference) == 0
+        part, sign, rest = _parts(difference)
+        known = self._ranges.setdefault(part, _Range())
+        told = _told(question, frame)
+        if answer:
+            known.at_least(-sign * rest, told)
+            known.at_most(-sign * rest, told)
+        else:
+            known.excluded.setdefault(-sign * rest, told)
+        return answer
+
+    def _is_equal_in_depth(self, one: Any, other: Any) -> bool:
+        """Whether two sizes are equal for the examples, and that does not fix one."""
+        number = _as_size(other)
+        difference = None if number is None or isinstance(number, float) else one - number
+        if not isinstance(difference, _Symbol) or self._value(difference) != 0:
+            return False
+        part, _, _ = _parts(difference)
+        if "(" not in part:
+            return False
+        return self._equal(difference, f"{one} == {other}", self._user(beyond=True))
+
+    def _is_positive_or_zero(self, difference: Any, question: str, frame: Any) -> bool:
+        answer = self._value(difference) >= 0
+        part, sign, rest = _parts(difference)
+        known = self._ranges.setdefault(part, _Range())
+        told = _told(question, frame or self._user(beyond=True))
+        if answer == (sign > 0):
+            known.at_least(-rest if answer else rest + 1, told)
+        else:
+            known.at_most(rest if answer else -rest - 1, told)
+        return answer
+
+    def _need_no_zero(self, one: Any, other: Any, relation: str, answer: Any) -> None:
+        """Guards against a size of zero where the answer is another one then.
+
+        JAX takes it that sizes are not zero.
+        """
+        difference = one - other
+        if answer is NotImplemented or not isinstance(difference, _Symbol):
+            return
+        for name in dict.fromkeys(_NAME.findall(str(difference))):
+            value = size_of(str(difference), {**self._sizes, name: 0})
+            if value is not None and _RELATIONS[relation](value, 0) != answer:
+                known = self._ranges.setdefault(name, _Range())
+                if known.low is None or known.low[0] < 1:
+                    frame = self._user(beyond=True)
+                    known.at_least(1, _told(f"{one} {relation} {other}", frame))
+
+    def _fix(self, one: Any, question: str, frame: Any) -> int:
+        part, sign, rest = _parts(one)
+        value = self._value(one)
+        known = self._ranges.setdefault(part, _Range())
+        told = _told(question, frame)
+        known.at_least(sign * (value - rest), told)
+        known.at_most(sign * (value - rest), told)
+        return value
+
+    def _user(self, *, beyond: bool = False) -> FrameType | None:
+        """The frame that asks, if it is the user's own or that of a library of others.
+
+        Args:
+            beyond: The next such frame, even if JAX asks for it.
+        """
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            is_user = self._places.get(frame.f_code, _ABSENT)
+            if is_user is _ABSENT:
+                is_user = self._places[frame.f_code] = _is_user(frame)
+            if is_user:
+                return frame
+            if is_user is False and not beyond:
+                return None
+            frame = frame.f_back
+        return None
+
+
+def _inconclusive() -> type[Exception]:
+    size = export.symbolic_shape("n")[0]
+    try:
+        size > 3  # noqa: B015 - it is asked for the error
+    except Exception as error:
+        return type(error)
+    return TypeError
+
+
+def _is_user(frame: FrameType) -> bool | None:
+    """Whether code is the user's; False for that of JAX, None for what others call."""
+    name = _name(frame)
+    if name in _OF_JAX:
+        return False
+    return None if name in _BETWEEN else True
+
+
+def _name(frame: FrameType) -> str:
+    """The package that code belongs to."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _as_size(other: Any) -> Any:
+    """A number as an integer, where it is one; None for what is no number."""
+    if isinstance(other, _Symbol):
+        return other
+    if isinstance(other, float):
+        return int(other) if other.is_integer() else other
+    try:
+        return operator.index(other)
+    except TypeError:
+        return None
+
+
+def _parts(expression: Any) -> tuple[str, int, int]:
+    """An expression as `sign * part + rest`."""
+    text, rest = str(expression), 0
+    if match := re.fullmatch(r"(.+) ([+-]) (\d+)", text):
+        rest = int(match[2] + match[3])
+    if text.startswith("-"):
+        return str(-(expression - rest)), -1, rest
+    return match[1] if match else text, 1, rest
+
+
+def _told(question: str, frame: FrameType | None) -> str:
+    if frame is None:
+        return question[:200]
+    return f"{question[:200]} at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _looks_up(frame: FrameType) -> bool:
+    """Whether the instruction that runs wants a hash to look for something equal."""
+    before: list[Any] = []
+    for one in dis.get_instructions(frame.f_code):
+        if one.offset == frame.f_lasti:
+            if "CALL" not in one.opname:
+                return True
+            start = _start(one)
+            names = [i.argval for i in before if i.opname in _LOADS and _start(i) == start]
+            return not names or names[-1] in _LOOKUPS
+        before.append(one)
+    return True
+
+
+def _start(instruction: Any) -> tuple[Any, Any]:
+    return instruction.positions.lineno, instruction.positions.col_offset
+
+
+# --- the class of JAX that is asked ---------------------------------------------------------------
+
+_METHODS = {">=": "__ge__", "<=": "__le__", ">": "__gt__", "<": "__lt__"}
+_RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+_NAMES = ("__eq__", "__ne__", *_METHODS.values(), "__hash__", "__bool__", "__int__", "__index__")
+_LARGER = ("max", "rmax", "min", "rmin")
+_ORIGINAL: dict[str, Any] = {
+    name: _Symbol.__dict__.get(name, _ABSENT) for name in (*_NAMES, *_LARGER)
+}
+_INCONCLUSIVE = _inconclusive()
+_lock = threading.Lock()
+_active: dict[int, Questions] = {}  # by the ids of scopes
+
+
+def _enter(scope: Any, questions: Questions) -> None:
+    with _lock:
+        if not _active:
+            for name, method in _ANSWERING.items():
+                setattr(_Symbol, name, method)
+        _active[id(scope)] = questions
+
+
+def _leave(scope: Any) -> None:
+    with _lock:
+        del _active[id(scope)]
+        if not _active:
+            for name, method in _ORIGINAL.items():
+                if method is _ABSENT:
+                    delattr(_Symbol, name)
+                else:
+                    setattr(_Symbol, name, method)
+
+
+def _of(symbol: Any) -> Questions | None:
+    """The recording that a symbol belongs to; other threads may have symbols of their own."""
+    return _active.get(id(symbol.scope))
+
+
+def _eq(self: Any, other: Any) -> Any:
+    questions = _of(self)
+    return _ORIGINAL["__eq__"](self, other) if questions is None else questions.equal(self, other)
+
+
+def _ne(self: Any, other: Any) -> Any:
+    questions = _of(self)
+    if questions is None:
+        return not _ORIGINAL["__eq__"](self, other)
+    found = questions.equal(self, other)
+    return found if found is NotImplemented else not found
+
+
+def _ordered(relation: str) -> Callable[[Any, Any], Any]:
+    def ask(self: Any, other: Any) -> Any:
+        questions = _of(self)
+        if questions is None:
+            return _ORIGINAL[_METHODS[relation]](self, other)
+        return questions.at_least(self, other, relation)
+
+    return ask
+
+
+def _one_of_both(method: str) -> Callable[[Any, Any], Any]:
+    def choose(self: Any, other: Any) -> Any:
+        questions = _of(self)
+        if questions is None:
+            return _ORIGINAL[method](self, other)
+        return questions.larger(self, other, method)
+
+    return choose
+
+
+def _hash(self: Any) -> int:
+    questions = _of(self)
+    if questions is None:
+        found: int = _ORIGINAL["__hash__"](self)
+        return found
+    return questions.hashed(self)
+
+
+def _bool(self: Any) -> bool:
+    questions = _of(self)
+    return True if questions is None else questions.truth(self)
+
+
+def _int(self: Any) -> int:
+    questions = _of(self)
+    if questions is None:
+        found: int = _ORIGINAL["__int__"](self)
+        return found
+    return questions.number(self, _ORIGINAL["__int__"])
+
+
+def _no_index(self: Any) -> int:
+    raise TypeError(f"{type(self).__name__!r} object cannot be interpreted as an integer")
+
+
+def _index(self: Any) -> int:
+    questions = _of(self)
+    return _no_index(self) if questions is None else questions.number(self, _no_index)
+
+
+_ANSWERING: dict[str, Any] = {
+    "__eq__": _eq,
+    "__ne__": _ne,
+    **{method: _ordered(relation) for relation, method in _METHODS.items()},
+    **{method: _one_of_both(method) for method in _LARGER},
+    "__hash__": _hash,
+    "__bool__": _bool,
+    "__int__": _int,
+    "__index__": _index,
+}

@@ -1,0 +1,528 @@
+"""From a jaxpr to a graph as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+from jax.extend import core
+
+from fmapper.programs import Call, DType, Graph, Ref, Scalar, Size
+from fmapper import ConversionError, FmapperWarning
+from fmapper_adapters.jax.record import (
+    checks,
+    collectives,
+    custom_derivatives,
+    frames as _frames,
+    sparse,
+)
+from fmapper_adapters.jax.arrays import few_bits, prng_keys
+
+# Functions that are called where they stand: what they compute is part of the caller.
+_INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
+_INLINED |= {"custom_vmap_call", "run_state", "xla_metadata_call"}
+# What says nothing about the values: layouts over devices, hints to compilers, names.
+_DROPPED = {
+    "sharding",
+    "out_sharding",
+    "accuracy",
+    "debug",
+    "debug_info",
+    "name",
+    "mesh",
+    "ctx_mesh",
+}
+_DROPPED |= {
+    "jvp_jaxpr_fun",
+    "jvp_jaxpr_thunk",
+    "fwd_jaxpr_thunk",
+    "bwd",
+    "out_trees",
+    "_split_transpose",
+}
+_DROPPED |= {"const_lengths", "linear", "unroll", "update_consts", "symbolic_zeros", "accuracy"}
+_DROPPED |= {"ft_in", "ft_out"}
+# Of Equinox: what they compute is in a function among their parameters.
+_OPAQUE = {"maybe_set", "vprim"}
+# How often functions with a derivative of their own are differentiated in theirs.
+_ORDER = 2
+# What only shows values on the way.
+_SHOWN = {"debug_callback", "debug_print"}
+# Behind which there are no derivatives.
+_STOPPING = {"stop_gradient", "nontraceable", "nondifferentiable_backward", "nondifferentiable"}
+_HOST = {
+    "pure_callback": "it calls back into Python on the host",
+    "io_callback": "it calls back into Python on the host",
+    "pallas_call": "it is a Pallas kernel, written for the compiler of JAX",
+    "xla_pmap": "it is spread over devices by pmap",
+    "shard_map": "it is spread over devices by shard_map",
+    "infeed": "it reads from the host",
+    "outfeed": "it writes to the host",
+    "call_exported": "it calls an exported function, which is compiled code; call the function "
+    "that was exported in its place",
+    "ffi_call": "it calls a foreign function that XLA knows",
+}
+
+
+class _Surroundings(ConversionError):
+    """A function uses an array of a recording that is over."""
+
+
+class Reader:
+    """Reads jaxprs of one program, of which the outermost may have constants.
+
+    Attributes:
+        constants: The arrays that the code holds, by the names that they are given here.
+        equations: The equation that each call of the outermost graph comes from.
+    """
+
+    def __init__(self) -> None:
+        self.constants: dict[str, Any] = {}
+        self._found: dict[str, Any] = {}
+        self.equations: dict[str, Any] = {}
+        self._own: dict[Any, tuple[Graph, Graph | str]] = {}
+
+    def root(self, closed: Any, names: Sequence[str]) -> Graph:
+        """The graph of a closed jaxpr; its inputs are those names, and after them the constants."""
+        body = _Body(self, self.constant, _ORDER)
+        found = body.graph(closed.jaxpr, names, closed.consts)
+        return Graph((*names, *self.constants), found.calls, found.outputs)
+
+    def inner(self, closed: Any, order: int | None) -> tuple[Graph, list[Any]]:
+        """The graph of a jaxpr within another one, and the arrays that it holds.
+
+        Those arrays are its first inputs.
+        """
+        jaxpr = getattr(closed, "jaxpr", closed)
+        names = [f"in_{i}" for i in range(len(jaxpr.invars))]
+        held: list[Any] = []
+
+        def constant(array: Any) -> str:
+            for i, known in enumerate(held):
+                if known is array:
+                    return f"held_{i}"
+            held.append(array)
+            return f"held_{len(held) - 1}"
+
+        body = _Body(self, constant, order)
+        found = body.graph(jaxpr, names, getattr(closed, "consts", ()))
+        kinds = (*(_kind(a) for a in held), *(_kind(v.aval) for v in jaxpr.invars))
+        inputs = (*(f"held_{i}" for i in range(len(held))), *names)
+        return Graph(inputs, found.calls, found.outputs, kinds), held
+
+    def function(
+        self, function: custom_derivatives.Function, order: int
+    ) -> tuple[Graph, Graph | str, list[Any], list[Any]]:
+        """The graphs of a function and of its derivative, and the arrays that they hold.
+
+        Where there is no derivative, the reason stands for it: who never asks for it needs none.
+        """
+        at = (function.name, order, str(function.body)) if function.is_own else None
+        if at in self._own:
+            return (*self._own[at], [], [])
+        body, held = self.inner(function.body, None)
+        backward: Graph | str = "it was recorded up to the second derivative"
+        more: list[Any] = []
+        if order and function.taken and function.given:
+            closed = _derivative(function)
+            if isinstance(closed, str):
+                backward = closed
+            else:
+                try:
+                    backward, more = self.inner(closed, order - 1)
+                except _Surroundings as reason:
+                    backward = str(reason)
+        if at is not None and not held and not more:
+            self._own[at] = body, backward
+        return body, backward, held, more
+
+    def constant(self, array: Any) -> str:
+        """The name of an array that the code of the outermost graph holds."""
+        for name, known in self._found.items():
+            if known is array:
+                return name
+        name = f"constant_{len(self.constants)}"
+        self._found[name] = array
+        is_view = isinstance(array, np.ndarray) and array.base is not None
+        self.constants[name] = array.copy() if is_view else array  # constants have no ties
+        return name
+
+
+class _Body:
+    """Reads one graph, with the functions that are called in it.
+
+    Args:
+        reader: Of the program.
+        constant: Gives an array that the code holds a name.
+        order: How often functions within have derivatives of their own; None where nobody asks.
+    """
+
+    def __init__(self, reader: Reader, constant: Callable[[Any], str], order: int | None) -> None:
+        self._reader = reader
+        self._constant = constant
+        self._order = order
+        self._calls: list[Call] = []
+        self._counts: dict[str, int] = {}
+        self._taken: set[str] = set()  # names of inputs, which no call may have
+        self._differentiable: set[str] = set()  # results that may have derivatives
+
+    def graph(self, jaxpr: Any, names: Sequence[str], consts: Sequence[Any]) -> Graph:
+        env: dict[Any, Any] = {}
+        self._taken.update(names)
+        for var, array in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = self._array(array)
+        for var, name in zip(jaxpr.invars, names, strict=True):
+            env[var] = Ref(name)
+            if _has_derivatives(_kind(var.aval)):
+                self._differentiable.add(name)
+        outputs = self._read(jaxpr, env, "", "")
+        return Graph(tuple(names), self._calls, outputs).without_dead_calls(lambda call: False)
+
+    def _read(self, jaxpr: Any, env: dict[Any, Any], path: str, source: str) -> tuple[Any, ...]:
+        for eqn in jaxpr.eqns:
+            self._equation(eqn, env, path, source)
+        return tuple(self._value(var, env) for var in jaxpr.outvars)
+
+    def _read_closed(self, closed: Any, args: list[Any], path: str, source: str) -> tuple[Any, ...]:
+        jaxpr = getattr(closed, "jaxpr", closed)
+        env = dict(zip(jaxpr.invars, args, strict=True))
+        consts = getattr(closed, "consts", ())
+        env.update((v, self._array(c)) for v, c in zip(jaxpr.constvars, consts, strict=True))
+        return self._read(jaxpr, env, path, source)
+
+    def _value(self, var: Any, env: Mapping[Any, Any]) -> Any:
+        if not isinstance(var, core.Literal):
+            return env[var]
+        if getattr(var.aval, "dtype", None) == jax.dtypes.float0:
+            return Scalar(False, "bool")  # the derivative of an integer, which nobody uses
+        if np.ndim(var.val):
+            return self._array(var.val)
+        return Scalar(_number(var.val), few_bits.holder(str(getattr(var.aval, "dtype", None))))
+
+    def _array(self, array: Any) -> Any:
+        """What stands for an array that the code holds: itself, if it is a number."""
+        if isinstance(array, jax.core.Tracer):
+            raise _Surroundings(
+                "a function uses an array that it finds in its surroundings; give it to the "
+                "function as an argument"
+            )
+        if prng_keys.is_key(array):
+            array = jax.random.key_data(array)
+        if not np.ndim(array):
+            return Scalar(_number(array), few_bits.holder(str(array.dtype)))
+        return Ref(self._constant(array))
+
+    def _equation(self, eqn: Any, env: dict[Any, Any], path: str, outer: str) -> None:
+        name = eqn.primitive.name
+        args = [self._value(var, env) for var in eqn.invars]
+        path = _path(eqn, path)
+        source = _source(eqn) or outer
+        why = _HOST.get(name)
+        if why is not None:
+            where = f" ({source})" if source else ""
+            raise ConversionError(f"{name} in {path or 'the root'}{where}: {why}")
+        if name in _SHOWN:
+            warnings.warn(
+                f"{source or path or 'the root'}: what jax.debug shows is left out",
+                FmapperWarning,
+                stacklevel=2,
+            )
+            return
+        for var, result in zip(eqn.outvars, self._results(eqn, args, path, source), strict=True):
+            env[var] = result
+
+    def _results(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
+        name, params = eqn.primitive.name, eqn.params
+        if name in _INLINED:
+            closed = params.get("jaxpr", params.get("call_jaxpr", params.get("call")))
+            return self._read_closed(closed, args, path, source)
+        if name in _OPAQUE:
+            shapes = [jax.core.ShapedArray(*_shape_of(var.aval)) for var in eqn.invars]
+            run: Any = functools.partial(eqn.primitive.impl, **params)
+            opened = jax.make_jaxpr(run)(*shapes)
+            return self._read_closed(opened, args, path, source)
+        dense = sparse.on_dense_arrays(eqn)
+        if dense is not None:
+            return self._read_closed(dense, args, path, source)
+        if name == "optimization_barrier":  # it says in which order, not what
+            return args
+        if name == "platform_index":
+            return (Scalar(_cpu(params["platforms"]), "int32"),)
+        if name == "cond" and isinstance(args[0], Scalar):
+            last = len(params["branches"]) - 1
+            branch = params["branches"][min(max(int(args[0].value), 0), last)]
+            return self._read_closed(branch, args[1:], path, source)
+        if prng_keys.is_identity(eqn):
+            return args
+        check = checks.of(eqn)
+        if check is not None:
+            return self._checked(check, eqn, args, path, source)
+        if checks.holds_one(eqn):  # its derivative is that of what it gives
+            return self._read_closed(eqn.params["call_jaxpr"], args, path, source)
+        function = custom_derivatives.function_of(eqn)
+        if function is not None:
+            if self._order is None:
+                return self._read_closed(function.body, args, path, source)
+            return self._function(function, eqn, args, path, source)
+        raw = prng_keys.on_raw_keys(eqn) or collectives.on_dimensions(eqn) or few_bits.on_bytes(eqn)
+        if raw is not None:  # keys are arrays of words here
+            return self._read_closed(raw, args, path, source)
+        return self._call(eqn, args, path, source)
+
+    def _checked(
+        self, check: checks.Check, eqn: Any, args: list[Any], path: str, source: str
+    ) -> Sequence[Any]:
+        """What a check lets through, with the check before it."""
+        values = list(self._read_closed(check.branch, args[1:], path, source))
+        if isinstance(args[0], Scalar):
+            return values
+        kwargs = {"message": check.message, "wrong": check.wrong}
+        return self._emitted("error_if", eqn, (args[0], *values), kwargs, path, source, True)
+
+    def _function(
+        self, function: custom_derivatives.Function, eqn: Any, args: list[Any], path: str, source: str
+    ) -> Sequence[Any]:
+        body, backward, held, more = self._reader.function(function, self._order or 0)
+        varying = tuple(i for i in function.taken if self._varies(args[i]))
+        if isinstance(backward, str) and self._order and varying != function.taken:
+            if not varying:  # nobody can ask for its derivative
+                return self._read_closed(function.body, args, path, source)
+            function = dataclasses.replace(function, taken=varying)
+            body, backward, held, more = self._reader.function(function, self._order)
+        kwargs: dict[str, Any] = {
+            "call_jaxpr": body,
+            "function": function.name,
+            "differentiable": function.taken,
+            "cotangents": function.given,
+            "backward": backward,
+        }
+        if held or more:
+            kwargs["constants"] = len(held), len(more)
+        operands = (*map(self._array, (*held, *more)), *args)
+        before = set(self._differentiable)
+        results = self._emitted(eqn.primitive.name, eqn, operands, kwargs, path, source, True)
+        if isinstance(backward, str) and self._order:  # JAX would raise
+            self._differentiable = before
+        return results
+
+    def _varies(self, operand: Any) -> bool:
+        """Whether there may be a derivative by what an operand is computed from."""
+        return isinstance(operand, Ref) and operand.name in self._differentiable
+
+    def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
+        name = eqn.primitive.name
+        if few_bits.is_refused(eqn):
+            where = f" ({source})" if source else ""
+            raise ConversionError(
+                f"{name} in {path or 'the root'}{where}: torch has no integers of fewer than 8 "
+                "bits, and bytes do not stand for them here; use int8 in their place"
+            )
+        params = {**eqn.params, **prng_keys.params(eqn), **_counts(eqn)}
+        held: list[tuple[Graph, list[Any]]] = []
+        kwargs = {
+            key: self._plain(value, held)
+            for key, value in params.items()
+            if value is not None and key not in _DROPPED and not _is_function(value)
+        }
+        if any(arrays for _, arrays in held):
+            args, kwargs = self._with_constants(name, args, kwargs, held)
+        several = eqn.primitive.multiple_results
+        return self._emitted(name, eqn, tuple(args), kwargs, path, source, several)
+
+    def _emitted(
+        self,
+        name: str,
+        eqn: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        path: str,
+        source: str,
+        several: bool,
+    ) -> Sequence[Any]:
+        at = self._name(name)
+        if self._constant == self._reader.constant:
+            self._reader.equations[at] = eqn
+        result = tuple(_kind(var.aval) for var in eqn.outvars)
+        self._calls.append(Call(at, f"lax::{name}", args, kwargs, path, source, result))
+        if name not in _STOPPING and any(map(self._varies, args)):
+            self._differentiable.add(at)
+        if not several:
+            return (Ref(at),)
+        return tuple(self._item(at, i, kind, path, source) for i, kind in enumerate(result))
+
+    def _item(self, call: str, i: int, kind: Any, path: str, source: str) -> Ref:
+        at = self._name(call)
+        args = (Ref(call), i)
+        self._calls.append(Call(at, "sym::getitem", args, {}, path, source, (kind,)))
+        if call in self._differentiable and _has_derivatives(kind):
+            self._differentiable.add(at)
+        return Ref(at)
+
+    def _with_constants(
+        self,
+        name: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        held: list[tuple[Graph, list[Any]]],
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Arrays that inner functions hold, as operands of the call.
+
+        Raises:
+            ConversionError: The operation has no place for them.
+        """
+        arrays = {id(graph): [self._array(a) for a in given] for graph, given in held}
+        if name == "scan":
+            own = arrays[id(kwargs["jaxpr"])]
+            return [*own, *args], {**kwargs, "num_consts": kwargs["num_consts"] + len(own)}
+        if name == "while":
+            split = kwargs["cond_nconsts"]
+            cond = arrays[id(kwargs["cond_jaxpr"])]
+            body = arrays[id(kwargs["body_jaxpr"])]
+            counts = {
+                "cond_nconsts": split + len(cond),
+                "body_nconsts": kwargs["body_nconsts"] + len(body),
+            }
+            return [*cond, *args[:split], *body, *args[split:]], {**kwargs, **counts}
+        if name == "cond":
+            every = [a for branch in kwargs["branches"] for a in arrays[id(branch)]]
+            branches = _with_all(kwargs["branches"], [len(given) for _, given in held])
+            return [args[0], *every, *args[1:]], {**kwargs, "branches": branches}
+        raise ConversionError(f"{name}: an inner function holds arrays; give it those as arguments")
+
+    def _name(self, base: str) -> str:
+        base = "".join(c if c.isalnum() or c == "_" else "_" for c in base)
+        while True:
+            number = self._counts.get(base, 0)
+            self._counts[base] = number + 1
+            name = f"{base}_{number}" if number or base[-1:].isdigit() else base
+            if name not in self._taken:
+                return name
+
+    def _plain(self, value: Any, held: list[tuple[Graph, list[Any]]]) -> Any:
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, enum.Enum):  # some are ints, too
+            return value.name.lower()
+        if isinstance(value, int | np.integer):
+            return int(value)
+        if isinstance(value, float | np.floating):
+            return float(value)
+        if isinstance(value, complex | np.complexfloating):
+            return complex(value)
+        if isinstance(value, np.bool_):
+            return bool(value)
+        if isinstance(value, np.dtype) or (
+            isinstance(value, type) and issubclass(value, np.generic)
+        ):
+            return DType(str(np.dtype(value)))
+        if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+            graph, arrays = self._reader.inner(value, self._order)
+            held.append((graph, arrays))
+            return graph
+        if jax.export.is_symbolic_dim(value):
+            return Size(str(value))
+        fields = getattr(value, "_fields", None)
+        if fields is None and dataclasses.is_dataclass(value):
+            fields = tuple(field.name for field in dataclasses.fields(value))
+        if fields is not None:
+            return {key: self._plain(getattr(value, key), held) for key in fields}
+        if isinstance(value, tuple | list):
+            return tuple(self._plain(inner, held) for inner in value)
+        if isinstance(value, Mapping):
+            return {str(key): self._plain(inner, held) for key, inner in value.items()}
+        if isinstance(value, np.ndarray):
+            return tuple(self._plain(inner, held) for inner in value.tolist())
+        return str(value)
+
+
+def _counts(eqn: Any) -> dict[str, int]:
+    """How many operands of a loop are constants and carry, where JAX has trees of them instead."""
+    if eqn.primitive.name != "scan" or "ft_in" not in eqn.params:
+        return {}
+    constants, carry, _ = eqn.params["ft_in"].unpack()
+    return {"num_consts": len(constants), "num_carry": len(carry)}
+
+
+def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:
+    """Branches that are given the arrays that each of them holds, and pass over the others'."""
+    found = []
+    for own, branch in enumerate(branches):
+        names: list[str] = []
+        kinds: list[Any] = []
+        for other, count in enumerate(counts):
+            part = branches[other]
+            held = part.inputs[:count]
+            names += held if other == own else [f"{name}_of_{other}" for name in held]
+            kinds += part.kinds[:count]
+        count = counts[own]
+        inputs = (*names, *branch.inputs[count:])
+        found.append(Graph(inputs, branch.calls, branch.outputs, (*kinds, *branch.kinds[count:])))
+    return tuple(found)
+
+
+def _cpu(platforms: Any) -> int:
+    """Which of several versions is for the CPU: the one that names it, or the one for all others.
+
+    Raises:
+        ConversionError: There is none.
+    """
+    for i, names in enumerate(platforms):
+        if names is None or "cpu" in names:
+            return i
+    raise ConversionError(f"platform_dependent has no version for cpu, only for {platforms}")
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type | np.dtype)
+
+
+def _derivative(function: custom_derivatives.Function) -> Any | str:
+    """The derivative of a function, or why JAX has none."""
+    try:
+        return function.differentiate(function.taken)
+    except Exception as reason:  # JAX and libraries have many classes for "there is none"
+        return f"JAX: {reason}"
+
+
+def _has_derivatives(kind: tuple[str, Any]) -> bool:
+    return kind[0].startswith(("float", "bfloat", "complex"))
+
+
+def _shape_of(aval: Any) -> tuple[Any, Any]:
+    return aval.shape, aval.dtype
+
+
+def _number(value: Any) -> Any:
+    found = np.asarray(few_bits.in_bytes(value)) if hasattr(value, "dtype") else np.asarray(value)
+    if found.dtype.kind == "V" or found.dtype.name.startswith(("bfloat", "float8")):
+        found = found.astype(np.float64)
+    return found.item()
+
+
+def _kind(aval: Any) -> tuple[str, tuple[int | str, ...]]:
+    """Dtype and shape; keys of threefry are two words of 32 bits, in a last dimension."""
+    dtype, shape = prng_keys.physical(aval)
+    return dtype, tuple(n if isinstance(n, int) else str(n) for n in shape)
+
+
+def _path(eqn: Any, outer: str) -> str:
+    """The names of the scopes that an equation stands in, as Flax names its modules."""
+    own = str(eqn.source_info.name_stack)
+    return "/".join(part for part in (outer, own) if part)
+
+
+def _source(eqn: Any) -> str:
+    """The innermost line that is not of JAX or Flax, else the innermost."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return ""
+    frames = [f for f in traceback.frames if not _frames.is_of_jax(f.file_name)]
+    own = [f for f in frames if not _frames.is_of_library(f.file_name)] or frames
+    return f"{own[0].file_name}:{own[0].line_num}" if own else ""

@@ -1,0 +1,163 @@
+"""Models of JAX as functions of their arrays: functions, and trees that are called."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fmapper.programs import Parameter
+from fmapper_adapters.jax.record import closure, train_flags
+from fmapper_adapters.jax.record.closure import Lifted
+from fmapper_adapters.jax.record.trace import Source
+
+
+def of(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
+    """The function of a model and its arrays, and what it is called with, in one of its modes.
+
+    Args:
+        model: A function, a pair of a function and its parameters, a tree that is called, or what
+            was converted to JAX before.
+        args: The examples by position.
+        kwargs: The examples by keyword.
+        train: The mode.
+    """
+    if getattr(type(model), "is_converted_model", False) is True:
+        return _of_converted(model), args, kwargs
+    source = of_callable(model, train=train)
+    modes = train_flags.of(source.function, source.skipped, args)
+    return train_flags.set_mode(source, modes, args, kwargs, train=train)
+
+
+def has_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a model has modes: in layers of its own, or in arguments that tell it."""
+    if getattr(type(model), "is_converted_model", False) is True:
+        return False
+    return bool(_inference(model) or _modes_of(model, args))
+
+
+def is_in_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a layer is not in inference mode, or the examples say so."""
+    if getattr(type(model), "is_converted_model", False) is True:
+        return False
+    said = train_flags.given(_modes_of(model, args), args, kwargs)
+    return not all(_inference(model)) if said is None else said
+
+
+def evaluated(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What a model gives in evaluation mode."""
+    if getattr(type(model), "is_converted_model", False) is True:
+        return model(*args, **kwargs)
+    source, args, kwargs = evaluation(model, args, kwargs)
+    return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
+
+
+def _inference(model: Any) -> list[bool]:
+    """What the layers of a model say of their modes."""
+    roots = model if isinstance(model, tuple) else (closure.called(model),)
+    return Lifted(*roots).inference
+
+
+def evaluation(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
+    """A model and its arguments in evaluation mode, or in the mode that the arguments name."""
+    if getattr(type(model), "is_converted_model", False) is True:
+        return of(model, args, kwargs, train=False)
+    given = train_flags.given(_modes_of(model, args), args, kwargs)
+    return of(model, args, kwargs, train=bool(given))
+
+
+def _modes_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:
+    function, skipped = _function(model)
+    return train_flags.of(function, skipped, args)
+
+
+def _function(model: Any) -> tuple[Callable[..., Any] | None, int]:
+    """Whose signature a model has, and how many of the first parameters are not the user's."""
+    if isinstance(model, tuple):
+        return _signed(model[0]), 1
+    if closure.is_function(model) or not hasattr(type(model), "__call__"):  # noqa: B004
+        return _signed(model), 0
+    inner = getattr(model, "__wrapped__", None)
+    if inner is not None and inner is not model:
+        return _function(inner)
+    return _signed(type(model).__call__), 1
+
+
+def _signed(function: Any) -> Callable[..., Any] | None:
+    try:
+        inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    found: Callable[..., Any] = function
+    return found
+
+
+def of_callable(model: Any, *, train: bool) -> Source:
+    """A function, a pair of a function and its parameters, or a tree that is called.
+
+    Raises:
+        NotAFunctorError: An object that holds arrays was not declared.
+    """
+    function, skipped = _function(model)
+    roots = model if isinstance(model, tuple) else (closure.called(model),)
+    held = Lifted(*roots)
+
+    def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
+        known = {**params, **buffers}
+        filled = held.filled(known, train=train)
+        if len(filled) > 1:
+            output = filled[0](filled[1], *args, **kwargs)
+        else:
+            output = filled[0](*args, **kwargs)
+        return output, held.changed(filled, known)
+
+    arrays = held.arrays
+    return Source(
+        call,
+        {n: x for n, x in arrays.items() if n in held.trained},
+        {n: x for n, x in arrays.items() if n not in held.trained},
+        held.aliases,
+        function=function,
+        skipped=skipped,
+        name=_name(model),
+        suspects=held.suspects,
+        refusal=held.refusal,
+    )
+
+
+def _name(model: Any) -> str:
+    first = model[0] if isinstance(model, tuple) else model
+    if isinstance(first, types.FunctionType | types.MethodType):
+        return first.__qualname__.rpartition("<locals>.")[2]
+    inner = closure.wrapped(first) or getattr(first, "func", None)
+    return _name(inner) if inner is not None else type(first).__name__
+
+
+# --- models that were converted to JAX before -----------------------------------------------------
+
+
+def _of_converted(model: Any) -> Source:
+    takes_key = not (model.program.signature and "key" in {p.name for p in model.program.signature})
+
+    def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
+        key = kwargs.pop("key", None) if takes_key else None
+        outcome = model.replace(params=params, buffers=buffers).call(args, kwargs, key=key)
+        after = {**outcome.model.params, **outcome.model.buffers}
+        before = {**params, **buffers}
+        changed = {name: after[name] for name in before if after[name] is not before[name]}
+        return outcome.output, changed
+
+    found = Source(call, dict(model.params), dict(model.buffers), name=model.program.name)
+    found.aliases = dict(model.aliases)
+    found.frozen = model.program.frozen
+    found.transient = model.program.transient
+    found.variable_types = dict(model.program.variable_types)
+    found.signature = model.program.signature
+    if takes_key and model.is_random and found.signature:
+        found.signature = (*found.signature, Parameter("key", "keyword"))
+    return found

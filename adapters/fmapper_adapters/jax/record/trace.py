@@ -1,0 +1,358 @@
+"""Records what a function of arrays computes, as a program with its arrays."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import linecache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from fmapper import (
+    ConversionError,
+    FmapperError,
+    NotAFunctorError,
+    ProgramInputError,
+    fleaves,
+    to_jax,
+)
+from fmapper.programs import Graph, Input, Output, Parameter, Program
+from fmapper.backends import equals, holds_arrays
+from fmapper_adapters.jax.record import dynamic_shapes as _dynamic, jaxpr, treespec, tracer_errors
+from fmapper_adapters.jax.arrays import few_bits, prng_keys
+
+
+@dataclass
+class Source:
+    """A model as a function of its arrays.
+
+    Attributes:
+        call: Takes parameters and buffers by name, then arguments and keywords; gives the output
+            and the arrays that are changed, by name.
+        parameters: The arrays that are trained.
+        buffers: The others; keys as they are.
+        aliases: Other names of arrays -> the name under which they are.
+        frozen: Names of parameters that are not trained.
+        transient: Names of buffers that are not part of a state dict.
+        variable_types: Names of arrays -> the types of the variables that hold them, as a program
+            has them.
+        function: Whose signature the model has.
+        skipped: How many of its first parameters are no arguments of the model.
+        signature: The signature itself, where it is known.
+        defaults: Parameters of the signature that may be left out -> what they are then.
+        name: What errors call it.
+        suspects: Arrays of objects that nobody declared, and `refusal`, the error that says so: it
+            is raised where the program uses them, for they would be constants.
+    """
+
+    call: Callable[..., Any]
+    parameters: dict[str, Any]
+    buffers: dict[str, Any] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+    transient: tuple[str, ...] = ()
+    function: Callable[..., Any] | None = None
+    skipped: int = 0
+    signature: tuple[Parameter, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    suspects: list[Any] = field(default_factory=list)
+    refusal: NotAFunctorError | None = None
+    variable_types: dict[str, str] = field(default_factory=dict)
+
+    def uses_suspects(self, constants: Iterable[Any]) -> bool:
+        """Whether arrays that a program holds are of objects that nobody declared."""
+        suspects = [_host(one) for one in self.suspects if not prng_keys.is_key(one)]
+        held = [_host(array) for array in constants if not prng_keys.is_key(array)]
+        return any(equals(array, one) for array in held for one in suspects)
+
+    def parameters_of_call(self) -> tuple[Parameter, ...]:
+        """The signature, with its defaults."""
+        found = self.signature or _signature(self.function)[self.skipped :]
+        known = [
+            replace(p, default=self.defaults[p.name], required=False)
+            if p.name in self.defaults
+            else p
+            for p in found
+        ]
+        named = {p.name for p in known}
+        rest = [Parameter(n, "keyword", x, False) for n, x in self.defaults.items()
+                if n not in named]  # fmt: skip
+        at = next((i for i, p in enumerate(known) if p.kind == "kwargs"), len(known))
+        return (*known[:at], *rest, *known[at:])
+
+
+def record(
+    source: Source,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+    strict: bool | None = None,
+) -> Program:
+    """The program of a model for example inputs.
+
+    Args:
+        source: The model.
+        args: The examples by position.
+        kwargs: The examples by keyword.
+        dynamic_shapes: Which sizes may vary; see `_dynamic`.
+        train: What the program says of itself.
+        strict: False: arrays of objects that nobody declared become constants.
+
+    Raises:
+        ConversionError: It cannot be recorded.
+        NotAFunctorError: Inputs or outputs are of classes that hold arrays and are not declared.
+    """
+    if strict is False:
+        source.suspects = []
+    return recorded(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)[0]
+
+
+def recorded(
+    source: Source,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+) -> tuple[Program, dict[str, Any]]:
+    """The same, and the equation of each call of the outermost graph, by the name of the call."""
+    fleaves(())  # functors that are new are entered into JAX's registry
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_none)
+    spec = treespec.tree_spec(tree)
+    signature = source.parameters_of_call()
+    paths = list(_paths(signature, spec))
+    static = [not _is_array(leaf) for leaf in leaves]
+    for path, leaf in zip(paths, leaves, strict=True):
+        _check_leaf(leaf, f"the input {path}")
+    arrays = [to_jax(leaf) for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
+    traced = Traced(source, leaves, tree, static)
+    own = [*map(_as_array, source.parameters.values())], [*map(_as_array, source.buffers.values())]
+    outcome = _dynamic.traced(
+        lambda shapes: traced.run(*own, shapes),
+        (spec, arrays, static, [p.name for p in signature]),
+        dynamic_shapes,
+    )
+    names = [("parameter", n) for n in source.parameters]
+    names += [("buffer", n) for n in source.buffers]
+    closed = outcome.jaxpr
+    positions = [i for i, f in enumerate(static) if not f]
+    labels = _distinct([*(_label(paths[p]) for p in positions), *(_label(n) for _, n in names)])
+    labels = [*labels[len(positions) :], *labels[: len(positions)]]
+    reader = jaxpr.Reader()
+    graph = reader.root(closed, labels)
+    if source.refusal is not None and source.uses_suspects(reader.constants.values()):
+        raise source.refusal
+    kinds = [prng_keys.physical(v.aval) for v in closed.jaxpr.invars]
+    shown = [(d, tuple(n if isinstance(n, int) else str(n) for n in s)) for d, s in kinds]
+    inputs = [Input(kind, n, *shown[i]) for i, (kind, n) in enumerate(names)]
+    users = {p: Input("user", p, *shown[len(names) + i]) for i, p in enumerate(positions)}
+    constants = [
+        Input("constant", n, prng_keys.physical(jax.typeof(a))[0], prng_keys.physical(jax.typeof(a))[1])
+        for n, a in reader.constants.items()
+    ]
+    given = dict(zip(positions, graph.inputs[len(names) : len(names) + len(users)], strict=True))
+    order = [given.get(i, f"static_{i}") for i in range(len(leaves))]
+    graph.inputs = (
+        *graph.inputs[: len(names)], *order, *graph.inputs[len(names) + len(users) :]
+    )  # fmt: skip
+    rest = iter(graph.outputs)
+    values = [leaf if f else next(rest) for leaf, f in traced.outputs]
+    input_of = {n: label for (_, n), label in zip(names, graph.inputs, strict=False)}
+    changed = []
+    for name, value in zip(traced.changed, rest, strict=True):
+        if getattr(value, "name", None) != input_of[name]:  # else it is what it was, given back
+            changed.append((name, value))
+    graph.outputs = (*values, *(value for _, value in changed))
+    written = [Output("parameter" if n in source.parameters else "buffer", n) for n, _ in changed]
+    program = Program(
+        graph=graph,
+        inputs=(
+            *inputs,
+            *(users.get(i) or Input("static", i, value=leaf) for i, leaf in enumerate(leaves)),
+            *constants,
+        ),
+        outputs=(*(Output("user", i) for i in range(len(values))), *written),
+        in_spec=spec,
+        out_spec=treespec.tree_spec(traced.out_tree),
+        signature=signature,
+        parameters={n: _raw(x) for n, x in source.parameters.items()},
+        buffers={n: _raw(x) for n, x in source.buffers.items()},
+        constants={n: _raw(x) for n, x in reader.constants.items()},
+        aliases=source.aliases,
+        frozen=source.frozen,
+        transient=source.transient,
+        variable_types=source.variable_types,
+        symbols=outcome.symbols,
+        guards=outcome.guards,
+        fixed=tuple(
+            f"{paths[positions[i]]}.shape[{d}] is {arrays[i].shape[d]}: {why[:500]}"
+            for i, d, why in sorted(outcome.fixed)
+        ),
+        train=train,
+        name=source.name,
+        lines=_lines(graph),
+    )
+    return program, reader.equations
+
+
+def _lines(graph: Graph) -> dict[str, str]:
+    """The lines of code that the calls come from."""
+    found: dict[str, str] = {}
+    for call in graph.walk():
+        file, _, line = call.source.rpartition(":")
+        if file and call.source not in found:
+            found[call.source] = linecache.getline(file, int(line)).strip()
+    return found
+
+
+class Traced:
+    """The function that is traced, and what it says beside arrays.
+
+    Attributes:
+        outputs: Each leaf of the output, and whether it is no array.
+        out_tree: The structure of the output.
+        changed: The names of arrays that are changed.
+    """
+
+    def __init__(self, source: Source, leaves: list[Any], tree: Any, static: list[bool]) -> None:
+        self._source = source
+        self._leaves = leaves
+        self._tree = tree
+        self._static = static
+        self.outputs: list[tuple[Any, bool]] = []
+        self.out_tree: Any = None
+        self.changed: list[str] = []
+
+    def run(self, parameters: list[Any], buffers: list[Any], given: list[Any]) -> Any:
+        """A function of flat lists, to be traced with arrays or shapes."""
+        shapes = [_shape(x) for x in (*parameters, *buffers)]
+        try:
+            return jax.make_jaxpr(self.flat)(*shapes, *given)
+        except ProgramInputError as error:  # of a model that was converted before
+            raise ConversionError(str(error)) from error
+        except FmapperError:
+            raise
+        except Exception as error:  # whatever code of the user says to a tracer
+            raise ConversionError(tracer_errors.told(self._source.name, error)) from error
+
+    def flat(self, *arrays: Any) -> Any:
+        """The function of parameters, buffers and arrays among the inputs, one after the other."""
+        source = self._source
+        rest = iter(arrays)
+        params = {name: next(rest) for name in source.parameters}
+        held = {name: next(rest) for name in source.buffers}
+        return self._call(params, held, rest)
+
+    def _call(self, params: Any, buffers: Any, given: Iterator[Any]) -> Any:
+        full = [
+            leaf if fixed else next(given)
+            for leaf, fixed in zip(self._leaves, self._static, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(self._tree, full)
+        output, changed = self._source.call(params, buffers, *args, **kwargs)
+        flat, self.out_tree = jax.tree.flatten(output, is_leaf=_is_none)
+        for leaf in flat:
+            _check_leaf(leaf, "the output")
+        self.outputs = [(x, not _is_array(x)) for x in flat]
+        self.changed = list(changed)
+        return [x for x, fixed in self.outputs if not fixed], list(changed.values())
+
+
+def _check_leaf(leaf: Any, where: str) -> None:
+    """Refuses what holds arrays but is none of JAX's pytrees."""
+    if not _is_array(leaf) and not callable(leaf) and holds_arrays(leaf):
+        cls = type(leaf).__name__
+        raise NotAFunctorError(
+            f"{where} is a {cls}, which holds arrays but is not a functor. Decorate it with "
+            f"@fmapper.functor, or register it with jax.tree_util."
+        )
+
+
+def _shape(x: Any) -> Any:
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(x.shape, x.dtype)
+
+
+def _as_array(x: Any) -> Any:
+    return x if isinstance(x, jax.Array) else to_jax(x)
+
+
+def _host(x: Any) -> Any:
+    return np.asarray(x)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _raw(x: Any) -> Any:
+    return jax.random.key_data(x) if prng_keys.is_key(x) else few_bits.in_bytes(x)
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def _paths(signature: tuple[Parameter, ...], spec: Any) -> Iterator[str]:
+    """What each input is called: by the parameter of the signature, and where it is in that."""
+    positional, named = spec.children
+    names = [p.name for p in signature if p.kind == "positional"]
+    rest = next((p.name for p in signature if p.kind == "args"), "input")
+    for i, child in enumerate(positional.children):
+        own = names[i] if i < len(names) else f"{rest}[{i - len(names)}]"
+        yield from child.leaf_paths(own)
+    for key, child in zip(named.keys, named.children, strict=True):
+        yield from child.leaf_paths(str(key))
+
+
+def _label(name: str) -> str:
+    """A name as an identifier: `batch['image']` as `batch_image`."""
+    found = "".join(c if c.isalnum() and c.isascii() else "_" for c in name.replace("'", ""))
+    found = "_".join(part for part in found.split("_") if part) or "value"
+    if keyword.iskeyword(found) or found == "self" or found.startswith(("constant_", "static_")):
+        found += "_"
+    return found if found[0].isalpha() else f"_{found}"
+
+
+def _distinct(labels: list[str]) -> list[str]:
+    taken: set[str] = set()
+    found = []
+    for label in labels:
+        name, number = label, 0
+        while name in taken:
+            number += 1
+            name = f"{label}_{number}"
+        taken.add(name)
+        found.append(name)
+    return found
+
+
+_KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional",
+    inspect.Parameter.KEYWORD_ONLY: "keyword",
+    inspect.Parameter.VAR_POSITIONAL: "args",
+    inspect.Parameter.VAR_KEYWORD: "kwargs",
+}
+
+
+def _signature(function: Callable[..., Any] | None) -> tuple[Parameter, ...]:
+    """The parameters of a function, as a program keeps them."""
+    if function is None:
+        return ()
+    found = []
+    for p in inspect.signature(function).parameters.values():
+        default = p.default if isinstance(p.default, bool | int | float | str | None) else None
+        required = p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        found.append(Parameter(p.name, _KINDS[p.kind], default, required))
+    return tuple(found)

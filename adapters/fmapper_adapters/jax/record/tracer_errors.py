@@ -1,0 +1,90 @@
+"""Why a model cannot be recorded, in short, with the place and the usual way out."""
+
+from __future__ import annotations
+
+import traceback
+
+import jax
+
+from fmapper_adapters.jax.record import frames as _frames
+
+_WAYS: tuple[tuple[type[Exception] | str, str], ...] = (
+    (
+        jax.errors.TracerBoolConversionError,
+        "a branch on a value: use jax.lax.cond or jnp.where, or give the value as a Python bool",
+    ),
+    (
+        jax.errors.TracerIntegerConversionError,
+        "an array is used as a Python integer: give it as a Python int",
+    ),
+    (
+        jax.errors.TracerArrayConversionError,
+        "an array is given to NumPy: use jax.numpy in its place",
+    ),
+    (
+        jax.errors.NonConcreteBooleanIndexError,
+        "a mask as an index has a result whose size is not known: use jnp.where, or size=",
+    ),
+    (
+        jax.errors.ConcretizationTypeError,
+        "Python needs a value where only the shape is known: give it as a Python number, or use "
+        "jax.lax.cond, scan or while_loop",
+    ),
+    (
+        jax.errors.UnexpectedTracerError,
+        "an array of this call is kept outside of it: return it, or keep it in a variable of the "
+        "model",
+    ),
+    (
+        "InvalidRngError",
+        'random numbers have no source: give rngs={"dropout": jax.random.key(0)} in example_kwargs',
+    ),
+    (
+        "ModifyScopeVariableError",
+        'variables are changed: give mutable=["batch_stats"] in example_kwargs',
+    ),
+    (
+        "TraceContextError",
+        "variables that the model does not hold are changed: make them attributes of it",
+    ),
+    (
+        "InconclusiveDimensionOperation",
+        "what it does depends on a size that may vary: fix that size",
+    ),
+)
+
+
+def told(name: str, error: Exception) -> str:
+    """What a user reads of an error while a model was traced."""
+    way = next((text for kind, text in _WAYS if _is_a(error, kind)), "")
+    if isinstance(error, TypeError) and " missing " in str(error) and "argument" in str(error):
+        way = "give what it is called with in example_inputs and example_kwargs"
+    place = _place(error)
+    at = f" at {place}" if place else ""
+    reason = f"{type(error).__name__}: {_short(error)}"
+    return f"{name} cannot be recorded{at}: {f'{way} ({reason})' if way else reason}"
+
+
+def _is_a(error: Exception, kind: type[Exception] | str) -> bool:
+    if isinstance(kind, str):
+        return any(base.__name__ == kind for base in type(error).__mro__)
+    return isinstance(error, kind)
+
+
+def _short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0][:200] if lines else "no reason is given"
+
+
+def _place(error: Exception) -> str:
+    """The innermost line that is no library's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        f for f in frames
+        if not (_frames.is_of_jax(f.filename) or _frames.is_of_python(f.filename))
+        and not _frames.is_of(f.filename, _LIBRARIES)
+    ]  # fmt: skip
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+_LIBRARIES = (*_frames.OF_FLAX_AND_ALIKE, "numpy", "jaxtyping")

@@ -1,0 +1,180 @@
+"""Classes in JAX's pytree registry as nodes, and functors as pytrees of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax import tree_util
+
+from fmapper.backends import (
+    BoxKey,
+    Constant,
+    NodeType,
+    PyTreeRules,
+    Static,
+    is_dynamic,
+    put_together,
+    take_apart,
+)
+
+
+def is_tree_node(cls: type) -> bool:
+    """Whether JAX's registry has a class."""
+    known: Any = getattr(tree_util, "is_tree_node", None)
+    if known is not None:
+        return bool(known(cls))
+    try:  # before JAX 0.10 only objects are told apart, by their types alone
+        empty = next(base for base in cls.__mro__ if base.__flags__ & _HEAP_TYPE == 0)
+        shell: Any = empty.__new__(cls)  # type: ignore[call-overload]
+    except TypeError:
+        return cls is type(None)
+    return not tree_util.all_leaves([shell])
+
+
+_HEAP_TYPE = 1 << 9
+
+
+def keyed_children(node: Any) -> list[tuple[Any, Any]]:
+    """The children of a node in JAX's registry, each with its key."""
+    pairs, _ = tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
+    return [(path[0], child) for path, child in pairs]
+
+
+def registered_type(cls: type) -> NodeType | None:
+    """The node type of a class that is in JAX's registry: Equinox, flax.struct, chex ...
+
+    Also of one whose objects are no pytrees, but give and take their state as one.
+    """
+    if any(_GET_STATE in base.__dict__ for base in cls.__mro__):
+        return _variable_type()
+    if not is_tree_node(cls) or _is_namedtuple(cls):
+        return None
+
+    def children(node: Any) -> dict[Any, Any]:
+        return {_key(key): child for key, child in keyed_children(node)}
+
+    def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
+        return _structure(node).unflatten(list(new_children.values()))
+
+    return NodeType(children, rebuild, static=_structure)
+
+
+# The protocol of mutable variables for JAX, which penzai's have; the last is one of the state.
+_GET_STATE = "__get_state_as_jax_pytree__"
+_SET_STATE = "__set_state_from_jax_pytree__"
+_FROM_STATE = "__jax_pytree_state_to_new_variable__"
+
+
+def _variable_type() -> NodeType:
+    """A variable: its children are those of its state.
+
+    Where attributes hold these very children, another variable has other objects there: the methods
+    of the protocol may make arrays of JAX of whatever they are given.
+    """
+
+    def children(variable: Any) -> dict[Any, Any]:
+        state = getattr(variable, _GET_STATE)()
+        if tree_util.all_leaves([state]):
+            return {BoxKey("value"): state}
+        found = {_key(key): child for key, child in keyed_children(state)}
+        if len(found) > 1:
+            return found
+        return {BoxKey(str(key)): child for key, child in found.items()}
+
+    def attributes(variable: Any) -> dict[Any, str] | None:
+        """The attribute that holds each child, if one does."""
+        names: dict[int, list[str]] = {}
+        for name, value in getattr(variable, "__dict__", {}).items():
+            names.setdefault(id(value), []).append(name)
+        found = {key: names.get(id(child), []) for key, child in children(variable).items()}
+        if any(len(held) != 1 for held in found.values()):
+            return None
+        return {key: held[0] for key, held in found.items()}
+
+    def state_with(variable: Any, new: Mapping[Any, Any]) -> Any:
+        state = getattr(variable, _GET_STATE)()
+        if tree_util.all_leaves([state]):
+            return next(iter(new.values()))
+        return _structure(state).unflatten(list(new.values()))
+
+    def rebuild(variable: Any, new: Mapping[Any, Any]) -> Any:
+        at = attributes(variable)
+        if at is None:
+            return getattr(state_with(variable, new), _FROM_STATE)()
+        made = object.__new__(type(variable))
+        made.__dict__.update(variable.__dict__)
+        made.__dict__.update((at[key], child) for key, child in new.items())
+        return made
+
+    def put(variable: Any, new: Mapping[Any, Any]) -> None:
+        at = attributes(variable)
+        if at is None:
+            getattr(variable, _SET_STATE)(state_with(variable, new))
+        else:
+            variable.__dict__.update((at[key], child) for key, child in new.items())
+
+    def carried(variable: Any) -> list[tuple[str, Any]]:
+        held = {id(child) for child in children(variable).values()}
+        own: dict[str, Any] = getattr(variable, "__dict__", {})
+        return [(name, value) for name, value in own.items() if id(value) not in held]
+
+    return NodeType(
+        children,
+        rebuild,
+        put=put,
+        carried=carried,
+        static=lambda variable: _structure(getattr(variable, _GET_STATE)()),
+        box=lambda variable: list(children(variable).items()),
+    )
+
+
+def _structure(node: Any) -> Any:
+    """The structure of a node whose children are leaves."""
+    return jax.tree.structure(node, is_leaf=lambda inner: inner is not node)
+
+
+def _key(key: Any) -> Any:
+    for name in ("name", "key", "idx"):
+        if hasattr(key, name):
+            return getattr(key, name)
+    return key
+
+
+def register_functor(cls: type) -> None:
+    """Enters a functor class into JAX's registry, unless it is there."""
+    if is_tree_node(cls):
+        return
+
+    def flatten_with_keys(node: Any) -> tuple[list[Any], Static | Constant]:
+        values, static = take_apart(node, _RULES)
+        keys = map(tree_util.GetAttrKey, static.dynamic)
+        return list(zip(keys, values, strict=True)), static
+
+    tree_util.register_pytree_with_keys(
+        cls,
+        flatten_with_keys,
+        lambda static, children: put_together(static, children, _RULES),
+        lambda node: take_apart(node, _RULES),
+    )
+
+
+def _is_dynamic(child: Any) -> bool:
+    """Arrays, nodes and containers, and what stands for an array or becomes one in JAX."""
+    return (
+        isinstance(child, jax.ShapeDtypeStruct)
+        or is_dynamic(child)
+        or any("__jax_array__" in base.__dict__ for base in type(child).__mro__)
+    )
+
+
+def _is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and any("_fields" in base.__dict__ for base in cls.__mro__)
+
+
+def _opens(cls: type) -> bool:
+    return is_tree_node(cls) or _is_namedtuple(cls)
+
+
+_RULES = PyTreeRules(_is_dynamic, _opens)

@@ -1,0 +1,85 @@
+"""Another right choice of the vectors that factorisations give, to see what hangs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from fmapper_adapters.jax.record import custom_derivatives
+
+# Which dimension of each result numbers the vectors; None where it holds none.
+_VECTORS: dict[str, tuple[int | None, ...]] = {
+    "eigh": (-1, None),
+    "svd": (None, -1, -2),
+    "qr": (-1, -2, None),
+}
+
+
+def turned(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose eigenvectors, singular vectors and orthogonal factors have other signs.
+
+    Those that are complex have another phase. What it computes is as right as before.
+    """
+
+    def run(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        found = _evaluated(closed, jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+
+    return run
+
+
+def _evaluated(closed: Any, args: Sequence[Any]) -> list[Any]:
+    jaxpr = getattr(closed, "jaxpr", closed)
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+    env.update(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
+
+    def value(var: Any) -> Any:
+        return var.val if isinstance(var, core.Literal) else env[var]
+
+    for eqn in jaxpr.eqns:
+        found = _results(eqn, [value(var) for var in eqn.invars])
+        env.update(zip(eqn.outvars, found, strict=True))
+    return [value(var) for var in jaxpr.outvars]
+
+
+def _results(eqn: Any, args: list[Any]) -> list[Any]:
+    name = eqn.primitive.name
+    if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"):
+        return _evaluated(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), args)
+    params = {key: _turned_inside(value) for key, value in eqn.params.items()}
+    results = custom_derivatives.results_of(eqn.replace(params=params))(args)
+    if name == "eig":  # the values, then one or two sides
+        return [results[0], *(_turned(x, -1, 3 * i) for i, x in enumerate(results[1:]))]
+    dimensions = _VECTORS.get(name, ())
+    if len(results) == 1:
+        return results
+    return [
+        x if dimension is None else _turned(x, dimension, 0)
+        for x, dimension in zip(results, (*dimensions, *(None,) * len(results)), strict=False)
+    ]
+
+
+def _turned_inside(value: Any) -> Any:
+    """The same for the body of a loop or branch."""
+    if isinstance(value, core.ClosedJaxpr):
+        struct: Any = jax.ShapeDtypeStruct
+        shapes = [struct(v.aval.shape, v.aval.dtype) for v in value.jaxpr.invars]
+        return jax.make_jaxpr(lambda *args: _evaluated(value, args))(*shapes)
+    if isinstance(value, tuple) and value and isinstance(value[0], core.ClosedJaxpr):
+        return tuple(map(_turned_inside, value))
+    return value
+
+
+def _turned(x: Any, dimension: int, start: int) -> Any:
+    """Vectors times signs, or phases, that follow no simple pattern."""
+    number = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + dimension) + start
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        angle = (1.0 + number * 0.7).astype(x.real.dtype)
+        phase = jax.lax.complex(jnp.cos(angle), jnp.sin(angle)).astype(x.dtype)
+        return x * (phase if dimension == -1 else jnp.conj(phase))
+    return jnp.where(number * 7 % 5 < 2, -x, x)

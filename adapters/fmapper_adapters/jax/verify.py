@@ -1,0 +1,144 @@
+"""Running a model of JAX operation by operation, and in float64, to compare it with another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper.backends import Observation
+from fmapper.programs import Ref, Scalar
+from fmapper import to_jax
+from fmapper_adapters.jax import vector_choices
+from fmapper_adapters.jax.record import custom_derivatives, trace
+from fmapper_adapters.jax.arrays import few_bits, prng_keys
+
+
+def operations(
+    source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Observation]:
+    """The calls of the program of a model, each computed by JAX, in order."""
+    program, equations = trace.recorded(source, args, kwargs)
+    leaves = iter(jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: x is None))
+    held = {
+        "parameter": program.parameters,
+        "buffer": program.buffers,
+        "constant": program.constants,
+    }
+    env: dict[str, Any] = {}
+    for name, given in zip(program.graph.inputs, program.inputs, strict=True):
+        if given.kind in held:
+            env[name] = to_jax(held[given.kind][str(given.target)])
+        else:
+            leaf = next(leaves)
+            env[name] = _words(to_jax(leaf)) if given.kind == "user" else leaf
+    for call in program.graph.calls:
+        if call.op == "sym::getitem":
+            env[call.name] = env[call.args[0].name][call.args[1]]
+            continue
+        results = _computed(equations[call.name], [_value(arg, env) for arg in call.args])
+        env[call.name] = results
+        yield Observation(call.module, call.op, call.source, tuple(results))
+
+
+def compiled(
+    source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+    """A model as a function of arguments like these, behind `jax.jit`."""
+    leaves, tree = jax.tree.flatten((args, dict(kwargs)))
+    is_array = [hasattr(leaf, "dtype") for leaf in leaves]
+
+    @jax.jit
+    def run(params: Any, buffers: Any, arrays: list[Any]) -> Any:
+        rest = iter(arrays)
+        full = [next(rest) if a else leaf for leaf, a in zip(leaves, is_array, strict=True)]
+        own_args, own_kwargs = jax.tree.unflatten(tree, full)
+        return source.call(params, buffers, *own_args, **own_kwargs)[0]
+
+    arrays = to_jax((source.parameters, source.buffers))
+
+    def call(given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """What tells the mode is set; it need not be given."""
+        flat = jax.tree.leaves((given, dict(named)))
+        return run(*arrays, [leaf for leaf in flat if hasattr(leaf, "dtype")])
+
+    return call
+
+
+def outcome(
+    source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[..., tuple[list[Any], dict[str, Any]]]:
+    """A call of a model as XLA compiles it, with little effort; see `Adapter.outcome`."""
+    leaves, tree = jax.tree.flatten((args, dict(kwargs)), is_leaf=lambda x: x is None)
+    static = [not (hasattr(x, "shape") and hasattr(x, "dtype")) for x in leaves]
+    traced = trace.Traced(source, leaves, tree, static)
+    given = [to_jax(leaf) for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
+    arrays = [*map(to_jax, (*source.parameters.values(), *source.buffers.values())), *given]
+    run = jax.jit(traced.flat).lower(*arrays).compile(_QUICK)
+
+    def call(
+        off: float, *, compiled: bool = True, turned: bool = False
+    ) -> tuple[list[Any], dict[str, Any]]:
+        generator = np.random.default_rng(0)
+        way = vector_choices.turned(traced.flat) if turned else run if compiled else traced.flat
+        found, changed = way(*(_shaken(x, off, generator) for x in arrays))
+        rest = iter(found)
+        outputs = [leaf if fixed else _words(next(rest)) for leaf, fixed in traced.outputs]
+        return outputs, dict(zip(traced.changed, map(_words, changed), strict=True))
+
+    return call
+
+
+# For programs that run once.
+_QUICK: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def _shaken(x: Any, off: float, generator: np.random.Generator) -> Any:
+    if not off or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x
+    noise = jnp.asarray(generator.uniform(-off, off, x.shape), x.real.dtype)
+    return (x * (1 + noise)).astype(x.dtype)
+
+
+def in_float64(
+    source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any | None:
+    """The output for arrays and inputs in float64; None where the code wants another dtype."""
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(_wide, (dict(source.parameters), dict(source.buffers)))
+        own_args, own_kwargs = jax.tree.map(_wide, (args, dict(kwargs)))
+        try:
+            return source.call(*arrays, *own_args, **own_kwargs)[0]
+        except TypeError:  # JAX's answer to mixed dtypes where it promotes none
+            return None
+
+
+def _wide(x: Any) -> Any:
+    if not isinstance(x, jax.Array) and not (hasattr(x, "dtype") and hasattr(x, "shape")):
+        return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return jnp.asarray(x, jnp.complex128)
+    return jnp.asarray(x, jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _value(arg: Any, env: Mapping[str, Any]) -> Any:
+    if isinstance(arg, Ref):
+        found = env[arg.name]
+        return found[0] if isinstance(found, list) else found
+    return jnp.asarray(arg.value, arg.dtype) if isinstance(arg, Scalar) else arg
+
+
+def _computed(eqn: Any, operands: list[Any]) -> list[Any]:
+    """The results of an equation on operands whose keys are words, as words."""
+    given = []
+    for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
+        is_key = hasattr(var.aval, "dtype") and prng_keys.is_key(var.aval)
+        given.append(jax.random.wrap_key_data(x, impl=var.aval.dtype._impl.name) if is_key else x)
+    return [_words(x) for x in custom_derivatives.results_of(eqn)(given)]
+
+
+def _words(x: Any) -> Any:
+    return jax.random.key_data(x) if prng_keys.is_key(x) else few_bits.in_bytes(x)

@@ -1,0 +1,253 @@
+"""The adapter for NumPy."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fmapper.backends import Adapter, Exchange, Memory
+from fmapper import Device
+
+CPU = Device("numpy", "cpu")
+_dtype = attrgetter("dtype")
+_base = attrgetter("base")
+_NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
+_GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+_ALIGNMENT = 64  # bytes
+_PART = 1 << 18  # elements that a cast makes and checks at a time
+_NARROW = ("bfloat16", "float8", "float4", "int4", "uint4", "int2", "uint2")
+
+
+class NumpyAdapter(Adapter):
+    """Arrays are `np.ndarray` and NumPy's scalars of numbers; there is one device."""
+
+    name: ClassVar[str] = "numpy"
+    host_only: ClassVar[bool] = True
+    keeps_memory: ClassVar[bool] = True
+    read_only: ClassVar[bool] = True
+    array_types: ClassVar[tuple[type, ...]] = (np.ndarray,)
+
+    @cached_property
+    def functional(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.numpy.functional")
+
+    @cached_property
+    def random(self) -> Any:
+        """Loaded when first asked for."""
+        return importlib.import_module("fmapper_adapters.numpy.random")
+
+    def is_array_type(self, cls: type) -> bool:
+        """Arrays of any dtype; scalars of numbers, but not of strings and dates."""
+        if issubclass(cls, np.generic):
+            return not issubclass(cls, _NO_NUMBERS)
+        return issubclass(cls, np.ndarray)
+
+    def is_interned_type(self, cls: type) -> bool:
+        """There is one `np.True_` and one `np.False_`."""
+        return issubclass(cls, np.bool_)
+
+    def is_number(self, array: Any) -> bool:
+        """NumPy's scalars."""
+        return isinstance(array, np.generic)
+
+    def device(self, array: Any) -> Device:
+        """Always the host."""
+        return CPU
+
+    def dtype(self, array: Any) -> str:
+        """NumPy's name for it, or that of ml_dtypes; the byte order does not show."""
+        return str(array.dtype.name)
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """`array.shape`."""
+        return tuple(array.shape)
+
+    def devices(self) -> Sequence[Device]:
+        """The host."""
+        return [CPU]
+
+    def why_not(self, kind: str, index: int | None) -> str:
+        """For `meta`, who has it."""
+        if kind == "meta":
+            return (
+                "NumPy has no arrays without values, but others can stand for them: "
+                "to_torch(device='meta') or to_jax(device='meta')"
+            )
+        return super().why_not(kind, index)
+
+    def to_device(
+        self, arrays: Sequence[Any], device: Device, *, copy: bool | None
+    ) -> Iterator[Any]:
+        """Copies; memory order and subclass are kept."""
+        for array in arrays:
+            yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
+
+    def nbytes(self, array: Any) -> int:
+        """`array.nbytes`; of objects only the pointers."""
+        return int(array.nbytes)
+
+    def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """The dtypes: byte order and all."""
+        return list(map(_dtype, arrays))
+
+    def check(self, array: Any) -> None:
+        """Refuses what is no plain array of numbers.
+
+        Raises:
+            TypeError: Says what it is.
+        """
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(
+                "a masked array would lose its mask; move array.filled(...) or its data and mask"
+            )
+        kind = array.dtype.kind
+        if kind in "OSUMm" or array.dtype.names is not None:
+            raise TypeError(f"an array of dtype {array.dtype} has no counterpart in other backends")
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Views; what is not in native byte order is copied."""
+        data: list[Any] = []
+        private: list[int] = []
+        for dtype in set(map(_dtype, arrays)):
+            if dtype.kind not in "biufc" or not dtype.isnative:
+                break
+        else:
+            if {*map(type, arrays)} <= {np.ndarray}:
+                return Exchange(arrays)
+        for at, array in enumerate(arrays):
+            self.check(array)
+            plain = np.asarray(array)
+            if not plain.dtype.isnative:
+                plain = plain.astype(plain.dtype.newbyteorder("="))
+                private.append(at)
+            elif isinstance(array, np.generic):
+                private.append(at)
+            data.append(plain)
+        return Exchange(data, private=frozenset(private))
+
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
+        """The very arrays; what is frozen is read-only already."""
+        return exchange.data
+
+    def storable(self, dtype: str) -> str | None:
+        """NumPy's own dtypes, and those of ml_dtypes where it is installed."""
+        try:
+            np_dtype(dtype)
+        except TypeError:
+            return None
+        return dtype
+
+    def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
+        """`astype` in memory order, a part at a time so that the check needs little memory."""
+        target = np_dtype(dtype)
+        source = array.real if array.dtype.kind == "c" and target.kind != "c" else array
+        if {dtype, source.dtype.name} & {"float8_e8m0fnu"} and source.dtype.itemsize == 1:
+            source = source.astype(np.float32)  # ml_dtypes does not go straight
+        with np.errstate(all="ignore"):
+            if array.size <= _PART or not (array.flags.c_contiguous or array.flags.f_contiguous):
+                options = {} if isinstance(array, np.generic) else {"order": "K"}
+                new = source.astype(target, **options)
+                return new, survived(np.asarray(array), np.asarray(new))
+            new = _aligned_like(source, target)
+            parts = zip(_parts(source), _parts(array), _parts(new), strict=True)
+            for values, old, part in parts:
+                np.copyto(part, values, casting="unsafe")
+                if not survived(old, part):
+                    return new, False
+            return new, True
+
+    def generator_device(self, x: Any) -> Device | None:
+        """The host, of `np.random.Generator`, `RandomState` and bit generators."""
+        return CPU if issubclass(type(x), _GENERATORS) else None
+
+    def generator_to(self, generator: Any, device: Device) -> Any:
+        """A copy with the same state."""
+        return copy.deepcopy(generator)
+
+    def may_share_memory(self, arrays: Sequence[Any]) -> bool:
+        """Not if each array owns its memory."""
+        return set(map(type, map(_base, arrays))) != {type(None)}
+
+    def memory(self, array: Any) -> Memory | None:
+        """Of arrays with elements at whole strides."""
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject or not array.nbytes:
+            return None
+        size = array.dtype.itemsize
+        if any(stride % size for stride in array.strides):
+            return None
+        return Memory(
+            array.__array_interface__["data"][0],
+            tuple(stride // size for stride in array.strides),
+            size,
+        )
+
+    def shares_elements(self, a: Any, b: Any) -> bool:
+        """`np.shares_memory`, or True where that would take too long to tell."""
+        try:
+            return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]
+        except np.exceptions.TooHardError:
+            return True
+
+    def view(
+        self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
+    ) -> Any:
+        """An array on the dense memory of `base`."""
+        size = base.itemsize
+        memory = base.ravel(order="K").view(np.uint8)  # ml_dtypes have no buffer of their own
+        steps = [stride * size for stride in strides]
+        return np.ndarray(tuple(shape), base.dtype, memory, offset * size, steps)
+
+
+def np_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of a name; bfloat16 and the narrow types come from ml_dtypes.
+
+    Raises:
+        TypeError: There is no such dtype, or ml_dtypes is not installed.
+    """
+    if name.startswith(_NARROW):
+        try:
+            found = getattr(importlib.import_module("ml_dtypes"), name, None)
+        except ImportError:
+            raise TypeError(
+                f"NumPy holds {name} through ml_dtypes, which is not installed: "
+                "pip install ml_dtypes"
+            ) from None
+        if found is None:
+            raise TypeError(f"ml_dtypes has no {name}")
+        made: np.dtype[Any] = np.dtype(found)
+        return made
+    return np.dtype(name)
+
+
+def _aligned_like(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array of the shape and order of a dense one, where XLA can use it without a copy."""
+    raw = np.empty(array.size * dtype.itemsize + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    order: Any = "C" if array.flags.c_contiguous else "F"
+    new: np.ndarray[Any, Any] = np.ndarray(array.shape, dtype, raw, start, order=order)
+    return new.view(type(array)) if type(array) is not np.memmap else new
+
+
+def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Views of all elements of a dense array, in memory order, some at a time."""
+    flat = np.asarray(array).reshape(-1, order="A")
+    return (flat[start : start + _PART] for start in range(0, flat.size, _PART))
+
+
+def survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
+    """Whether a cast has kept every integer and made no finite value infinite."""
+    if new.dtype.kind in "iub":
+        return bool((new.astype(old.dtype) == old).all())
+    if old.dtype.kind == "c" and new.dtype.kind != "c":
+        return not old.imag.any() and survived(old.real, new)
+    if new.dtype.kind == "c":
+        return survived(old.real, new.real) and survived(old.imag, new.imag)
+    lost = ~np.isfinite(new)
+    return not lost.any() or not bool((lost & np.isfinite(old)).any())

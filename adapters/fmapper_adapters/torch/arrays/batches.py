@@ -1,0 +1,130 @@
+"""Many tensors to another device at once, with what hangs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from fmapper import BatchError
+from fmapper_adapters.torch.arrays import tensors as _host, pinned, wrappers
+
+
+def to_device(
+    tensors: Sequence[torch.Tensor],
+    device: torch.device,
+    known: dict[int, torch.Tensor] | None = None,
+) -> Iterator[torch.Tensor]:
+    """New tensors on a device: parameters with their gradients, leaves of autograd as leaves.
+
+    A tensor with a history keeps it, as `tensor.to(device)` does. Tensors inside of tensors go
+    along, and those that are attributes of tensors.
+
+    Args:
+        tensors: The tensors.
+        device: Where to.
+        known: What tensors inside of others have become, by their ids.
+
+    Raises:
+        BatchError: One of them could not be moved.
+    """
+    known = {} if known is None else known
+    sources: list[torch.Tensor] = []
+    owners: list[int] = []  # whose a source is
+    for at, tensor in enumerate(() if _host.are_whole(tensors) else tensors):
+        try:
+            _host.check_filled(tensor)
+        except TypeError as error:
+            raise BatchError(at) from error
+    for at, tensor in enumerate(tensors):
+        is_plain = _host.is_replaceable(tensor)
+        is_bare = not is_plain or not tensor.requires_grad or wrappers.is_wrapper(tensor)
+        sources.append(tensor if is_bare else tensor.detach())
+        owners.append(at)
+        if is_plain and tensor.grad is not None:
+            sources.append(tensor.grad)
+            owners.append(at)
+    try:
+        moved = iter(carried(sources, device, known))
+    except BatchError as error:
+        raise BatchError(owners[error.index]) from error.__cause__
+    if not any(map(_has_attributes, tensors)):
+        yield from _all_replaced(tensors, moved)
+        return
+    results = list(_all_replaced(tensors, moved))
+    known.update(zip(map(id, tensors), results, strict=True))
+    for at, (old, new) in enumerate(zip(tensors, results, strict=True)):
+        try:
+            wrappers.move_attributes(old, new, device, partial(_moved_inside, device, known))
+        except Exception as error:
+            raise BatchError(at) from error
+    yield from results
+
+
+def _has_attributes(tensor: torch.Tensor) -> bool:
+    return bool(tensor.__dict__)
+
+
+def _all_replaced(
+    tensors: Sequence[torch.Tensor], moved: Iterator[torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    for tensor in tensors:
+        if not _host.is_replaceable(tensor):
+            yield next(moved)
+            continue
+        values = next(moved)
+        grad = None if tensor.grad is None else next(moved)
+        yield _host.replaced(tensor, values, grad)
+
+
+def _moved_inside(
+    device: torch.device, known: dict[int, torch.Tensor], tensor: torch.Tensor
+) -> torch.Tensor:
+    """A tensor inside another one, or on it, on a device; the same one at all its places."""
+    if id(tensor) not in known:
+        (new,) = to_device([tensor], device, known)
+        known[id(tensor)] = new
+    return known[id(tensor)]
+
+
+def carried(
+    tensors: Sequence[torch.Tensor],
+    device: torch.device,
+    known: dict[int, torch.Tensor] | None = None,
+) -> list[torch.Tensor]:
+    """The bare tensors, copied to a device.
+
+    Args:
+        tensors: Tensors without what hangs on them.
+        device: Where to.
+        known: What inner tensors have become, by their ids.
+
+    Raises:
+        BatchError: One of them could not be.
+    """
+    upwards = device.type != "cpu"
+    batch = [at for at, t in enumerate(tensors) if t.is_cpu == upwards and _is_bare(t)]
+    chosen = [tensors[at] for at in batch]
+    try:
+        copies = pinned.upload(chosen, device) if upwards else pinned.download(chosen)
+    except BatchError as error:
+        raise BatchError(batch[error.index]) from error.__cause__
+    results = dict(zip(batch, copies, strict=True))
+    inside = partial(_moved_inside, device, {} if known is None else known)
+    for at, tensor in enumerate(tensors):
+        if at not in results:
+            try:
+                if wrappers.is_wrapper(tensor):
+                    results[at] = wrappers.moved(tensor, device, inside)
+                else:
+                    results[at] = tensor.to(device, copy=True)
+            except Exception as error:
+                raise BatchError(at) from error
+    return [results[at] for at in range(len(tensors))]
+
+
+def _is_bare(tensor: Any) -> bool:
+    """Whether a tensor is nothing but strided memory."""
+    return _host.has_memory(tensor) and not tensor.requires_grad

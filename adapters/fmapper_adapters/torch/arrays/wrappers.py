@@ -1,0 +1,177 @@
+"""Tensors that keep their values in other tensors, and other tensors that hang on a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fmapper.backends import holds_arrays
+
+Move = Callable[[torch.Tensor], torch.Tensor]
+_CONTAINERS = (dict, list, tuple)
+
+
+def dispatches(cls: type) -> bool:
+    """Whether a class of tensors computes by itself, as those do that keep tensors inside."""
+    own: Any = getattr(cls, "__torch_dispatch__", None)
+    return own is not torch.Tensor.__torch_dispatch__
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no memory of its own, but other tensors that have."""
+    if not dispatches(type(tensor)) or isinstance(tensor, FakeTensor):
+        return False
+    if is_traceable_wrapper_subclass(tensor):
+        return True
+    try:
+        return tensor.numel() > 0 and tensor.device.type != "meta" and not tensor.data_ptr()
+    except RuntimeError:  # an invalid storage, or none
+        return True
+
+
+def inner_names(tensor: torch.Tensor) -> list[str]:
+    """The attributes in which a wrapper says that its tensors are."""
+    return list(tensor.__tensor_flatten__()[0]) if is_traceable_wrapper_subclass(tensor) else []
+
+
+def why_not(tensor: torch.Tensor) -> str:
+    """Why a wrapper cannot leave torch."""
+    names = [f".{name}" for name in inner_names(tensor)]
+    inside = f" ({', '.join(names)})" if names else ""
+    return (
+        f"a {type(tensor).__name__} keeps its values in other tensors{inside}: move those, or "
+        "tensor.dequantize() where it has that"
+    )
+
+
+def moved(tensor: torch.Tensor, device: torch.device, move: Move) -> torch.Tensor:
+    """A wrapper whose inner tensors are on a device.
+
+    A class of torch's own moves itself, where that moves all; others are taken apart and put
+    together as they say with `__tensor_flatten__`.
+
+    Args:
+        tensor: The wrapper.
+        device: Where to.
+        move: Brings an inner tensor there.
+
+    Raises:
+        TypeError: Something would stay behind; says what.
+    """
+    cls = type(tensor)
+    has_parts = is_traceable_wrapper_subclass(tensor)
+    if tensor.grad_fn is not None or not has_parts or cls.__module__.startswith("torch."):
+        try:
+            new = tensor.to(device, copy=True)
+            behind = _left_behind(new, device) if type(new) is cls else f"it became a {type(new)}"
+        except Exception as error:
+            if not has_parts or tensor.grad_fn is not None:
+                raise
+            behind = str(error)
+        if not behind:
+            return new
+        if not has_parts or tensor.grad_fn is not None:
+            raise TypeError(_refusal(cls, behind))
+    own: Any = tensor
+    names, context = own.__tensor_flatten__()
+    inner = {name: move(getattr(tensor, name)) for name in names}
+    with torch.no_grad():
+        new = type(own).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+    made: torch.Tensor = new
+    behind = _left_behind(made, device)
+    if behind:
+        raise TypeError(_refusal(cls, behind))
+    return made
+
+
+def _refusal(cls: type, behind: str) -> str:
+    return (
+        f"a {cls.__name__} cannot be moved: {behind}. Give the class __tensor_flatten__ and "
+        "__tensor_unflatten__ that hold all of its tensors"
+    )
+
+
+def _left_behind(new: torch.Tensor, device: torch.device) -> str:
+    """What of a moved wrapper is not on the device, in words."""
+    if not is_on(new, device):
+        return f"it says afterwards that it is on {new.device}"
+    for name in inner_names(new):
+        inner = getattr(new, name)
+        if not is_on(inner, device) or (is_wrapper(inner) and _left_behind(inner, device)):
+            return f".{name} stays on {inner.device}"
+    for name, value in vars(new).items():
+        if any(not is_on(inner, device) for inner in _tensors_in(value)):
+            return f".{name} holds a tensor that stays on another device"
+    return ""
+
+
+def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on a device, whose index may be left open."""
+    own = tensor.device
+    return own.type == device.type and (None in (own.index, device.index) or own == device)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in plain containers."""
+    todo, seen = [value], {}
+    while todo:
+        part = todo.pop()
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif isinstance(part, _CONTAINERS) and id(part) not in seen:
+            seen[id(part)] = part
+            todo += part.values() if isinstance(part, dict) else part
+
+
+def move_attributes(old: torch.Tensor, new: torch.Tensor, device: torch.device, move: Move) -> None:
+    """Brings the tensors that hang on a moved tensor as attributes to its device.
+
+    Raises:
+        TypeError: An object that is neither a tensor nor a plain container holds some.
+    """
+    if new.grad_fn is not None or not vars(old):
+        return
+    inner = set(inner_names(new))
+    for name, value in list(vars(new).items()):
+        if name in inner or value is not vars(old).get(name) or _stands_by_itself(value):
+            continue
+        if next(_tensors_in(value), None) is not None:
+            vars(new)[name] = _mapped(value, move)
+        elif type(old) not in _PLAIN and holds_arrays(value):
+            raise TypeError(
+                f"the attribute .{name} of this {type(old).__name__} is a {type(value).__name__} "
+                f"that holds arrays, which would stay on {old.device}: keep them in a tensor, a "
+                "list or a dict, or move the tensor by the method of its class"
+            )
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def _stands_by_itself(value: Any) -> bool:
+    """Whether a value is no state of the tensor that has it: a hook, or a module that owns it."""
+    return callable(value) or value is None or isinstance(value, bool | int | float | str)
+
+
+def _mapped(value: Any, move: Move) -> Any:
+    if isinstance(value, torch.Tensor):
+        return move(value)
+    if isinstance(value, dict) and type(value) is dict:
+        return {key: _mapped(part, move) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(part, move) for part in value)
+    return value
+
+
+def inner_pairs(
+    old: torch.Tensor, new: torch.Tensor
+) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+    """The inner tensors of two wrappers of one class, side by side."""
+    if type(old) is not type(new):
+        return []
+    names = inner_names(old)
+    return [(getattr(old, name), getattr(new, name)) for name in names if hasattr(new, name)]

@@ -1,0 +1,248 @@
+"""Gradients, batches and compiled programs of functions of tensors."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from fmapper_adapters.torch.arrays.tensors import as_parameter
+from fmapper_adapters.torch.compute.parameter_standin import here, standing_in
+from fmapper_adapters.torch.compute.record_lock import turns
+
+Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def value_and_grad(
+    run: Calls, arrays: Sequence[Any], elsewhere: Callable[[], bool]
+) -> tuple[Any, list[Any], Sequence[Any]]:
+    """Autograd; `torch.func` where that is at work already."""
+    if _in_functorch():
+        return _functional(run, arrays)
+    depth = here.depth
+    if depth:
+        # Another gradient is being taken through this one, and goes on through views of the arrays.
+        leaves = [standing_in(x.view_as(x), x) if x.requires_grad else _fresh(x) for x in arrays]
+    else:
+        # Parameters go in as they are, which spares making another module around others.
+        serve = [x.requires_grad and x.is_leaf and not x.is_inference() for x in arrays]
+        if any(serve) and elsewhere():
+            serve = [False] * len(arrays)
+        leaves = [x if serves else _fresh(x) for x, serves in zip(arrays, serve, strict=True)]
+    here.depth = depth + 1
+    try:
+        with _recording():
+            value, further = run(leaves)
+            if value.requires_grad:
+                gradients = torch.autograd.grad(
+                    value, leaves, create_graph=depth > 0, materialize_grads=True
+                )
+            else:
+                gradients = tuple(map(torch.zeros_like, arrays))
+    finally:
+        here.depth = depth
+    if depth:
+        return value, further, gradients
+    return value.detach(), [x.detach() if x.requires_grad else x for x in further], gradients
+
+
+def _fresh(array: torch.Tensor) -> torch.Tensor:
+    if array.is_inference():  # autograd would take no notice of it
+        with torch.inference_mode(mode=False):
+            return _fresh_like(array.clone(), array)
+    return _fresh_like(array, array)
+
+
+def _fresh_like(values: torch.Tensor, array: torch.Tensor) -> torch.Tensor:
+    if isinstance(array, torch.nn.Parameter):
+        return as_parameter(values.detach(), array)
+    fresh: torch.Tensor = standing_in(values.detach().requires_grad_(), array)
+    return fresh
+
+
+def _recording() -> AbstractContextManager[object]:
+    """Whatever the caller has switched off, a gradient needs a graph."""
+    if torch.is_inference_mode_enabled():
+        return torch.inference_mode(False)
+    return nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
+
+
+def _in_functorch() -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _functional(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
+    """`torch.func.grad_and_value`: within another function of torch.func."""
+
+    def value_first(leaves: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        return run(list(map(standing_in, leaves, arrays)))
+
+    gradients, (value, further) = torch.func.grad_and_value(value_first, has_aux=True)(
+        tuple(arrays)
+    )
+    return value, further, gradients
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def vectorized(
+    run: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any], axes: Sequence[int | None]
+) -> list[Any]:
+    """`torch.func.vmap`; random numbers differ from index to index."""
+    mapped = torch.func.vmap(
+        lambda *given: tuple(run(list(map(standing_in, given, arrays)))),
+        in_dims=tuple(axes),
+        randomness="different",
+    )
+    return list(mapped(*arrays))
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+_AT_MOST = 64  # programs of one function
+_UNKNOWN: Any = object()
+
+
+def compiled(
+    run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]], give_up: Callable[[str], None]
+) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
+    """What `run` does to tensors is recorded with fake ones and compiled by `torch.compile`."""
+    programs: dict[Hashable, Any] = {}
+
+    def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any] | None:
+        if _is_recorded() or turns.taken:
+            return None  # a part of what is being recorded or replayed already
+        if here.depth > 1:
+            return None  # what torch compiles can be differentiated once
+        tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
+        if any(x.is_neg() or x.is_conj() for x in tensors):
+            give_up("a tensor is negated or conjugated lazily. Call resolve_neg or resolve_conj")
+            return None
+        # By what they look like: 0.0 == -0.0, and NaN is not even itself.
+        numbers = tuple((type(x), repr(x)) for x in arrays if not isinstance(x, torch.Tensor))
+        signature = (key, numbers, _modes(), *map(_looks, tensors))
+        known = programs.get(signature, _UNKNOWN)
+        if known is None:
+            return None
+        if known is _UNKNOWN:
+            if len(programs) >= _AT_MOST:
+                give_up(
+                    f"there are {_AT_MOST} programs of it already. Give what changes with every "
+                    "call as a tensor, not as a number."
+                )
+                return None
+            with turns:
+                if signature not in programs:
+                    found = _recorded(run, arrays, key, give_up)
+                    programs[signature] = found and found[:2]
+                    return found and (found[2], found[1])
+            return call(arrays, key)  # another thread was first
+        program, rest = known
+        turns.begin_replay()
+        try:
+            return program(tensors), rest
+        finally:
+            turns.end_replay()
+
+    return call
+
+
+def _recorded(
+    run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
+    arrays: list[Any],
+    key: Any,
+    give_up: Callable[[str], None],
+) -> Any:
+    """A compiled program, the rest of its results, and the first ones; None if there is none."""
+    rests: list[Any] = []
+
+    def traced(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        pending = iter(tensors)
+        given = [next(pending) if isinstance(x, torch.Tensor) else x for x in arrays]
+        with _without_values(tensors):
+            results, rest = run(given, key)
+        rests.append(rest)
+        return results
+
+    tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
+    try:
+        graph = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(tensors)
+    except Exception as reason:  # if it is an error of the function, running that will raise it
+        give_up(f"it could not be recorded ({_first_line(reason)})")
+        return None
+    program, results = _compiled(graph, tensors, give_up)
+    return None if program is None else (program, rests[-1], results)
+
+
+@contextmanager
+def _without_values(fakes: Sequence[torch.Tensor]) -> Iterator[None]:
+    """What looks at a value or at a size that depends on one raises, and gets no symbol of it.
+
+    A symbol would go out among the results, where no program can fill it in.
+    """
+    modes = {x.fake_mode: x.fake_mode.shape_env for x in fakes if isinstance(x, FakeTensor)}
+    for mode in modes:
+        mode.shape_env = None
+    try:
+        yield
+    finally:
+        for mode, symbols in modes.items():
+            mode.shape_env = symbols
+
+
+def _compiled(
+    graph: Any, tensors: list[torch.Tensor], give_up: Callable[[str], None]
+) -> tuple[Any, Any]:
+    """A compiled program and the results of its first call; None twice if there is none."""
+    with warnings.catch_warnings():
+        # The compiler uses what torch itself has deprecated.
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
+        try:
+            # A method of the graph's own: torch compiles one and the same code a few times only.
+            # Under one seed the random numbers are those of the function that is not compiled.
+            program: Any = torch.compile(
+                graph.forward, fullgraph=True, dynamic=False, options={"fallback_random": True}
+            )
+            return program, program(tensors)
+        except Exception as reason:  # as above
+            give_up(f"it could not be compiled ({_first_line(reason)})")
+            return None, None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def _is_recorded() -> bool:
+    return get_proxy_mode() is not None or _in_functorch()
+
+
+def _modes() -> tuple[Hashable, ...]:
+    return (
+        torch.is_grad_enabled(),
+        here.depth > 0,
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+    )
+
+
+def _looks(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    return (
+        type(tensor),
+        tensor.shape,
+        tensor.dtype,
+        tensor.device,
+        tensor.requires_grad,
+        tensor.stride() if tensor.layout is torch.strided else tensor.layout,
+    )

@@ -1,0 +1,227 @@
+"""Folds what a program asserts: each fact is read once and asserted once.
+
+torch asserts the value of a number about five times: that it is at least, at most, and just that
+value, and again for each symbol that stands for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from fmapper.programs import Call, Graph, Program, Ref
+
+_READS = {"aten::item.default", "aten::_local_scalar_dense.default"}
+_ASSERTION = "aten::_assert_scalar.default"
+_NUMBERS: dict[str, Callable[..., Any]] = {
+    f"sym::{name}": getattr(operator, name)
+    for name in ("add", "sub", "mul", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "mod",
+                 "floordiv", "and_", "or_", "not_")
+}  # fmt: skip
+_NUMBERS["sym::sym_not"] = operator.not_
+_INT32 = 2**31
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+
+
+def fold(program: Program) -> Program:
+    """The program without assertions that others imply, and without what only they needed."""
+    if not any(call.op == _ASSERTION for call in program.graph.calls):
+        return program
+    graph = _without_implied(_with_each_number_once(program.graph))
+    return dataclasses.replace(program, graph=_with_buffers_compared(program, graph))
+
+
+def _with_each_number_once(graph: Graph) -> Graph:
+    """Merges equal reads and equal arithmetic of numbers; the graph changes nothing in place."""
+    known: dict[Any, str] = {}
+    renamed: dict[str, Ref] = {}
+    calls = []
+    for old in graph.calls:
+        call = _replaced(old, renamed)
+        if call.op in _READS or call.op in _NUMBERS:
+            # 1, 1.0 and True are equal, and are not the same number
+            key = call.op, repr(call.args), repr(call.kwargs)
+            if (first := known.setdefault(key, call.name)) != call.name:
+                renamed[call.name] = Ref(first)
+                continue
+        calls.append(call)
+    return Graph(graph.inputs, calls, _renamed(graph.outputs, renamed), graph.kinds)
+
+
+def _without_implied(graph: Graph) -> Graph:
+    """Leaves out assertions of what follows from those that fix a number."""
+    by_name = {call.name: call for call in graph.calls}
+    fixed: dict[str, int] = {}
+    fixing: set[str] = set()  # the conditions
+    for call in graph.calls:
+        if (found := _fixed(call, by_name)) is not None and found[0] not in fixed:
+            fixed[found[0]] = found[1]
+            fixing.add(call.args[0].name)
+    values: dict[str, Any] = dict(fixed)
+    for call in graph.calls:
+        if call.op in _NUMBERS and not call.kwargs:
+            args = [values.get(a.name) if isinstance(a, Ref) else a for a in call.args]
+            if all(isinstance(a, int | bool) for a in args):
+                try:
+                    values[call.name] = _NUMBERS[call.op](*args)
+                except ArithmeticError:
+                    continue
+    asserted: set[str] = set()
+    implied = set()
+    for call in graph.calls:
+        if call.op != _ASSERTION or not isinstance(call.args[0], Ref):
+            continue
+        condition = call.args[0].name
+        # What fails is left to be said when it runs.
+        if condition in asserted or (condition not in fixing and values.get(condition) is True):
+            implied.add(call.name)
+        asserted.add(condition)
+    return _without(graph, implied)
+
+
+def _fixed(call: Call, by_name: Mapping[str, Call]) -> tuple[str, int] | None:
+    """What is read and the number that an assertion says it is."""
+    if call.op != _ASSERTION or not isinstance(call.args[0], Ref):
+        return None
+    condition = by_name.get(call.args[0].name)
+    if condition is None or condition.op != "sym::eq":
+        return None
+    for one, other in (condition.args, condition.args[::-1]):
+        if isinstance(one, Ref) and type(other) is int and one.name in by_name:
+            return (one.name, other) if by_name[one.name].op in _READS else None
+    return None
+
+
+def _without(graph: Graph, dropped: Iterable[str]) -> Graph:
+    """Leaves out calls, and those whose results only they used."""
+    gone = set(dropped)
+    by_name = {call.name: call for call in graph.calls}
+    uses = dict.fromkeys(by_name, 0)
+    for name in (*_names(graph.outputs), *(n for call in graph.calls for n in call.refs())):
+        if name in uses:
+            uses[name] += 1
+    todo = list(gone)
+    while todo:
+        for name in by_name[todo.pop()].refs():
+            if name not in uses:
+                continue
+            uses[name] -= 1
+            if not uses[name] and _is_pure(by_name[name]):
+                gone.add(name)
+                todo.append(name)
+    calls = [call for call in graph.calls if call.name not in gone]
+    return Graph(graph.inputs, calls, graph.outputs, graph.kinds)
+
+
+def _is_pure(call: Call) -> bool:
+    """Whether a call does nothing but give a result, and always the same."""
+    if call.op in _NUMBERS or call.op == "sym::getitem":
+        return True
+    namespace, _, rest = call.op.partition("::")
+    name, _, overload = rest.partition(".")
+    if namespace != "aten" or name.startswith("_assert") or call.graphs():
+        return False
+    found = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
+    if not isinstance(found, torch._ops.OpOverload):
+        return False
+    return not found._schema.is_mutable and torch.Tag.nondeterministic_seeded not in found.tags
+
+
+# --- buffers ------------------------------------------------------------------------------------
+
+
+def _with_buffers_compared(program: Program, graph: Graph) -> Graph:
+    """Compares buffers with what they were, once, for all that is computed from them alone."""
+    written = {output.target for output in program.outputs if output.kind == "buffer"}
+    numbers = {}
+    for name, spec in zip(graph.inputs, program.inputs, strict=True):
+        if spec.kind == "buffer" and spec.target not in written:
+            number = _number_in(program.buffers.get(str(spec.target)))
+            if number is not None:
+                numbers[name] = number
+    by_name = {call.name: call for call in graph.calls}
+    sources: dict[str, frozenset[str] | None] = {name: frozenset([name]) for name in numbers}
+    for call in graph.calls:
+        if not _is_pure(call):
+            sources[call.name] = None
+            continue
+        parts = [sources.get(name) for name in call.refs()]
+        sources[call.name] = (
+            None if None in parts else frozenset().union(*(p for p in parts if p is not None))
+        )
+    folded: dict[str, frozenset[str]] = {}
+    for call in graph.calls:
+        found = _fixed(call, by_name)
+        own = sources.get(found[0]) if found is not None else None
+        if own:
+            folded[call.name] = own
+    if len(folded) < 2:
+        return graph
+    first = next(i for i, call in enumerate(graph.calls) if call.name in folded)
+    compared = sorted(frozenset().union(*folded.values()))
+    made = _comparison(graph.calls[first], {name: numbers[name] for name in compared})
+    calls = [*graph.calls[:first], *made, *graph.calls[first:]]
+    return _without(Graph(graph.inputs, calls, graph.outputs, graph.kinds), folded)
+
+
+def _number_in(buffer: Any) -> int | bool | None:
+    """The integer or bool that a buffer of one element holds."""
+    if not isinstance(buffer, torch.Tensor) or buffer.numel() != 1 or buffer.is_meta:
+        return None
+    # Floats may be cast later; what is quantised or fake has no number.
+    if buffer.dtype not in _INTEGERS or isinstance(buffer, torch._subclasses.FakeTensor):
+        return None
+    number: int | bool = buffer.item()  # type: ignore[assignment]
+    return number if abs(number) < _INT32 else None
+
+
+def _comparison(at: Call, numbers: Mapping[str, Any]) -> list[Call]:
+    calls: list[Call] = []
+
+    def add(part: str, op: str, *args: Any, shape: tuple[int, ...] | None = None) -> Ref:
+        result = () if shape is None else (("bool", shape),)
+        name = f"{at.name}_buffers_{part}"
+        calls.append(Call(name, op, args, {}, at.module, at.source, result))
+        return Ref(name)
+
+    rows = []
+    for i, (name, number) in enumerate(numbers.items()):
+        row = add(f"row_{i}", "aten::eq.Scalar", Ref(name), number, shape=())
+        rows.append(add(f"view_{i}", "aten::view.default", row, (1,), shape=(1,)))
+    together = add("cat", "aten::cat.default", tuple(rows), 0, shape=(len(rows),))
+    same = add("all", "aten::all.default", together, shape=())
+    message = "buffers hold the numbers that they held when it was recorded"
+    add("check", "aten::_assert_async.msg", same, message)
+    return calls
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+def _names(value: Any) -> list[str]:
+    if isinstance(value, Ref):
+        return [value.name]
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    return [n for inner in value for n in _names(inner)] if isinstance(value, tuple) else []
+
+
+def _renamed(value: Any, known: Mapping[str, Ref]) -> Any:
+    if isinstance(value, Ref):
+        return known.get(value.name, value)
+    if isinstance(value, tuple):
+        return tuple(_renamed(inner, known) for inner in value)
+    if isinstance(value, Mapping):
+        return {key: _renamed(inner, known) for key, inner in value.items()}
+    return value
+
+
+def _replaced(call: Call, known: Mapping[str, Ref]) -> Call:
+    if not known or not any(name in known for name in call.refs()):
+        return call
+    return dataclasses.replace(call, args=_renamed(call.args, known),
+                               kwargs=_renamed(call.kwargs, known))  # fmt: skip

@@ -1,0 +1,170 @@
+"""Whether what torch has recorded computes what the module computes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fmapper import ConversionError
+from fmapper.backends import equals
+from fmapper_adapters.torch.record import encoders
+from fmapper_adapters.torch.record.restore import undone, unwound
+
+_TOLERANCE = 1e-3  # of the largest value: the same kernels, but not always the same way to them
+
+
+def check(
+    module: torch.nn.Module,
+    exported: torch.export.ExportedProgram,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Runs both on the example inputs.
+
+    A module that asks whether it is being recorded (`torch.compiler.is_compiling`, or a mask that
+    is made in another way then) may do something else when it is not: then its program is wrong,
+    and nobody says so. Programs that draw random numbers are not compared.
+
+    Raises:
+        ConversionError: They differ; says where and by how much.
+    """
+    program = exported.module()
+    may_be_random = any(_draws(node.target) for node in exported.graph.nodes)
+    try:
+        recorded = run(program, module, args, kwargs, seed=0)
+        again = run(program, module, args, kwargs, seed=1) if may_be_random else recorded
+    except Exception:  # it does not even run on its examples, which says nothing of its numbers
+        return
+    if any(_difference(again.get(path), leaf) is not None for path, leaf in recorded.items()):
+        return
+    wanted = run(module, module, args, kwargs, seed=0)
+    difference = _first_difference(recorded, wanted)
+    if difference and any(leaves_open(node.target) for node in exported.graph.nodes):
+        with _memory_filled():
+            recorded = run(program, module, args, kwargs, seed=0)
+            wanted = run(module, module, args, kwargs, seed=0)
+        difference = _first_difference(recorded, wanted)
+    if difference:
+        raise ConversionError(
+            f"{type(module).__name__}: the program that torch.export has recorded is not "
+            f"what the module computes: {difference}. The module does something "
+            "else while it is recorded: it asks torch.compiler.is_compiling() or the like. Set "
+            "it up so that it does not (for transformers: give attention masks yourself, or "
+            "another attn_implementation), or pass check=False to take the program as it is."
+        )
+
+
+def _first_difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What differs first, and how; empty where nothing does."""
+    for path, expected in wanted.items():
+        difference = _difference(recorded.get(path), expected)
+        if difference is not None:
+            return f"{path} {difference}"
+    return ""
+
+
+@contextlib.contextmanager
+def _memory_filled() -> Iterator[None]:
+    """Inside, torch fills new memory, so that `torch.empty` gives the same every time."""
+    mode = torch.get_deterministic_debug_mode()
+    fill: Any = torch.utils.deterministic
+    before = fill.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        fill.fill_uninitialized_memory = True
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        fill.fill_uninitialized_memory = before
+        torch.set_deterministic_debug_mode(mode)
+
+
+def leaves_open(target: Any) -> bool:
+    """Whether an operation gives memory as it finds it."""
+    return any(word in str(target) for word in ("empty", "resize"))
+
+
+def _draws(target: Any) -> bool:
+    """Whether an operation may draw random numbers: attention is tagged so in any case."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def run(
+    model: Any,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    seed: int,
+) -> dict[str, Any]:
+    """The outputs for copies of the inputs by path, and the arrays that the call has changed.
+
+    The module is afterwards as it was.
+    """
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    with (
+        unwound(),
+        torch.no_grad(),
+        attention(),
+        undone(module) as before,
+        torch.random.fork_rng(devices=[]),
+    ):
+        torch.manual_seed(seed)
+        found, _ = pytree.tree_flatten_with_path(model(*args, **kwargs))
+        outputs = {f"output{pytree.keystr(path)}": leaf for path, leaf in found}
+        for name, array in (*model.named_parameters(), *model.named_buffers()):
+            if name in before and not _is_same(array, before[name]):
+                outputs[name] = array.detach().clone()
+    return outputs
+
+
+@contextlib.contextmanager
+def attention() -> Iterator[None]:
+    """With the kernels that `nn.TransformerEncoder` has for inference only where they are wanted.
+
+    They give zeros where a padding mask is set, and are taken only where no gradients are wanted.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    wanted = before and encoders.leave_out()
+    torch.backends.mha.set_fastpath_enabled(wanted)
+    try:
+        with encoders.unseen_modes() if wanted else contextlib.nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.is_sparse or equals(one.detach(), other.detach())
+
+
+def _difference(found: Any, expected: Any) -> str | None:
+    """What is wrong with an output, in words; None if nothing is."""
+    if not isinstance(expected, torch.Tensor):
+        return None
+    if not isinstance(found, torch.Tensor):
+        return "is missing"
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return (
+            f"is {found.dtype} of shape {tuple(found.shape)}, where the module gives "
+            f"{expected.dtype} of shape {tuple(expected.shape)}"
+        )
+    if not expected.numel() or expected.layout is not torch.strided:
+        return None
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return None if torch.equal(found, expected) else "has other values"
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()):
+        return "is finite elsewhere"
+    if not finite.any():
+        return None
+    expected, found = expected[finite].to(torch.complex128), found[finite].to(torch.complex128)
+    worst = (found - expected).abs().max().item()
+    largest = expected.abs().max().item()
+    return None if worst <= _TOLERANCE * max(largest, 1e-6) else f"differs by {worst:.2g}"

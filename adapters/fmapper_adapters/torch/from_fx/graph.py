@@ -1,0 +1,475 @@
+"""From an exported program to a program as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import operator
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from fmapper.programs import Call, DType, Graph, Input, Output, Parameter, Program, Ref
+from fmapper import ConversionError
+from fmapper_adapters.torch.from_fx import assertions, guards, static_sizes
+from fmapper_adapters.torch.record import autograd
+from fmapper_adapters.torch.from_fx.treespec import tree_spec
+
+# Where results have no use and nothing but the device or the recording itself is at stake.
+_DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
+_DROPOUT_INSIDE = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+_DROPOUT_INSIDE |= {"rrelu_with_noise", "rrelu_with_noise_functional"}
+_CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
+_EFFECTS = ("aten::_assert", "aten::_print")
+_WITH_EFFECTS = "higher_order::with_effects"
+# Effects that are left out: a factorisation that fails gives NaN or infinity, as `_decompose` says.
+_UNCHECKED = frozenset({"aten::_linalg_check_errors.default"})
+_ALIASES = re.compile(r"^L(\['self'\]|__self__)\.?")
+
+
+def program(
+    module: torch.nn.Module, exported: torch.export.ExportedProgram, *, train: bool
+) -> Program:
+    """The program of what `torch.export` has recorded and taken apart.
+
+    Raises:
+        ConversionError: The graph holds what is no plain data.
+    """
+    signature = exported.graph_signature
+    nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    graph = _without_tokens(_GraphReader(exported.graph_module).graph(), signature)
+    graph = static_sizes.static(graph, exported.graph_module)
+    names = _Names(module, exported)
+    inputs = tuple(
+        names.input(spec, node, at)
+        for spec, node, at in _numbered(signature.input_specs, nodes)
+        if spec.kind.name != "TOKEN"
+    )
+    outputs = []
+    users = 0
+    for spec in signature.output_specs:
+        kind = spec.kind.name
+        if kind == "TOKEN":
+            continue
+        if kind == "USER_OUTPUT":
+            outputs.append(Output("user", users))
+            users += 1
+        elif kind == "BUFFER_MUTATION":
+            outputs.append(Output("buffer", names.canonical(spec.target or "")))
+        elif kind == "PARAMETER_MUTATION":
+            outputs.append(Output("parameter", names.canonical(spec.target or "")))
+        elif kind == "USER_INPUT_MUTATION":
+            at = graph.inputs.index(str(spec.target))
+            outputs.append(Output("input", inputs[at].target))
+        else:
+            raise ConversionError(
+                f"{type(module).__name__}: outputs of kind {kind} have no meaning here"
+            )
+    spec = exported.call_spec
+    found = Program(
+        graph=graph,
+        inputs=inputs,
+        outputs=tuple(outputs),
+        in_spec=tree_spec(spec.in_spec),
+        out_spec=tree_spec(spec.out_spec),
+        signature=_signature(module),
+        parameters=names.parameters,
+        buffers=names.buffers,
+        constants=names.constants,
+        aliases=names.aliases,
+        frozen=tuple(n for n, p in names.parameters.items() if not p.requires_grad),
+        transient=names.transient,
+        variable_types=_variable_types(module, names),
+        symbols=_symbols(exported),
+        default_dtype=_name(torch.get_default_dtype()),
+        train=train,
+        name=type(module).__name__,
+    )
+    given = [one for one in inputs if one.kind in ("user", "static")]
+    found.guards, found.fixed = guards.of(exported, given, found.input_paths())
+    return assertions.fold(found)
+
+
+def _variable_types(module: torch.nn.Module, names: _Names) -> dict[str, str]:
+    """The types of variables that parts of a module had which were converted from Flax."""
+    found = {}
+    for path, part in module.named_modules():
+        for name, kind in getattr(part, "_variable_types", {}).items():
+            full = names.canonical(f"{path}.{name}" if path else name)
+            if full in names.parameters or full in names.buffers:
+                found[full] = kind
+    return found
+
+
+def with_integers_as_buffers(program: Program) -> Program:
+    """The program with the integers of quantised weights as buffers: they are not trained."""
+    integers = {
+        name
+        for name, tensor in program.parameters.items()
+        if not (tensor.is_floating_point() or tensor.is_complex())
+    }
+    parameters = {n: p for n, p in program.parameters.items() if n not in integers}
+    moved = {n: p.detach() for n, p in program.parameters.items() if n in integers}
+    return dataclasses.replace(
+        program,
+        inputs=tuple(
+            dataclasses.replace(i, kind="buffer") if i.target in integers else i
+            for i in program.inputs
+        ),
+        parameters=parameters,
+        buffers={**program.buffers, **moved},
+        frozen=tuple(name for name in program.frozen if name not in integers),
+    )
+
+
+def _without_tokens(graph: Graph, signature: Any) -> Graph:
+    """The graph without the tokens that keep its effects in order: its calls are in order."""
+    kinds = [spec.kind.name for spec in signature.input_specs]
+    inputs = [n for n, kind in zip(graph.inputs, kinds, strict=True) if kind != "TOKEN"]
+    kinds = [spec.kind.name for spec in signature.output_specs]
+    outputs = [o for o, kind in zip(graph.outputs, kinds, strict=True) if kind != "TOKEN"]
+    if len(outputs) == len(graph.outputs):
+        return graph
+    return Graph(tuple(inputs), graph.calls, tuple(outputs))
+
+
+def _numbered(specs: Any, nodes: list[Any]) -> Any:
+    """Each input with its node, and its position among the flattened inputs of the user."""
+    users = 0
+    for spec, node in zip(specs, nodes, strict=True):
+        yield spec, node, users
+        users += spec.kind.name == "USER_INPUT"
+
+
+class _Names:
+    """The arrays of a module by name, each once, and what each input of the graph is."""
+
+    def __init__(self, module: torch.nn.Module, exported: torch.export.ExportedProgram) -> None:
+        self.aliases: dict[str, str] = {}
+        self.parameters = self._each_once(module.named_parameters(remove_duplicate=False))
+        self.buffers = self._each_once(module.named_buffers(remove_duplicate=False))
+        self.constants: dict[str, Any] = {}
+        persistent = {*module.state_dict(keep_vars=True)}
+        self.transient = tuple(name for name in self.buffers if name not in persistent)
+        self._exported = exported
+
+    def _each_once(self, pairs: Any) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        first: dict[int, str] = {}
+        for name, array in pairs:
+            if id(array) in first:
+                self.aliases[name] = first[id(array)]
+            else:
+                first[id(array)] = name
+                found[name] = array
+        return found
+
+    def canonical(self, name: str) -> str:
+        return self.aliases.get(name, name)
+
+    def input(self, spec: Any, node: Any, position: int) -> Input:
+        kind = spec.kind.name
+        value = node.meta.get("val")
+        if kind == "PARAMETER":
+            return self._array("parameter", self.canonical(spec.target), value, self.parameters)
+        if kind == "BUFFER":
+            return self._array("buffer", self.canonical(spec.target), value, self.buffers)
+        if kind == "CONSTANT_TENSOR":
+            self.constants[spec.target] = self._exported.constants[spec.target]
+            return self._array("constant", spec.target, value, self.constants)
+        if kind == "USER_INPUT":
+            if isinstance(value, torch.Tensor):
+                return Input("user", position, _name(value.dtype), _shape(value.shape))
+            if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+                dtype = {"SymInt": "int", "SymFloat": "float"}.get(type(value).__name__, "boolean")
+                return Input("user", position, dtype, (), str(value))
+            return Input("static", position, "", (), getattr(spec.arg, "value", value))
+        raise ConversionError(
+            f"{node.name}: an input of kind {kind} ({spec.target}) cannot leave torch. Keep "
+            "objects that are no tensors out of the forward."
+        )
+
+    def _array(self, kind: str, name: str, value: Any, arrays: Mapping[str, Any]) -> Input:
+        if name not in arrays:
+            # An array that torch names otherwise, as an attribute that is no buffer.
+            self.constants[name] = self._exported.state_dict.get(
+                name, self._exported.constants.get(name)
+            )
+            return Input("constant", name, _name(value.dtype), _shape(value.shape))
+        return Input(kind, name, _name(value.dtype), _shape(value.shape))
+
+
+class _GraphReader:
+    """Reads one graph; inner graphs by further readers."""
+
+    def __init__(self, owner: torch.fx.GraphModule) -> None:
+        self._owner = owner
+        self._inner: dict[str, Graph | Ref] = {}
+        self._effects: dict[str, int] = {}  # with the numbers of their results
+
+    def graph(self) -> Graph:
+        inputs: list[str] = []
+        calls: list[Call] = []
+        outputs: Any = ()
+        for node in self._owner.graph.nodes:
+            if node.op == "placeholder":
+                inputs.append(node.name)
+            elif node.op == "get_attr":
+                self._read_attribute(node)
+            elif node.op == "output":
+                outputs = self._plain(node.args[0], node)
+            elif node.op == "call_function":
+                op = op_name(node)
+                if op == _WITH_EFFECTS:
+                    calls += self._effect(node)
+                elif self._is_behind(node):
+                    calls += self._behind(node)
+                elif op.startswith("aten::_assert") and _is_of_storage(node):
+                    continue  # there is none
+                elif op.rpartition(".")[0] not in _CHECKS and op not in _CHECKS:
+                    calls.append(self._call(node, op))
+            elif "_guards" not in str(node.target):
+                raise ConversionError(f"{node.name}: a call of {node.target} was left in the graph")
+        found = autograd.folded(Graph(tuple(inputs), calls, outputs))
+        return found.without_dead_calls(
+            lambda call: call.op.startswith(_EFFECTS) or call.name in self._effects
+        )
+
+    def _effect(self, node: torch.fx.Node) -> list[Call]:
+        """What `with_effects(token, operation, ...)` calls; its results are read by `_behind`."""
+        target: Any = node.args[1]
+        value: Any = node.meta.get("val") or ()
+        results = value[1:] if isinstance(value, list | tuple) else ()
+        if isinstance(target, _OVERLOAD):
+            op = name_of_overload(target)
+            self._effects[node.name] = len(target._schema.returns)
+        else:
+            op = f"higher_order::{target}"
+            self._effects[node.name] = len(results)
+        if op in _UNCHECKED:
+            return []
+        return [self._call(node, op, node.args[2:], results)]
+
+    def _behind(self, node: torch.fx.Node) -> list[Call]:
+        """The call that reads a result behind the token of `with_effects`, if it takes one."""
+        call: Any = node.args[0]
+        index: Any = node.args[1]
+        if index == 0:
+            return []  # the token
+        if self._effects[call.name] == 1:
+            self._inner[node.name] = Ref(call.name)
+            return []
+        return [self._call(node, "sym::getitem", (call, index - 1))]
+
+    def _is_behind(self, node: torch.fx.Node) -> bool:
+        source: Any = node.args[0] if node.args else None
+        return node.target is operator.getitem and getattr(source, "name", "") in self._effects
+
+    def _read_attribute(self, node: torch.fx.Node) -> None:
+        value = operator.attrgetter(str(node.target))(self._owner)
+        if not isinstance(value, torch.fx.GraphModule):
+            raise ConversionError(
+                f"{node.name}: {node.target} is a {type(value).__name__} inside an inner function; "
+                "give it to that function as an argument"
+            )
+        self._inner[node.name] = _GraphReader(value).graph()
+
+    def _call(self, node: torch.fx.Node, op: str, given: Any = None, results: Any = None) -> Call:
+        args = self._plain(node.args if given is None else given, node)
+        kwargs = {
+            key: self._plain(value, node)
+            for key, value in node.kwargs.items()
+            if key not in _DROPPED_KWARGS
+        }
+        path, source = place(node)
+        return Call(
+            node.name,
+            op,
+            args,
+            kwargs,
+            path,
+            source,
+            _results(node.meta.get("val") if results is None else results, _is_sized(node)),
+        )
+
+    def _plain(self, value: Any, node: torch.fx.Node) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return self._inner.get(value.name) or Ref(value.name)
+        if value is None or isinstance(value, bool | int | float | complex | str):
+            return value
+        if isinstance(value, list | tuple):
+            return tuple(self._plain(inner, node) for inner in value)
+        if isinstance(value, Mapping):
+            return {key: self._plain(inner, node) for key, inner in value.items()}
+        if isinstance(value, slice):
+            return tuple(self._plain(v, node) for v in (value.start, value.stop, value.step))
+        if value is torch.complex32:
+            raise ConversionError(f"{node.name} ({node.target}): only torch has complex32")
+        if isinstance(value, torch.dtype):
+            return DType(_name(value))
+        if isinstance(value, torch.device | torch.layout | torch.memory_format | torch.Generator):
+            return None
+        raise ConversionError(
+            f"{node.name} ({node.target}): an argument of type {type(value).__name__} cannot leave "
+            "torch"
+        )
+
+
+def _is_of_storage(node: torch.fx.Node) -> bool:
+    """Whether an assertion is about where in a storage an array begins."""
+    todo = list(node.all_input_nodes)
+    while todo:
+        source = todo.pop()
+        if source.target is torch.ops.aten.sym_storage_offset.default:
+            return True
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            todo += source.all_input_nodes
+    return False
+
+
+def place(node: torch.fx.Node) -> tuple[str, str]:
+    """The path of the module that a node comes from, and the innermost line that is not torch's."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return _ALIASES.sub("", path), _source(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _source(stack: str) -> str:
+    lines = [line for line in stack.splitlines() if line.startswith('  File "')]
+    own = [line for line in lines if "/torch/nn/" not in line] or lines or [""]
+    found = re.match(r'  File "(.*)", line (\d+)', own[-1])
+    return f"{found[1]}:{found[2]}" if found else ""
+
+
+# The classes of what a node calls; torch has no public name for them.
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
+_HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
+
+
+def op_name(node: torch.fx.Node) -> str:
+    """The name that a program has for what a node calls."""
+    target = node.target
+    if isinstance(target, _OVERLOAD):
+        _, name, overload = str(target).split(".")
+        if name == "packed_network" and _drops(node, target):
+            return "fmapper::packed_network_with_dropout.default"
+        if name in _DROPOUT_INSIDE and _drops(node, target):
+            return f"fmapper::{name}_with_dropout.{overload}"
+        return name_of_overload(target)
+    name = getattr(target, "__name__", str(target))
+    if isinstance(target, _HIGHER_ORDER):
+        return f"higher_order::{name}"
+    module = getattr(target, "__module__", "") or ""
+    if module in ("_operator", "operator", "math", "builtins") or module.startswith("torch"):
+        return f"sym::{name}"
+    raise ConversionError(f"{node.name}: a call of {module}.{name} was left in the graph")
+
+
+def name_of_overload(overload: Any) -> str:
+    """The name that a program has for an operation."""
+    namespace, name, rest = str(overload).split(".")
+    return f"{namespace}::{name}.{rest}"
+
+
+def _drops(node: torch.fx.Node, overload: Any) -> bool:
+    """Whether an operation with dropout inside has it switched on: only then it draws numbers."""
+    names = [argument.name for argument in overload._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
+    layers: Any = given.get("num_layers", given.get("layers", 2))
+    return bool(rate) and given.get("train", True) is not False and layers != 1
+
+
+def _is_sized(node: torch.fx.Node) -> bool:
+    """Whether values make the size of a result, also where it is asserted which size it is."""
+    if node.target is torch.ops.aten.index.Tensor:
+        indices: Any = node.args[1]
+        found = [i.meta["val"].dtype for i in indices if isinstance(i, torch.fx.Node)]
+        return torch.bool in found or torch.uint8 in found
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet is torch.ops.aten.repeat_interleave:
+        repeats = node.args[:2][-1]
+        by_array = isinstance(repeats, torch.fx.Node) and torch.is_tensor(repeats.meta["val"])
+        return by_array and node.kwargs.get("output_size") is None
+    if packet is None or packet is torch.ops.aten.select or not isinstance(node.target, _OVERLOAD):
+        return False
+    pairs = zip(node.target._schema.arguments, node.args, strict=False)
+    return any(
+        str(argument.real_type).replace("Optional", "").strip("[]") in ("int", "List[int")
+        and any(_is_read(one) for one in (value if isinstance(value, list | tuple) else [value]))
+        for argument, value in pairs
+    )
+
+
+def _is_read(value: Any) -> bool:
+    """Whether a number comes from an array."""
+    number = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
+    return isinstance(number, torch.SymInt) and bool(free_unbacked_symbols(number))
+
+
+def _results(value: Any, sized: bool = False) -> tuple[tuple[str, tuple[int | str, ...]], ...]:
+    if isinstance(value, torch.Tensor):
+        shape = _shape(value.shape)
+        return ((_name(value.dtype), ("u0", *shape[1:]) if sized else shape),)
+    if isinstance(value, list | tuple):
+        return tuple(found for inner in value for found in _results(inner))
+    return ()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape(shape: Any) -> tuple[int | str, ...]:
+    sizes = (size if isinstance(size, int) else str(size) for size in shape)
+    # torch has symbols that have become a number
+    return tuple(int(s) if isinstance(s, str) and s.isdigit() else s for s in sizes)
+
+
+def _symbols(
+    exported: torch.export.ExportedProgram,
+) -> dict[str, tuple[int | None, int | None]]:
+    return {
+        str(symbol): (_bound(span.lower), _bound(span.upper))
+        for symbol, span in exported.range_constraints.items()
+    }
+
+
+def _bound(value: Any) -> int | None:
+    """A bound as an integer; None for infinity, which torch writes as an object of its own."""
+    try:
+        return int(value) if math.isfinite(float(value)) and abs(int(value)) < 2**62 else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+_KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional",
+    inspect.Parameter.KEYWORD_ONLY: "keyword",
+    inspect.Parameter.VAR_POSITIONAL: "args",
+    inspect.Parameter.VAR_KEYWORD: "kwargs",
+}
+
+
+def _signature(module: torch.nn.Module) -> tuple[Parameter, ...]:
+    found = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        default = parameter.default
+        required = default is inspect.Parameter.empty
+        plain = default is None or isinstance(default, bool | int | float | str)
+        found.append(
+            Parameter(
+                parameter.name,
+                _KINDS[parameter.kind],
+                default if plain and not required else None,
+                required,
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,410 @@
+"""Keeps what Python asks of sizes that vary while a module is recorded, and which sizes it fixes.
+
+torch decides `n % 2 == 0` for the examples and goes on: what it has recorded holds for sizes with
+the same answers, which become guards of the program. Sizes of 0 and 1 among the examples are not
+symbols, and torch takes symbols for at least 2 without a word; here `n == 1` is a question as well.
+A size that the code leaves only one value is fixed, which users are told, with the line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch._guards import TracingContext
+from torch.export import dynamic_shapes as export_shapes
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from fmapper.programs import Guard, Input
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = os.path.dirname(__file__) + os.sep
+_END = os.path.join(_OWN, "_export.py")  # beyond is who called convert
+_MADE = "<string>"  # functions that torch makes
+_DYNAMO = _TORCH + "_dynamo" + os.sep
+_OF_SYMBOLS = (os.path.join(_TORCH, "__init__.py"), os.path.join(_TORCH, "fx", ""), _DYNAMO, _OWN)
+# Code that decides as a model does; elsewhere torch asks for shapes, strides and broadcasting.
+_MODELS = tuple(_TORCH + name + os.sep for name in ("nn", "distributions", "utils", "func"))
+_ASKS_FOR = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+_FLIPPED = {"==": "==", "!=": "!=", ">=": "<=", "<=": ">="}
+_RELATIONS: dict[Any, str] = {
+    sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",
+}  # fmt: skip
+_LONGEST = 500
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What was asked: a condition, its answer, and the line that asked."""
+
+    condition: Any
+    answer: bool
+    place: str
+
+
+@dataclass
+class _Notes:
+    """What was asked of the sizes of one recording.
+
+    Attributes:
+        questions: In order.
+        places: Each symbol that got a value, and each condition of torch's own -> the line.
+        wanted: A tensor of the examples, a dimension of it that was to vary, and its symbol; None
+            where torch has given it none.
+    """
+
+    questions: list[_Question] = field(default_factory=list)
+    places: dict[Any, str] = field(default_factory=dict)
+    wanted: list[tuple[Any, int, Any]] = field(default_factory=list)
+
+
+_notes: weakref.WeakKeyDictionary[Any, _Notes] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def noted(dynamic_shapes: Any) -> Iterator[None]:
+    """Inside, questions about sizes that vary are noted; without such sizes there are none."""
+    if dynamic_shapes is None:
+        yield
+        return
+    names = [name for name in _ASKS_FOR if hasattr(SymNode, name)]
+    before = {name: getattr(SymNode, name) for name in names}
+    ask: Any = SymNode.guard_bool
+    evaluate: Any = ShapeEnv.evaluate_sym_node
+    replace: Any = ShapeEnv._set_replacement
+    own = threading.get_ident()
+
+    def guard_bool(self: Any, file: str, line: int) -> Any:
+        condition = getattr(self, "_fmapper_condition", self.expr)
+        answer = ask(self, file, line)
+        # C++ names its file; what is known without asking has no symbols
+        if not file and threading.get_ident() == own and condition.free_symbols:
+            place = _asked_at(sys._getframe(1))
+            if place is not None and self.shape_env is not None:
+                notes = _notes.setdefault(self.shape_env, _Notes())
+                notes.questions.append(_Question(condition, answer, place))
+        return answer
+
+    def evaluate_sym_node(self: Any, *args: Any, **options: Any) -> Any:
+        known = len(self.guards)
+        answer = evaluate(self, *args, **options)
+        if threading.get_ident() == own and len(self.guards) > known:
+            places = _notes.setdefault(self, _Notes()).places
+            for guard in self.guards[known:]:
+                places.setdefault(guard.expr, _line_of(sys._getframe(1)))
+        return answer
+
+    def comparing(name: str, original: Any, relation: Any) -> Any:
+        def compare(self: Any, other: Any) -> Any:
+            result = original(self, other)
+            # torch takes symbols for positive, so that n == 0 is False at once
+            if result._expr in (sympy.true, sympy.false):
+                asked = relation(self._expr, other._expr, evaluate=False)
+                if asked.free_symbols:
+                    result._fmapper_condition = asked
+            return result
+
+        compare.__name__ = name
+        return compare
+
+    def set_replacement(self: Any, a: Any, tgt: Any, *rest: Any, **options: Any) -> Any:
+        if threading.get_ident() == own and not tgt.free_symbols:
+            places = _notes.setdefault(self, _Notes()).places
+            places.setdefault(a, _line_of(sys._getframe(1)))
+        return replace(self, a, tgt, *rest, **options)
+
+    relations = {sign: relation for relation, sign in _RELATIONS.items()}
+    try:
+        SymNode.guard_bool = guard_bool  # type: ignore[method-assign]
+        ShapeEnv.evaluate_sym_node = evaluate_sym_node  # type: ignore[method-assign]
+        ShapeEnv._set_replacement = set_replacement  # type: ignore[method-assign]
+        for name in names:
+            setattr(SymNode, name, comparing(name, before[name], relations[_ASKS_FOR[name]]))
+        yield
+    finally:
+        SymNode.guard_bool = ask  # type: ignore[method-assign]
+        ShapeEnv.evaluate_sym_node = evaluate  # type: ignore[method-assign]
+        ShapeEnv._set_replacement = replace  # type: ignore[method-assign]
+        for name in names:
+            setattr(SymNode, name, before[name])
+
+
+def want(
+    exported: torch.export.ExportedProgram,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+) -> None:
+    """Notes which sizes of the examples were to vary."""
+    env = _env_of(exported)
+    if env is None or dynamic_shapes is None:
+        return
+    if isinstance(dynamic_shapes, torch.export.ShapesCollection):
+        collected: Any = dynamic_shapes  # untyped in torch
+        dynamic_shapes = collected.dynamic_shapes(module, args, kwargs)
+    combined = export_shapes._combine_args(module, args, kwargs)
+    if isinstance(dynamic_shapes, tuple | list):
+        dynamic_shapes = dict(zip(combined, dynamic_shapes, strict=True))
+    sources = {
+        id(leaf): "".join(_step(key) for key in path)
+        for path, leaf in pytree.tree_flatten_with_path(combined)[0]
+    }
+    wanted: list[tuple[Any, int, Any]] = []
+
+    def look(path: Any, leaf: Any, shape: Any) -> None:
+        if isinstance(leaf, torch.Tensor):
+            source = sources[id(leaf)]
+            for d, one in shape.items() if isinstance(shape, dict) else enumerate(shape or ()):
+                if one is not None and type(one) is not int and one != torch.export.Dim.STATIC:
+                    name = f"L{source}.size()[{d}]"
+                    wanted.append((leaf, d, env.source_to_var.get(name)))
+
+    export_shapes._tree_map_with_path(look, combined, dynamic_shapes, tree_name="inputs")
+    _notes.setdefault(env, _Notes()).wanted = wanted
+
+
+def _step(key: Any) -> str:
+    """What torch writes for a part of an input."""
+    if isinstance(key, pytree.GetAttrKey):
+        return f".{key.name}"
+    return f"[{key.idx if isinstance(key, pytree.SequenceKey) else key.key!r}]"
+
+
+def of(
+    exported: torch.export.ExportedProgram, inputs: Sequence[Input], paths: Sequence[str]
+) -> tuple[tuple[Guard, ...], tuple[str, ...]]:
+    """The guards of a program, and the sizes that were to vary and do not.
+
+    Args:
+        exported: What torch has recorded, with no more than is lowered.
+        inputs: What users give, flattened.
+        paths: What errors call each.
+    """
+    env = _env_of(exported)
+    notes = _notes.get(env) if env is not None else None
+    if env is None or notes is None:
+        return (), ()
+    names: dict[str, str] = {}  # what a size is called -> by users
+    for given, path in zip(inputs, paths, strict=True):
+        if given.dtype == "int":
+            names.setdefault(str(given.value), path)
+        for d, size in enumerate(given.shape):
+            names.setdefault(str(size), f"{path}.shape[{d}]")
+    for size in [size for size in names if not size.isidentifier()]:
+        expression = sympy.sympify(size)
+        symbols = expression.free_symbols
+        if len(symbols) == 1 and sympy.diff(expression, *symbols).is_Integer:
+            names.setdefault(str(*symbols), str(*symbols))  # which is worked out from that
+    reader = _Reader(env, names, notes.questions)
+    for question in (*notes.questions, *_asked_by_torch(env, notes)):
+        reader.read(question)
+    fixed = dict.fromkeys([*_fixed(exported, env, notes, inputs, paths), *reader.fixed])
+    return tuple(reader.guards.values()), tuple(fixed)
+
+
+def _asked_by_torch(env: Any, notes: _Notes) -> Iterator[_Question]:
+    """What torch has asked for itself; the code of models has been noted.
+
+    Where it asks whether sizes differ, that is for strides and broadcasting.
+    """
+    for guard in env.guards:
+        if not isinstance(guard.expr, sympy.Ne):
+            yield _Question(guard.expr, True, notes.places.get(guard.expr, ""))
+
+
+class _Reader:
+    """Makes guards of questions.
+
+    Attributes:
+        guards: By their condition.
+        fixed: The sizes that a question which cannot be checked leaves no other value.
+    """
+
+    def __init__(self, env: Any, names: Mapping[str, str], asked: Sequence[_Question]) -> None:
+        self._env = env
+        self._asked = frozenset(asked)
+        name = "backed_var_to_val" if hasattr(env, "backed_var_to_val") else "var_to_val"
+        self._examples = getattr(env, name)  # by another name before torch 2.10
+        self._names = names
+        self.guards: dict[Any, Guard] = {}
+        self.fixed: list[str] = []
+
+    def read(self, question: _Question) -> None:
+        condition = self._env.replace(question.condition)
+        symbols = condition.free_symbols
+        # Those that are read from arrays are asserted in the graph.
+        if not symbols or any(str(symbol) not in self._names for symbol in symbols):
+            return
+        called = {symbol: sympy.Symbol(self._names[str(symbol)]) for symbol in symbols}
+        text = _shown(condition.xreplace(called), question.answer)
+        if question.place:
+            text += f" at {question.place}"
+        found = _conditions(condition, question.answer)
+        if found is not None:
+            for key in found:
+                self.guards.setdefault(key, Guard(*key, text[:_LONGEST]))
+        elif question in self._asked:
+            for symbol in sorted(symbols, key=str):
+                size = int(self._examples[symbol])
+                self.guards.setdefault((str(symbol), "==", size),
+                                       Guard(str(symbol), "==", size, text[:_LONGEST]))  # fmt: skip
+                why = f"{text[:_LONGEST]}, which cannot be checked for other sizes"
+                self.fixed.append(f"{self._names[str(symbol)]} is {size}: {why}")
+
+
+def _conditions(condition: Any, answer: bool) -> list[tuple[str, str, int]] | None:
+    """A condition as expressions of sizes that are compared with numbers; None if it is another."""
+    if isinstance(condition, sympy.Not):
+        return _conditions(condition.args[0], not answer)
+    if isinstance(condition, sympy.And if answer else sympy.Or):
+        parts = [_conditions(part, answer) for part in condition.args]
+        return None if None in parts else [one for part in parts for one in part or ()]
+    relation = _RELATIONS.get(type(condition))
+    if relation is None or not all(side.is_integer for side in condition.args):
+        return None
+    relation = relation if answer else _OPPOSITE[relation]
+    constant, rest = sympy.expand(condition.lhs - condition.rhs).as_coeff_Add()
+    value = -int(constant)
+    if relation in ("<", ">"):  # of integers
+        value += 1 if relation == ">" else -1
+        relation += "="
+    if rest.could_extract_minus_sign():
+        rest, value, relation = -rest, -value, _FLIPPED[relation]
+    if not rest.free_symbols:
+        return []
+    expression = _written(rest)
+    return None if expression is None else [(expression, relation, value)]
+
+
+def _shown(condition: Any, answer: bool) -> str:
+    relation = _RELATIONS.get(type(condition))
+    if relation is None:
+        return f"{condition} is {answer}"
+    sign = relation if answer else _OPPOSITE[relation]
+    return f"{condition.lhs} {sign} {condition.rhs}"
+
+
+def _written(expression: Any) -> str | None:
+    """An expression as `fmapper.size_of` reads it; None where it cannot."""
+    if isinstance(expression, sympy.Integer | sympy.Symbol):
+        return str(expression)
+    name = type(expression).__name__
+    if name in ("CeilToInt", "FloorToInt", "TruncToInt"):
+        (inner,) = expression.args
+        if type(inner).__name__ != "IntTrueDiv":
+            return None
+        if name == "CeilToInt":
+            found = _called("floordiv", (-inner.args[0], inner.args[1]))
+            return None if found is None else f"(-{found})"
+        return _called("floordiv", inner.args)
+    if name in _FUNCTIONS:
+        return _called(_FUNCTIONS[name], expression.args)
+    if name == "CeilDiv":
+        found = _called("floordiv", (-expression.args[0], expression.args[1]))
+        return None if found is None else f"(-{found})"
+    parts = [_written(one) for one in expression.args]
+    if any(part is None for part in parts):
+        return None
+    if isinstance(expression, sympy.Add):
+        return f"({' + '.join(map(str, parts))})"
+    if isinstance(expression, sympy.Mul):
+        return f"({' * '.join(map(str, parts))})"
+    if isinstance(expression, sympy.Pow) or name == "PowByNatural":
+        return f"({parts[0]} ** {parts[1]})"
+    return None
+
+
+_FUNCTIONS = {"Mod": "mod", "PythonMod": "mod", "FloorDiv": "floordiv", "CleanDiv": "floordiv"}
+_FUNCTIONS |= {"Max": "max", "Min": "min"}
+
+
+def _called(name: str, args: Sequence[Any]) -> str | None:
+    parts = [_written(one) for one in args]
+    if any(part is None for part in parts):
+        return None
+    found = str(parts[0])
+    for part in parts[1:]:  # `Max` takes any number
+        found = f"{name}({found}, {part})"
+    return found
+
+
+def _fixed(
+    exported: torch.export.ExportedProgram,
+    env: Any,
+    notes: _Notes,
+    inputs: Sequence[Input],
+    paths: Sequence[str],
+) -> Iterator[str]:
+    """Each size that was to vary and is a number, in a sentence with the reason."""
+    leaves = pytree.tree_leaves(exported.example_inputs)
+    for leaf, given, path in zip(leaves, inputs, paths, strict=True):
+        found = {d: symbol for one, d, symbol in notes.wanted if one is leaf}
+        for d, size in enumerate(given.shape):
+            if d in found and isinstance(size, int):
+                yield f"{path}.shape[{d}] is {size}: {_why(env, notes, found[d], size)}"
+
+
+def _why(env: Any, notes: _Notes, symbol: Any, size: int) -> str:
+    while symbol is not None:
+        if place := notes.places.get(symbol):
+            file, _, line = place.rpartition(":")
+            text = linecache.getline(file, int(line)).strip()
+            return f"the code fixes it at {place}" + (f": {text}"[:_LONGEST] if text else "")
+        symbol = env.replacements.get(symbol)  # to one that is the same, and fixed
+        symbol = symbol if isinstance(symbol, sympy.Symbol) else None
+    if size in (0, 1):
+        return f"torch fixes sizes that are {size} among the examples; give a larger one"
+    return "the code fixes it"
+
+
+def _asked_at(frame: FrameType | None) -> str | None:
+    """The line of a model that asks, behind the functions of symbols; None where torch asks."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_DYNAMO):
+            if stack := TracingContext.extract_stack():
+                return f"{stack[-1].filename}:{stack[-1].lineno}"
+        elif name.startswith(_MODELS) or not name.startswith((*_OF_SYMBOLS, _TORCH)):
+            return f"{name}:{frame.f_lineno}"
+        if not name.startswith(_OF_SYMBOLS):
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _line_of(frame: FrameType | None) -> str:
+    """The innermost line of the user's code, else of a layer of torch; empty if there is none."""
+    layer = ""
+    while frame is not None and frame.f_code.co_filename != _END:
+        name = frame.f_code.co_filename
+        if name.startswith(_DYNAMO):
+            if found := TracingContext.extract_stack():
+                return f"{found[-1].filename}:{found[-1].lineno}"
+        elif not name.startswith((_TORCH, _OWN, _MADE)):
+            return f"{name}:{frame.f_lineno}"
+        elif name.startswith(_MODELS[0]) and not name.endswith("module.py"):
+            layer = layer or f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return layer
+
+
+def _env_of(exported: torch.export.ExportedProgram) -> Any:
+    for node in exported.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            return mode.shape_env
+    return None

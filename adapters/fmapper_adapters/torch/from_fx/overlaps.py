@@ -1,0 +1,219 @@
+"""Refuses changes in place that no program without changes can stand for.
+
+`y *= y[..., :1]` reads elements that it has changed already, or not yet: how many a processor takes
+at a time decides it, and torch calls the result undefined. A program without changes in place reads
+all before it writes any, so it may give other numbers, and which ones nobody can say. What reads
+only elements that are written at the same time or later (`y[:-1] = y[1:]`) is the same either way.
+
+What is written through two kinds of views comes back wrong when torch makes a recorded program free
+of changes: through `expand` the differences of all copies are added up, and through `unfold` the
+elements that no window has become zero.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from fmapper import ConversionError
+from fmapper_adapters.torch.from_fx import graph
+
+_MOST = 2**20  # elements whose addresses are compared one by one
+_UNTAGGED = {"copy_", "copy", "masked_fill_", "fill_", "fill", "where", "__iand__", "__ior__"}
+_UNTAGGED |= {"__ixor__", "__ilshift__", "__irshift__", "floor_divide_", "floor_divide"}
+
+
+class _Layout(NamedTuple):
+    """Where the elements of a tensor lie in its storage, in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    start: int
+    itemsize: int
+
+
+def refuse(name: str, exported: torch.export.ExportedProgram) -> None:
+    """Looks at every operation of a program that has not been made free of changes yet.
+
+    Args:
+        name: The module, for the error.
+        exported: As torch has recorded it.
+
+    Raises:
+        ConversionError: An operation writes what it reads at other places.
+    """
+    for owner in exported.graph_module.modules():
+        if not isinstance(owner, GraphModule):
+            continue
+        for node in owner.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if schema is not None and schema.is_mutable and (why := _hazard(node, schema)):
+                path, source = graph.place(node)
+                at = f" in {path}" if path else ""
+                at += f" ({source})" if source else ""
+                raise ConversionError(f"{name}: {node.target}{at} {why}")
+
+
+def _hazard(node: Node, schema: Any) -> str:
+    """What is wrong with an operation that writes, and what to write instead; empty if nothing."""
+    names = [argument.name for argument in schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    written: list[Any] = []
+    read: list[Any] = []
+    for argument in schema.arguments:
+        info = argument.alias_info
+        into = written if info is not None and info.is_write else read
+        into += pytree.tree_leaves(given.get(argument.name))
+    outs = [one for one in map(_value, written) if isinstance(one, torch.Tensor)]
+    reads = [one for one in map(_value, read) if isinstance(one, torch.Tensor)]
+    by_element = _is_by_element(node.target)
+    if any(_depends_on_order(out, one, by_element=by_element) for out in outs for one in reads):
+        return (
+            "changes a tensor in place and reads it at other places at the same time, so its "
+            "result depends on the order in which the processor does that: torch calls it "
+            "undefined. Read a copy, as in y *= y[..., :1].clone(), or write y = y * y[..., :1]."
+        )
+    if any(map(_is_expanded, outs)):
+        return (
+            "changes a tensor in place in which several elements are the same place in memory, as "
+            "`expand` makes them. Change a copy, x.expand(...).clone(), or what it was expanded "
+            "from."
+        )
+    if any(map(_is_in_windows, written)):
+        return (
+            "changes windows that `unfold` made and that leave out a part of the tensor, which "
+            "torch would record as zeros there. Change slices of the tensor itself."
+        )
+    return ""
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    layout = _layout(tensor)
+    return layout is not None and any(
+        size > 1 and stride == 0 for size, stride in zip(layout.shape, layout.strides, strict=True)
+    )
+
+
+def _is_in_windows(node: Any) -> bool:
+    """Whether a value is a view of a tensor through an `unfold` that does not cover it."""
+    while isinstance(node, Node) and node.op == "call_function":
+        if node.target == torch.ops.aten.unfold.default:
+            base, dim, size, step = node.args
+            shape = base.meta["val"].shape  # type: ignore[union-attr]
+            length = _number(shape[dim]) if shape else 1
+            if length is None or step > size or (length - size) % step:  # type: ignore[operator]
+                return True
+        schema = getattr(node.target, "_schema", None)
+        if node.target is operator.getitem:  # one of the views that `split` gives
+            node = node.args[0]
+        elif schema is None or not any(one.alias_info for one in schema.returns):
+            return False
+        else:
+            node = node.args[0] if node.args else None
+    return False
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, Node) else None
+
+
+def _is_by_element(target: Any) -> bool:
+    """Whether each element of the result comes from those at the same place; torch tags a part."""
+    name = target.overloadpacket.__name__
+    packets = (target.overloadpacket, getattr(torch.ops.aten, name.removesuffix("_"), None))
+    return name in _UNTAGGED or any(
+        torch.Tag.pointwise in getattr(packet, overload).tags
+        for packet in packets
+        if packet is not None
+        for overload in packet.overloads()
+    )
+
+
+def _depends_on_order(out: torch.Tensor, one: torch.Tensor, *, by_element: bool) -> bool:
+    """Whether an operation that writes one tensor may have changed what it then reads of another.
+
+    Elements are written in the order of their addresses, as far as that can be said.
+    """
+    try:
+        if out.untyped_storage()._cdata != one.untyped_storage()._cdata:
+            return False
+    except (NotImplementedError, RuntimeError):  # sparse, or of a class without storage
+        return False
+    first, second = _layout(out), _layout(one)
+    if first is None or second is None or not _share(first, second):
+        return False
+    wide = _broadcast(second, first.shape)
+    if not by_element or wide is None or first.itemsize != second.itemsize:
+        return True
+    moving = [i for i, size in enumerate(first.shape) if size > 1]
+    if all(first.strides[i] == wide.strides[i] for i in moving):
+        return wide.start < first.start
+    if math.prod(first.shape) > _MOST:
+        return True
+    writes, reads = _addresses(first), _addresses(wide)
+    return bool((np.isin(reads, writes) & (reads < writes)).any())
+
+
+def _layout(tensor: torch.Tensor) -> _Layout | None:
+    """The layout for the sizes of the examples; None if they are not known or it is empty."""
+    sizes = tuple(map(_number, tensor.shape))
+    strides = tuple(map(_number, tensor.stride()))
+    offset = _number(tensor.storage_offset())
+    if offset is None or None in sizes or None in strides or 0 in sizes:
+        return None
+    width = tensor.element_size()
+    scaled = tuple(stride * width for stride in strides if stride is not None)
+    return _Layout(tuple(n for n in sizes if n is not None), scaled, offset * width, width)
+
+
+def _number(size: Any) -> int | None:
+    """A size as a number, without torch taking note of the question."""
+    return size if isinstance(size, int) else getattr(size.node, "hint", None)
+
+
+def _broadcast(layout: _Layout, shape: tuple[int, ...]) -> _Layout | None:
+    """A layout with the shape that it is broadcast to; None where it cannot be."""
+    missing = len(shape) - len(layout.shape)
+    if missing < 0:
+        return None
+    strides = [0] * missing
+    for size, wanted, stride in zip(layout.shape, shape[missing:], layout.strides, strict=True):
+        if size not in (wanted, 1):
+            return None
+        strides.append(stride if size == wanted else 0)
+    return layout._replace(shape=shape, strides=tuple(strides))
+
+
+def _share(one: _Layout, other: _Layout) -> bool:
+    """Whether two layouts of one storage have an element in common."""
+
+    def geometry(layout: _Layout) -> Any:
+        interface = {
+            "version": 3,
+            "data": (1 + layout.start, True),  # no address is 0
+            "shape": layout.shape,
+            "strides": layout.strides,
+            "typestr": f"|V{layout.itemsize}",
+        }
+        return np.asarray(type("Geometry", (), {"__array_interface__": interface})())
+
+    try:
+        return bool(np.shares_memory(geometry(one), geometry(other), max_work=100_000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _addresses(layout: _Layout) -> Any:
+    """The address of every element, in the order of the elements."""
+    found = np.full((1,) * len(layout.shape), layout.start, np.int64)
+    for axis, (size, stride) in enumerate(zip(layout.shape, layout.strides, strict=True)):
+        along = [1] * len(layout.shape)
+        along[axis] = size
+        found = found + (np.arange(size) * stride).reshape(along)
+    return found.reshape(-1)

@@ -1,0 +1,56 @@
+"""The structure of inputs and outputs, from torch's pytree to plain data."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+from fmapper.programs import TreeSpec
+
+_LEAF = TreeSpec("leaf")
+
+
+def tree_spec(spec: Any) -> TreeSpec:
+    """The plain form of a `TreeSpec` of torch.
+
+    Classes that were registered as nodes, such as `ModelOutput`s, caches and dataclasses, become
+    records with the names of their fields.
+    """
+    if spec.is_leaf():
+        return _LEAF
+    children = tuple(tree_spec(spec.child(i)) for i in range(spec.num_children))
+    if spec.type in (tuple, list):
+        return TreeSpec(spec.type.__name__, children)
+    if spec.type is deque:
+        return TreeSpec("list", children)
+    if spec.type in (dict, OrderedDict, defaultdict):
+        keys = spec.context[1] if spec.type is defaultdict else spec.context
+        return TreeSpec("dict", children, tuple(keys))
+    fields, absent = _fields(spec)
+    return TreeSpec("record", children, fields, spec.type.__name__, absent)
+
+
+def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the children, and of the fields of the class that have none."""
+    # For a named tuple the context is its class.
+    named = getattr(spec.context, "_fields", None)
+    for attribute in ("names", "dynamic"):  # of objects known while recording, and of functors
+        if isinstance(getattr(spec.context, attribute, None), tuple):
+            named = getattr(spec.context, attribute)
+    if named is None:
+        named = _names_in(spec.context, spec.num_children)
+    if named is None:
+        named = tuple(f"field{i}" for i in range(spec.num_children))
+    all_of_them = getattr(spec.type, "__dataclass_fields__", {})
+    return tuple(named), tuple(name for name in all_of_them if name not in named)
+
+
+def _names_in(context: Any, count: int) -> tuple[str, ...] | None:
+    """The first list of as many strings, which is where classes keep the names of their fields."""
+    if isinstance(context, dict):
+        context = tuple(context.values())
+    if not isinstance(context, list | tuple):
+        return None
+    if len(context) == count and all(isinstance(name, str) for name in context):
+        return tuple(context)
+    return next(filter(None, (_names_in(inner, count) for inner in context)), None)

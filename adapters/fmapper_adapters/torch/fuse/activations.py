@@ -1,0 +1,110 @@
+"""Activation functions that JAX writes out: GELU in both forms, SiLU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fmapper.programs import Call, Ref
+
+
+def find(rewriter: Any, call: Call) -> Any | None:
+    """Products with x as a factor."""
+    if call.op != "lax::mul" or not call.result[0][0].startswith(("float", "bfloat")):
+        return None
+    look = rewriter.look
+    dtype, shape = call.result[0]
+    factors = look.factors(Ref(call.name), shape)
+    numbers = [n for n in map(look.number, factors) if n is not None]
+    values = [f for f in factors if look.number(f) is None]
+    if len(values) != 2:
+        return None
+    for x, gate in (values, values[::-1]):
+        op, kwargs = _gated(look, x, gate, numbers)
+        if op:
+            return rewriter.call(op, x, shape=shape, dtype=dtype, **kwargs)
+    return None
+
+
+def _gated(look: Any, x: Any, gate: Any, numbers: list[Any]) -> tuple[str, dict[str, Any]]:
+    call = look.call(gate)
+    if call is None:
+        return "", {}
+    if call.op == "lax::logistic" and not numbers and call.args[0] == x:
+        return "torch::silu", {}
+    if not _close(numbers, [0.5]):
+        return "", {}
+    if call.op == "lax::erfc" and _scaled(look, call.args[0], x, -math.sqrt(0.5)):
+        return "torch::gelu", {"approximate": "none"}
+    if call.op == "lax::add":
+        for one, function in (call.args, call.args[::-1]):
+            if look.number(one) != 1:
+                continue
+            inner = look.call(function, "erf", "tanh")
+            if inner is None:
+                continue
+            if inner.op == "lax::erf" and _scaled(look, inner.args[0], x, math.sqrt(0.5)):
+                return "torch::gelu", {"approximate": "none"}
+            if inner.op == "lax::tanh" and _is_cubic(look, inner.args[0], x):
+                return "torch::gelu", {"approximate": "tanh"}
+    return "", {}
+
+
+def _scaled(look: Any, value: Any, x: Any, factor: float) -> bool:
+    """Whether a value is x times a number, which may be written as a quotient or a negation."""
+    sign = 1.0
+    call = look.call(value)
+    if call is not None and call.op == "lax::div" and call.args[0] == x:
+        number = look.number(call.args[1])
+        return number is not None and _close([1 / number], [factor])
+    found = 1.0
+    seen = 0
+    for part in look.factors(value, ()):
+        negated = look.call(part, "neg")
+        inner = negated.args[0] if negated is not None else part
+        sign = -1.0 if negated is not None else 1.0
+        number = look.number(inner)
+        if number is not None:
+            found *= sign * number
+        elif inner == x:
+            found *= sign
+            seen += 1
+        else:
+            return False
+    return seen == 1 and _close([found], [factor])
+
+
+def _is_cubic(look: Any, value: Any, x: Any) -> bool:
+    """`sqrt(2 / pi) * (x + 0.044715 x**3)`."""
+    factors = look.factors(value, ())
+    numbers = [n for n in map(look.number, factors) if n is not None]
+    values = [f for f in factors if look.number(f) is None]
+    if not _close(numbers, [math.sqrt(2 / math.pi)]) or len(values) != 1:
+        return False
+    total = look.call(values[0], "add")
+    if total is None:
+        return False
+    for a, b in (total.args, total.args[::-1]):
+        if a != x:
+            continue
+        parts = look.factors(b, ())
+        constants = [n for n in map(look.number, parts) if n is not None]
+        powers = 0
+        for part in parts:
+            if look.number(part) is not None:
+                continue
+            power = look.call(part, "integer_pow", "square")
+            if part == x:
+                powers += 1
+            elif power is not None and power.args[0] == x:
+                powers += power.kwargs.get("y", 2)
+            else:
+                return False
+        return powers == 3 and _close(constants, [0.044715])
+    return False
+
+
+def _close(found: list[Any], wanted: list[float]) -> bool:
+    return len(found) == len(wanted) and all(
+        math.isclose(a, b, rel_tol=1e-6) for a, b in zip(found, wanted, strict=True)
+    )

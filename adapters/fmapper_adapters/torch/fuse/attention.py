@@ -1,0 +1,266 @@
+"""Attention: the softmax of scaled products, times values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fmapper.programs import Call, Ref, Scalar
+
+# Such a number in place of a logit makes its weight zero.
+_LARGE = 1e4
+
+
+def find(rewriter: Any, call: Call) -> Any | None:
+    """`dot(softmax(scale * dot(q, k) [+ bias | where mask]), v)`, in any order of dimensions."""
+    if call.op != "lax::dot_general" or call.result[0][0] not in ("float32", "float64"):
+        return None
+    look = rewriter.look
+    for i in (0, 1):
+        weights, at = look.origin(call.args[i])
+        softmax = look.call(weights, "torch::softmax")
+        if softmax is not None:
+            found = _attention(rewriter, call, softmax, at, i)
+            if found is not None:
+                return found
+    return None
+
+
+def _attention(
+    rewriter: Any, call: Call, softmax: Call, at: dict[int, int], side: int
+) -> Any | None:
+    look = rewriter.look
+    dtype, shape = call.result[0]
+    logits = _logits(look, softmax.args[0])
+    if logits is None:
+        return None
+    product, seen, scale, mask, bias, fill = logits
+    q, k = product.args
+    labels = _labels(look, product, q, k)
+    if labels is None:
+        return None
+    of_q, of_k, of_logits, batch, rows, columns, depth = labels
+    # where the labels of the logits are in the softmax, and in the weights as they are multiplied
+    in_softmax = {seen[i]: label for i, label in of_logits.items() if i in seen}
+    in_weights = {at[i]: label for i, label in in_softmax.items() if i in at}
+    if in_softmax.get(softmax.kwargs["axis"]) != columns:
+        return None
+    v = call.args[1 - side]
+    pairs = call.kwargs["dimension_numbers"]
+    of_v: dict[int, Any] = {}
+    for mine, other in zip(
+        (*pairs[0][side], *pairs[1][side]), (*pairs[0][1 - side], *pairs[1][1 - side]), strict=True
+    ):
+        if mine in in_weights:
+            of_v[other] = in_weights[mine]
+    contracted = [in_weights[i] for i in pairs[0][side] if i in in_weights]
+    batched = [in_weights[i] for i in pairs[1][side] if i in in_weights]
+    if contracted != [columns] or set(batched) != set(batch):
+        return None
+    free = [i for i, n in enumerate(look.shape(v)) if n != 1 and i not in of_v]
+    if len(free) != 1 or any(look.dtype(x) != dtype for x in (q, k, v)):
+        return None
+    of_v[free[0]] = "value"
+    order = [*batch, rows, columns]
+    arranged = [
+        _arranged(rewriter, q, of_q, [*batch, rows, depth]),
+        _arranged(rewriter, k, of_k, [*batch, columns, depth]),
+        _arranged(rewriter, v, of_v, [*batch, columns, "value"]),
+    ]
+    added: list[Any] = [None, None]
+    sizes = {label: look.shape(q)[i] for i, label in of_q.items()}
+    sizes |= {label: look.shape(k)[i] for i, label in of_k.items()}
+    sizes |= {"value": look.shape(v)[free[0]]}
+    for place, value in enumerate((mask, bias)):
+        if value is not None:
+            added[place] = _spread(rewriter, value, in_softmax, order)
+            if added[place] is None:
+                return None
+    target = [*batch, rows, "value"]
+    made = rewriter.call(
+        "torch::attention", *arranged, *added, scale=scale, fill=fill, dtype=dtype,
+        shape=tuple(sizes[label] for label in target),
+    )  # fmt: skip
+    result = _result_labels(look, call, side, in_weights, of_v)
+    return _placed(rewriter, made, target, result, tuple(shape), dtype)
+
+
+def _logits(look: Any, value: Any) -> Any | None:
+    """The product that logits come from, how it lies in them, and what was done to it."""
+    scale, mask, bias, fill = 1.0, None, None, 0.0
+    source, at = value, {i: i for i, n in enumerate(look.shape(value)) if n != 1}
+    while True:
+        source, step = look.origin(source)
+        at = {i: at[j] for i, j in step.items() if j in at}
+        call = look.call(source)
+        if call is None:
+            return None
+        if call.op == "lax::dot_general":
+            return call, at, scale, mask, bias, fill
+        if call.op in ("lax::mul", "lax::div"):
+            number = look.number(call.args[1])
+            inner = call.args[0]
+            if number is None and call.op == "lax::mul":
+                number, inner = look.number(call.args[0]), call.args[1]
+            if number is None or number == 0:
+                return None
+            scale = scale * number if call.op == "lax::mul" else scale / number
+            source = inner
+        elif call.op == "lax::select_n" and mask is None and bias is None and scale == 1.0:
+            which, no, yes = call.args
+            number = look.number(no)
+            if number is None or not -math.inf < number <= -_LARGE or value != source:
+                return None
+            mask, source, fill = which, yes, number
+        elif call.op == "lax::add" and mask is None and bias is None and scale == 1.0:
+            sides = [_reaches_product(look, arg) for arg in call.args]
+            if sides[0] == sides[1] or value != source:
+                return None
+            source, bias = call.args if sides[0] else call.args[::-1]
+            if not _is_moderate(look, bias):
+                return None
+        else:
+            return None
+        if look.shape(source) != look.shape(Ref(call.name)):
+            return None
+
+
+def _reaches_product(look: Any, value: Any) -> bool:
+    for _ in range(4):
+        call = look.call(look.origin(value)[0], "dot_general", "mul", "div")
+        if call is None:
+            return False
+        if call.op == "lax::dot_general":
+            return True
+        value = call.args[1] if look.number(call.args[0]) is not None else call.args[0]
+    return False
+
+
+def _is_moderate(look: Any, value: Any) -> bool:
+    """Whether a bias is of trained arrays and small numbers: then no row of it says "nothing".
+
+    torch's fast attention has no right gradient for rows whose logits are all near -1e9.
+    """
+    todo, seen = [value], set()
+    while todo:
+        one = todo.pop()
+        if isinstance(one, Scalar):
+            if abs(one.value) >= _LARGE:
+                return False
+        elif isinstance(one, Ref) and one.name not in seen:
+            seen.add(one.name)
+            call = look.call(one)
+            if call is None and look.roles.get(one.name) != "trained":
+                if not look.dtype(one).startswith(("int", "uint")):
+                    return False
+            elif call is not None:
+                todo += call.args
+        if len(seen) > 64:
+            return False
+    return True
+
+
+def _labels(look: Any, product: Call, q: Any, k: Any) -> Any | None:
+    """Names for the dimensions of q, of k and of their product that are not of size 1."""
+    (left, right), (batch_left, batch_right) = product.kwargs["dimension_numbers"]
+    shapes = look.shape(q), look.shape(k)
+    of_q: dict[int, Any] = {}
+    of_k: dict[int, Any] = {}
+    of_logits: dict[int, Any] = {}
+    batch = []
+    for n, (i, j) in enumerate(zip(batch_left, batch_right, strict=True)):
+        if shapes[0][i] != 1:
+            batch.append(f"batch{n}")
+            of_q[i] = of_k[j] = of_logits[n] = f"batch{n}"
+    if len(left) != 1:
+        return None
+    of_q[left[0]] = of_k[right[0]] = "depth"
+    position = len(batch_left)
+    for labels, shape, taken, name in (
+        (of_q, shapes[0], (*left, *batch_left), "row"),
+        (of_k, shapes[1], (*right, *batch_right), "column"),
+    ):
+        free = [i for i in range(len(shape)) if i not in taken]
+        large = [i for i in free if shape[i] != 1]
+        if len(large) != 1:
+            return None
+        labels[large[0]] = name
+        of_logits[position + free.index(large[0])] = name
+        position += len(free)
+    return of_q, of_k, of_logits, batch, "row", "column", "depth"
+
+
+def _arranged(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any]) -> Any:
+    """A value with its dimensions in an order, and none of size 1 that has no label."""
+    look = rewriter.look
+    dtype, shape = look.dtype(value), look.shape(value)
+    kept = [i for i in range(len(shape)) if i in labels]
+    if len(kept) != len(shape):
+        small = tuple(shape[i] for i in kept)
+        value = rewriter.call("lax::reshape", value, new_sizes=small, shape=small, dtype=dtype)
+    names = [labels[i] for i in kept]
+    permutation = tuple(names.index(label) for label in order)
+    sizes = tuple(shape[kept[i]] for i in permutation)
+    if permutation == tuple(range(len(permutation))):
+        return value
+    return rewriter.call("lax::transpose", value, permutation=permutation, shape=sizes, dtype=dtype)
+
+
+def _spread(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any]) -> Any | None:
+    """A mask or bias that broadcasts against the logits in an order."""
+    look = rewriter.look
+    source, at = look.origin(value)
+    shape = look.shape(source)
+    large = [i for i, n in enumerate(shape) if n != 1]
+    if any(i not in at or at[i] not in labels for i in large):
+        return None
+    names = [labels[at[i]] for i in large]
+    dtype = look.dtype(source)
+    small = tuple(shape[i] for i in large)
+    if len(large) != len(shape):
+        source = rewriter.call("lax::reshape", source, new_sizes=small, shape=small, dtype=dtype)
+    wanted = [label for label in order if label in names]
+    permutation = tuple(names.index(label) for label in wanted)
+    if permutation != tuple(range(len(permutation))):
+        small = tuple(small[i] for i in permutation)
+        source = rewriter.call(
+            "lax::transpose", source, permutation=permutation, shape=small, dtype=dtype
+        )
+    sizes = dict(zip(wanted, small, strict=True))
+    full = tuple(sizes.get(label, 1) for label in order)
+    return rewriter.call("lax::reshape", source, new_sizes=full, shape=full, dtype=dtype)
+
+
+def _result_labels(
+    look: Any, call: Call, side: int, in_weights: dict[int, Any], of_v: dict[int, Any]
+) -> dict[int, Any]:
+    """The names of the dimensions of the result that are not of size 1."""
+    pairs = call.kwargs["dimension_numbers"]
+    labels = (in_weights, of_v) if side == 0 else (of_v, in_weights)
+    found: list[Any] = [labels[0].get(i) for i in pairs[1][0]]
+    for n in (0, 1):
+        taken = (*pairs[0][n], *pairs[1][n])
+        rank = len(look.shape(call.args[n]))
+        found += [labels[n].get(i) for i in range(rank) if i not in taken]
+    return {i: label for i, label in enumerate(found) if label is not None}
+
+
+def _placed(
+    rewriter: Any, value: Any, order: list[Any], labels: dict[int, Any], shape: tuple[Any, ...],
+    dtype: str,
+) -> Any | None:  # fmt: skip
+    """A value with dimensions of these names, as the result of a call that has them elsewhere."""
+    look = rewriter.look
+    wanted = [labels[i] for i in sorted(labels) if labels[i] in order]
+    sizes = dict(zip(order, look.shape(value), strict=True))
+    if set(wanted) != {label for label in order if sizes[label] != 1}:
+        wanted = [*wanted, *[label for label in order if label not in wanted]]
+    permutation = tuple(order.index(label) for label in wanted)
+    small = tuple(sizes[label] for label in wanted)
+    if permutation != tuple(range(len(permutation))):
+        value = rewriter.call(
+            "lax::transpose", value, permutation=permutation, shape=small, dtype=dtype
+        )
+    if small != shape:
+        value = rewriter.call("lax::reshape", value, new_sizes=shape, shape=shape, dtype=dtype)
+    return value

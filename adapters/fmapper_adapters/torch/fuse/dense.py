@@ -1,0 +1,103 @@
+"""Dense layers: a product with a matrix of weights, and a bias."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fmapper.programs import Call
+
+
+def turned(rewriter: Any, call: Call) -> Any | None:
+    """`dot(w, x)` whose result is transposed, as `dot(x, w)`."""
+    look = rewriter.look
+    product = look.call(call.args[0], "dot_general") if call.op == "lax::transpose" else None
+    if product is None:
+        return None
+    (left, right), (batch_left, batch_right) = product.kwargs["dimension_numbers"]
+    a, b = (len(look.shape(arg)) for arg in product.args)
+    shared = len(batch_left)
+    of_a = a - len(left) - shared
+    of_b = b - len(right) - shared
+    swapped = (
+        *range(shared),
+        *range(shared + of_a, shared + of_a + of_b),
+        *range(shared, shared + of_a),
+    )
+    if tuple(call.kwargs["permutation"]) != swapped:
+        return None
+    numbers = (right, left), (batch_right, batch_left)
+    kwargs = {**product.kwargs, "dimension_numbers": numbers}
+    dtype, shape = call.result[0]
+    return rewriter.call(product.op, *product.args[::-1], shape=shape, dtype=dtype, **kwargs)
+
+
+def absorbed(rewriter: Any, call: Call) -> Any | None:
+    """A product with a transposed operand, as one with the operand itself."""
+    if call.op != "lax::dot_general":
+        return None
+    look = rewriter.look
+    summed, shared = (list(pair) for pair in call.kwargs["dimension_numbers"])
+    args = list(call.args)
+    for i in (0, 1):
+        move = look.call(args[i], "transpose")
+        if move is None:
+            continue
+        order = move.kwargs["permutation"]
+        free = [order[j] for j in range(len(order)) if j not in (*summed[i], *shared[i])]
+        if free != sorted(free):
+            continue
+        summed[i] = tuple(order[j] for j in summed[i])
+        shared[i] = tuple(order[j] for j in shared[i])
+        args[i] = move.args[0]
+    if args == list(call.args):
+        return None
+    kwargs = {**call.kwargs, "dimension_numbers": (tuple(summed), tuple(shared))}
+    dtype, shape = call.result[0]
+    return rewriter.call(call.op, *args, shape=shape, dtype=dtype, **kwargs)
+
+
+def find(rewriter: Any, call: Call) -> Any | None:
+    """`x @ w + b` in one dtype; several dimensions may be summed over, or come from w."""
+    if call.op != "lax::add" or call.result[0][0] not in ("float32", "float64", "bfloat16"):
+        return None  # products of float16 overflow in JAX before the bias is added
+    look = rewriter.look
+    dtype, shape = call.result[0]
+    for i in (0, 1):
+        product = look.call(call.args[i], "dot_general")
+        if product is None or tuple(product.result[0][1]) != tuple(shape):
+            continue
+        found = _weights(look, product)
+        if found is None or any(look.dtype(v) != dtype for v in product.args):
+            continue
+        transposed, summed, made = found
+        x, w = product.args
+        bias = look.aligned(call.args[1 - i], tuple(range(len(shape) - made, len(shape))))
+        if bias is None or look.shape(bias) != tuple(shape[len(shape) - made :]):
+            continue
+        if look.dtype(bias) != dtype:
+            continue
+        return rewriter.call(
+            "torch::dense", x, w, bias, transposed=transposed, summed=summed,
+            made=look.shape(bias), shape=shape, dtype=dtype,
+        )  # fmt: skip
+    return None
+
+
+def _weights(look: Any, product: Call) -> tuple[bool, int, int] | None:
+    """Whether w has the dimensions of the result first, how many are summed over, how many made."""
+    x, w = (look.shape(arg) for arg in product.args)
+    (left, right), (batch, _) = product.kwargs["dimension_numbers"]
+    summed, made = len(left), len(w) - len(right)
+    if batch or not summed or made < 1 or len(x) <= summed:
+        return None
+    if tuple(left) != tuple(range(len(x) - summed, len(x))):
+        return None
+    sizes = [w[i] for i in range(len(w))]
+    if not all(isinstance(n, int) for n in sizes) or math.prod(sizes) == 0:
+        return None
+    if tuple(right) == tuple(range(summed)):
+        return False, summed, made
+    if tuple(right) == tuple(range(made, len(w))):
+        return True, summed, made
+    return None

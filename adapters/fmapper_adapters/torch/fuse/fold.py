@@ -1,0 +1,123 @@
+"""Constants: numbers that are computed from numbers, and calls that change nothing."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fmapper.programs import Call, Graph, Scalar, substituted
+from fmapper_adapters.torch.fuse.graph_index import Look
+
+_COMPUTED: dict[str, Any] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "max": max,
+    "min": min,
+}
+_COMPARED: dict[str, Any] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+_EXACT = 1 << 24  # up to which integers are exact in float32
+
+
+def folded(graph: Graph, kinds: Mapping[str, Any]) -> Graph:
+    """The graph without calls whose results are known, or are one of their operands."""
+    look = Look(graph, kinds)
+    known: dict[str, Any] = {}
+    calls = []
+    for call in graph.calls:
+        new = replace(
+            call, args=substituted(call.args, known), kwargs=substituted(call.kwargs, known)
+        )
+        found = _result(new, look)
+        if found is None or isinstance(found, Call):
+            new = found or new
+            calls.append(new)
+            look.calls[new.name] = new
+        else:
+            known[call.name] = found
+    return Graph(graph.inputs, calls, substituted(graph.outputs, known), graph.kinds)
+
+
+def _result(call: Call, look: Look) -> Any | None:
+    name = call.op.removeprefix("lax::")
+    args = call.args
+    if len(call.result) != 1:
+        return None
+    dtype, shape = call.result[0]
+    if name == "convert_element_type" and isinstance(args[0], Scalar):
+        return _converted(args[0], dtype)
+    if name == "select_n":
+        which = look.number(args[0])
+        if which is not None and look.shape(args[1 + int(which)]) == shape:
+            return args[1 + int(which)]
+        return None
+    if len(args) != 2:
+        return None
+    if all(isinstance(arg, Scalar) for arg in args):
+        return _computed(name, args[0].value, args[1].value, dtype)
+    return _unchanged(call, name, look, tuple(shape))
+
+
+def _converted(number: Scalar, dtype: str) -> Scalar | None:
+    value = number.value
+    if dtype == "bool":
+        return Scalar(bool(value), dtype)
+    if dtype.startswith("int") and isinstance(value, bool | int):
+        return Scalar(int(value), dtype) if abs(value) < 128 else None
+    if dtype.startswith("float") and isinstance(value, bool | int):
+        return Scalar(float(value), dtype) if abs(value) < 2048 else None
+    if dtype == number.dtype or (number.dtype == "float32" and dtype == "float64"):
+        return Scalar(value, dtype)
+    return None
+
+
+def _computed(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
+    """A result that is exact: small integers, also as floats."""
+    if not all(math.isfinite(x) and abs(x) < 2048 and float(x).is_integer() for x in (a, b)):
+        return None
+    if name in _COMPARED:
+        return Scalar(_COMPARED[name](a, b), "bool")
+    if name in _COMPUTED and dtype in ("int32", "int64", "float32", "float64"):
+        if name in ("max", "min") and a == b == 0:
+            return None  # of -0.0 and 0.0
+        found = _COMPUTED[name](a, b)
+        return Scalar(found, dtype) if abs(found) < _EXACT else None
+    return None
+
+
+def _unchanged(call: Call, name: str, look: Look, shape: tuple[Any, ...]) -> Any | None:
+    """The operand that a call gives back as it is, or broadcast to the shape of the other one."""
+    args = call.args
+    for value, other, first in ((args[0], args[1], False), (args[1], args[0], True)):
+        number = look.number(other)
+        if number is None or not _is_neutral(name, number, look.dtype(value), first=first):
+            continue
+        if look.shape(value) == shape:
+            return value
+        if len(look.shape(value)) == len(shape):
+            dims = {"shape": shape, "broadcast_dimensions": tuple(range(len(shape)))}
+            return replace(call, op="lax::broadcast_in_dim", args=(value,), kwargs=dims)
+    return None
+
+
+def _is_neutral(name: str, number: Any, dtype: str, *, first: bool) -> bool:
+    """Whether an operation with a number changes nothing; `first`: the number is on the left."""
+    if name == "sub":
+        return not first and number == 0 and str(number) != "-0.0"
+    if name == "add":
+        return bool(number == 0) and "int" in dtype
+    if name in ("mul", "div"):
+        return number == 1 and not isinstance(number, bool) and not (first and name == "div")
+    if name in ("and", "or"):
+        return number is (name == "and")
+    return name in ("max", "min") and number == (math.inf if name == "min" else -math.inf)

@@ -1,0 +1,232 @@
+"""Looking at a graph: who computes a value, and how its dimensions lie in another value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fmapper.programs import Call, Graph, Ref, Scalar
+
+Shape = tuple[Any, ...]
+MOVES = {
+    "lax::broadcast_in_dim",
+    "lax::reshape",
+    "lax::squeeze",
+    "lax::transpose",
+    "lax::expand_dims",
+}
+
+
+class Look:
+    """A graph by the names of its values.
+
+    Args:
+        graph: The graph.
+        kinds: dtype and shape of its inputs, by name.
+        roles: Which inputs are arrays of the model: `trained`, or `fixed` for those that nobody
+            takes a gradient of.
+    """
+
+    def __init__(
+        self, graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str] | None = None
+    ) -> None:
+        self.roles = dict(roles or {})
+        self.calls = {call.name: call for call in graph.calls}
+        self.kinds: dict[str, Any] = dict(kinds)
+        for call in graph.calls:
+            if len(call.result) == 1:
+                self.kinds[call.name] = call.result[0]
+
+    def add(self, call: Call) -> Ref:
+        """A call that was made while rewriting."""
+        self.calls[call.name] = call
+        self.kinds[call.name] = call.result[0]
+        return Ref(call.name)
+
+    def call(self, value: Any, *ops: str) -> Call | None:
+        """The call that gives a value, if it is one of these primitives."""
+        found = self.calls.get(value.name) if isinstance(value, Ref) else None
+        if found is None or (ops and found.op.removeprefix("lax::") not in ops):
+            return None
+        return found
+
+    def shape(self, value: Any) -> Shape:
+        """The shape of a value."""
+        if not isinstance(value, Ref):
+            return ()
+        kind = self.kinds.get(value.name)
+        return () if kind is None else tuple(kind[1])
+
+    def dtype(self, value: Any) -> str:
+        """The dtype of a value."""
+        if isinstance(value, Scalar):
+            return value.dtype
+        kind = self.kinds.get(value.name) if isinstance(value, Ref) else None
+        return "" if kind is None else str(kind[0])
+
+    def number(self, value: Any) -> Any | None:
+        """The number that a value is everywhere; None if it is none."""
+        while True:
+            if isinstance(value, Scalar):
+                return value.value
+            call = self.call(value, "broadcast_in_dim", "reshape", "squeeze", "transpose", "copy")
+            if call is None:
+                return None
+            value = call.args[0]
+
+    def origin(self, value: Any, *, detached: bool = False) -> tuple[Any, dict[int, int]]:
+        """What a value shows, and where.
+
+        Args:
+            value: The value.
+            detached: It may be one that no gradient flows through.
+
+        Returns:
+            The value that it comes from by moving dimensions only, and for each dimension of that
+            which is not of size 1 the dimension of `value` that shows it.
+        """
+        at = {i: i for i, n in enumerate(self.shape(value)) if n != 1}
+        while True:
+            call = self.call(value)
+            if detached and call is not None and call.op == "lax::stop_gradient":
+                value = call.args[0]
+                continue
+            if call is None or call.op not in MOVES:
+                return value, at
+            step = self._step(call)
+            if step is None:
+                return value, at
+            at = {i: at[j] for i, j in step.items() if j in at}
+            value = call.args[0]
+
+    def _step(self, call: Call) -> dict[int, int] | None:
+        """Where a move puts each dimension that is not of size 1; None if it mixes them."""
+        source = self.shape(call.args[0])
+        target = tuple(call.result[0][1])
+        kwargs = call.kwargs
+        if call.op == "lax::broadcast_in_dim":
+            pairs = enumerate(kwargs["broadcast_dimensions"])
+            return {i: j for i, j in pairs if source[i] != 1}
+        if call.op == "lax::transpose":
+            pairs = enumerate(kwargs["permutation"])
+            return {i: j for j, i in pairs if source[i] != 1}
+        if "dimensions" in kwargs and call.op == "lax::reshape":
+            return None
+        own = [i for i, n in enumerate(source) if n != 1]
+        new = [j for j, n in enumerate(target) if n != 1]
+        if [source[i] for i in own] != [target[j] for j in new]:
+            return None
+        return dict(zip(own, new, strict=True))
+
+    def same(self, a: Any, b: Any) -> bool:
+        """Whether two values are one, in the same layout."""
+        if a == b:
+            return True
+        if self.shape(a) != self.shape(b):
+            return False
+        return self.origin(a) == self.origin(b)
+
+    def reduced(
+        self, value: Any, full: Shape, axes: Iterable[int], *, detached: bool = False
+    ) -> Any | None:
+        """What a value shows, which is a reduction of something of shape `full` over `axes`.
+
+        Its dimensions must be those of `full` without `axes`, or with 1 in their places, or be
+        broadcast to all of `full`; None if they lie otherwise.
+        """
+        source, at = self.origin(value, detached=detached)
+        dropped = set(axes)
+        left = [i for i in range(len(full)) if i not in dropped]
+
+        def places(shape: Shape) -> list[int] | None:
+            if len(shape) == len(full):
+                return list(range(len(full)))
+            return left if len(shape) == len(left) else None
+
+        here, there = places(self.shape(value)), places(self.shape(source))
+        if here is None or there is None:
+            return None
+        fits = all(there[i] == here[j] for i, j in at.items())
+        free = all(there[i] not in dropped for i in at)
+        return source if fits and free else None
+
+    def aligned(self, value: Any, dims: Sequence[int]) -> Any | None:
+        """What a value shows whose dimensions are exactly `dims` of a larger shape, in order."""
+        source, at = self.origin(value)
+        shape = self.shape(source)
+        if len(shape) != len(dims):
+            return None
+        fits = all(at.get(i, dims[i]) == dims[i] for i in range(len(shape)))
+        return source if fits else None
+
+    def factors(self, value: Any, shape: Shape) -> list[Any]:
+        """The factors of a product, none of which is larger than `shape`."""
+        call = self.call(value, "mul")
+        if call is None:
+            return [value]
+        return [f for arg in call.args for f in self.factors(arg, shape)]
+
+    def square_of(self, value: Any) -> Any | None:
+        """What a value is the square of."""
+        call = self.call(value, "square", "integer_pow", "mul")
+        if call is None:
+            return None
+        if call.op == "lax::mul":
+            return call.args[0] if call.args[0] == call.args[1] else None
+        if call.op == "lax::integer_pow" and call.kwargs["y"] != 2:
+            return None
+        return call.args[0]
+
+    def mean_of(self, value: Any) -> tuple[Any, tuple[int, ...]] | None:
+        """What a value is the mean of, and over which dimensions; it may be kept or broadcast."""
+        division = self.call(self.origin(value)[0], "div", "mul")
+        if division is None:
+            return None
+        count = self.number(division.args[1])
+        total = self.call(self.origin(division.args[0])[0], "reduce_sum")
+        if count is None or total is None:
+            return None
+        full, axes = self.shape(total.args[0]), tuple(sorted(total.kwargs["axes"]))
+        sizes = [full[i] for i in axes]
+        if not all(isinstance(n, int) for n in sizes) or not sizes:
+            return None
+        product = 1
+        for n in sizes:
+            product *= n
+        if division.op == "lax::mul":
+            return None
+        if count != product:
+            return None
+        for one in (value, division.args[0]):
+            if self.reduced(one, full, axes) is None:
+                return None
+        return total.args[0], axes
+
+    def variance_is(self, value: Any, x: Any, axes: tuple[int, ...]) -> bool:
+        """Whether a value is the variance of x over dimensions, in one of the ways to write it."""
+        full = self.shape(x)
+        source = self.reduced(value, full, axes)
+        if source is None:
+            return False
+        call = self.call(source)
+        if call is not None and call.op in ("lax::max",):
+            for number, rest in (call.args, call.args[::-1]):
+                if self.number(number) == 0:
+                    return self.variance_is(rest, x, axes)
+            return False
+        if call is not None and call.op == "lax::sub":  # mean(x**2) - mean(x)**2
+            squares = self.mean_of(call.args[0])
+            inner = self.square_of(self.reduced(call.args[1], full, axes))
+            mean = None if inner is None else self.mean_of(inner)
+            if squares is None or mean is None:
+                return False
+            return (
+                squares[1] == mean[1] == axes and mean[0] == x and (self.square_of(squares[0]) == x)
+            )
+        squares = self.mean_of(source)
+        if squares is None or squares[1] != axes:
+            return False
+        difference = self.call(self.square_of(squares[0]), "sub")
+        if difference is None or difference.args[0] != x:
+            return False
+        return self.mean_of(difference.args[1]) == (x, axes)

@@ -1,0 +1,51 @@
+"""Chains of transpositions and dimensions of size 1 that come and go, as one move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fmapper.programs import Call, Ref
+from fmapper_adapters.torch.fuse.graph_index import MOVES
+
+
+def find(rewriter: Any, call: Call) -> Any | None:
+    """Two moves or more, of which none makes a dimension larger."""
+    look = rewriter.look
+    if call.op not in MOVES or getattr(look.call(call.args[0]), "op", "") not in MOVES:
+        return None
+    dtype, shape = call.result[0]
+    source, at = look.origin(Ref(call.name))
+    own = look.shape(source)
+    large = [i for i, n in enumerate(own) if n != 1]
+    if source in (call.args[0], Ref(call.name)) or sorted(at) != large:
+        return None
+    if sorted(at.values()) != [j for j, n in enumerate(shape) if n != 1]:
+        return None
+    order = sorted(large, key=lambda i: at[i])
+    value = source
+    if order != large:
+        if len(large) != len(own):
+            if own != tuple(shape[at[i]] if i in at else 1 for i in range(len(own))):
+                return None
+            rest = [i for i in range(len(own)) if i not in at]
+            order = _woven(order, rest, at, shape)
+        moved = tuple(own[i] for i in order)
+        value = rewriter.call(
+            "lax::transpose", value, permutation=tuple(order), shape=moved, dtype=dtype
+        )
+        own = moved
+    if own == tuple(shape):
+        return value
+    return rewriter.call("lax::reshape", value, new_sizes=shape, shape=shape, dtype=dtype)
+
+
+def _woven(order: list[int], rest: list[int], at: dict[int, int], shape: Any) -> list[int]:
+    """An order of all dimensions, those of size 1 where the result has some."""
+    found: list[int] = []
+    left, large = list(rest), list(order)
+    for n in shape:
+        if n != 1 and large:
+            found.append(large.pop(0))
+        elif left:
+            found.append(left.pop(0))
+    return found + left + large

@@ -1,0 +1,201 @@
+"""LSTM cells: what a step of a loop computes, in any order of the gates and of what is carried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fmapper.programs import Graph, Ref
+from fmapper_adapters.torch.fuse.graph_index import Look
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a gate has its numbers in a constant of the loop.
+
+    Attributes:
+        name: The constant, a matrix or a vector.
+        start: Its first unit.
+        rows: Which inputs of a matrix it takes: the first, and how many.
+        units_first: Whether a matrix has its units in the first dimension.
+    """
+
+    name: str
+    start: int
+    rows: tuple[int, int] = (0, 0)
+    units_first: bool = False
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The products and the biases that are added up before the sigmoid or tanh of a gate."""
+
+    x: Part
+    h: Part
+    biases: tuple[Part, ...]
+    number: float
+
+
+@dataclass(frozen=True)
+class Lstm:
+    """An LSTM cell.
+
+    Attributes:
+        cell: Which of the two arrays that are carried is the state of the cell.
+        size: How many units it has.
+        gates: Of the input, forgetting, the cell, the output: torch's order.
+    """
+
+    cell: int
+    size: int
+    gates: tuple[Gate, ...]
+
+
+def find_lstm(graph: Graph, constants: int, carry: int) -> Lstm | None:
+    """The LSTM that a step of a loop is, which gives its hidden state or nothing in each step."""
+    names = graph.inputs
+    if carry != 2 or len(names) != constants + 3 or len(graph.outputs) < 2:
+        return None
+    kinds = dict(zip(names, graph.kinds, strict=True))
+    dtypes = {dtype for dtype, _ in graph.kinds}
+    state = tuple(kinds[names[constants]][1])
+    if len(dtypes) != 1 or not dtypes <= {"float32", "float64"} or len(state) not in (1, 2):
+        return None
+    if tuple(kinds[names[constants + 1]][1]) != state or not isinstance(state[-1], int):
+        return None
+    look = Look(graph, kinds)
+    for cell in (0, 1):
+        before, hidden = Ref(names[constants + cell]), Ref(names[constants + 1 - cell])
+        after, shown = graph.outputs[cell], graph.outputs[1 - cell]
+        if any(y != shown for y in graph.outputs[2:]):
+            continue
+        gates = _gates(look, before, after, shown)
+        if gates is None:
+            continue
+        reader = _Reader(look, Ref(names[-1]), hidden, set(names[:constants]), state[-1])
+        read = [reader.gate(gate) for gate in gates]
+        if all(gate is not None for gate in read):
+            return Lstm(cell, state[-1], tuple(gate for gate in read if gate is not None))
+    return None
+
+
+def _gates(look: Any, before: Any, after: Any, shown: Any) -> tuple[Any, ...] | None:
+    """What goes into the gates: `c = f * c + i * g` and `h = o * tanh(c)`."""
+    total, product = look.call(after, "add"), look.call(shown, "mul")
+    if total is None or product is None:
+        return None
+    output = _other(look, product, lambda x: _argument(look, x, "tanh") == after)
+    for kept, new in (total.args, total.args[::-1]):
+        left, right = look.call(kept, "mul"), look.call(new, "mul")
+        if left is None or right is None:
+            continue
+        forget = _other(look, left, lambda x: x == before)
+        entry = _other(look, right, lambda x: look.call(x, "tanh") is not None)
+        if None in (output, forget, entry):
+            continue
+        cell = next(x for x in right.args if look.call(x, "tanh") is not None)
+        return entry, forget, _argument(look, cell, "tanh"), output
+    return None
+
+
+def _other(look: Any, product: Any, is_one: Any) -> Any | None:
+    """What the sigmoid is of that a product has beside the factor asked for."""
+    for x, y in (product.args, product.args[::-1]):
+        if is_one(x):
+            return _argument(look, y, "logistic")
+    return None
+
+
+def _argument(look: Any, value: Any, name: str) -> Any | None:
+    call = look.call(value, name)
+    return None if call is None else call.args[0]
+
+
+class _Reader:
+    """Takes the sums apart that go into gates.
+
+    Args:
+        look: The step.
+        x: What the step is given.
+        h: The hidden state before it.
+        constants: The names of the weights.
+        size: How many units there are.
+    """
+
+    def __init__(self, look: Any, x: Ref, h: Ref, constants: set[str], size: int) -> None:
+        self.look, self.x, self.h, self.constants, self.size = look, x, h, constants, size
+
+    def gate(self, value: Any) -> Gate | None:
+        """The gate whose sum a value is."""
+        found: dict[str, list[Any]] = {"x": [], "h": [], "bias": [], "number": []}
+        if not self._add(value, 0, found) or len(found["x"]) != 1 or len(found["h"]) != 1:
+            return None
+        return Gate(found["x"][0], found["h"][0], tuple(found["bias"]), sum(found["number"]))
+
+    def _add(self, value: Any, start: int, found: dict[str, list[Any]]) -> bool:
+        """Enters the terms of the units of a value from one on; False if one is something else."""
+        number = self.look.number(value)
+        if number is not None:
+            found["number"].append(float(number))
+            return True
+        bias = self.look.aligned(value, (len(self.look.shape(value)) - 1,))
+        if isinstance(bias, Ref) and bias.name in self.constants:
+            if self.look.shape(bias)[0] == self.look.shape(value)[-1]:
+                found["bias"].append(Part(bias.name, start))
+                return True
+            return False
+        call = self.look.call(value)
+        if call is None:
+            return False
+        last = len(call.result[0][1]) - 1
+        if call.op == "lax::add":
+            return all(self._add(arg, start, found) for arg in call.args)
+        if call.op == "lax::slice":
+            first, steps = call.kwargs["start_indices"], call.kwargs.get("strides")
+            if any(first[:-1]) or (steps is not None and set(steps) != {1}):
+                return False
+            return self._same_rows(value, call.args[0]) and self._add(
+                call.args[0], start + first[-1], found
+            )
+        if call.op == "sym::getitem":
+            split = self.look.calls.get(call.args[0].name)
+            if split is None or split.op != "lax::split" or split.kwargs["axis"] != last:
+                return False
+            return self._add(split.args[0], start + sum(split.kwargs["sizes"][: call.args[1]]),
+                             found)  # fmt: skip
+        return call.op == "lax::dot_general" and self._product(call, start, found)
+
+    def _same_rows(self, a: Any, b: Any) -> bool:
+        return bool(self.look.shape(a)[:-1] == self.look.shape(b)[:-1])
+
+    def _product(self, call: Any, start: int, found: dict[str, list[Any]]) -> bool:
+        """Enters a product of x, of h, or of both one after the other, with a matrix."""
+        (left, right), (batch, _) = call.kwargs["dimension_numbers"]
+        if batch or len(left) != 1 or call.kwargs.get("precision") is not None:
+            return False
+        for i, j, mine, other in ((0, 1, left, right), (1, 0, right, left)):
+            value, weights = call.args[i], call.args[j]
+            turned = self.look.call(weights, "transpose")
+            weights = weights if turned is None else turned.args[0]
+            if not isinstance(weights, Ref) or weights.name not in self.constants:
+                continue
+            shape = self.look.shape(value)
+            if len(self.look.shape(weights)) != 2 or mine[0] != len(shape) - 1:
+                continue
+            if i == 1 and len(shape) > 1:
+                continue  # the units come first
+            joined = self.look.call(value, "concatenate")
+            parts = [value] if joined is None else list(joined.args)
+            if joined is not None and joined.kwargs["dimension"] != len(shape) - 1:
+                return False
+            row = 0
+            for part in parts:
+                if part not in (self.x, self.h):
+                    return False
+                count = self.look.shape(part)[-1]
+                found["x" if part == self.x else "h"].append(
+                    Part(weights.name, start, (row, count), (other[0] == 1) is (turned is None))
+                )
+                row += count
+            return True
+        return False

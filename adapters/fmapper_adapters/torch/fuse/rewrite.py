@@ -1,0 +1,128 @@
+"""The rewriting of a graph: which recognisers there are, and how their finds are put in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fmapper.programs import Call, Graph, Ref, Size, substituted
+from fmapper_adapters.torch.fuse import (
+    activations,
+    attention,
+    broadcasts,
+    dense,
+    means,
+    moves,
+    norms,
+    softmax,
+    uniform,
+)
+from fmapper_adapters.torch.fuse.fold import folded
+from fmapper_adapters.torch.fuse.graph_index import Look
+
+
+class Rewriter:
+    """What a recogniser works with: a look at the graph, and a place for new calls.
+
+    Args:
+        graph: The graph.
+        kinds: dtype and shape of its inputs, by name.
+        roles: Which inputs are arrays of the model.
+        taken: Names that no new call may have; those of new calls are added.
+
+    Attributes:
+        look: The graph.
+    """
+
+    def __init__(
+        self, graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], taken: set[str]
+    ) -> None:
+        self.look = Look(graph, kinds, roles)
+        self._taken = taken
+        self._new: list[Call] = []
+        self._model: Call | None = None
+
+    def call(self, op: str, *args: Any, shape: tuple[Any, ...], dtype: str, **kwargs: Any) -> Ref:
+        """A new call in front of the one that is looked at."""
+        base = op.rpartition("::")[2]
+        name = next(n for n in _names(base) if n not in self._taken)
+        self._taken.add(name)
+        assert self._model is not None
+        if "new_sizes" in kwargs:
+            sizes = kwargs["new_sizes"]
+            kwargs["new_sizes"] = tuple(Size(n) if isinstance(n, str) else n for n in sizes)
+        made = Call(
+            name, op, args, kwargs, self._model.module, self._model.source, ((dtype, tuple(shape)),)
+        )
+        self._new.append(made)
+        return self.look.add(made)
+
+    def run(
+        self, graph: Graph, find: Callable[[Rewriter, Call], Any]
+    ) -> tuple[Graph, dict[str, Any]]:
+        """The graph with what `find` gives in place of calls, and that by their names.
+
+        It gives None for most.
+        """
+        known: dict[str, Any] = {}
+        calls: list[Call] = []
+        for call in graph.calls:
+            own = _replaced(call, known)
+            self.look.calls[call.name] = own
+            self._model, self._new = own, []
+            found = find(self, own)
+            calls += self._new
+            if found is None:
+                calls.append(own)
+            else:
+                known[call.name] = found
+        outputs = substituted(graph.outputs, known)
+        made = Graph(graph.inputs, calls, outputs, graph.kinds)
+        return made.without_dead_calls(lambda call: False), known
+
+
+def simplified(
+    graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], *, fused: bool = True
+) -> tuple[Graph, dict[str, Any]]:
+    """A graph that computes the same with fewer and larger calls, and what stands for others.
+
+    Args:
+        graph: The graph.
+        kinds: dtype and shape of its inputs, by name.
+        roles: Which inputs are arrays of the model, as `Look` takes it.
+        fused: False: only what needs no recognition, constants and needless broadcasts.
+    """
+    found = folded(graph, kinds).without_dead_calls(lambda call: False)
+    taken = {*graph.inputs, *(call.name for call in graph.calls)}
+    moved: dict[str, Any] = {}
+    for find in (*(_RECOGNISERS if fused else ()), moves.find, broadcasts.find):
+        found, known = Rewriter(found, kinds, roles, taken).run(found, find)
+        moved = {name: substituted(value, known) for name, value in moved.items()} | known
+    return found, moved
+
+
+# In this order: attention is made of softmax, a layer norm has means in it.
+_RECOGNISERS = (
+    uniform.find,
+    activations.find,
+    softmax.find,
+    attention.find,
+    norms.find,
+    means.find,
+    dense.turned,
+    dense.absorbed,
+    dense.find,
+)
+
+
+def _replaced(call: Call, known: dict[str, Any]) -> Call:
+    if not any(name in known for name in call.refs()):
+        return call
+    args, kwargs = substituted(call.args, known), substituted(call.kwargs, known)
+    return replace(call, args=args, kwargs=kwargs)
+
+
+def _names(base: str) -> Any:
+    return itertools.chain((base,), (f"{base}_{i}" for i in itertools.count(1)))

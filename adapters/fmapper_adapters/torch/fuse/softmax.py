@@ -1,0 +1,68 @@
+"""Softmax and its logarithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fmapper.programs import Call, Ref
+
+
+def find(rewriter: Any, call: Call) -> Any | None:
+    """`exp(x - m) / sum(exp(x - m))` where m is the largest x: any other m may overflow."""
+    look = rewriter.look
+    if call.op not in ("lax::div", "lax::sub"):
+        return None
+    if not call.result[0][0].startswith(("float", "bfloat")):
+        return None
+    shifted = _shifted(look, call)
+    if shifted is None:
+        return None
+    x, axis = shifted
+    op = "torch::softmax" if call.op == "lax::div" else "torch::log_softmax"
+    dtype, shape = call.result[0]
+    return rewriter.call(op, x, axis=axis, shape=shape, dtype=dtype)
+
+
+def _shifted(look: Any, call: Call) -> tuple[Any, int] | None:
+    """The x of a softmax and its dimension."""
+    top, bottom = call.args
+    shape = tuple(call.result[0][1])
+    if call.op == "lax::sub":  # (x - m) - log(sum(exp(x - m)))
+        inner = look.call(look.origin(bottom)[0], "log")
+        if inner is None or look.reduced(bottom, shape, ()) is None:
+            inner = look.call(bottom, "log")
+        if inner is None:
+            return None
+        bottom = inner.args[0]
+    total = look.call(look.origin(bottom)[0], "reduce_sum")
+    if total is None or len(total.kwargs["axes"]) != 1:
+        return None
+    axis = total.kwargs["axes"][0]
+    exponential = look.call(total.args[0], "exp")
+    if exponential is None or look.reduced(bottom, shape, (axis,)) != Ref(total.name):
+        return None
+    if look.shape(bottom)[axis : axis + 1] != (1,) or len(look.shape(bottom)) != len(shape):
+        return None
+    if call.op == "lax::div":
+        if top != total.args[0]:
+            return None
+        difference = exponential.args[0]
+    else:
+        if top != exponential.args[0]:
+            return None
+        difference = top
+    shift = look.call(difference, "sub")
+    if shift is None or look.shape(difference) != shape or look.shape(shift.args[0]) != shape:
+        return None
+    if _largest_of(look, shift.args[1], shift.args[0], axis):
+        return shift.args[0], axis
+    return None
+
+
+def _largest_of(look: Any, value: Any, x: Any, axis: int) -> bool:
+    """Whether a value is the largest of x along a dimension, in each place of the others."""
+    source = look.reduced(value, look.shape(x), (axis,), detached=True)
+    greatest = look.call(source, "reduce_max")
+    if greatest is None or tuple(greatest.kwargs["axes"]) != (axis,):
+        return False
+    return bool(greatest.args[0] == x)

@@ -1,0 +1,107 @@
+"""Uniform numbers, which JAX makes by writing random bits into the mantissas of floats."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fmapper.programs import Call, Scalar
+
+# Bits that are drawn, how far they are moved to be a mantissa, the pattern of one.
+_LAYOUTS = {
+    "float64": (64, 12, 0x3FF0000000000000),
+    "float32": (32, 9, 0x3F800000),
+    "float16": (16, 6, 0x3C00),
+    "bfloat16": (8, 1, 0x3F80),
+}
+
+
+def find(rewriter: Any, call: Call) -> Any | None:
+    """Numbers in [0, 1), and such numbers that are scaled and moved to other bounds."""
+    look = rewriter.look
+    dtype, shape = call.result[0] if len(call.result) == 1 else ("", ())
+    if call.op == "lax::sub" and dtype in _LAYOUTS:
+        bits = _bits(look, call, dtype)
+        if bits is None:
+            return None
+        drawn = bits.kwargs
+        return rewriter.call(
+            "torch::uniform",
+            bits.args[0],
+            dims=drawn["shape"],
+            partitionable=drawn["partitionable"],
+            shape=shape,
+            dtype=dtype,
+        )
+    if call.op != "lax::max" or dtype not in _LAYOUTS:
+        return None
+    for low, value in (call.args, call.args[::-1]):
+        source = look.call(value, "reshape")
+        is_same = source is not None and look.shape(source.args[0]) == tuple(shape)
+        scaled = source.args[0] if is_same else value
+        found = _between(rewriter, low, scaled, dtype, shape)
+        if found is not None:
+            return found
+    return None
+
+
+def _bits(look: Any, call: Call, dtype: str) -> Call | None:
+    """The random bits that are made to numbers in [1, 2), of which `call` takes 1."""
+    width, steps, one = _LAYOUTS[dtype]
+    cast = look.call(call.args[0], "bitcast_convert_type")
+    either = look.call(cast.args[0], "or") if cast is not None else None
+    if either is None or look.number(call.args[1]) != 1 or look.number(either.args[1]) != one:
+        return None
+    shift = look.call(either.args[0], "shift_right_logical")
+    if shift is None or look.number(shift.args[1]) != steps:
+        # eight bits are of the width of the mantissa already
+        return None
+    source = shift.args[0]
+    wide = look.call(source, "convert_element_type")
+    bits: Call | None = look.call(wide.args[0] if wide is not None else source, "random_bits")
+    if bits is None or bits.kwargs["bit_width"] != width or bits.kwargs["impl"] != "threefry2x32":
+        return None
+    return bits
+
+
+def _between(rewriter: Any, low: Any, value: Any, dtype: str, shape: Any) -> Any | None:
+    """`max(low, unit * (high - low) + low)`, whose product and sum XLA rounds once."""
+    look = rewriter.look
+    total = look.call(value, "add")
+    product, start = (total.args[0], total.args[1]) if total is not None else (value, None)
+    factors = look.call(product, "mul")
+    unit, span = factors.args if factors is not None else (product, Scalar(1.0, dtype))
+    source = look.call(unit)
+    if source is None or source.op != "torch::uniform":
+        return None
+    if start is not None and not look.same(start, low):
+        return None
+    bottom, width = _number(look, low, dtype), _number(look, span, dtype)
+    if start is None and bottom != 0:
+        return None
+    if width is not None and bottom is not None and width > 0:
+        if bottom == 0:
+            return unit if width == 1 else product
+        if math.frexp(width)[0] == 0.5:  # the product is exact
+            return value
+    if dtype not in ("float32", "float64") or start is None:
+        return None
+    return rewriter.call("torch::uniform_between", unit, span, low, shape=shape, dtype=dtype)
+
+
+def _number(look: Any, value: Any, dtype: str) -> float | None:
+    """The number that a value is, or the difference of two numbers, in its dtype."""
+    found = look.number(value)
+    if found is not None:
+        return float(found)
+    source, _ = look.origin(value)
+    difference = look.call(source, "sub")
+    if difference is None:
+        return None
+    ends = [look.number(arg) for arg in difference.args]
+    if None in ends:
+        return None
+    kind = getattr(torch, dtype)
+    return float(torch.tensor(ends[0], dtype=kind) - torch.tensor(ends[1], dtype=kind))

@@ -1,0 +1,255 @@
+"""Gathering: elements and windows at places that are worked out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.lax.layout import indices as _indices
+from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.lax.layout.dims import are_equal, permuted
+from fmapper_adapters.torch.lax.table import About, lax
+
+
+@dataclass
+class Places:
+    """Where the windows of a gather or a scatter are in an operand.
+
+    Attributes:
+        at: Dimension of the operand -> the indices along it: a number, or a tensor with the batch
+            dimensions of the indices, or some of these as 1.
+        widths: Dimension that windows extend along, and that is indexed -> how far. Where this is
+            1 the result has a dimension that the index alone does not give.
+        whole: Dimensions that windows cover.
+        batching: Dimension that is one of the indices -> which.
+        windows: All dimensions that windows have, in order.
+        batch: The sizes of the batch dimensions of the indices.
+        valid: Which windows are in bounds; None where all are, or nobody asks.
+    """
+
+    at: dict[int, Any] = field(default_factory=dict)
+    widths: dict[int, int] = field(default_factory=dict)
+    whole: list[int] = field(default_factory=list)
+    batching: dict[int, int] = field(default_factory=dict)
+    windows: list[int] = field(default_factory=list)
+    batch: tuple[Any, ...] = ()
+    valid: Any = None
+
+
+def places(
+    sizes: tuple[Any, ...],
+    indices: Any,
+    dtype: str,
+    slice_sizes: Any,
+    start_map: Any,
+    batching: Any,
+    index_batching: Any,
+    dropped: Any,
+    *,
+    checked: bool,
+) -> Places:
+    """Reads the numbers of dimensions of a gather or a scatter.
+
+    Args:
+        sizes: Of the operand.
+        indices: The starts, with their components in the last dimension.
+        dtype: What JAX says that indices have.
+        slice_sizes: How large a window is in each dimension of the operand.
+        start_map: Which dimension of the operand each component is for.
+        batching: Dimensions of the operand that are those of the indices, one by one.
+        index_batching: Those of the indices.
+        dropped: Dimensions of the operand that windows do not have.
+        checked: Whether to ask which windows are in bounds.
+    """
+    found = Places(batch=tuple(indices.shape[:-1]))
+    components = _components(indices, len(start_map))
+    for d, (size, width) in enumerate(zip(sizes, slice_sizes, strict=True)):
+        if d in batching:
+            place = index_batching[list(batching).index(d)]
+            view = [1] * len(found.batch)
+            view[place] = -1
+            found.batching[d] = place
+            found.at[d] = _indices.steps(size).view(view) if len(view) > 1 else _indices.steps(size)
+            continue
+        if d not in dropped:
+            found.windows.append(d)
+        if d not in start_map:
+            if are_equal(size, width):
+                found.whole.append(d)
+            else:
+                found.at[d], found.widths[d] = 0, width
+            continue
+        raw = _indices.index(components[list(start_map).index(d)], dtype)
+        if checked:
+            high = size - width
+            inside = raw == 0 if are_equal(size, width) else (raw >= 0) & (raw <= high)
+            found.valid = inside if found.valid is None else found.valid & inside
+        if d not in dropped and are_equal(size, width):
+            found.whole.append(d)
+            continue
+        found.at[d] = torch.clamp(raw, 0, size - width)
+        if d not in dropped:
+            found.widths[d] = width
+    return found
+
+
+def _components(indices: Any, count: int) -> list[Any]:
+    """What the last dimension of indices holds; often they were put there one call before."""
+    if count == 1:
+        return [_without_last(indices)]
+    node = indices.node
+    if node.target is torch.cat and node.args[1] in (-1, indices.ndim - 1):
+        parts = [type(indices)(part, indices.tracer) for part in node.args[0]]
+        if all(part.fake.shape[-1] == 1 for part in parts):
+            return [_without_last(part) for part in parts]
+    unbound = torch.unbind(indices, -1)
+    return [unbound[i] for i in range(count)]
+
+
+def _without_last(x: Any) -> Any:
+    """A tensor without its last dimension, of size 1, which is often fresh."""
+    node = x.node
+    if node.op == "call_method" and node.target in ("unsqueeze", "reshape", "expand"):
+        source = type(x)(node.args[0], x.tracer)
+        if all(isinstance(n, int) for n in x.fake.shape) and source.shape == x.shape[:-1]:
+            return source
+    return x.squeeze(-1)
+
+
+def index_tensors(found: Places) -> tuple[list[int], list[Any], list[int]]:
+    """The indexed dimensions, an index for each, and those that have a width above 1.
+
+    The indices have the batch dimensions, and after them one for each width.
+    """
+    dims = sorted(found.at)
+    wide = [d for d in dims if not are_equal(found.widths.get(d, 1), 1)]
+    tensors = []
+    for d in dims:
+        at = found.at[d]
+        if d in wide:
+            k = wide.index(d)
+            reach = _indices.steps(found.widths[d])
+            reach = reach.view((-1, *[1] * (len(wide) - k - 1))) if k < len(wide) - 1 else reach
+            tensors.append(_with_last(at, len(wide)) + reach)
+        else:
+            tensors.append(_with_last(at, len(wide)))
+    return dims, tensors, wide
+
+
+def _with_last(x: Any, count: int) -> Any:
+    if isinstance(x, int) or not count:
+        return x
+    return x.unsqueeze(-1) if count == 1 else x[(..., *[None] * count)]
+
+
+@lax("gather", about=True)
+def gather(
+    x: Any,
+    indices: Any,
+    *,
+    dimension_numbers: Any,
+    slice_sizes: tuple[Any, ...],
+    mode: str,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    fill_value: Any = None,
+    about: About,
+) -> Any:
+    numbers = dimension_numbers
+    offsets = tuple(numbers["offset_dims"])
+    batching = numbers["operand_batching_dims"]
+    found = places(
+        x.shape,
+        indices,
+        about.operands[1][0],
+        slice_sizes,
+        numbers["start_index_map"],
+        batching,
+        numbers["start_indices_batching_dims"],
+        {*numbers["collapsed_slice_dims"], *batching},
+        checked=mode in ("fill_or_drop", "fill"),
+    )
+    rank = len(found.batch) + len(offsets)
+    batch_places = [i for i in range(rank) if i not in offsets]
+    result, labels = _taken(x, found)
+    wanted: list[Any] = [None] * rank
+    for place, d in zip(offsets, found.windows, strict=True):
+        wanted[place] = ("window", d)
+    for i, place in enumerate(batch_places):
+        wanted[place] = ("batch", i)
+    result = permuted(result, [labels.index(label) for label in wanted if label in labels])
+    for place, label in enumerate(wanted):
+        if label not in labels:
+            result = result.unsqueeze(place)
+    if found.valid is None:
+        return result
+    mask = found.valid
+    if mask.ndim:
+        for place in sorted(offsets):
+            mask = mask.unsqueeze(place)
+    return torch.where(mask, result, _filling(fill_value, about.results[0][0]))
+
+
+def _filling(value: Any, dtype: str) -> Any:
+    if value is None:
+        if dtype == "bool":
+            return True
+        if "float" in dtype or "complex" in dtype:
+            return float("nan")
+        if dtype.startswith("uint"):
+            return -1 if types.is_carried(dtype) else 255
+        return torch.iinfo(types.dtype_of(dtype)).min
+    return types.carried_number(value, dtype)
+
+
+def _taken(x: Any, found: Places) -> tuple[Any, list[Any]]:
+    """The windows, and what each dimension of them is."""
+    dims, tensors, wide = index_tensors(found)
+    rank = len(found.batch)
+    batch = [("batch", i) for i in range(rank)]
+    if not dims:
+        sizes = (*found.batch, *x.shape)
+        return (x.expand(sizes) if rank else x), [*batch, *(("window", d) for d in range(x.ndim))]
+    rest = [d for d in range(x.ndim) if d not in dims]
+    if len(dims) == 1 and isinstance(found.at[dims[0]], int):
+        (d,) = dims
+        x, labels = torch.narrow(x, d, 0, found.widths[d]), [("window", i) for i in range(x.ndim)]
+        return (x.expand((*found.batch, *x.shape)) if rank else x), [*batch, *labels]
+    if len(dims) == 1:
+        return _taken_along(x, dims[0], tensors[0], [*batch, *(("window", d) for d in wide)])
+    along = _along_axis(found, dims, rest)
+    if along is not None:
+        d, position = along
+        order = dict(zip(found.batching.values(), found.batching, strict=True)) | {position: d}
+        x = permuted(x, [order[i] for i in range(rank)])
+        return torch.gather(x, position, found.at[d]), batch
+    result = permuted(x, [*dims, *rest])[tuple(tensors)]
+    labels = [*batch, *(("window", d) for d in wide), *(("window", d) for d in rest)]
+    return result, labels
+
+
+def _taken_along(x: Any, d: int, at: Any, own: list[Any]) -> tuple[Any, list[Any]]:
+    """Rows along one dimension, by an index of any shape."""
+    before, after = range(d), range(d + 1, x.ndim)
+    labels = [*(("window", i) for i in before), *own, *(("window", i) for i in after)]
+    if at.ndim == 1:
+        return torch.index_select(x, d, at), labels
+    if at.ndim == 0:
+        return torch.index_select(x, d, at.unsqueeze(0)).squeeze(d), labels
+    if d == 0 and x.ndim == 2 and x.is_floating_point():
+        return torch.nn.functional.embedding(at, x), labels
+    taken = torch.index_select(x, d, at.flatten())
+    return taken.unflatten(d, tuple(at.shape)), labels
+
+
+def _along_axis(found: Places, dims: list[int], rest: list[int]) -> tuple[int, int] | None:
+    """The dimension, and its place, where this is what `torch.gather` does; else None."""
+    single = [d for d in dims if d not in found.batching]
+    if rest or len(single) != 1 or len(dims) != len(found.batch) or len(dims) == 1:
+        return None
+    if isinstance(found.at[single[0]], int) or not are_equal(found.widths.get(single[0], 1), 1):
+        return None
+    (place,) = set(range(len(dims))) - set(found.batching.values())
+    return single[0], place

@@ -1,0 +1,51 @@
+"""Indices as torch takes them: int64, in bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax import types
+
+
+def index(x: Any, dtype: str) -> Any:
+    """An index of JAX, of any integer dtype, as int64 or as a number.
+
+    Args:
+        x: A tensor, or a number.
+        dtype: What JAX says that it has.
+    """
+    if isinstance(x, int):
+        return x + (1 << types.bits_of(types.carrier_of(dtype))) if _wraps(x, dtype) else x
+    if dtype == "uint64":  # those beyond int64 are out of bounds anyway
+        return torch.where(x < 0, torch.iinfo(torch.int64).max, x)
+    if types.is_carried(dtype):
+        return x.to(torch.int64) & ((1 << types.bits_of(x.dtype)) - 1)
+    return x if x.dtype is torch.int64 else x.to(torch.int64)
+
+
+def _wraps(x: int, dtype: str) -> bool:
+    return x < 0 and types.is_carried(dtype)
+
+
+def clamped(start: Any, high: Any) -> Any:
+    """A start moved into bounds, as JAX's dynamic slices do."""
+    if isinstance(start, int) and isinstance(high, int):
+        return min(max(start, 0), high)
+    if isinstance(start, int):  # the bound varies
+        return torch.sym_min(start, high) if start > 0 else 0
+    return torch.clamp(start, 0, high)
+
+
+def steps(count: Any) -> Any:
+    """The numbers from 0, as int64."""
+    return current().make(torch.arange, count)
+
+
+def window(start: Any, count: Any) -> Any:
+    """The indices of so many elements from a start on; one dimension."""
+    if isinstance(count, int) and count == 1:
+        return start.unsqueeze(0)
+    return start + steps(count)

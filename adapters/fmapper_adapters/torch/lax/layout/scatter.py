@@ -1,0 +1,320 @@
+"""Scattering: elements and windows written, added or otherwise combined at places.
+
+Windows that do not lie within the operand as a whole are dropped, but for the mode `clip`. Where
+several write one element, the last one does, as on JAX's CPU: `_last_of_each` finds it, so that
+the others get no gradient either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError
+from fmapper.programs import Graph
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.reduce import element_functions
+from fmapper_adapters.torch.lax.layout import indices as _indices
+from fmapper_adapters.torch.lax.layout.dims import (
+    are_equal,
+    flattened,
+    inverse,
+    permuted,
+    product,
+    unflattened,
+)
+from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.layout.indexing import index_tensors, places
+
+_MOST_IN_TURN = 256  # updates that a function is applied to one after the other
+
+
+@dataclass
+class Rows:
+    """A scatter as one of rows.
+
+    Attributes:
+        operand: The operand, with all that is indexed in its first dimension.
+        at: Which row each update is for; one dimension.
+        updates: The updates, one row each.
+        valid: Which are to be written, None for all.
+        distinct: Whether no two of them are for the same row.
+        whole: Gives what has the shape of `operand` the shape of the operand of the scatter.
+    """
+
+    operand: Any
+    at: Any
+    updates: Any
+    valid: Any
+    distinct: bool
+    whole: Callable[[Any], Any]
+
+    @property
+    def mask(self) -> Any:
+        """`valid` with dimensions of size 1, as the updates have them."""
+        return _column(self.valid, self.updates)
+
+
+def _column(x: Any, like: Any) -> Any:
+    return x if like.ndim == 1 else x.view((-1, *[1] * (like.ndim - 1)))
+
+
+def rows(
+    x: Any,
+    indices: Any,
+    updates: Any,
+    dimension_numbers: Any,
+    mode: str,
+    unique_indices: bool,
+    about: About,
+) -> Rows:
+    """Reads a scatter."""
+    numbers = dimension_numbers
+    batching = tuple(numbers["operand_batching_dims"])
+    dropped = {*numbers["inserted_window_dims"], *batching}
+    window_dims = tuple(numbers["update_window_dims"])
+    kept = [d for d in range(x.ndim) if d not in dropped]
+    place = dict(zip(kept, window_dims, strict=True))
+    widths = [1 if d in dropped else updates.shape[place[d]] for d in range(x.ndim)]
+    found = places(
+        x.shape,
+        indices,
+        about.operands[1][0],
+        widths,
+        numbers["scatter_dims_to_operand_dims"],
+        batching,
+        numbers["scatter_indices_batching_dims"],
+        dropped,
+        checked=mode != "clip",
+    )
+    dims, tensors, wide = index_tensors(found)
+    rest = [d for d in range(x.ndim) if d not in dims]
+    rank = len(found.batch)
+    batch_dims = [i for i in range(updates.ndim) if i not in window_dims]
+    single = [place[d] for d in dims if d in place and d not in wide]
+    order = [*batch_dims, *single, *(place[d] for d in wide), *(place[d] for d in rest)]
+    updates = permuted(updates, order)
+    if single:
+        updates = updates.squeeze(tuple(range(rank, rank + len(single))))
+    lead = tuple(updates.shape[: rank + len(wide)])
+    updates = flattened(updates, 0, len(lead))
+    sizes = [x.shape[d] for d in dims]
+    operand = flattened(permuted(x, [*dims, *rest]), 0, len(dims))
+    at = tensors[0] if tensors else 0
+    for index, size in zip(tensors[1:], sizes[1:], strict=True):
+        at = at * size + index
+    at = (
+        current().make(torch.full, (product(lead),), at) if isinstance(at, int) else _flat(at, lead)
+    )
+    valid = found.valid
+    if valid is not None:
+        valid = valid.reshape((*valid.shape, *[1] * len(wide))) if wide else valid
+        valid = _flat(valid, lead)
+
+    def whole(result: Any) -> Any:
+        return permuted(unflattened(result, 0, sizes), inverse([*dims, *rest]))
+
+    alone = are_equal(product(found.batch), 1)
+    return Rows(operand, at, updates, valid, unique_indices or alone, whole)
+
+
+def _flat(x: Any, lead: tuple[Any, ...]) -> Any:
+    """A tensor that is broadcast to the leading dimensions, as one dimension."""
+    if not lead:
+        return x.reshape(1)
+    x = x if tuple(x.shape) == lead else x.expand(lead)
+    return flattened(x, 0, len(lead))
+
+
+def written(found: Rows, updates: Any) -> Any:
+    """The operand with rows replaced; those that are not to be written go to one row more."""
+    at, operand = found.at, found.operand
+    if found.valid is None and found.distinct:
+        return torch.index_copy(operand, 0, at, updates)
+    count = operand.shape[0]
+    if found.valid is not None:
+        at = torch.where(found.valid, at, count)
+    if not found.distinct:
+        at = torch.where(_last_of_each(at, count), at, count)
+    padding = [0, 0] * (operand.ndim - 1) + [0, 1]
+    longer = torch.constant_pad_nd(operand, padding, 0)
+    return torch.narrow(torch.index_copy(longer, 0, at, updates), 0, 0, count)
+
+
+def _last_of_each(at: Any, count: Any) -> Any:
+    """Which update is the last one for its row."""
+    order = _indices.steps(at.shape[0])
+    last = torch.scatter_reduce(at.new_full((count + 1,), -1), 0, at, order, "amax")
+    return torch.index_select(last, 0, at) == order
+
+
+@lax("scatter", about=True)
+def scatter(
+    x: Any,
+    indices: Any,
+    updates: Any,
+    *,
+    dimension_numbers: Any,
+    mode: str,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    update_jaxpr: Graph | None = None,
+    update_consts: tuple[Any, ...] = (),
+    about: About,
+) -> Any:
+    if 0 in updates.shape or 0 in x.shape:
+        return x
+    found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, about)
+    if update_jaxpr is None or _gives_the_update(update_jaxpr):
+        return found.whole(written(found, found.updates))
+    if found.distinct:
+        before = torch.index_select(found.operand, 0, found.at)
+        (after,) = element_functions.applied(update_jaxpr, (before, found.updates))
+        return found.whole(written(found, after))
+    return found.whole(_in_turn(found, update_jaxpr))
+
+
+def _gives_the_update(graph: Graph) -> bool:
+    return getattr(graph.outputs[0], "name", None) == graph.inputs[1]
+
+
+def _in_turn(found: Rows, graph: Graph) -> Any:
+    """Updates by a function of elements, one after the other.
+
+    Raises:
+        ConversionError: There are too many for that.
+    """
+    count = found.at.shape[0]
+    if not isinstance(count, int) or count > _MOST_IN_TURN:
+        raise ConversionError(
+            f"scatter with a function of its own, for {count} indices that may be equal; say "
+            "unique_indices=True if none are"
+        )
+    operand = found.operand
+    for i in range(count):
+        at = torch.narrow(found.at, 0, i, 1)
+        before = torch.index_select(operand, 0, at)
+        (after,) = element_functions.applied(graph, (before, torch.narrow(found.updates, 0, i, 1)))
+        if found.valid is not None:
+            after = torch.where(torch.narrow(found.mask, 0, i, 1), after, before)
+        operand = torch.index_copy(operand, 0, at, after)
+    return operand
+
+
+def _combining(name: str, combine: Callable[[Rows, About], Any]) -> None:
+    @lax(name, about=True)
+    def lowering(
+        x: Any,
+        indices: Any,
+        updates: Any,
+        *,
+        dimension_numbers: Any,
+        mode: str,
+        unique_indices: bool = False,
+        indices_are_sorted: bool = False,
+        update_jaxpr: Graph | None = None,
+        update_consts: tuple[Any, ...] = (),
+        about: About,
+    ) -> Any:
+        if 0 in updates.shape or 0 in x.shape:
+            return x
+        found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, about)
+        return found.whole(combine(found, about))
+
+
+def _added(found: Rows, about: About, alpha: int = 1) -> Any:
+    if found.operand.dtype is torch.bool:
+        return _reduced(found, "amax", False)
+    updates = found.updates
+    if found.valid is not None:
+        # adding 0.0 would make 0.0 of -0.0
+        nothing = 0 if not updates.is_floating_point() else (-0.0 if alpha == 1 else 0.0)
+        updates = torch.where(found.mask, updates, nothing)
+    if alpha == 1:
+        return torch.index_add(found.operand, 0, found.at, updates)
+    return torch.index_add(found.operand, 0, found.at, updates, alpha=alpha)
+
+
+def _subtracted(found: Rows, about: About) -> Any:
+    return _added(found, about, -1)
+
+
+def _multiplied(found: Rows, about: About) -> Any:
+    if found.operand.dtype is torch.bool:
+        return _reduced(found, "amin", True)
+    if found.operand.is_complex():
+        return _combined_by(found, torch.mul)
+    return _reduced(found, "prod", 1)
+
+
+def _reduced(found: Rows, how: str, nothing: Any) -> Any:
+    operand, updates = found.operand, found.updates
+    if operand.dtype is torch.bool:
+        operand, updates = operand.to(torch.uint8), updates.to(torch.uint8)
+    if found.valid is not None:
+        updates = torch.where(found.mask, updates, nothing)
+    at = _column(found.at, updates)
+    at = at.expand(updates.shape) if updates.ndim > 1 else at
+    result = torch.scatter_reduce(operand, 0, at, updates, how)
+    return result.to(torch.bool) if found.operand.dtype is torch.bool else result
+
+
+def _extreme(how: str) -> Callable[[Rows, About], Any]:
+    def combine(found: Rows, about: About) -> Any:
+        dtype = found.operand.dtype
+        largest = how == "amax"
+        if dtype is torch.bool:
+            return _reduced(found, how, not largest)
+        if dtype.is_complex:
+            return _combined_by(found, element_functions.larger if largest else element_functions.smaller)
+        if dtype.is_floating_point:
+            return _reduced(found, how, float("-inf") if largest else float("inf"))
+        info = torch.iinfo(dtype)
+        nothing = info.min if largest else info.max
+        if not about.is_unsigned:
+            return _reduced(found, how, nothing)
+        # flipping the first bit turns the order of the unsigned into that of the signed
+        found.operand = found.operand ^ info.min
+        found.updates = found.updates ^ info.min
+        return _reduced(found, how, nothing) ^ info.min
+
+    return combine
+
+
+def _combined_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:
+    """Updates by an associative function that torch has no scatter for.
+
+    Those for the same row are brought together by sorting, and are combined in a scan whose steps
+    double; the last one of each then has all of them.
+    """
+    at = found.at
+    count = found.operand.shape[0]
+    if found.valid is not None:
+        at = torch.where(found.valid, at, count)
+    order = torch.argsort(at, stable=True)
+    at, values = torch.index_select(at, 0, order), torch.index_select(found.updates, 0, order)
+    total = at.shape[0]
+    step = 1
+    while step < total:
+        rest = total - step
+        same = torch.narrow(at, 0, step, rest) == torch.narrow(at, 0, 0, rest)
+        late = torch.narrow(values, 0, step, rest)
+        merged = combine(torch.narrow(values, 0, 0, rest), late)
+        late = torch.where(_column(same, values), merged, late)
+        values = torch.cat((torch.narrow(values, 0, 0, step), late))
+        step *= 2
+    padding = [0, 0] * (found.operand.ndim - 1) + [0, 1]
+    longer = torch.constant_pad_nd(found.operand, padding, 0)
+    values = combine(torch.index_select(longer, 0, at), values)
+    at = torch.where(_last_of_each(at, count), at, count)
+    return torch.narrow(torch.index_copy(longer, 0, at, values), 0, 0, count)
+
+
+_combining("scatter-add", _added)
+_combining("scatter-sub", _subtracted)
+_combining("scatter-mul", _multiplied)
+_combining("scatter-min", _extreme("amin"))
+_combining("scatter-max", _extreme("amax"))

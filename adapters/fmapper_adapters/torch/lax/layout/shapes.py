@@ -1,0 +1,213 @@
+"""Shapes: what only says where elements are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.lax.layout import indices
+from fmapper_adapters.torch.lax.layout.dims import are_equal, permuted
+from fmapper_adapters.torch.lax.table import About, lax
+
+
+@lax("broadcast_in_dim")
+def broadcast_in_dim(
+    x: Any, *, shape: tuple[Any, ...], broadcast_dimensions: tuple[int, ...]
+) -> Any:
+    sizes = list(x.shape)
+    first = broadcast_dimensions[0] if broadcast_dimensions else len(shape)
+    missing = [i for i in range(first, len(shape)) if i not in broadcast_dimensions]
+    if len(missing) == 1:
+        x = x.unsqueeze(missing[0] - first)
+    elif missing and sizes:
+        view: list[Any] = [1] * (len(shape) - first)
+        for size, at in zip(sizes, broadcast_dimensions, strict=True):
+            view[at - first] = size
+        x = x.reshape(view)
+    before = dict(zip(broadcast_dimensions, sizes, strict=True))
+    grown = (
+        first > 0
+        or not sizes
+        or any(
+            not are_equal(n, 1) if i in missing else not are_equal(n, before[i])
+            for i, n in enumerate(shape)
+        )
+    )
+    return x.expand(shape) if grown and shape else x
+
+
+@lax("reshape")
+def reshape(
+    x: Any, *, new_sizes: tuple[Any, ...], dimensions: tuple[int, ...] | None = None
+) -> Any:
+    return permuted(x, dimensions or range(x.ndim)).reshape(new_sizes)
+
+
+@lax("squeeze")
+def squeeze(x: Any, *, dimensions: tuple[int, ...]) -> Any:
+    if not dimensions:
+        return x
+    return x.squeeze(dimensions[0] if len(dimensions) == 1 else dimensions)
+
+
+@lax("transpose")
+def transpose(x: Any, *, permutation: tuple[int, ...]) -> Any:
+    return permuted(x, permutation)
+
+
+@lax("concatenate")
+def concatenate(*xs: Any, dimension: int) -> Any:
+    return torch.cat(xs, dimension) if len(xs) > 1 else xs[0]
+
+
+@lax("stack")
+def stack(*xs: Any, axis: int) -> Any:
+    return torch.stack(xs, axis)
+
+
+@lax("unstack", about=True)
+def unstack(x: Any, *, axis: int, about: About) -> Any:
+    parts = torch.unbind(x, axis)
+    return tuple(parts[i] for i in range(len(about.results)))
+
+
+@lax("split")
+def split(x: Any, *, sizes: tuple[Any, ...], axis: int) -> Any:
+    parts = torch.split(x, list(sizes), axis)
+    return tuple(parts[i] for i in range(len(sizes)))
+
+
+@lax("tile")
+def tile(x: Any, *, reps: tuple[int, ...]) -> Any:
+    return torch.tile(x, reps) if reps else x
+
+
+@lax("rev")
+def rev(x: Any, *, dimensions: tuple[int, ...]) -> Any:
+    return torch.flip(x, dimensions) if dimensions else x
+
+
+@lax("slice")
+def slice_(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any = None) -> Any:
+    steps = strides or (1,) * len(start_indices)
+    chosen = [
+        d
+        for d, (start, limit, step) in enumerate(
+            zip(start_indices, limit_indices, steps, strict=True)
+        )
+        if not (are_equal(start, 0) and are_equal(limit, x.shape[d]) and step == 1)
+    ]
+    if not chosen:
+        return x
+    if len(chosen) == 1 and steps[chosen[0]] == 1:
+        d = chosen[0]
+        return torch.narrow(x, d, start_indices[d], limit_indices[d] - start_indices[d])
+    wanted = [slice(None)] * (chosen[-1] + 1)
+    for d in chosen:
+        step = steps[d] if steps[d] != 1 else None
+        wanted[d] = slice(start_indices[d], limit_indices[d], step)
+    return x[tuple(wanted)]
+
+
+@lax("dynamic_slice", numbers=True, about=True)
+def dynamic_slice(x: Any, *starts: Any, slice_sizes: tuple[Any, ...], about: About) -> Any:
+    for d, (start, count) in enumerate(zip(starts, slice_sizes, strict=True)):
+        size = x.shape[d]
+        if are_equal(size, count):
+            continue
+        at = indices.clamped(indices.index(start, about.operands[d + 1][0]), size - count)
+        if isinstance(at, int):
+            x = torch.narrow(x, d, at, count)
+        else:
+            x = torch.index_select(x, d, indices.window(at, count))
+    return x
+
+
+@lax("dynamic_update_slice", numbers=True, about=True)
+def dynamic_update_slice(x: Any, update: Any, *starts: Any, about: About) -> Any:
+    wanted = []
+    for d, start in enumerate(starts):
+        size, count = x.shape[d], update.shape[d]
+        if not are_equal(size, count):
+            first = indices.index(start, about.operands[d + 2][0])
+            wanted.append((d, indices.clamped(first, size - count), count))
+    if 0 in update.shape:
+        return x
+    return _updated(x, update, wanted)
+
+
+def _updated(x: Any, update: Any, wanted: list[tuple[int, Any, Any]]) -> Any:
+    """A tensor with a part replaced: of the rows that are touched, those parts that are."""
+    if not wanted:
+        return update
+    (d, at, count), *rest = wanted
+    if isinstance(at, int):
+        if rest:
+            update = _updated(torch.narrow(x, d, at, count), update, rest)
+        return _scattered(x, update, d, at, at + count, 1)
+    where = indices.window(at, count)
+    if rest:
+        update = _updated(torch.index_select(x, d, where), update, rest)
+    return torch.index_copy(x, d, where, update)
+
+
+@lax("pad", numbers=True)
+def pad(x: Any, value: Any, *, padding_config: tuple[tuple[int, int, int], ...]) -> Any:
+    return padded(x, value, padding_config)
+
+
+def padded(x: Any, value: Any, config: Any) -> Any:
+    """A tensor with a value before, after and between its elements; less than none cuts off.
+
+    Args:
+        x: Of any dtype.
+        value: A number or a tensor without dimensions.
+        config: For each dimension how many before, after, and between each two.
+    """
+    config = [tuple(c) for c in config]
+    if all(c == (0, 0, 0) for c in config):
+        return x
+    simple = all(
+        inside == 0
+        and (min(low, high) >= 0 or (isinstance(n, int) and min(low, high, low + high) > -n))
+        for (low, high, inside), n in zip(config, x.shape, strict=True)
+    )
+    if simple and isinstance(value, bool | int | float | complex):
+        first = min(i for i, c in enumerate(config) if c != (0, 0, 0))
+        amounts = [n for low, high, _ in reversed(config[first:]) for n in (low, high)]
+        return torch.constant_pad_nd(x, amounts, value)
+    for d, (low, high, inside) in enumerate(config):
+        if (low, high, inside) != (0, 0, 0):
+            x = _padded_along(x, value, d, low, high, inside)
+    return x
+
+
+def _padded_along(x: Any, value: Any, d: int, low: int, high: int, inside: int) -> Any:
+    size, step = x.shape[d], inside + 1
+    long = low + size + high if not inside else low + max(size - 1, 0) * step + min(size, 1) + high
+    if low >= 0 and high >= 0:
+        first, count = 0, size
+    else:  # the elements that are left are those that stand within the result
+        first = min(max(-(low // step), 0), size)
+        count = max(min((long - 1 - low) // step + 1, size) - first, 0)
+    shape = list(x.shape)
+    shape[d] = long
+    if isinstance(value, bool | int | float | complex):
+        base = x.new_full(shape, value)
+    else:
+        base = value.expand(shape)
+    if are_equal(count, 0):
+        return base
+    if not are_equal(count, size):
+        x = torch.narrow(x, d, first, count)
+    at = low + first * step
+    return _scattered(base, x, d, at, at + (count - 1) * step + 1, step)
+
+
+def _scattered(base: Any, x: Any, d: int, start: Any, stop: Any, step: int) -> Any:
+    if not base.is_complex():
+        return torch.slice_scatter(base, x, d, start, stop, step)
+    # Torch differentiates this for real numbers only.
+    pairs = torch.view_as_real(base.resolve_conj()), torch.view_as_real(x.resolve_conj())
+    return torch.view_as_complex(torch.slice_scatter(*pairs, d, start, stop, step))

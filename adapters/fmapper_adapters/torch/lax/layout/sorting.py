@@ -1,0 +1,70 @@
+"""Sorting, and the largest elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.pointwise.numbers import flipped, total_order
+from fmapper_adapters.torch.lax.table import About, lax
+
+
+@lax("sort", about=True)
+def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, about: About) -> Any:
+    """Arrays sorted by the first ones; equal elements stay in order, NaN come last."""
+    kinds = [dtype for dtype, _ in about.operands]
+    if len(xs) == 1 and not xs[0].is_complex():
+        flip = kinds[0] in ("uint16", "uint32", "uint64")
+        x = flipped(xs[0], xs[0].dtype) if flip else xs[0]
+        found = torch.sort(x, dim=dimension, stable=True)[0]
+        return (flipped(found, x.dtype) if flip else found,)
+    keys = [key for i in range(num_keys) for key in _keys(xs[i], kinds[i])]
+    order: Any = None
+    for key in reversed(keys):
+        if order is None:
+            order = torch.sort(key, dim=dimension, stable=True)[1]
+        else:
+            moved = torch.sort(torch.gather(key, dimension, order), dim=dimension, stable=True)[1]
+            order = torch.gather(order, dimension, moved)
+    return tuple(torch.gather(x, dimension, order) for x in xs)
+
+
+def _keys(x: Any, kind: str) -> list[Any]:
+    """What tensors that torch cannot sort are sorted by."""
+    x = x.detach()
+    if x.is_complex():
+        return [torch.real(x), torch.imag(x)]
+    return [flipped(x, x.dtype) if kind in ("uint16", "uint32", "uint64") else x]
+
+
+@lax("top_k", about=True)
+def top_k(x: Any, *, k: int, axis: int = -1, is_stable: bool = True, about: About) -> Any:
+    return _largest(x, k, axis, about)
+
+
+def _largest(x: Any, k: int, axis: int, about: About) -> Any:
+    """The largest elements and where they are, in the total order; equal ones in theirs."""
+    key = flipped(x, x.dtype) if about.is_unsigned else total_order(x.detach())
+    at = torch.sort(key, dim=axis, descending=True, stable=True)[1].narrow(axis, 0, k)
+    return torch.gather(x, axis, at), at.to(current().dtype(about.results[1][0]))
+
+
+@lax("approx_top_k", about=True)
+def approx_top_k(
+    x: Any,
+    *,
+    k: int,
+    reduction_dimension: int,
+    recall_target: float,
+    is_max_k: bool,
+    reduction_input_size_override: int,
+    aggregate_to_topk: bool,
+    about: About,
+) -> Any:
+    """The largest or smallest elements, all of them: what may be approximate is exact here."""
+    values, at = torch.sort(x, dim=reduction_dimension, descending=is_max_k, stable=True)
+    values = values.narrow(reduction_dimension, 0, k)
+    at = at.narrow(reduction_dimension, 0, k)
+    return values, at.to(current().dtype(about.results[1][0]))

@@ -1,0 +1,241 @@
+"""Linear algebra: factorisations, eigenvalues and solutions of systems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.table import About, lax
+
+_MOST_STEPS = 128  # of algorithms that are written out column by column
+
+
+@lax("cholesky")
+def cholesky(x: Any) -> Any:
+    """The lower factor, of NaN where a matrix is not positive definite.
+
+    Above the diagonal are the elements of the matrix, as LAPACK leaves them there.
+    """
+    narrow = x.dtype
+    x = _wide(x)
+    factor, info = _parts(torch.linalg.cholesky_ex(x), 2)
+    factor = factor + torch.triu(x.detach(), 1)
+    return _narrow(torch.where((info == 0)[..., None, None], factor, float("nan")), narrow)
+
+
+def _wide(x: Any) -> Any:
+    """Halves as float32, for which alone there is LAPACK."""
+    return x.to(torch.float32) if x.is_floating_point() and x.dtype.itemsize < 4 else x
+
+
+def _narrow(x: Any, dtype: torch.dtype) -> Any:
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def _parts(results: Any, count: int) -> tuple[Any, ...]:
+    return tuple(results[i] for i in range(count))
+
+
+@lax("lu", about=True)
+def lu(x: Any, *, about: About) -> Any:
+    """Both factors in one matrix, the pivots and the permutation that they amount to."""
+    factors, pivots = _parts(torch.linalg.lu_factor_ex(x), 2)
+    order = _permutation(pivots, x.shape[-2], x.shape[-1])
+    return factors, pivots - 1, order
+
+
+@lax("lu_pivots_to_permutation")
+def lu_pivots_to_permutation(pivots: Any, *, permutation_size: int) -> Any:
+    return _permutation(pivots + 1, permutation_size, pivots.shape[-1])
+
+
+def _permutation(pivots: Any, rows: Any, columns: Any) -> Any:
+    """The order of rows that swaps amount to, counted from 1."""
+    shape = (*pivots.shape[:-1], rows, columns)
+    if 0 in shape:
+        order = current().make(torch.arange, rows, dtype=torch.int32)
+        return order.expand((*pivots.shape[:-1], rows))
+    blank = current().make(torch.zeros, shape, dtype=torch.float32)
+    matrix = torch.lu_unpack(blank, pivots, unpack_data=False)[0]
+    return torch.argmax(matrix, -2).to(torch.int32)
+
+
+@lax("triangular_solve")
+def triangular_solve(
+    a: Any,
+    b: Any,
+    *,
+    left_side: bool,
+    lower: bool,
+    transpose_a: bool,
+    conjugate_a: bool,
+    unit_diagonal: bool,
+) -> Any:
+    if conjugate_a and a.is_complex():
+        a = a.conj()
+    if transpose_a:
+        a, lower = a.transpose(-2, -1), not lower
+    found = torch.linalg.solve_triangular(
+        _wide(a), _wide(b), upper=not lower, left=left_side, unitriangular=unit_diagonal
+    )
+    return _narrow(found, b.dtype)
+
+
+@lax("qr", about=True)
+def qr(
+    x: Any, *, full_matrices: bool, pivoting: bool = False, use_magma: Any = None, about: About
+) -> Any:
+    """The orthogonal and the triangular factor, and the order of columns where they are pivoted."""
+    order = _pivots(x) if pivoting else None
+    if order is not None:
+        x = torch.take_along_dim(x, order.unsqueeze(-2), -1)
+    complete = full_matrices and x.shape[-2] > x.shape[-1]
+    factors = _parts(torch.linalg.qr(x, "complete" if complete else "reduced"), 2)
+    return factors if order is None else (*factors, order.to(torch.int32))
+
+
+def _pivots(x: Any) -> Any:
+    """The order in which columns are taken: always the one with the largest rest.
+
+    Raises:
+        ConversionError: There are too many columns to write this out.
+    """
+    columns = x.shape[-1]
+    steps = min(x.shape[-2], columns)
+    if steps > _MOST_STEPS:
+        raise ConversionError(
+            f"qr with pivoting of {steps} columns: torch has none, and it is written out for "
+            f"{_MOST_STEPS} at most. Use qr without pivoting, or svd"
+        )
+    rest = x.detach()
+    places = current().make(torch.arange, columns)
+    order = places.expand((*x.shape[:-2], columns))
+    for k in range(steps):
+        sizes = torch.sum(torch.abs(rest) ** 2, -2)
+        best = torch.argmax(torch.where(places >= k, sizes, -1.0), -1, keepdim=True)
+        swap = torch.where(places == k, best, torch.where(places == best, k, places))
+        order = torch.gather(order, -1, swap)
+        rest = torch.take_along_dim(rest, swap.unsqueeze(-2), -1)
+        column = torch.narrow(rest, -1, k, 1)
+        length = torch.sum(torch.abs(column) ** 2, -2, keepdim=True)
+        share = torch.matmul(torch.adjoint(column), rest) / torch.where(length == 0, 1, length)
+        rest = rest - column * share
+    return order
+
+
+@lax("geqrf")
+def geqrf(x: Any) -> Any:
+    return _parts(torch.geqrf(x), 2)
+
+
+@lax("householder_product")
+def householder_product(x: Any, taus: Any) -> Any:
+    return torch.linalg.householder_product(x, taus)
+
+
+@lax("ormqr")
+def ormqr(x: Any, taus: Any, c: Any, *, left: bool, transpose: bool) -> Any:
+    return torch.ormqr(x, taus, c, left, transpose)
+
+
+@lax("eigh")
+def eigh(
+    x: Any,
+    *,
+    lower: bool,
+    sort_eigenvalues: bool = True,
+    subset_by_index: Any = None,
+    algorithm: Any = None,
+) -> Any:
+    """Eigenvectors, then eigenvalues, which are in ascending order."""
+    values, vectors = _parts(torch.linalg.eigh(x, "L" if lower else "U"), 2)
+    if subset_by_index is not None:
+        start, end = subset_by_index
+        values = torch.narrow(values, -1, start, end - start)
+        vectors = torch.narrow(vectors, -1, start, end - start)
+    return vectors, values
+
+
+@lax("eig")
+def eig(
+    x: Any,
+    *,
+    compute_left_eigenvectors: bool,
+    compute_right_eigenvectors: bool,
+    enable_eigvec_derivs: bool = False,
+    implementation: Any = None,
+) -> Any:
+    """Eigenvalues, then left and right eigenvectors, of which torch has the right ones only."""
+    if not (compute_left_eigenvectors or compute_right_eigenvectors):
+        return (torch.linalg.eigvals(x),)
+    values, right = _parts(torch.linalg.eig(x), 2)
+    found = [values]
+    if compute_left_eigenvectors:
+        found.append(_left(right))
+    if compute_right_eigenvectors:
+        found.append(right)
+    return tuple(found)
+
+
+def _left(right: Any) -> Any:
+    """Left eigenvectors: of length 1, and with a largest element that is real."""
+    if 0 in right.shape:
+        return right
+    left = torch.adjoint(torch.linalg.inv(right))
+    left = left / torch.linalg.vector_norm(left, dim=-2, keepdim=True)
+    at = torch.argmax(torch.abs(left), -2, keepdim=True)
+    return left * torch.conj(torch.sgn(torch.gather(left, -2, at)))
+
+
+@lax("svd")
+def svd(
+    x: Any,
+    *,
+    compute_uv: bool,
+    full_matrices: bool,
+    subset_by_index: Any = None,
+    algorithm: Any = None,
+) -> Any:
+    """Singular values, then the left and right vectors."""
+    if compute_uv:
+        full = full_matrices and x.shape[-1] != x.shape[-2]  # square ones have gradients
+        left, values, right = _parts(torch.linalg.svd(x, full), 3)
+    else:
+        values = torch.linalg.svdvals(x)
+    if subset_by_index is not None:
+        start, end = subset_by_index
+        values = torch.narrow(values, -1, start, end - start)
+        if compute_uv:
+            left = torch.narrow(left, -1, start, end - start)
+            right = torch.narrow(right, -2, start, end - start)
+    return (values, left, right) if compute_uv else (values,)
+
+
+@lax("symmetric_product")
+def symmetric_product(a: Any, c: Any, *, alpha: float, beta: float) -> Any:
+    result = alpha * torch.matmul(a, a.transpose(-2, -1))
+    return result + beta * c if beta else result
+
+
+@lax("tridiagonal_solve")
+def tridiagonal_solve(
+    below: Any, diagonal: Any, above: Any, b: Any, *, perturb_singular: bool = False
+) -> Any:
+    """A system with three diagonals, of which the ends of the outer ones are not looked at.
+
+    Raises:
+        ConversionError: Singular systems are to be changed.
+    """
+    if perturb_singular:
+        raise ConversionError(
+            "tridiagonal_solve with perturb_singular=True: torch has none; leave it out"
+        )
+    size = diagonal.shape[-1]
+    matrix = torch.diag_embed(diagonal)
+    if not isinstance(size, int) or size > 1:
+        matrix = matrix + torch.diag_embed(torch.narrow(below, -1, 1, size - 1), -1)
+        matrix = matrix + torch.diag_embed(torch.narrow(above, -1, 0, size - 1), 1)
+    return torch.linalg.solve(matrix, b)

@@ -1,0 +1,222 @@
+"""Products of matrices, over any dimensions of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError
+from fmapper.programs import DType
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.layout import indices
+from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.lax.layout.dims import flattened, permuted, product, unflattened
+from fmapper_adapters.torch.lax.table import About, lax
+
+Product = Callable[[Any, Any], Any]
+
+# torch computes with full precision unless told otherwise for the whole process.
+_FULL = {"default", "high", "highest", "fastest", "float32", "bfloat16", "tensorfloat32"}
+_FULL |= {"f32_f32_f32", "f64_f64_f64", "tf32_tf32_f32", "tf32_tf32_f32_x3"}
+_FULL |= {"bf16_bf16_f32_x3", "bf16_bf16_f32_x6", "bf16_bf16_f32_x9"}
+_ROUNDED = {
+    "bf16_bf16_f32": torch.bfloat16,
+    "bf16_bf16_bf16": torch.bfloat16,
+    "f16_f16_f32": torch.float16,
+    "f16_f16_f16": torch.float16,
+}
+_EXACT = 53  # bits of integers that float64 holds
+
+
+@lax("dot_general", about=True)
+def dot_general(
+    x: Any,
+    y: Any,
+    *,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: DType | None = None,
+    about: About,
+) -> Any:
+    (left, right), (batch_left, batch_right) = dimension_numbers
+
+    def multiply(a: Any, b: Any) -> Any:
+        return contracted(a, b, left, right, batch_left, batch_right)
+
+    depth = product([x.shape[d] for d in left])
+    x, y = rounded(x, precision), rounded(y, precision)
+    return typed(multiply, x, y, depth, about, x.dtype is torch.bool)
+
+
+def rounded(x: Any, precision: Any) -> Any:
+    """An operand as an algorithm sees it that rounds operands first.
+
+    Raises:
+        ConversionError: It is none that torch has.
+    """
+    names = set(precision) if isinstance(precision, tuple | list) else {precision or "default"}
+    for name in names:
+        if name in _ROUNDED:
+            return x.to(_ROUNDED[name]).to(x.dtype)
+        if name not in _FULL:
+            raise ConversionError(f"the precision {name}: torch has no such product; leave it out")
+    return x
+
+
+def typed(multiply: Product, x: Any, y: Any, depth: Any, about: About, logical: bool) -> Any:
+    """A product in the dtype that JAX gives it.
+
+    Args:
+        multiply: Sums of products of numbers of one dtype.
+        x: An operand.
+        y: The other one.
+        depth: How many products are added for one element.
+        about: What JAX says of the call.
+        logical: Whether the operands are bools.
+    """
+    name = about.results[0][0]
+    dtype = current().dtype(name)
+    if dtype is torch.bool:
+        return multiply(x.to(torch.float32), y.to(torch.float32)) != 0
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return _integers(multiply, x, y, depth, dtype, about)
+    common = dtype
+    for operand in (x, y):
+        own = operand.dtype
+        if own.is_complex or (own.is_floating_point and own.itemsize > 1):
+            common = torch.promote_types(common, own)
+    if common.is_floating_point and common.itemsize == 1:
+        common = torch.float32
+    names = [name for name, _ in about.operands]
+    return _as(multiply(_float(x, names[0], common), _float(y, names[1], common)), dtype)
+
+
+def _float(x: Any, name: str, dtype: torch.dtype) -> Any:
+    """An operand of any dtype as floats, or complex numbers."""
+    if name != "uint64":
+        return _as(widened(x, name), dtype)
+    found = x.to(dtype)  # as signed, which is too little by all that 64 bits can count
+    return torch.where(x < 0, found + float(1 << 64), found)
+
+
+def _as(x: Any, dtype: torch.dtype) -> Any:
+    return x if x.dtype is dtype else x.to(dtype)
+
+
+def _integers(
+    multiply: Product, x: Any, y: Any, depth: Any, dtype: torch.dtype, about: About
+) -> Any:
+    """Integers: in float64 where that holds every sum and is fast; else as they are."""
+    bits = [_bits(operand.dtype) for operand in (x, y)]
+    x, y = (
+        widened(operand, name) for operand, (name, _) in zip((x, y), about.operands, strict=False)
+    )
+    if isinstance(depth, int) and sum(bits) + depth.bit_length() <= _EXACT:
+        exact = multiply(x.to(torch.float64), y.to(torch.float64))
+        return _as(exact.to(torch.int64), dtype)
+    return multiply(_as(x, dtype), _as(y, dtype))
+
+
+def _bits(dtype: torch.dtype) -> int:
+    return 1 if dtype is torch.bool else types.bits_of(dtype)
+
+
+def widened(x: Any, name: str) -> Any:
+    """Unsigned integers, carried as signed ones, by their value; those of 64 bits as they are."""
+    return x if name == "uint64" or not types.is_carried(name) else indices.index(x, name)
+
+
+def contracted(
+    x: Any,
+    y: Any,
+    left: Sequence[int],
+    right: Sequence[int],
+    batch_left: Sequence[int],
+    batch_right: Sequence[int],
+) -> Any:
+    """The sum of products over dimensions: what is left of x, then of y, after those in common."""
+    pairs = sorted(zip(left, right, strict=True))
+    left, right = [a for a, _ in pairs], [b for _, b in pairs]
+    free_left = [d for d in range(x.ndim) if d not in (*left, *batch_left)]
+    free_right = [d for d in range(y.ndim) if d not in (*right, *batch_right)]
+    rows, columns = [x.shape[d] for d in free_left], [y.shape[d] for d in free_right]
+    batch = len(batch_left)
+    if not left:
+        x = permuted(x, [*batch_left, *free_left])
+        y = permuted(y, [*batch_right, *free_right])
+        if columns and x.ndim:
+            x = x[(..., *[None] * len(columns))]
+        if batch and rows:
+            y = y[(*[slice(None)] * batch, *[None] * len(rows))]
+        return x * y
+    x = permuted(x, [*batch_left, *free_left, *left])
+    y = permuted(y, [*batch_right, *right, *free_right])
+    x = flattened(x, batch + len(rows), len(left))
+    y = flattened(y, batch, len(left))
+    if not batch:
+        y = flattened(y, 1, len(columns)) if len(columns) > 1 else y
+        result = torch.matmul(x, y)
+        return unflattened(result, -1, columns) if len(columns) > 1 else result
+    x = flattened(x, batch, len(rows))
+    y = flattened(y, batch + 1, len(columns))
+    result = unflattened(torch.matmul(x, y), -1, columns)
+    return unflattened(result, batch, rows)
+
+
+@lax("ragged_dot_general", about=True)
+def ragged_dot_general(
+    x: Any,
+    y: Any,
+    group_sizes: Any,
+    *,
+    ragged_dot_dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: DType | None = None,
+    group_offset: Any = None,
+    about: About,
+) -> Any:
+    """Rows in groups, each with a matrix of its own; a group is what is not masked out.
+
+    Raises:
+        ConversionError: There is an offset of groups.
+    """
+    if group_offset is not None:
+        raise ConversionError("ragged_dot_general with group_offset: torch has none; leave it out")
+    numbers = ragged_dot_dimension_numbers
+    (left, right), (batch_left, batch_right) = numbers["dot_dimension_numbers"]
+    (ragged,) = numbers["lhs_ragged_dimensions"]
+    groups = tuple(numbers["rhs_group_dimensions"])
+    x, y = rounded(x, precision), rounded(y, precision)
+    if ragged in batch_left:
+
+        def within(a: Any, b: Any) -> Any:
+            return contracted(a, b, left, right, batch_left, batch_right)
+
+        return typed(within, x, y, product([x.shape[d] for d in left]), about, False)
+    if group_sizes.ndim != 1:
+        raise ConversionError(
+            "ragged_dot_general with sizes of groups that differ over a batch; use jax.lax.map, "
+            "or one-hot products"
+        )
+    sizes = indices.index(group_sizes, about.operands[2][0])
+    ends = torch.cumsum(sizes, 0)
+    at = indices.steps(x.shape[ragged])
+    mask = (at < ends.unsqueeze(1)) & (at >= (ends - sizes).unsqueeze(1))
+    view = [1] * x.ndim
+    view[ragged] = x.shape[ragged]
+    mask = mask.reshape((mask.shape[0], *view))
+    x = torch.where(mask, x, 0)  # one copy for each group, before the other dimensions
+    left, batch_left = [d + 1 for d in left], [d + 1 for d in batch_left]
+    if groups:
+        left, right = [0, *left], [groups[0], *right]
+
+    def multiply(a: Any, b: Any) -> Any:
+        return contracted(a, b, left, right, batch_left, batch_right)
+
+    depth = product([x.shape[d] for d in left])
+    result = typed(multiply, x, y, depth, about, False)
+    if not groups and batch_left:  # groups come first, not the batch
+        result = result.movedim(len(batch_left), 0)
+    return result

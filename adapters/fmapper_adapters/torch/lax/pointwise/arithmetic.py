@@ -1,0 +1,252 @@
+"""Arithmetic of single elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.pointwise.casts import converted
+from fmapper_adapters.torch.lax.pointwise.numbers import (
+    as_tensor,
+    flipped,
+    is_number,
+    precedes,
+    quotient,
+    remainder,
+    tensor_first,
+    widened,
+)
+from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.types import bits_of
+
+
+@lax("add", "add_any", numbers=True)
+def add(x: Any, y: Any) -> Any:
+    x, y = tensor_first(x, y)
+    return x + y
+
+
+@lax("sub", numbers=True)
+def sub(x: Any, y: Any) -> Any:
+    return x - y
+
+
+@lax("mul", numbers=True)
+def mul(x: Any, y: Any) -> Any:
+    x, y = tensor_first(x, y)
+    return x * y
+
+
+@lax("mulhi", numbers=True, about=True)
+def mulhi(x: Any, y: Any, *, about: About) -> Any:
+    x, y = tensor_first(x, y)
+    dtype, bits = x.dtype, bits_of(x.dtype)
+    unsigned = about.results[0][0].startswith("u")
+    if bits < 64:
+        wide = widened if unsigned else lambda z, to, _: z if is_number(z) else z.to(to)
+        return ((wide(x, torch.int64, bits) * wide(y, torch.int64, bits)) >> bits).to(dtype)
+    low = (1 << 32) - 1
+    a, b, c, d = x >> 32, x & low, y >> 32, y & low
+    if unsigned:
+        a, c = a & low, c & low
+    middle = a * d + (((b * d) >> 32) & low)
+    if not unsigned:
+        other = b * c + (middle & low)
+        return a * c + (middle >> 32) + (other >> 32)
+    other = b * c + (middle & low)
+    return a * c + ((middle >> 32) & low) + ((other >> 32) & low)
+
+
+@lax("neg")
+def neg(x: Any) -> Any:
+    return -x
+
+
+@lax("abs")
+def absolute(x: Any) -> Any:
+    if not x.is_floating_point():
+        return torch.abs(x)
+    return torch.where(torch.signbit(x), -x, x)  # the slope at zero is one
+
+
+@lax("sign", about=True)
+def sign(x: Any, *, about: About) -> Any:
+    if x.is_complex():
+        return torch.sgn(x)
+    if x.is_floating_point():  # of NaN it is NaN, of -0.0 it is -0.0
+        return torch.where(torch.abs(x) > 0, torch.sign(x), x.detach())
+    return (x != 0).to(x.dtype) if about.is_unsigned else torch.sign(x)
+
+
+@lax("div", numbers=True, about=True)
+def div(x: Any, y: Any, *, about: About) -> Any:
+    if "int" not in about.results[0][0]:
+        return x / y
+    dtype = y.dtype if is_number(x) else x.dtype
+    return quotient(x, y, dtype, unsigned=about.is_unsigned)
+
+
+@lax("rem", numbers=True, about=True)
+def rem(x: Any, y: Any, *, about: About) -> Any:
+    if "int" not in about.results[0][0]:
+        return _float_remainder(as_tensor(x, y), as_tensor(y, x))
+    dtype = y.dtype if is_number(x) else x.dtype
+    return remainder(x, y, dtype, unsigned=about.is_unsigned)
+
+
+def _float_remainder(x: Any, y: Any) -> Any:
+    """What is left of a division; torch's own of float32 is NaN where the quotient is large."""
+    if x.dtype is torch.float64:
+        return torch.fmod(x, y)
+    return torch.fmod(x.to(torch.float64), y.to(torch.float64)).to(x.dtype)
+
+
+def _extreme(name: str) -> Any:
+    function, greater = getattr(torch, name), name == "maximum"
+
+    def extreme(x: Any, y: Any, *, about: About) -> Any:
+        x, y = tensor_first(x, y)
+        if x.is_complex():
+            y = as_tensor(y, x)
+            first = precedes(y, x) if greater else precedes(x, y)
+            return torch.where(first, x, y)
+        if x.dtype is torch.bool:
+            return torch.logical_or(x, as_tensor(y, x)) if greater else torch.logical_and(
+                x, as_tensor(y, x)
+            )  # fmt: skip
+        if about.is_unsigned:
+            dtype = x.dtype
+            x, y = flipped(x, dtype), flipped(y, dtype)
+            return flipped(function(x, as_tensor(y, x)), dtype)
+        found = function(x, as_tensor(y, x))
+        if not x.is_floating_point() or (is_number(y) and y != 0):
+            return found
+        return _signed_zero(found, x, y, greater=greater)
+
+    return extreme
+
+
+def _signed_zero(found: Any, x: Any, y: Any, *, greater: bool) -> Any:
+    """The extreme of floats with the sign of its zeros, of which torch takes any: -0.0 < 0.0."""
+    if not greater:
+        return -_signed_zero(-found, -x, -y, greater=True)
+    if not is_number(y):
+        both = (x == 0) & (y == 0)
+        return found + torch.where(both, x + y, -0.0).detach()
+    if math.copysign(1, y) > 0:
+        return found + 0.0  # it is never -0.0
+    return found + torch.where(x == 0, x, -0.0).detach()
+
+
+lax("max", numbers=True, about=True)(_extreme("maximum"))
+lax("min", numbers=True, about=True)(_extreme("minimum"))
+
+
+@lax("clamp", numbers=True, about=True)
+def clamp(low: Any, x: Any, high: Any, *, about: About) -> Any:
+    if x.is_floating_point():
+        return _clamped(low, x, high)
+    if x.is_complex():  # by their real parts alone
+        low, high = as_tensor(low, x), as_tensor(high, x)
+        found = torch.where(torch.real(x) <= torch.real(low), low, x)
+        return torch.where(torch.real(found) <= torch.real(high), found, high)
+    if x.dtype is torch.bool:
+        return _extreme("minimum")(_extreme("maximum")(x, low, about=about), high, about=about)
+    if about.is_unsigned:
+        dtype = x.dtype
+        low, high = flipped(low, dtype), flipped(high, dtype)
+        return flipped(_bounded(low, flipped(x, dtype), high), dtype)
+    return _bounded(low, x, high)
+
+
+def _bounded(low: Any, x: Any, high: Any) -> Any:
+    if is_number(low) and is_number(high):
+        return torch.clamp(x, low, high)
+    return torch.minimum(torch.maximum(x, as_tensor(low, x)), as_tensor(high, x))
+
+
+def _clamped(low: Any, x: Any, high: Any) -> Any:
+    """Floats between bounds; at the bounds nothing flows back, as in JAX."""
+    inside = (x > low) & (x < high)
+    if is_number(low) and is_number(high):
+        found = torch.clamp(x, low, high).detach()
+        return torch.where(inside, x, found + 0.0 if low == 0 else found)  # no -0.0
+    bounded = _bounded(low, x, high).detach()
+    found = torch.where(inside, x, bounded)
+    found = torch.where((x < low) & (bounded == low), low, found)
+    return torch.where((x > high) & (bounded == high), high, found)
+
+
+@lax("square")
+def square(x: Any) -> Any:
+    return torch.square(x)
+
+
+@lax("integer_pow")
+def integer_pow(x: Any, *, y: int) -> Any:
+    if y == 0:
+        return torch.ones_like(x)
+    if y == 3 and x.dtype is not torch.float16 and not x.is_complex():
+        return torch.pow(x, y)
+    found: Any = None
+    power, left = x, abs(y)
+    while left:
+        if left & 1:
+            found = power if found is None else found * power
+        left >>= 1
+        if left:
+            power = torch.square(power)
+    return torch.reciprocal(found) if y < 0 else found
+
+
+@lax("pow", numbers=True, about=True)
+def power(x: Any, y: Any, *, about: About) -> Any:
+    (kind, _), (exponent, _) = about.operands
+    if kind != exponent:  # floats to the power of integers
+        dtype = current().dtype(kind)
+        y = float(y) if is_number(y) else converted(y, exponent, dtype)
+    if current().dtype(kind).is_complex:
+        y = as_tensor(y, x)
+        return torch.where(y == 0, 1.0, torch.pow(x, y))
+    if is_number(y) and abs(y) == 0.5:
+        y = as_tensor(y, x)  # torch makes a root of the number, of which -0.0 and -inf have others
+    return torch.pow(x, y)
+
+
+@lax("nextafter", numbers=True)
+def nextafter(x: Any, y: Any) -> Any:
+    x, y = as_tensor(x, y), as_tensor(y, x)
+    if x.dtype is not torch.float16:
+        return torch.nextafter(x, y)
+    bits = x.view(torch.int16)
+    towards_zero = (x < y) == (x < 0)
+    step = torch.where(towards_zero, bits - 1, bits + 1)
+    least = torch.copysign(torch.full_like(x, 2.0**-24), y)
+    found = torch.where(x == 0, least, step.view(torch.float16))
+    return torch.where(x == y, y, torch.where(torch.isnan(x) | torch.isnan(y), torch.nan, found))
+
+
+@lax("is_finite")
+def is_finite(x: Any) -> Any:
+    return torch.isfinite(x)
+
+
+@lax("floor")
+def floor(x: Any) -> Any:
+    return torch.floor(x)
+
+
+@lax("ceil")
+def ceil(x: Any) -> Any:
+    return torch.ceil(x)
+
+
+@lax("round")
+def round_(x: Any, *, rounding_method: Any) -> Any:
+    if rounding_method in (1, "to_nearest_even"):
+        return torch.round(x)
+    whole = torch.trunc(x)
+    return whole + torch.copysign((torch.abs(x - whole) >= 0.5).to(x.dtype), x)

@@ -1,0 +1,69 @@
+"""From one dtype to another as JAX's compiler does it on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.lax.pointwise.numbers import shifted_right, widened
+
+
+def converted(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
+    """A tensor in another dtype.
+
+    Args:
+        x: As it is carried.
+        source: Its dtype, by JAX's name.
+        dtype: How the result is carried.
+        target: The dtype of the result by JAX's name, where it is of integers.
+    """
+    if x.is_complex() and not dtype.is_complex:
+        x = torch.real(x)
+    if target == source or (x.dtype is dtype and not _integers(dtype)):
+        return x
+    if _integers(dtype):
+        if x.is_floating_point():
+            return _saturated(x, target or str(dtype).removeprefix("torch."), dtype)
+        if types.is_carried(source) and dtype.itemsize > x.dtype.itemsize:
+            return widened(x, dtype, types.bits_of(x.dtype))
+        return x if x.dtype is dtype else x.to(dtype)
+    if types.is_carried(source) and dtype is not torch.bool:
+        return _from_unsigned(x, dtype)
+    if dtype is torch.float8_e4m3fn:
+        x = x.to(torch.float32) if x.dtype.itemsize == 1 else x
+        x = torch.where(torch.abs(x) <= 464.0, x, torch.nan)  # torch has the largest number there
+    return x.to(dtype)
+
+
+def _integers(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def _saturated(x: Any, target: str, dtype: torch.dtype) -> Any:
+    """Floats as the nearest integers that there are; NaN is zero."""
+    bits = types.bits_of(dtype)
+    low, high = (0, (1 << bits) - 1) if target.startswith("u") else (
+        -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    )  # fmt: skip
+    # in a dtype that has the bounds
+    wide = torch.float64 if bits == 32 or x.dtype is torch.float64 else torch.float32
+    x = torch.nan_to_num(x if x.dtype is wide else x.to(wide), 0.0, torch.inf, -torch.inf)
+    if bits < 64:
+        return x.clamp(low, high).to(torch.int64).to(dtype)
+    if not target.startswith("u"):
+        whole = x.clamp(min=float(low)).to(torch.int64)
+        return torch.where(x >= float(1 << 63), high, whole)
+    half = float(1 << 63)
+    whole = torch.where(x >= half, x - half, x.clamp(min=0.0)).to(torch.int64)
+    whole = torch.where(x >= half, whole ^ -(1 << 63), whole)
+    return torch.where(x >= 2 * half, -1, whole)
+
+
+def _from_unsigned(x: Any, dtype: torch.dtype) -> Any:
+    bits = types.bits_of(x.dtype)
+    if bits < 64:
+        return widened(x, torch.int64, bits).to(dtype)
+    half = shifted_right(x, 1) | (x & 1)  # which rounds as all of the bits would
+    return torch.where(x < 0, half.to(dtype) * 2, x.to(dtype))

@@ -1,0 +1,94 @@
+"""Exponentials, logarithms, roots and the functions of angles."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
+from fmapper_adapters.torch.lax.table import lax
+
+
+def _one(name: str, function: Any) -> None:
+    """Enters a function of torch for a primitive without parameters."""
+
+    def lowered(x: Any) -> Any:
+        return function(x)
+
+    lax(name)(lowered)
+
+
+_SAME: tuple[str, ...] = ("exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh")
+_SAME += ("atan", "asinh", "atanh")
+for _name in _SAME:
+    _one(_name, getattr(torch, _name))
+_one("logistic", torch.sigmoid)
+
+
+def _cut(name: str, function: Any) -> None:
+    """Enters one that JAX does not tell the two sides of its branch cut by, a zero's sign."""
+
+    def lowered(x: Any) -> Any:
+        return function(x + 0.0 if x.is_complex() else x)
+
+    lax(name)(lowered)
+
+
+for _name in ("sqrt", "asin", "acos", "acosh"):
+    _cut(_name, getattr(torch, _name))
+
+
+def _hyperbolic(name: str, function: Any) -> None:
+    """Enters one that is finite for a little longer than the exponential that torch takes."""
+
+    def lowered(x: Any) -> Any:
+        if x.is_complex():
+            return function(x)
+        if x.dtype.itemsize < 4:
+            return lowered(x.to(torch.float32)).to(x.dtype)
+        size = torch.abs(x)
+        large = size > (700.0 if x.dtype is torch.float64 else 85.0)
+        half = torch.exp(torch.where(large, size, 0.0) - math.log(2))
+        if name == "sinh":
+            half = torch.copysign(half, x)
+        return torch.where(large, half, function(torch.where(large, 0.0, x)))
+
+    lax(name)(lowered)
+
+
+for _name in ("sinh", "cosh"):
+    _hyperbolic(_name, getattr(torch, _name))
+
+
+@lax("exp2")
+def exp2(x: Any) -> Any:
+    if x.dtype in (torch.float16, torch.bfloat16):  # JAX rounds the product
+        return torch.exp(x * float(torch.tensor(math.log(2), dtype=x.dtype)))
+    return torch.exp2(x)
+
+
+@lax("log2")
+def log2(x: Any) -> Any:
+    if x.dtype in (torch.float16, torch.bfloat16):  # JAX rounds the logarithm and the factor
+        return torch.log(x) * float(torch.tensor(1 / math.log(2), dtype=x.dtype))
+    return torch.log2(x)
+
+
+@lax("cbrt")
+def cbrt(x: Any) -> Any:
+    sign = torch.copysign(torch.ones_like(x), x)
+    size = x * sign
+    root = torch.pow(size, 1 / 3)
+    fixed = root.detach()
+    step = (fixed - size.detach() / (fixed * fixed)) / 3  # one step of Newton's
+    return torch.where(torch.isfinite(step), root - step, root) * sign
+
+
+@lax("atan2", numbers=True)
+def atan2(x: Any, y: Any) -> Any:
+    x, y = as_tensor(x, y), as_tensor(y, x)
+    if not x.is_complex():
+        return torch.atan2(x, y)
+    return -1j * torch.log((y + 1j * x) / torch.sqrt(x * x + y * y))

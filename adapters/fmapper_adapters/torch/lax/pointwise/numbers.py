@@ -1,0 +1,141 @@
+"""Numbers as JAX has them: unsigned ones that are carried as signed, division by zero, order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.lax.types import bits_of
+
+Number = bool | int | float | complex
+
+
+def is_number(x: Any) -> bool:
+    """Whether an operand is a Python number, not a tensor."""
+    return isinstance(x, Number)
+
+
+def tensor_first(x: Any, y: Any) -> tuple[Any, Any]:
+    """The operands of an operation that does not mind their order; a number comes last."""
+    return (y, x) if is_number(x) else (x, y)
+
+
+def as_tensor(x: Any, like: Any) -> Any:
+    """An operand as a tensor of the dtype of the other one."""
+    return like.new_full((), x) if is_number(x) else x
+
+
+def precedes(x: Any, y: Any) -> Any:
+    """Whether complex numbers come before others: by real parts, then by imaginary ones."""
+    a, b = torch.real(x), torch.real(y)
+    return torch.where(a == b, torch.imag(x) < torch.imag(y), a < b)
+
+
+def total_order(x: Any) -> Any:
+    """Integers in the order that JAX sorts floats by: -NaN, -inf, ..., -0.0, 0.0, ..., NaN."""
+    if not x.is_floating_point():
+        return x
+    dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    bits = x.view(dtype)
+    return torch.where(bits < 0, bits ^ ~lowest(dtype), bits)
+
+
+def lowest(dtype: torch.dtype) -> int:
+    """The smallest integer of a signed dtype: the bit that is the sign."""
+    return int(torch.iinfo(dtype).min)
+
+
+def flipped(x: Any, dtype: torch.dtype) -> Any:
+    """Carried unsigned integers as signed ones of the same order, and back."""
+    return x ^ lowest(dtype)
+
+
+def widened(x: Any, dtype: torch.dtype, bits: int) -> Any:
+    """Carried unsigned integers, or the bits of signed ones, as they are in a wider dtype."""
+    mask = (1 << bits) - 1
+    return x & mask if is_number(x) else x.to(dtype) & mask
+
+
+def shifted_right(x: Any, count: Any) -> Any:
+    """The bits of a signed tensor moved right by a number, zeros moving in.
+
+    Args:
+        x: Of signed integers, or uint8.
+        count: A Python integer from 0 to the number of bits less one.
+    """
+    if x.dtype is torch.uint8 or count == 0:
+        return x >> count
+    return (x >> count) & ((1 << (bits_of(x.dtype) - count)) - 1)
+
+
+def unsigned_less(x: Any, y: Any, dtype: torch.dtype) -> Any:
+    """Whether carried unsigned integers are less than others."""
+    return flipped(x, dtype) < flipped(y, dtype)
+
+
+def quotient(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
+    """Integers divided towards zero: all bits are set where the divisor is zero; overflow wraps."""
+    if is_number(y):
+        return _by_number(x, y, dtype, unsigned)
+    x = as_tensor(x, y)
+    if unsigned:
+        found = _unsigned_quotient(x, y, dtype)
+    elif dtype is torch.uint8:
+        found = torch.div(x, y.clamp(min=1), rounding_mode="trunc")
+        return torch.where(y == 0, 255, found)
+    else:
+        odd = (y == 0) | (y == -1)  # the least integer by -1 stops a processor
+        found = torch.div(x, torch.where(odd, 1, y), rounding_mode="trunc")
+        found = torch.where(y == -1, -x, found)
+    return torch.where(y == 0, -1, found)
+
+
+def _by_number(x: Any, y: int, dtype: torch.dtype, unsigned: bool) -> Any:
+    if y == 0:
+        return torch.full_like(x, 255 if dtype is torch.uint8 else -1)
+    if unsigned and (y < 0 or bits_of(dtype) == 64):
+        return _unsigned_quotient(x, x.new_full((), y), dtype)
+    if unsigned:
+        wide = widened(x, torch.int64, bits_of(dtype))
+        return torch.div(wide, y, rounding_mode="trunc").to(dtype)
+    return -x if y == -1 else torch.div(x, y, rounding_mode="trunc")
+
+
+def _unsigned_quotient(x: Any, y: Any, dtype: torch.dtype) -> Any:
+    bits = bits_of(dtype)
+    if bits < 64:
+        wide = widened(y, torch.int64, bits).clamp(min=1)
+        return torch.div(widened(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
+    half = torch.div(shifted_right(x, 1), y.clamp(min=1), rounding_mode="trunc") * 2
+    found = half + ~unsigned_less(x - half * y, y, dtype)  # by at most one too small
+    return torch.where(y < 0, (~unsigned_less(x, y, dtype)).to(dtype), found)
+
+
+def remainder(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
+    """What is left of integers divided towards zero: the dividend where the divisor is zero."""
+    if unsigned:
+        return x - quotient(x, y, dtype, unsigned=True) * y if bits_of(dtype) == 64 else _small(
+            x, y, dtype
+        )  # fmt: skip
+    if is_number(y):
+        if y == 0:
+            return x
+        return torch.zeros_like(x) if y == -1 else torch.fmod(x, y)
+    odd = y == 0 if dtype is torch.uint8 else (y == 0) | (y == -1)
+    found = torch.fmod(as_tensor(x, y), torch.where(odd, 1, y))
+    return torch.where(y == 0, x, found)
+
+
+def _small(x: Any, y: Any, dtype: torch.dtype) -> Any:
+    """Remainders of carried unsigned integers of less than 64 bits."""
+    bits = bits_of(dtype)
+    if is_number(y):
+        if y == 0:
+            return x
+        wide = widened(x, torch.int64, bits)
+        return torch.fmod(wide, y & ((1 << bits) - 1)).to(dtype)
+    divisor = widened(y, torch.int64, bits)
+    dividend = as_tensor(widened(x, torch.int64, bits), divisor)
+    found = torch.fmod(dividend, divisor.clamp(min=1)).to(dtype)
+    return torch.where(y == 0, x, found)

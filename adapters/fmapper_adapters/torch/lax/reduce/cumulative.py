@@ -1,0 +1,71 @@
+"""Sums, products, maxima and the like of all elements so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError
+from fmapper_adapters.torch.lax.pointwise.numbers import flipped, precedes
+from fmapper_adapters.torch.lax.table import About, lax
+
+
+def _cumulative(name: str, function: Any) -> None:
+    def cumulative(x: Any, *, axis: int, reverse: bool, about: About) -> Any:
+        if reverse:
+            x = torch.flip(x, (axis,))
+        found = function(x, axis, about)
+        return torch.flip(found, (axis,)) if reverse else found
+
+    lax(name, about=True)(cumulative)
+
+
+def _added(function: Any) -> Any:
+    def added(x: Any, axis: int, about: About) -> Any:
+        if x.is_floating_point() or x.is_complex():
+            return function(x, axis)
+        return function(x, axis, dtype=x.dtype)  # which wraps; torch would widen it
+
+    return added
+
+
+def _extreme(function: Any) -> Any:
+    def extreme(x: Any, axis: int, about: About) -> Any:
+        if x.is_complex():
+            return _complex_extreme(x, axis, greatest=function is torch.cummax)
+        if about.is_unsigned:
+            return flipped(function(flipped(x, x.dtype), axis)[0], x.dtype)
+        return function(x, axis)[0]
+
+    return extreme
+
+
+def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
+    """In steps: the extreme of two, of four, of eight elements up to each."""
+    step = 1
+    while step < x.shape[axis]:
+        size = x.shape[axis] - step
+        before, here = x.narrow(axis, 0, size), x.narrow(axis, step, size)
+        first = precedes(here, before) if greatest else precedes(before, here)
+        x = torch.cat((x.narrow(axis, 0, step), torch.where(first, before, here)), axis)
+        step *= 2
+    return x
+
+
+def _log_sums(x: Any, axis: int, about: About) -> Any:
+    if x.is_floating_point() or x.is_complex():
+        return torch.logcumsumexp(x, axis)
+    if not x.shape[axis]:
+        return x
+    raise ConversionError(
+        f"cumlogsumexp of {str(x.dtype).removeprefix('torch.')}: JAX has no answer for integers "
+        'either. Cast them before it, as in x.astype("float32").'
+    )
+
+
+_cumulative("cumsum", _added(torch.cumsum))
+_cumulative("cumprod", _added(torch.cumprod))
+_cumulative("cummax", _extreme(torch.cummax))
+_cumulative("cummin", _extreme(torch.cummin))
+_cumulative("cumlogsumexp", _log_sums)

@@ -1,0 +1,198 @@
+"""Sums, products, maxima and the like over dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from fmapper.programs import DType, Graph
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.pointwise.numbers import flipped
+from fmapper_adapters.torch.lax.table import About, lax
+
+Axes = tuple[int, ...]
+
+
+@lax("reduce_sum")
+def reduce_sum(x: Any, *, axes: Axes) -> Any:
+    if not axes:
+        return x
+    if x.is_floating_point() or x.is_complex():
+        return torch.sum(x, axes)
+    return torch.sum(x, axes, dtype=x.dtype)  # which wraps; torch would widen it
+
+
+@lax("reduce_prod")
+def reduce_prod(x: Any, *, axes: Axes) -> Any:
+    dtype = None if x.is_floating_point() or x.is_complex() else x.dtype
+    for axis in sorted(axes, reverse=True):
+        x = torch.prod(x, axis, dtype=dtype) if dtype else torch.prod(x, axis)
+    return x
+
+
+def _extreme(name: str) -> Any:
+    function, greatest = getattr(torch, name), name == "amax"
+
+    def extreme(x: Any, *, axes: Axes, about: About) -> Any:
+        if not axes:
+            return x
+        if _is_empty(about, axes):
+            least = _worst(about.operands[0][0], greatest=greatest)
+            return torch.sum(x, axes, dtype=x.dtype) + least if x.dtype is not torch.bool else (
+                torch.any(x, axes) ^ least
+            )  # fmt: skip
+        if x.is_complex():
+            return _complex_extreme(x, axes, function, greatest=greatest)
+        if x.dtype is torch.bool:
+            return torch.any(x, axes) if greatest else torch.all(x, axes)
+        if about.is_unsigned:
+            return flipped(function(flipped(x, x.dtype), axes), x.dtype)
+        return function(x, axes)
+
+    return extreme
+
+
+def _is_empty(about: About, axes: Axes) -> bool:
+    """Whether there is nothing to reduce, as far as sizes are known."""
+    shape = about.operands[0][1]
+    return any(isinstance(shape[axis], int) and shape[axis] == 0 for axis in axes)
+
+
+def _worst(name: str, *, greatest: bool) -> Any:
+    """What a maximum or minimum of nothing is, as a number that is carried."""
+    if name == "bool":
+        return not greatest
+    if "int" not in name:
+        return -torch.inf if greatest else torch.inf
+    if name.startswith("u"):
+        everything = 255 if name == "uint8" else -1
+        return 0 if greatest else everything
+    info = torch.iinfo(getattr(torch, name))
+    return info.min if greatest else info.max
+
+
+def _complex_extreme(x: Any, axes: Axes, function: Any, *, greatest: bool) -> Any:
+    """By real parts, and by imaginary ones where those are equal."""
+    real, imag = torch.real(x), torch.imag(x)
+    best = function(real, axes, keepdim=True)
+    worst = -torch.inf if greatest else torch.inf
+    return torch.complex(
+        function(real, axes), function(torch.where(real == best, imag, worst), axes)
+    )
+
+
+lax("reduce_max", about=True)(_extreme("amax"))
+lax("reduce_min", about=True)(_extreme("amin"))
+
+
+@lax("reduce_and")
+def reduce_and(x: Any, *, axes: Axes) -> Any:
+    if x.dtype is torch.bool:
+        return torch.all(x, axes) if axes else x
+    return _folded(torch.bitwise_and, x, axes, -1)
+
+
+@lax("reduce_or")
+def reduce_or(x: Any, *, axes: Axes) -> Any:
+    if x.dtype is torch.bool:
+        return torch.any(x, axes) if axes else x
+    return _folded(torch.bitwise_or, x, axes, 0)
+
+
+@lax("reduce_xor")
+def reduce_xor(x: Any, *, axes: Axes) -> Any:
+    if x.dtype is torch.bool:
+        if not axes:
+            return x
+        return (torch.sum(x, axes, dtype=torch.int32) & 1).to(torch.bool)
+    return _folded(torch.bitwise_xor, x, axes, 0)
+
+
+def _folded(function: Any, x: Any, axes: Axes, identity: int) -> Any:
+    """Integers combined pairwise, half of them with the other half, until one is left."""
+    (found,) = _pairwise(lambda a, b: (function(a[0], b[0]),), [x], axes)
+    if found is None:
+        kept = x.sum(axes, dtype=x.dtype)
+        return kept + (255 if identity and x.dtype is torch.uint8 else identity)
+    return found
+
+
+def _pairwise(combine: Any, xs: list[Any], axes: Axes) -> list[Any]:
+    """Arrays reduced by a function of lists of them; None for what has no elements.
+
+    Raises:
+        TypeError: How many elements there are is not known before it runs.
+    """
+    if not axes:
+        return xs
+    rest = [i for i in range(xs[0].ndim) if i not in axes]
+    shape = xs[0].shape
+    sizes = [shape[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes):
+        raise TypeError("it reduces a dimension whose size may vary, by a function of its own")
+    count = 1
+    for size in sizes:
+        count *= size
+    if not count:
+        return [None] * len(xs)
+    if len(axes) > 1 or axes[0] != 0:
+        xs = [x.permute((*axes, *rest)).reshape(count, *(shape[i] for i in rest)) for x in xs]
+    while count > 1:
+        half = count // 2
+        odd = [x[2 * half :] for x in xs]
+        firsts, seconds = [x[: 2 * half : 2] for x in xs], [x[1 : 2 * half : 2] for x in xs]
+        xs = list(combine(firsts, seconds))
+        if count % 2:
+            xs = [torch.cat((x, last)) for x, last in zip(xs, odd, strict=True)]
+        count = half + count % 2
+    return [x[0] for x in xs]
+
+
+@lax("reduce", about=True)
+def reduce_(*operands: Any, jaxpr: Graph, dimensions: Axes, about: About) -> Any:
+    """Arrays reduced by a function of two elements of each, in the order of the elements."""
+    half = len(operands) // 2
+    arrays, initial = list(operands[:half]), list(operands[half:])
+    shapes = [shape for _, shape in about.operands[:half]]
+    rest = tuple(n for i, n in enumerate(shapes[0]) if i not in dimensions)
+
+    def combine(a: list[Any], b: list[Any]) -> tuple[Any, ...]:
+        return current().inline(_of_arrays(jaxpr, tuple(a[0].shape)), [*a, *b])
+
+    found = _pairwise(combine, arrays, dimensions)
+    if found[0] is None:
+        return tuple(x.expand(rest) for x in initial)
+    graph = _of_arrays(jaxpr, rest)
+    return current().inline(graph, [*(x.expand(rest) for x in initial), *found])
+
+
+def _of_arrays(graph: Graph, shape: tuple[Any, ...]) -> Graph:
+    """A function of scalars as one of arrays, element by element."""
+    calls = [
+        dataclasses.replace(call, result=tuple((dtype, shape) for dtype, _ in call.result))
+        for call in graph.calls
+    ]
+    kinds = tuple((dtype, shape) for dtype, _ in graph.kinds)
+    return Graph(graph.inputs, calls, graph.outputs, kinds)
+
+
+def _index(name: str) -> Any:
+    function = getattr(torch, name)
+
+    def index(x: Any, *, axes: Axes, index_dtype: DType, about: About) -> Any:
+        (axis,) = axes
+        if x.dtype is torch.bool:
+            x = x.to(torch.uint8)
+        elif about.is_unsigned:
+            x = flipped(x, x.dtype)
+        found = function(x, axis)
+        dtype = current().dtype(index_dtype.name)
+        return found if dtype is torch.int64 else found.to(dtype)
+
+    return index
+
+
+lax("argmax", about=True)(_index("argmax"))
+lax("argmin", about=True)(_index("argmin"))

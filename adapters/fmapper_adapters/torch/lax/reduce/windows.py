@@ -1,0 +1,419 @@
+"""Reductions over windows that slide, and what is chosen in them.
+
+Maxima and minima of floats are torch's pooling, of which the gradient goes to the first of equal
+elements, as JAX's does. Sums over two or three dimensions are too. The others are reductions of
+views with a dimension for each window (`unfold`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError
+from fmapper.programs import Graph
+from fmapper_adapters.torch.model.emit import current
+from fmapper_adapters.torch.lax.reduce import element_functions
+from fmapper_adapters.torch.lax.layout import indices
+from fmapper_adapters.torch.lax.layout.dims import inverse, permuted, product
+from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.layout.shapes import padded
+
+_MOST_IN_TURN = 1024  # elements of a window that are combined one after the other
+_MAX_POOL: dict[int, Any] = {
+    1: torch.nn.functional.max_pool1d,
+    2: torch.nn.functional.max_pool2d,
+    3: torch.nn.functional.max_pool3d,
+}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where windows are, dimension by dimension.
+
+    Attributes:
+        sizes: Of a window.
+        strides: Between two of them.
+        padding: Before and after the elements.
+        base: The distance of two elements, with padding between them.
+        dilation: The distance of two elements of a window.
+    """
+
+    sizes: Sequence[int]
+    strides: Sequence[int]
+    padding: Sequence[tuple[int, int]]
+    base: Sequence[int]
+    dilation: Sequence[int]
+
+    @property
+    def moving(self) -> list[int]:
+        """The dimensions in which windows are more than single elements, side by side."""
+        return [
+            d for d, what in enumerate(zip(self.sizes, self.strides, strict=True)) if what != (1, 1)
+        ]
+
+    def padded(self, x: Any, value: Any) -> Any:
+        """A tensor with its padding, after which there is none."""
+        config = [
+            (low, high, base - 1) for (low, high), base in zip(self.padding, self.base, strict=True)
+        ]
+        return padded(x, value, config)
+
+    def views(self, x: Any) -> Any:
+        """The windows of a padded tensor, each in a last dimension for each of `moving`."""
+        for d in self.moving:
+            span = (self.sizes[d] - 1) * self.dilation[d] + 1
+            x = x.unfold(d, span, self.strides[d])
+            if self.dilation[d] > 1:
+                x = x[..., :: self.dilation[d]]
+        return x
+
+
+def _windows(
+    rank: int,
+    window_dimensions: Any,
+    window_strides: Any,
+    padding: Any,
+    base_dilation: Any = None,
+    window_dilation: Any = None,
+) -> Windows:
+    ones = (1,) * rank
+    return Windows(
+        tuple(window_dimensions),
+        tuple(window_strides),
+        tuple((low, high) for low, high in padding),
+        tuple(base_dilation or ones),
+        tuple(window_dilation or ones),
+    )
+
+
+def lowest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
+    """What is below every number, as it is carried."""
+    if dtype is torch.bool:
+        return False
+    if dtype.is_floating_point:
+        return float("-inf")
+    return 0 if unsigned else torch.iinfo(dtype).min
+
+
+def highest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
+    """What is above every number, as it is carried."""
+    if dtype is torch.bool:
+        return True
+    if dtype.is_floating_point:
+        return float("inf")
+    return -1 if unsigned else torch.iinfo(dtype).max
+
+
+def _is_empty(about: About) -> bool:
+    return 0 in about.results[0][1]
+
+
+def _nothing(about: About) -> Any:
+    dtype, shape = about.results[0]
+    return current().make(torch.zeros, shape, dtype=current().dtype(dtype))
+
+
+@lax("reduce_window_sum", about=True)
+def reduce_window_sum(x: Any, *, about: About, **numbers: Any) -> Any:
+    return _reduced("add", x, _windows(x.ndim, **numbers), about)
+
+
+@lax("reduce_window_max", about=True)
+def reduce_window_max(x: Any, *, about: About, **numbers: Any) -> Any:
+    return _reduced("max", x, _windows(x.ndim, **numbers), about)
+
+
+@lax("reduce_window_min", about=True)
+def reduce_window_min(x: Any, *, about: About, **numbers: Any) -> Any:
+    return _reduced("min", x, _windows(x.ndim, **numbers), about)
+
+
+def _reduced(kind: str, x: Any, windows: Windows, about: About) -> Any:
+    """Windows reduced by a named operation: `add`, `mul`, `max`, `min`, of bools `and` or `or`."""
+    if _is_empty(about):
+        return _nothing(about)
+    if x.dtype is torch.bool:
+        kind = {"and": "min", "or": "max", "mul": "min", "add": "max"}.get(kind, kind)
+    pooled = x.is_floating_point() and x.dtype.itemsize > 1 and 0 not in x.shape
+    if pooled and kind in ("max", "min"):
+        return _pooled(x, windows) if kind == "max" else -_pooled(-x, windows)
+    if kind == "add":
+        if pooled and _can_average(windows):
+            return _summed(x, windows)
+        found = windows.views(windows.padded(x, 0))
+        dims = tuple(range(x.ndim, found.ndim))
+        return torch.sum(found, dims, dtype=x.dtype) if dims else found
+    if kind == "mul":
+        found = windows.views(windows.padded(x, 1))
+        return _product(found, x.ndim)
+    if x.is_complex():
+        return _complex_extreme(kind, x, windows)
+    return _extreme(kind, x, windows, about)
+
+
+def _extreme(kind: str, x: Any, windows: Windows, about: About) -> Any:
+    dtype, unsigned = x.dtype, about.is_unsigned
+    x = windows.padded(x, (lowest if kind == "max" else highest)(dtype, unsigned=unsigned))
+    if unsigned:  # the order of the unsigned is that of the signed with the first bit flipped
+        x = x ^ torch.iinfo(dtype).min
+    elif dtype is torch.bool:
+        x = x.to(torch.uint8)
+    found = windows.views(x)
+    dims = tuple(range(x.ndim, found.ndim))
+    if dims:
+        found = (torch.amax if kind == "max" else torch.amin)(found, dims)
+    if unsigned:
+        return found ^ torch.iinfo(dtype).min
+    return found.to(torch.bool) if dtype is torch.bool else found
+
+
+def _complex_extreme(kind: str, x: Any, windows: Windows) -> Any:
+    """Maxima of complex numbers, which are ordered by their real parts first."""
+    choose = element_functions.larger if kind == "max" else element_functions.smaller
+    beyond = float("-inf") if kind == "max" else float("inf")
+    found = windows.views(windows.padded(x, beyond))
+    if found.ndim == x.ndim:
+        return found
+    found = found.flatten(x.ndim)
+    total = found.select(-1, 0)
+    for i in range(1, product(windows.sizes)):
+        total = choose(total, found.select(-1, i))
+    return total
+
+
+def _product(found: Any, rank: int) -> Any:
+    for d in reversed(range(rank, found.ndim)):
+        found = torch.prod(found, d, dtype=found.dtype)
+    return found
+
+
+def _pooled(x: Any, windows: Windows) -> Any:
+    """Maxima of floats; over more than three dimensions by three at a time."""
+    moving = windows.moving
+    if any(b != 1 for b in windows.base):
+        x = windows.padded(x, float("-inf"))
+        padding = [(0, 0)] * x.ndim
+    else:
+        still = [
+            (0, 0, 0) if d in moving and _is_inner(windows, d) else (*windows.padding[d], 0)
+            for d in range(x.ndim)
+        ]
+        padding = [
+            pair if d in moving and _is_inner(windows, d) else (0, 0)
+            for d, pair in enumerate(windows.padding)
+        ]
+        x = padded(x, float("-inf"), still)
+    while moving:
+        moving, part = moving[:-3], moving[-3:]
+        x = _pooled_over(x, part, windows, [padding[d][0] for d in part])
+    return x
+
+
+def _is_inner(windows: Windows, d: int) -> bool:
+    """Whether torch's pooling takes the padding of a dimension."""
+    low, high = windows.padding[d]
+    return low == high and 0 <= low <= windows.sizes[d] // 2
+
+
+def _pooled_over(x: Any, part: list[int], windows: Windows, padding: list[int]) -> Any:
+    chosen = [[what[d] for d in part] for what in (windows.sizes, windows.strides)]
+    dilation = [windows.dilation[d] for d in part]
+    pool = _MAX_POOL[len(part)]
+    return _over_last(x, part, lambda a: pool(a, *chosen, padding, dilation))
+
+
+def _over_last(x: Any, part: list[int], function: Any) -> Any:
+    """A function of (batch, features, *space) over some dimensions of a tensor."""
+    rest = [d for d in range(x.ndim) if d not in part]
+    order = [*rest, *part]
+    x = permuted(x, order)
+    sizes = x.shape[: len(rest)]
+    lead = len(rest)
+    if lead < 2:
+        for _ in range(2 - lead):
+            x = x.unsqueeze(0)
+    elif lead > 2:
+        x = x.flatten(0, lead - 2)
+    x = function(x)
+    if lead < 2:
+        for _ in range(2 - lead):
+            x = x.squeeze(0)
+    elif lead > 2:
+        x = x.unflatten(0, sizes[:-1])
+    return permuted(x, inverse(order))
+
+
+def _can_average(windows: Windows) -> bool:
+    moving = windows.moving
+    plain = all(windows.dilation[d] == 1 for d in moving)
+    return plain and 1 <= len(moving) <= 3
+
+
+def _summed(x: Any, windows: Windows) -> Any:
+    """Sums as averages that are not divided."""
+    moving = windows.moving
+    inner = all(b == 1 for b in windows.base) and all(
+        pair == (0, 0) if d not in moving else _is_inner(windows, d)
+        for d, pair in enumerate(windows.padding)
+    )
+    if not inner:
+        x = windows.padded(x, 0)
+    sizes = [windows.sizes[d] for d in moving]
+    strides = [windows.strides[d] for d in moving]
+    padding = [windows.padding[d][0] if inner else 0 for d in moving]
+    if len(moving) == 3:
+        return _over_last(
+            x,
+            moving,
+            lambda a: torch.nn.functional.avg_pool3d(
+                a, sizes, strides, padding, divisor_override=1
+            ),
+        )
+    if len(moving) == 1:  # torch's for one dimension always divides
+
+        def along(a: Any) -> Any:
+            found = torch.nn.functional.avg_pool2d(
+                a.unsqueeze(-2), [1, *sizes], [1, *strides], [0, *padding], divisor_override=1
+            )
+            return found.squeeze(-2)
+
+        return _over_last(x, moving, along)
+    return _over_last(
+        x,
+        moving,
+        lambda a: torch.nn.functional.avg_pool2d(a, sizes, strides, padding, divisor_override=1),
+    )
+
+
+@lax("reduce_window", about=True)
+def reduce_window(
+    *operands: Any,
+    jaxpr: Graph,
+    consts: tuple[Any, ...] = (),
+    about: About,
+    **numbers: Any,
+) -> Any:
+    """Windows reduced by a function of elements; padding is left out.
+
+    Raises:
+        ConversionError: The windows are too large for a function that is no named operation.
+    """
+    if consts:
+        raise ConversionError("reduce_window with a function that holds arrays; give it none")
+    count = len(operands) // 2
+    xs, starts = operands[:count], operands[count:]
+    windows = _windows(xs[0].ndim, **numbers)
+    if _is_empty(about):
+        return tuple(
+            current().make(torch.zeros, shape, dtype=current().dtype(dtype))
+            for dtype, shape in about.results
+        )
+    kind = element_functions.reduction_of(jaxpr)
+    named = {"add", "mul", "max", "min"}
+    if xs[0].dtype is torch.bool:
+        named |= {"and", "or"}
+    if count == 1 and kind is not None and kind in named:
+        found = _reduced(kind, xs[0], windows, about)
+        if xs[0].is_complex() and kind in ("max", "min"):
+            choose = element_functions.larger if kind == "max" else element_functions.smaller
+            return (choose(starts[0], found),)
+        if _is_neutral(kind, starts[0], xs[0].dtype, about):
+            return (found,)
+        return element_functions.applied(jaxpr, (starts[0].expand(found.shape), found))
+    return _in_turn(xs, starts, jaxpr, windows)
+
+
+def _is_neutral(kind: str, start: Any, dtype: torch.dtype, about: About) -> bool:
+    """Whether a start is known to change nothing."""
+    if start.node.target is not torch.full:
+        return False
+    neutral = {"add": 0, "or": False, "mul": 1, "and": True}
+    if kind in ("max", "min"):
+        neutral[kind] = (lowest if kind == "max" else highest)(dtype, unsigned=about.is_unsigned)
+    return bool(start.node.args[1] == neutral[kind])
+
+
+def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any, ...]:
+    """Windows reduced element by element, in their order."""
+    count = product(windows.sizes)
+    if count > _MOST_IN_TURN:
+        raise ConversionError(
+            f"reduce_window over {count} elements by a function of its own; use one of add, mul, "
+            "max and min"
+        )
+    rank = xs[0].ndim
+    views = [windows.views(windows.padded(x, 0)) for x in xs]
+    views = [v.flatten(rank) if v.ndim > rank else v.unsqueeze(-1) for v in views]
+    inside: Any = None
+    if any(pair != (0, 0) for pair in windows.padding) or any(b != 1 for b in windows.base):
+        ones = current().make(torch.ones, tuple(xs[0].shape), dtype=torch.bool)
+        inside = windows.views(windows.padded(ones, False)).flatten(rank)
+    shape = tuple(views[0].shape[:-1])
+    total = [s.expand(shape) for s in starts]
+    for i in range(count):
+        new = element_functions.applied(graph, (*total, *(v.select(-1, i) for v in views)))
+        if inside is None:
+            total = list(new)
+        else:
+            valid = inside.select(-1, i)
+            total = [torch.where(valid, n, t) for n, t in zip(new, total, strict=True)]
+    return tuple(total)
+
+
+@lax("select_and_scatter_add", about=True)
+def select_and_scatter_add(
+    source: Any, x: Any, *, select_prim: str, about: About, **numbers: Any
+) -> Any:
+    """Adds each element of the source where the largest, or least, of its window is."""
+    windows = _windows(x.ndim, **numbers)
+    if _is_empty(about) or 0 in source.shape:
+        return _nothing(about)
+    grown = windows.padded(x, _beyond(x.dtype, select_prim, about))
+    at = _places(grown, windows, select_prim, about)
+    flat = grown.new_zeros(product(grown.shape)) if source.dtype is grown.dtype else None
+    assert flat is not None
+    if source.dtype is torch.bool:
+        ones = flat.to(torch.uint8).scatter_reduce(
+            0, at.flatten(), source.flatten().to(torch.uint8), "amax"
+        )
+        flat = ones.to(torch.bool)
+    else:
+        flat = torch.scatter_add(flat, 0, at.flatten(), source.flatten())
+    result = flat.view(tuple(grown.shape))
+    back = [(-low, -high, 0) for low, high in windows.padding]
+    return padded(result, 0, back)
+
+
+@lax("select_and_gather_add", about=True)
+def select_and_gather_add(
+    tangents: Any, x: Any, *, select_prim: str, about: About, **numbers: Any
+) -> Any:
+    """Takes the elements that stand where the largest, or least, of each window is."""
+    windows = _windows(x.ndim, **numbers)
+    if _is_empty(about):
+        return _nothing(about)
+    grown = windows.padded(x, _beyond(x.dtype, select_prim, about))
+    at = _places(grown, windows, select_prim, about)
+    return torch.take(windows.padded(tangents, 0), at)
+
+
+def _beyond(dtype: torch.dtype, select: str, about: About) -> Any:
+    return (lowest if select == "ge" else highest)(dtype, unsigned=about.is_unsigned)
+
+
+def _places(x: Any, windows: Windows, select: str, about: About) -> Any:
+    """Where the largest or least of each window of a padded tensor is, the first of equal ones."""
+    places = indices.steps(product(x.shape)).view(tuple(x.shape))
+    if not windows.moving:
+        return places
+    if about.is_unsigned:
+        x = x ^ torch.iinfo(x.dtype).min
+    elif x.dtype is torch.bool:
+        x = x.to(torch.uint8)
+    found = windows.views(x).flatten(x.ndim)
+    chosen = (torch.argmax if select == "ge" else torch.argmin)(found, -1, keepdim=True)
+    return torch.gather(windows.views(places).flatten(x.ndim), -1, chosen).squeeze(-1)

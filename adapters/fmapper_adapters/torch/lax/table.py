@@ -1,0 +1,43 @@
+"""The table of lowerings of JAX's primitives to torch; the files beside this one fill it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fmapper.programs import LoweringTable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TABLE = LoweringTable("torch", __package__, "tensors")
+find_all = TABLE.find_all
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What JAX says of a call.
+
+    Attributes:
+        operands: dtype and shape of each operand, by JAX's names: `uint32`, not how it is carried.
+        results: The same of the results.
+    """
+
+    operands: tuple[tuple[str, tuple[Any, ...]], ...]
+    results: tuple[tuple[str, tuple[Any, ...]], ...]
+
+    @property
+    def is_unsigned(self) -> bool:
+        """Whether the first operand is of unsigned integers that are carried as signed ones."""
+        return self.operands[0][0] in ("uint16", "uint32", "uint64")
+
+
+def lax(*names: str, numbers: bool = False, about: bool = False) -> Callable[[F], F]:
+    """Enters a function for primitives by their names.
+
+    Args:
+        names: Such as `add`.
+        numbers: A scalar beside a tensor is given as a Python number.
+        about: The function takes a keyword `about`.
+    """
+    return TABLE.lowering(*(f"lax::{name}" for name in names), numbers=numbers, about=about)

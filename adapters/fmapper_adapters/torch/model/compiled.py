@@ -1,0 +1,322 @@
+"""One program as a function of torch: its graph, and what is given to it."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import re
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fmapper.programs import Input, Lowering, Program, Ref, Scalar, size_of
+from fmapper.backends import Observation
+from fmapper import ProgramInputError, functor
+from fmapper_adapters.torch.model import constants, emit, quoted, fx_passes
+from fmapper_adapters.torch.lax import table, types
+
+_SERIAL = itertools.count()
+# What a narrower integer of a program may be given as: JAX narrows these itself.
+_NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
+
+
+@functor(children=(), rebuild=lambda code, children: code)  # the graph has tensors without values
+class Code:
+    """The part of a model that is no array: one program as a function of torch.
+
+    Attributes:
+        program: The program, without arrays.
+        targets: Where the module has each array of the program.
+        renamed: Floating dtypes of the program -> those that it is computed in.
+        graph: The graph.
+        source: It as Python code.
+        function: It as a function of the module and the arrays among its arguments.
+        modules: The functions within it.
+        constants: Tensors that it needs beside the arrays of the program.
+        changed: The arrays of the module that a call changes.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        added: Mapping[str, Lowering],
+        targets: Mapping[str, str],
+        renamed: Mapping[str, str],
+        mode: str,
+        fused: bool,
+    ) -> None:
+        self._made_of = program, added, targets, renamed, mode, fused
+        self._fused = fused
+        self.program = program
+        self.targets = dict(targets)
+        self.renamed = dict(renamed)
+        by_kind = {kind: [str(i.target) for i in program.inputs if i.kind == kind]
+                   for kind in ("parameter", "buffer", "constant")}  # fmt: skip
+        self.parameter_names = by_kind["parameter"]
+        self.buffer_names = by_kind["buffer"]
+        self.constant_names = by_kind["constant"]
+        self.floats = {
+            str(i.target): i.dtype
+            for i in program.inputs
+            if i.kind == "parameter" and i.dtype in emit.FLOATS
+        }
+        self.users = [i for i in program.inputs if i.kind in ("user", "static")]
+        self.paths = program.input_paths()
+        self.labels = [
+            label for label, i in zip(program.graph.inputs, program.inputs, strict=True)
+            if i.kind in ("user", "static")
+        ]  # fmt: skip
+        self.dtypes = [
+            types.dtype_of(self.renamed.get(i.dtype, i.dtype)) if i.kind == "user" else None
+            for i in self.users
+        ]
+        self.is_plain = (
+            all(i.kind == "user" and not _varies(i) for i in self.users)
+            and not program.in_spec.children[1].children
+            and all(child.kind == "leaf" for child in program.in_spec.children[0].children)
+        )
+        self.probes = [
+            (
+                tuple(self.targets[name].split(".")[:-1]),
+                self.targets[name].rpartition(".")[2],
+                types.dtype_of(self.renamed.get(dtype, dtype)),
+            )
+            for dtype, name in {d: n for n, d in reversed(self.floats.items())}.items()
+        ]
+        for given in self.users:  # what is worked out once need not be when a call is compiled
+            for size in given.shape:
+                size_of(str(size), {})
+        program.size_problem({})
+        self.wanted = [(i.shape, dtype) for i, dtype in zip(self.users, self.dtypes, strict=True)]
+        self.changed = [
+            self.targets[str(out.target)]
+            for out in program.outputs
+            if out.kind in ("buffer", "parameter")
+        ]
+        lowerings = table.find_all(
+            {op: at for op, at in program.ops().items() if not op.startswith("sym::")}, added
+        )
+        emitter = self._emitted(lowerings)
+        self.graph = emitter.graph
+        results = [(call, emitter.nodes_of(call.name)) for call in program.graph.calls
+                   if call.op != "sym::getitem"]  # fmt: skip
+        for node in self.graph.nodes:  # one for each mode
+            if node.op == "get_attr" and node.target in emitter.modules:
+                node.target = f"_{mode}{node.target}"
+        self.modules = {f"_{mode}{name}": module for name, module in emitter.modules.items()}
+        fx_passes.compose_permutations(self.graph)
+        fx_passes.share(self.graph)
+        program.out_spec.unflatten(itertools.repeat(None))  # compilers cannot make its classes
+        self.constants = constants.hoisted(self.graph, f"_{mode}_made_")
+        fx_passes.mark_causal(self.graph, self.constants)
+        there = set(self.graph.nodes)
+        self._results = [(call, nodes if there.issuperset(nodes) else ())
+                         for call, nodes in results]  # fmt: skip
+        made = self.graph.python_code("self", verbose=True)
+        self.source = made.src
+        self.function = _executed(made.src, made.globals, program.name)
+
+    def observed(self, model: torch.nn.Module, leaves: Any) -> Iterator[Observation]:
+        """The operations of the program, with the results of those that the graph has."""
+        found: dict[fx.Node, Any] = {}
+
+        class Watching(fx.Interpreter):
+            def run_node(self, n: fx.Node) -> Any:
+                found[n] = super().run_node(n)
+                return found[n]
+
+        with torch.no_grad():
+            Watching(model, graph=self.graph).run(*leaves)
+        for call, nodes in self._results:  # without nodes it is part of a larger operation
+            shown = [
+                x.view(types.dtype_of(dtype)) if types.is_carried(dtype) else x
+                for x, (dtype, _) in zip((found[n] for n in nodes), call.result, strict=False)
+            ]
+            yield Observation(call.module, call.op, call.source, tuple(shown))
+
+    def fits(self, model: torch.nn.Module) -> bool:
+        """Whether the parameters have the dtypes that this is made for: one of each is asked."""
+        for owner, last, dtype in self.probes:
+            part: Any = model
+            for name in owner:
+                part = part._modules[name]
+            if part._parameters[last].dtype is not dtype:
+                return False
+        return True
+
+    def __deepcopy__(self, memo: Any) -> Code:
+        return self
+
+    def __reduce__(self) -> Any:
+        return Code, self._made_of
+
+    def in_dtypes(self, renamed: Mapping[str, str]) -> Code:
+        """The same, computed in other floating dtypes."""
+        program, added, targets, _, mode, fused = self._made_of
+        return Code(program, added, targets, renamed, mode, fused)
+
+    def _emitted(self, lowerings: Mapping[str, Lowering]) -> emit.Emitter:
+        program = self.program
+        mode = FakeTensorMode(shape_env=ShapeEnv() if program.symbols else None)
+        emitter = emit.Emitter(
+            lowerings, self.renamed, mode, fused=self._fused, lines=program.lines
+        )
+        fakes = emit.fakes(program, self.renamed, mode)
+        changed = {str(o.target) for o in program.outputs if o.kind in ("buffer", "parameter")}
+        for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
+            if given.kind == "user":
+                emitter.placeholder(name, (given.dtype, given.shape), fake)
+        for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
+            if given.kind not in ("user", "static"):
+                target = self.targets[str(given.target)]
+                fixed = given.kind != "parameter"
+                kind = given.dtype, given.shape
+                value = emitter.attribute(name, target, kind, fake, fixed=fixed)
+                if given.target in changed and value.is_floating_point():
+                    emitter.replace(name, value.clone())  # else autograd sees the new value
+        for name, given in zip(program.graph.inputs, program.inputs, strict=True):
+            if given.kind != "static":
+                emitter.carry(name)
+            for i, size in enumerate(given.shape):
+                if isinstance(size, str):
+                    emitter.size(size, name, i)
+        outputs = emitter.run(program.graph)
+        users: list[Any] = []
+        written: list[Any] = []
+        for ref, out in zip(outputs, program.outputs, strict=True):
+            value = emitter.value(ref, seen=True) if _is_array(ref) else ref
+            (users if out.kind == "user" else written).append(value)
+        emitter.output((tuple(users), tuple(written)))
+        return emitter
+
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The tensors among the arguments, in the order of the inputs.
+
+        Raises:
+            ProgramInputError: The program was recorded for others.
+        """
+        if self.is_plain and not kwargs and len(args) == len(self.wanted):
+            for x, (shape, dtype) in zip(args, self.wanted, strict=True):
+                if not isinstance(x, torch.Tensor) or x.shape != shape or x.dtype is not dtype:
+                    break
+            else:
+                return args
+        return self._checked(self.program.bind(args, kwargs, sparing=True))
+
+    def with_statics(self, leaves: list[Any]) -> list[Any]:
+        """The tensors among leaves, whatever those are that the program is fixed to, as its mode.
+
+        Raises:
+            ProgramInputError: The program was recorded for other tensors.
+        """
+        return self._checked(
+            [g.value if g.kind == "static" else x for g, x in zip(self.users, leaves, strict=True)]
+        )
+
+    def _checked(self, leaves: list[Any]) -> list[Any]:
+        sizes: dict[str, Any] = {}
+        found: list[Any] = []
+        for x, given, dtype, path, label in zip(
+            leaves, self.users, self.dtypes, self.paths, self.labels, strict=True
+        ):
+            if given.kind == "static":
+                if not given.accepts(x):
+                    raise ProgramInputError(
+                        f"{self.program.name}: {path} was {given.value!r} among the examples and "
+                        f"is {x!r} now; convert the model with that"
+                    )
+                continue
+            if x is None and label not in self.program.graph.used():
+                found.append(None)  # of an argument that was left out
+                continue
+            found.append(self._tensor(x, given, dtype, path, sizes))
+        problem = self.program.size_problem(sizes)
+        if problem:
+            raise ProgramInputError(f"{self.program.name}: {problem}")
+        return found
+
+    def _tensor(
+        self, x: Any, given: Input, dtype: Any, path: str, sizes: dict[str, Any]
+    ) -> torch.Tensor:
+        if not isinstance(x, torch.Tensor):
+            if isinstance(x, bool | int | float | complex):
+                x = torch.tensor(x, dtype=dtype)
+            else:
+                way = "fmapper.to_torch makes it"
+                if "key" in str(getattr(x, "dtype", "")):
+                    way = "fmapper.to_torch(jax.random.key_data(key)) makes it of a key"
+                raise ProgramInputError(
+                    f"{self.program.name}: {path} is a {type(x).__name__}; give a tensor, as {way}"
+                )
+        problem = self.program.shape_problem(given.shape, tuple(x.shape), sizes)
+        if not problem and x.dtype is not dtype:
+            if _NARROWED.get(dtype) is x.dtype:
+                return _narrowed(x, dtype, path)
+            problem = f"{x.dtype} was given, {dtype} is wanted"
+        if problem:
+            why = [told for told in self.program.fixed if told.startswith(f"{path}.shape[")]
+            told = f"; {'; '.join(why)}" if why else ""
+            raise ProgramInputError(f"{self.program.name}: {path}: {problem}{told}")
+        tensor: torch.Tensor = x
+        return tensor
+
+    def output(self, values: tuple[Any, ...]) -> Any:
+        """The outputs in the structure that the source gives them."""
+        if self.program.out_spec.kind == "leaf":
+            return values[0]
+        return self.program.out_spec.unflatten(values)
+
+
+def readable(source: str) -> str:
+    """Code without what only saves memory, and without comments that say nothing."""
+    lines: list[str] = []
+    for line in source.strip("\n").splitlines():
+        if line.strip() == _NOWHERE:
+            continue
+        kept = _FORGETS.sub("", line).rstrip()
+        if kept or (lines and lines[-1]):
+            lines.append(kept)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_NOWHERE = "# No stacktrace found for following nodes"
+_FORGETS = re.compile(r";  (?:\w+ = )+None(?=$|  #)")
+
+
+def _narrowed(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
+    """64-bit integers as the 32 bits that the program was recorded with.
+
+    Raises:
+        ProgramInputError: One does not fit. Where values cannot be seen, nobody asks.
+    """
+    if not torch.compiler.is_compiling() and x.device.type == "cpu" and x.numel():
+        limits = torch.iinfo(dtype)
+        low, high = x.aminmax()
+        if low < limits.min or high > limits.max:
+            raise ProgramInputError(f"{path}: an integer does not fit into {dtype}")
+    narrow: torch.Tensor = x.to(dtype)
+    return narrow
+
+
+def _varies(given: Input) -> bool:
+    return any(isinstance(n, str) for n in given.shape)
+
+
+def _is_array(output: Any) -> bool:
+    return isinstance(output, Ref | Scalar)
+
+
+def _executed(source: str, names: Mapping[str, Any], model: str) -> Callable[..., Any]:
+    """The function that is defined by code, which tracebacks can show."""
+    file = f"<fmapper {quoted.on_one_line(model)[:100]} {next(_SERIAL)}>"
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    space = dict(names)
+    exec(compile(source, file, "exec"), space)
+    found: Callable[..., Any] = space["forward"]
+    weakref.finalize(found, linecache.cache.pop, file, None)
+    return found

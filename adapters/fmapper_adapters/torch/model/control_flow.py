@@ -1,0 +1,285 @@
+"""Loops and branches of JAX at run time: Python's own, or torch's operators in graphs.
+
+Python's are as fast as torch is and autograd sees through them. Where a graph is made, by
+torch.compile or torch.export, a loop whose length is known and which is short is unrolled; all
+else is torch's `scan`, `while_loop` and `cond`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch._higher_order_ops.scan import scan as _scan_operator
+from torch._higher_order_ops.while_loop import while_loop as _while_operator
+
+from fmapper_adapters.torch.model import bits, fast_attention
+
+Tensor = torch.Tensor
+Body = Callable[..., tuple[Tensor, ...]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _control_flow(function: F) -> F:
+    """Marks what is not to be tried when a graph is made: JAX says what it gives."""
+    function.is_control_flow = True  # type: ignore[attr-defined]
+    return function
+
+
+@_control_flow
+def scan(
+    body: Body,
+    constants: Sequence[Tensor],
+    carry: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    *,
+    length: int,
+    reverse: bool,
+    outputs: Sequence[torch.dtype],
+    unroll: bool,
+) -> tuple[Tensor, ...]:
+    """`lax.scan` of at least one step.
+
+    Args:
+        body: From constants, carry and a row of each of `xs` to the next carry and a row of each
+            output.
+        constants: The same in each step.
+        carry: What the first step is given.
+        xs: Arrays of `length` rows.
+        length: The number of steps.
+        reverse: Begins with the last row.
+        outputs: The dtype of each output.
+        unroll: Steps one by one even where a graph is made.
+
+    Returns:
+        The last carry, and the outputs stacked.
+    """
+    if torch.compiler.is_compiling() and not unroll:
+        return _scan_in_graph(body, constants, carry, xs, length, reverse, outputs)
+    rows = list(zip(*(x.unbind(0) for x in xs), strict=True)) if xs else [()] * length
+    if reverse:
+        rows.reverse()
+    count = len(carry)
+    state: Any = tuple(carry)
+    produced = []
+    for row in rows:
+        found = body(*constants, *state, *row)
+        state = found[:count]
+        produced.append(found[count:])
+    if reverse:
+        produced.reverse()
+    return (*state, *(torch.stack(column) for column in zip(*produced, strict=True)))
+
+
+@_control_flow
+def lstm(
+    body: Body,
+    constants: Sequence[Tensor],
+    carry: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    *,
+    weights: Sequence[Tensor],
+    cell: int,
+    length: int,
+    reverse: bool,
+    outputs: Sequence[torch.dtype],
+    unroll: bool,
+) -> tuple[Tensor, ...]:
+    """A `scan` whose steps are an LSTM, by torch's own where that computes just that: on a CPU.
+
+    Args:
+        body: As in `scan`, as the rest.
+        constants: The same.
+        carry: The states of the cell and of what it shows, in any order.
+        xs: What each step is given.
+        weights: Of the inputs, of the hidden state, and the sum of the biases, in torch's layout.
+        cell: Which of the carry is the state of the cell.
+        length: The number of steps.
+        reverse: Begins with the last row.
+        outputs: The dtype of each output, all of them the hidden state.
+        unroll: As in `scan`.
+    """
+    (x,) = xs
+    given = (x, *carry, *weights)
+    if torch.compiler.is_compiling() or not fast_attention.is_quick_on_cpu(*given):
+        return scan(body, constants, carry, xs, length=length, reverse=reverse, outputs=outputs,
+                    unroll=unroll)  # fmt: skip
+    is_one = x.ndim == 2
+    x = x.flip(0) if reverse else x
+    c, h = (y[None, None] if is_one else y[None] for y in (carry[cell], carry[1 - cell]))
+    ours = [weights[0], weights[1], weights[2], torch.zeros_like(weights[2])]
+    states, last_h, last_c = torch.lstm(
+        x[:, None] if is_one else x, (h, c), ours, True, 1, 0.0, torch.is_grad_enabled(), False,
+        False,
+    )  # fmt: skip
+    states = states[:, 0] if is_one else states
+    last = [y[0, 0] if is_one else y[0] for y in (last_c, last_h)]
+    shown = states.flip(0) if reverse else states
+    return (*(last if cell == 0 else last[::-1]), *(shown for _ in outputs))
+
+
+def _scan_in_graph(
+    body: Body,
+    constants: Sequence[Tensor],
+    carry: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    length: int,
+    reverse: bool,
+    outputs: Sequence[torch.dtype],
+) -> tuple[Tensor, ...]:
+    count = len(carry)
+    kinds = [x.dtype for x in carry]
+    given: Any = (*carry, *xs, *constants)
+    device = given[0].device if given else None
+    # its derivative knows floats alone, in what is carried and in what is given
+    wide = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    # torch wants a carry and rows, where JAX has none
+    first = [_as_floats(x, wide) for x in carry] or [torch.zeros((), device=device)]
+    rows = list(xs) or [torch.arange(length, dtype=torch.int32, device=device)]
+
+    def step(before: Any, row: Any) -> Any:
+        state = [_as_they_were(x, kind) for x, kind in zip(before, kinds, strict=False)]
+        found = body(*constants, *state, *(row if xs else ()))
+        after = [_as_floats(x, wide) for x in found[:count]] or [before[0].clone()]
+        return after, [_as_floats(y, wide) for y in found[count:]]
+
+    last, ys = _scan_operator(step, first, rows, dim=0, reverse=reverse)
+    return tuple(
+        _as_they_were(x, kind)
+        for x, kind in zip((*last[:count], *ys), (*kinds, *outputs), strict=True)
+    )
+
+
+def _as_floats(x: Tensor, wide: bool) -> Tensor:
+    """A tensor of its own memory, of floats where that is wanted; 64 bits as those of a float."""
+    if not wide or x.is_floating_point() or x.is_complex():
+        return _own(x)
+    return x.view(torch.float64).clone() if x.dtype is torch.int64 else x.to(torch.float64)
+
+
+def _as_they_were(x: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.dtype is dtype:
+        return x
+    return x.view(dtype) if dtype is torch.int64 else x.to(dtype)
+
+
+def _own(x: Tensor) -> Tensor:
+    """A tensor of its own memory: torch's operators may not give what they are given."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+@_control_flow
+def checked(
+    fails: Tensor, operands: Sequence[Tensor], *, message: str, inner: bool
+) -> tuple[Tensor, ...]:
+    """What a check lets through.
+
+    Args:
+        fails: Whether it fails.
+        operands: What it lets through.
+        message: What it says.
+        inner: It is part of a loop or a branch, which torch compiles without checks.
+
+    Raises:
+        RuntimeError: It fails.
+    """
+    if torch.compiler.is_compiling():
+        if not inner:
+            torch._assert_async(~fails, message)
+    elif bool(fails.any()):
+        raise RuntimeError(message)
+    return tuple(operands)
+
+
+@_control_flow
+def while_loop(
+    condition: Body,
+    body: Body,
+    condition_constants: Sequence[Tensor],
+    body_constants: Sequence[Tensor],
+    carry: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """`lax.while_loop`; a condition with dimensions holds for each element of the carry alone."""
+    state: Any = tuple(carry)
+    if torch.compiler.is_compiling():
+
+        def holds(*now: Tensor) -> Tensor:
+            going = condition(*condition_constants, *now)[0]
+            return going.any() if going.ndim else going.clone()
+
+        def step(*now: Tensor) -> tuple[Tensor, ...]:
+            found = body(*body_constants, *now)
+            going = condition(*condition_constants, *now)[0]
+            if going.ndim:
+                found = _where(going, found, now)
+            return tuple(_own(x) for x in found)
+
+        last: tuple[Tensor, ...] = tuple(
+            _while_operator(holds, step, tuple(_own(x) for x in state))  # type: ignore[no-untyped-call]
+        )
+        return last
+    while True:
+        going = condition(*condition_constants, *state)[0]
+        if not _any(going):
+            return tuple(state)
+        found = body(*body_constants, *state)
+        state = _where(going, found, state) if going.ndim or bits.is_batched(going) else found
+
+
+def _where(going: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The new value where a loop goes on, else the old; batch dimensions are the first."""
+    return tuple(
+        torch.where(going.reshape(going.shape + (1,) * (x.ndim - going.ndim)), x, y)
+        for x, y in zip(new, old, strict=True)
+    )
+
+
+@_control_flow
+def switch(
+    index: Tensor, branches: Sequence[Body], operands: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """`lax.switch`: the branch of a number, the nearest where there is none of that number."""
+    last = len(branches) - 1
+    if torch.compiler.is_compiling():
+        return _switch_in_graph(index, branches, operands)
+    if bits.is_batched(index):  # under vmap: all of them, as JAX does
+        results = [branch(*operands) for branch in branches]
+        found = results[0]
+        for i, result in enumerate(results[1:], 1):
+            found = tuple(torch.where(index >= i, x, y) for x, y in zip(result, found, strict=True))
+        return found
+    return branches[min(max(int(index), 0), last)](*operands)
+
+
+def _switch_in_graph(
+    index: Tensor, branches: Sequence[Body], operands: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    if len(branches) == 1:
+        return branches[0](*operands)
+    middle = len(branches) // 2
+    low, high = branches[:middle], branches[middle:]
+
+    def below(*given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_own(x) for x in _part(low, given))
+
+    def above(*given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_own(x) for x in _part(high, given, middle))
+
+    def _part(some: Sequence[Body], given: Any, first: int = 0) -> tuple[Tensor, ...]:
+        if len(some) == 1:
+            return some[0](*given[1:])
+        return _switch_in_graph(given[0] - first, some, given[1:])
+
+    found: tuple[Tensor, ...] = torch.cond(index < middle, below, above, (index, *operands))
+    return found
+
+
+# --- torch.func.vmap ---
+
+
+def _any(x: Tensor) -> bool:
+    """Whether a tensor holds anywhere, in any element that is mapped over."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return bool(x.any()) if x.ndim else bool(x)

@@ -1,0 +1,478 @@
+"""From a program of JAX's primitives to a graph of torch's functions."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar, Size, size_of
+from fmapper import ConversionError
+from fmapper_adapters.torch.model import bits, quoted
+from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.lax.table import TABLE, About
+from fmapper_adapters.torch.fuse import simplified
+
+_EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
+_MOST_STEPS = 20_000  # that one call may become: a few thousand is what written-out loops take
+FLOATS = {"float32", "float64", "float16", "bfloat16"}
+
+
+class Value(fx.Proxy):
+    """A tensor that is being recorded; its shape and dtype are known."""
+
+    @property
+    def fake(self) -> Any:
+        """A tensor without values, of the same shape and dtype."""
+        return self.node.meta["val"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+        found: torch.dtype = self.fake.dtype
+        return found
+
+    @property
+    def ndim(self) -> int:
+        """The number of its dimensions."""
+        return len(self.fake.shape)
+
+    def dim(self) -> int:
+        """The number of its dimensions."""
+        return len(self.fake.shape)
+
+    def is_floating_point(self) -> bool:
+        """Whether it is of real floats."""
+        return self.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        """Whether it is of complex numbers."""
+        return self.dtype.is_complex
+
+    def view(self, *to: Any) -> Any:
+        """Another shape of it, or its bits as another dtype."""
+        if isinstance(to[0], torch.dtype) and not bits.IS_MAPPED:
+            return self.tracer.create_proxy("call_function", bits.viewed, (self, *to), {})
+        return self.tracer.create_proxy("call_method", "view", (self, *to), {})
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Its sizes: ints, or where they may vary values that are worked out in the graph."""
+        return tuple(
+            size if isinstance(size, int) else self.size(i)
+            for i, size in enumerate(self.fake.shape)
+        )
+
+    def numel(self) -> Any:
+        """The number of its elements."""
+        count: Any = 1
+        for size in self.shape:
+            count = count * size
+        return count
+
+
+class VaryingSize(fx.Proxy):
+    """A size that is worked out in the graph.
+
+    As in JAX it is equal to another one if it always is, and to no number: it may be any from 1.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, VaryingSize):
+            return False
+        mine, theirs = (size.node.meta.get("val") for size in (self, other))
+        return isinstance(mine, torch.SymInt) and str(mine) == str(theirs)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(str(self.node.meta.get("val")))
+
+
+class _Tracer(fx.proxy.GraphAppendingTracer):
+    """Makes nodes that know what they give."""
+
+    def __init__(self, graph: fx.Graph, mode: FakeTensorMode, lines: Mapping[str, str]) -> None:
+        super().__init__(graph)
+        self.mode = mode
+        self.lines = lines
+        self.place: tuple[str, str] = "", ""
+        self.result: Callable[[], Any] = tuple  # of an operation that is not to be tried
+        self.steps = 0  # of the call that is lowered
+
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any) -> fx.Node:
+        self.steps += 1
+        if self.steps > _MOST_STEPS:
+            raise ConversionError(f"it takes more than {_MOST_STEPS} operations of torch")
+        node = super().create_node(kind, target, args, kwargs, *rest)
+        path, source = self.place
+        if source:
+            file, _, line = source.rpartition(":")
+            code = quoted.on_one_line(self.lines.get(source, "").strip() or "?")
+            where = quoted.on_one_line(path) or "forward"
+            if line.isdecimal():
+                node.meta["stack_trace"] = (
+                    f'File "{quoted.on_one_line(file)}", line {int(line)}, in {where}\n{code}'
+                )
+        if kind in ("call_function", "call_method"):
+            node.meta["val"] = self._value(kind, target, args, kwargs)
+        return node
+
+    def _value(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(target, "is_control_flow", False):
+            return self.result()
+        known = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
+        with self.mode:
+            if kind == "call_method":
+                return getattr(known[0][0], target)(*known[0][1:], **known[1])
+            return target(*known[0], **known[1])
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return Value(node, self)
+        return (VaryingSize if isinstance(value, torch.SymInt) else fx.Proxy)(node, self)
+
+
+class Emitter:
+    """Makes the graph of a program, or of a function within one.
+
+    Args:
+        lowerings: By operation.
+        renamed: Floating dtypes of the program -> those that it is to be computed in.
+        mode: For what is known of tensors; shared by a graph and those within it.
+        fused: Use what torch has whole where the program spells it out.
+        lines: The code at the sources that calls name.
+    """
+
+    def __init__(
+        self,
+        lowerings: Mapping[str, Lowering],
+        renamed: Mapping[str, str],
+        mode: FakeTensorMode,
+        *,
+        fused: bool = True,
+        lines: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._fused = fused
+        self._lines = lines
+        self.graph = fx.Graph()
+        self.modules: dict[str, fx.GraphModule] = {}
+        self._lowerings = lowerings
+        self._renamed = renamed
+        self._mode = mode
+        self._tracer = _Tracer(self.graph, mode, lines)
+        self._env: dict[str, Any] = {}
+        self._kinds: dict[str, Any] = {}
+        self._roles: dict[str, str] = {}
+        self._sizes: dict[str, Any] = {}
+        self._anchor: Value | None = None
+        self._device: Any = None
+        self.is_inner = False  # of a loop, a branch or a function
+
+    # --- inputs and outputs ---
+
+    def dtype(self, name: str) -> torch.dtype:
+        """How values of a dtype of the program are carried."""
+        return types.carrier_of(self._renamed.get(name, name))
+
+    def placeholder(self, name: str, kind: tuple[str, tuple[Any, ...]], fake: Any) -> Any:
+        """An input of the graph, carried as it is seen."""
+        node = self._tracer.create_node("placeholder", name, (), {})
+        node.target = node.name  # it becomes code as it is, and a node's name is an identifier
+        return self._input(name, node, kind, fake)
+
+    def attribute(
+        self, name: str, target: str, kind: tuple[str, tuple[Any, ...]], fake: Any, *, fixed: bool
+    ) -> Any:
+        """A parameter or buffer of the module as an input; a `fixed` one has no gradient."""
+        self._roles[name] = "fixed" if fixed else "trained"
+        node = self._tracer.create_node("get_attr", target, (), {})
+        return self._input(name, node, kind, fake)
+
+    def _input(self, name: str, node: fx.Node, kind: Any, fake: Any) -> Any:
+        node.meta["val"] = fake
+        value = self._tracer.proxy(node)
+        self._env[name] = value
+        self._kinds[name] = kind
+        if self._anchor is None and isinstance(value, Value):
+            self._anchor = value
+        return value
+
+    def carry(self, name: str) -> None:
+        """An input that users give as unsigned integers, as it is carried."""
+        dtype, _ = self._kinds[name]
+        if types.is_carried(dtype):
+            self._env[name] = self._env[name].view(types.carrier_of(dtype))
+
+    def replace(self, name: str, value: Any) -> None:
+        """Something else as an input that is there."""
+        self._env[name] = value
+
+    def size(self, symbol: str, name: str, dimension: int) -> None:
+        """A size that may vary is that of an input."""
+        if symbol.isidentifier() and symbol not in self._sizes:
+            self._sizes[symbol] = self._env[name].size(dimension)
+
+    def value(self, ref: Any, *, seen: bool = False) -> Any:
+        """What an argument is: a tensor.
+
+        Args:
+            ref: The argument.
+            seen: As users see it, not as it is carried.
+        """
+        found = self._plain(ref, numbers=False)
+        kind = self._kind(ref) if seen else None
+        if kind is not None and types.is_carried(kind[0]) and isinstance(found, Value):
+            return found.view(types.dtype_of(kind[0]))
+        return found
+
+    def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
+        """What gives the results of a call of the outermost graph; empty if they are not there."""
+        found = self._env.get(name)
+        values = found if isinstance(found, tuple | list) else (found,)
+        nodes = tuple(value.node for value in values if isinstance(value, fx.Proxy))
+        return nodes if len(nodes) == len(values) else ()
+
+    def output(self, values: Any) -> None:
+        """Ends the graph."""
+        nodes = fx.node.map_aggregate(values, lambda v: v.node if isinstance(v, fx.Proxy) else v)
+        self.graph.create_node("output", "output", (nodes,), {})
+        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+
+    # --- what lowerings may ask for ---
+
+    @property
+    def fused(self) -> bool:
+        """Whether what torch has whole is to be used."""
+        return self._fused
+
+    @property
+    def device(self) -> Any:
+        """Where the inputs are."""
+        if self._anchor is None:
+            return None
+        if self._device is None:
+            self._device = self._anchor.device
+        return self._device
+
+    def make(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A tensor from a function that takes none, as `torch.arange`, where the inputs are."""
+        if self.device is not None:
+            kwargs["device"] = self.device
+        return self._tracer.create_proxy("call_function", function, args, kwargs)
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a function of this library gives, as one call of the graph."""
+        return self._tracer.create_proxy("call_function", function, args, kwargs)
+
+    def call_as(
+        self, results: Sequence[tuple[str, tuple[Any, ...]]], function: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """The same of one that is not tried: it gives a tuple of these dtypes and shapes."""
+        self._tracer.result = functools.partial(self._fake, results)
+        return self.call(function, *args, **kw)
+
+    def submodule(self, graph: Graph, kind: str) -> Any:
+        """A function within the program as a module of its own, to be called in the graph."""
+        name = f"_{kind}_{len(self.modules)}"
+        self.modules[name] = self._function(graph)
+        node = self._tracer.create_node("get_attr", name, (), {})
+        return fx.Proxy(node, self._tracer)
+
+    def inline(self, graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """The results of a function within the program, whose calls are emitted here."""
+        env, kinds, place = self._env, self._kinds, self._tracer.place
+        self._env = dict(zip(graph.inputs, operands, strict=True))
+        self._kinds = dict(zip(graph.inputs, graph.kinds, strict=True))
+        try:
+            return tuple(self.value(out) for out in self.run(graph))
+        finally:
+            self._env, self._kinds, self._tracer.place = env, kinds, place
+
+    # --- calls ---
+
+    def run(self, graph: Graph) -> tuple[Any, ...]:
+        """Emits the calls of a graph whose inputs are there.
+
+        Returns:
+            What its outputs are, for `value`.
+
+        Raises:
+            ConversionError: A lowering fails; names the call.
+        """
+        before = _Current.emitter
+        _Current.emitter = self
+        kinds = {name: self._kinds[name] for name in graph.inputs if name in self._kinds}
+        try:
+            graph, moved = simplified(graph, kinds, self._roles, fused=self._fused)
+            for call in graph.calls:
+                self._tracer.place = call.module, call.source
+                self._tracer.steps = 0
+                self._kinds[call.name] = call.result[0] if len(call.result) == 1 else None
+                try:
+                    self._env[call.name] = self._result(call)
+                except ConversionError as error:
+                    if self._tracer.steps <= _MOST_STEPS:
+                        raise
+                    raise ConversionError(f"{call.op} ({call.name}): {error}") from None
+                except Exception as error:
+                    at = f" in {call.module}" if call.module else ""
+                    source = f" ({call.source})" if call.source else ""
+                    raise ConversionError(
+                        f"{call.op}{at}{source} cannot be lowered to torch: "
+                        f"{type(error).__name__}: {error}"
+                    ) from error
+            for name, ref in moved.items():
+                if isinstance(ref, Ref) and ref.name in self._env:
+                    self._env[name] = self._env[ref.name]
+            outputs: tuple[Any, ...] = graph.outputs
+            return outputs
+        finally:
+            _Current.emitter = before
+
+    def _result(self, call: Call) -> Any:
+        if call.op == "sym::getitem":
+            return self._env[call.args[0].name][call.args[1]]
+        lowering = self._lowerings.get(call.op) or TABLE.entries[call.op]
+        operands = tuple(self._kind(arg) for arg in call.args)
+        is_array = [isinstance(arg, Ref) for arg in call.args]
+        numbers = lowering.numbers and any(is_array)
+        args = [self._plain(arg, numbers=numbers) for arg in call.args]
+        kwargs = {key: self._plain(value, numbers=True) for key, value in call.kwargs.items()}
+        if lowering.about:
+            kwargs["about"] = About(operands, tuple(call.result))
+        self._tracer.result = functools.partial(self._fake, call.result)
+        found = lowering.function(*args, **kwargs)
+        self._check(call, found)
+        return found
+
+    def _kind(self, arg: Any) -> Any:
+        if isinstance(arg, Ref):
+            return self._kinds[arg.name]
+        return (arg.dtype, ()) if isinstance(arg, Scalar) else None
+
+    def _plain(self, value: Any, *, numbers: bool) -> Any:
+        if isinstance(value, Ref):
+            return self._env[value.name]
+        if isinstance(value, Scalar):
+            number = types.carried_number(value.value, value.dtype)
+            if numbers:
+                return number
+            return self.make(torch.full, (), number, dtype=self.dtype(value.dtype))
+        if isinstance(value, DType):
+            return value
+        if isinstance(value, Size):
+            return self._size(value.expression)
+        if isinstance(value, tuple):
+            return tuple(self._plain(inner, numbers=numbers) for inner in value)
+        if isinstance(value, Mapping):
+            return {key: self._plain(inner, numbers=numbers) for key, inner in value.items()}
+        return value
+
+    def _size(self, expression: str) -> Any:
+        found = size_of(expression, self._sizes)
+        if found is None:
+            raise ConversionError(f"the size {expression} is not known from the inputs")
+        return found
+
+    def _fake(self, results: Sequence[tuple[str, tuple[Any, ...]]]) -> Any:
+        """What a call gives, as JAX says, without trying it."""
+        with self._mode:
+            found = tuple(
+                torch.empty(
+                    [self._fake_size(n) for n in shape], dtype=self.dtype(dtype), device="cpu"
+                )
+                for dtype, shape in results
+            )
+        return found
+
+    def _fake_size(self, size: Any) -> Any:
+        if isinstance(size, int):
+            return size
+        sizes = {
+            k: v.node.meta["val"] if isinstance(v, fx.Proxy) else v for k, v in self._sizes.items()
+        }
+        return size_of(size, sizes)
+
+    def _check(self, call: Call, found: Any) -> None:
+        """Asks whether a lowering gives what JAX says that the call gives."""
+        results = found if isinstance(found, tuple | list) else (found,)
+        if len(results) != len(call.result):
+            raise TypeError(f"{len(results)} results, {len(call.result)} are wanted")
+        for value, (dtype, shape) in zip(results, call.result, strict=True):
+            if not isinstance(value, Value):
+                if isinstance(value, fx.Proxy):
+                    continue  # of an operation with several results, which knows them itself
+                raise TypeError(f"gives a {type(value).__name__}, not a tensor")
+            fixed = all(isinstance(n, int) for n in shape)
+            if value.dtype is not self.dtype(dtype) or (
+                fixed and tuple(value.fake.shape) != tuple(shape)
+            ):
+                raise TypeError(
+                    f"gives {value.dtype} of shape {tuple(value.fake.shape)}; "
+                    f"{dtype} of shape {tuple(shape)} is wanted"
+                )
+
+    def _function(self, graph: Graph) -> fx.GraphModule:
+        """A graph within the program as a module."""
+        inner = Emitter(
+            self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines
+        )
+        inner.is_inner = True
+        for name, kind in zip(graph.inputs, graph.kinds, strict=True):
+            inner.placeholder(name, kind, self._fake([kind])[0])
+            for i, size in enumerate(kind[1]):
+                if isinstance(size, str):
+                    inner.size(size, name, i)
+        inner.output(tuple(inner.value(out) for out in inner.run(graph)))
+        root = torch.nn.Module()
+        for name, module in inner.modules.items():
+            root.add_module(name, module)
+        return fx.GraphModule(root, inner.graph)
+
+
+def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) -> list[Any]:
+    """A tensor without values for each input of a program; None for what is no array.
+
+    Sizes that may vary are symbols of `mode`, the same one wherever they have the same name.
+    """
+    numbers = {symbol: _EXAMPLE * 2**i + 7 * i for i, symbol in enumerate(program.symbols)}
+    found: list[Any] = []
+    for given in program.inputs:
+        if given.kind == "static":
+            found.append(None)
+            continue
+        dtype = types.dtype_of(renamed.get(given.dtype, given.dtype))
+        shape: Any = [n if isinstance(n, int) else size_of(n, numbers) for n in given.shape]
+        example = torch.empty(shape, dtype=dtype, device="meta")
+        kinds = [DimDynamic.STATIC if isinstance(n, int) else DimDynamic.DUCK for n in given.shape]
+        if program.symbols:
+            context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+            symbolic = mode.from_tensor(example, symbolic_context=context).shape
+            with mode:
+                found.append(torch.empty(symbolic, dtype=dtype, device="cpu"))
+        else:
+            with mode:
+                found.append(torch.empty(shape, dtype=dtype, device="cpu"))
+    return found
+
+
+class _Current:
+    """The emitter whose lowerings are running."""
+
+    emitter: Emitter | None = None
+
+
+def current() -> Emitter:
+    """The emitter whose lowerings are running, for those that make tensors or call functions."""
+    if _Current.emitter is None:
+        raise RuntimeError("a lowering is called outside of a conversion")
+    return _Current.emitter

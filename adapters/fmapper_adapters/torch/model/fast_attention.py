@@ -1,0 +1,159 @@
+"""Attention and GELU as JAX spells them out: torch's fast ones where the two cannot differ.
+
+torch's fast GELU on a CPU is NaN where JAX's is infinite. Its fast attention adds a mask to the
+scores, which does not remove infinite ones, leaves keys out that JAX multiplies by zero, and gives
+zeros where JAX gives NaN. None of this can happen where all numbers are of moderate size, which is
+asked in each call: it takes a small part of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from fmapper_adapters.torch.model import bits
+
+Tensor = torch.Tensor
+
+# Scores up to here: sums of their exponentials are as exact as JAX's, forward and backward.
+_LARGEST_SCORE = 1e4
+_LARGEST_VALUE = 1e30
+_NOTHING = 800.0  # what is so far below the largest score has no weight, in float64 as well
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    scale: float,
+    fill: float,
+    is_causal: bool = False,
+) -> tuple[Tensor]:
+    """`softmax(where(mask, scale * q @ k.T + bias, fill)) @ v`.
+
+    Args:
+        q: Batch, heads, rows, depth.
+        k: Batch, heads, columns, depth.
+        v: Batch, heads, columns, any number.
+        mask: What each row sees; broadcasts against batch, heads, rows, columns.
+        bias: The same of what is added; there is no more than one of the two.
+        scale: Of the products.
+        fill: The score of what is not seen, far below zero.
+        is_causal: The mask lets each row see the columns up to its own.
+
+    Returns:
+        Batch, heads, rows and what `v` has last, as the only element.
+    """
+    given = [x for x in (mask, bias) if x is not None]
+    options: Any = mask is not None, scale, fill, is_causal
+    if _is_plain(q, k, v):
+        return (_spelt_out(options, q, k, v, *given),)
+    if torch.compiler.is_compiling():
+
+        def fast(*operands: Tensor) -> Tensor:
+            return _fast(options, *operands).clone(memory_format=torch.contiguous_format)
+
+        def slow(*operands: Tensor) -> Tensor:
+            return _spelt_out(options, *operands).clone(memory_format=torch.contiguous_format)
+
+        found: Tensor = torch.cond(_is_moderate(options, q, k, v, bias), fast, slow,
+                                   (q, k, v, *given))  # fmt: skip
+        return (found,)
+    chosen = _fast if _is_moderate(options, q, k, v, bias) else _spelt_out
+    return (chosen(options, q, k, v, *given),)
+
+
+attend.is_control_flow = True  # type: ignore[attr-defined]
+
+
+def exact_gelu(x: Tensor) -> tuple[Tensor]:
+    """`x * erfc(-x / sqrt(2)) / 2`, as the only element."""
+    found = functional.gelu(x)
+    if not x.is_cpu or torch.compiler.is_compiling():  # where torch computes just that
+        return (found,)
+    if _has_values(x) and x.detach().amax().item() < _LARGEST_VALUE:
+        return (found,)
+    large = x >= _LARGEST_VALUE
+    return (torch.where(large, x, functional.gelu(torch.where(large, 0.0, x))),)
+
+
+exact_gelu.is_control_flow = True  # type: ignore[attr-defined]
+
+
+def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether values cannot be asked for, or torch's fast attention lacks what is wanted."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return forward_ad._current_level >= 0 or not all(map(_has_values, (q, k, v)))
+
+
+def is_quick_on_cpu(*tensors: Tensor) -> bool:
+    """Whether fast functions without a forward derivative can take tensors as they are."""
+    return forward_ad._current_level < 0 and all(x.is_cpu and _has_values(x) for x in tensors)
+
+
+def _has_values(x: Tensor) -> bool:
+    """Whether a tensor has elements that can be looked at now."""
+    return not (
+        x.numel() == 0
+        or x.is_meta
+        or isinstance(x, FakeTensor)
+        or bits.is_batched(x)
+        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def _is_moderate(options: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Any:
+    """Whether no score and no value is large, infinite or NaN."""
+    is_masked, scale, fill, _ = options
+    limit = min(_LARGEST_SCORE, -fill - _NOTHING) if is_masked else _LARGEST_SCORE
+    factor = q.shape[-1] * max(1.0, abs(scale))
+    # On a CPU numbers are quicker than small tensors.
+    size: Any = _size if q.is_cpu and not torch.compiler.is_compiling() else _size_of
+    scores = size(q) * size(k) * factor
+    if bias is not None:
+        scores = scores + size(bias)
+    return (scores < limit) & (size(v) < _LARGEST_VALUE)
+
+
+def _size(x: Tensor) -> float:
+    """The largest absolute value; NaN if there is one."""
+    x = x.detach()
+    return max(-x.amin().item(), x.amax().item())  # both are NaN if one is
+
+
+def _size_of(x: Tensor) -> Tensor:
+    x = x.detach()
+    return torch.maximum(-x.amin(), x.amax())
+
+
+def _fast(options: Any, q: Tensor, k: Tensor, v: Tensor, *given: Tensor) -> Tensor:
+    is_masked, scale, _, is_causal = options
+    if is_causal:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    added = given[0] if given else None
+    if is_masked:
+        # As in JAX: a row that sees nothing gives the mean, and has no gradient.
+        some = given[0].any(-1, keepdim=True)
+        q = torch.where(some, q, 0.0)
+        added = torch.logical_or(given[0], torch.logical_not(some))
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=added, scale=scale)
+
+
+def _spelt_out(options: Any, q: Tensor, k: Tensor, v: Tensor, *given: Tensor) -> Tensor:
+    is_masked, scale, fill, _ = options
+    scores = torch.matmul(q, k.transpose(-1, -2))
+    if scale != 1.0:
+        scores = scores * scale
+    if is_masked:
+        scores = torch.where(given[0], scores, fill)
+    elif given:
+        scores = scores + given[0]
+    return torch.matmul(torch.softmax(scores, -1), v)

@@ -1,0 +1,187 @@
+"""Random bits of JAX in torch: threefry2x32 and its relatives, in int32, whose sums wrap.
+
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). Which counter gives which
+element is JAX's choice: see `jax_threefry_partitionable`. Keys are arrays of words, in the last
+dimension; unsigned integers are carried as signed ones of the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import fmapper.random
+from fmapper_adapters.torch.compute import random
+
+Tensor = torch.Tensor
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+# Bits that are drawn for a float, and bits of its mantissa.
+_LAYOUTS = {
+    torch.float64: (64, 52),
+    torch.float32: (32, 23),
+    torch.float16: (16, 10),
+    torch.bfloat16: (8, 7),
+}
+_CARRIERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+def hashed(key1: Tensor, key2: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """The threefry2x32 hash of pairs of words, all int32; shapes are broadcast."""
+    keys = key1, key2, key1 ^ key2 ^ _PARITY
+    low = low + key2
+    high = high + key1 + low
+    low = _rotated(low, 13) ^ high  # of the full shape from here on, so that it can be in place
+    for turn in range(5):
+        for steps in _ROTATIONS[turn % 2]:
+            if turn or steps != 13:
+                high += low
+                low = _rotated(low, steps)
+                low ^= high
+        high += keys[(turn + 1) % 3]
+        low += keys[(turn + 2) % 3] + (turn + 1)
+    return high, low
+
+
+def _rotated(x: Tensor, steps: int) -> Tensor:
+    """Bits moved to the left, of which those that fall out come back on the right."""
+    right = x >> (32 - steps)
+    right &= (1 << steps) - 1
+    right |= x << steps
+    return right
+
+
+def _halves(key: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
+    """The two words of each key, with dimensions to draw in behind those of the keys."""
+    first, second = key.unbind(-1)
+    ones = (1,) * ndim
+    return first.reshape(first.shape + ones), second.reshape(second.shape + ones)
+
+
+def counters(shape: Sequence[int], device: Any = None) -> tuple[Any, Tensor]:
+    """The upper and the lower words of the flat index of each element."""
+    count = math.prod(shape)
+    if not isinstance(count, int) or count <= 1 << 31:
+        numbers = torch.arange(count, dtype=torch.int32, device=device).reshape(tuple(shape))
+        return torch.zeros_like(numbers), numbers
+    wide = torch.arange(count, device=device).reshape(tuple(shape))
+    return (wide >> 32).to(torch.int32), wide.to(torch.int32)
+
+
+def _drawn(key: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Two words for each element, after the dimensions of the keys."""
+    return hashed(*_halves(key, len(shape)), *counters(shape, key.device))
+
+
+def _drawn_in_halves(key: Tensor, count: int) -> Tensor:
+    """Words as JAX draws them without `jax_threefry_partitionable`.
+
+    The first half of the counters are the upper words, the second half the lower ones.
+    """
+    numbers = torch.arange(count + count % 2, dtype=torch.int32, device=key.device)
+    if count % 2:
+        numbers = torch.where(numbers < count, numbers, 0)
+    high, low = numbers.reshape(2, -1).unbind(0)
+    return torch.cat(hashed(*_halves(key, 1), high, low), -1)[..., :count]
+
+
+def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool = True) -> Tensor:
+    """Random bits of 8, 16, 32 or 64 each.
+
+    Args:
+        key: int32 of shape (*batch, 2).
+        width: How many bits an element has.
+        shape: What is drawn for each key.
+        partitionable: The value of `jax_threefry_partitionable`.
+
+    Returns:
+        Of shape (*batch, *shape): uint8, or the signed integers that stand for the unsigned.
+    """
+    if partitionable:
+        if _is_on_host(key):
+            drawn: Tensor = fmapper.random.bits(key.view(torch.uint32), shape, f"uint{width}")
+            return drawn.view(_CARRIERS[width])
+        high, low = _drawn(key, shape)
+        if width == 64:
+            return (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
+        return _narrowed(high ^ low, width)
+    size = math.prod(shape)
+    words = _drawn_in_halves(key, -(-width * size // 32))
+    if width == 64:
+        high, low = words.reshape(*key.shape[:-1], 2, size).unbind(-2)
+        found = (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
+    elif width == 32:
+        found = words
+    else:
+        shifts = torch.arange(0, 32, width, dtype=torch.int32, device=key.device)
+        found = _narrowed(words.unsqueeze(-1) >> shifts, width).flatten(-2)[..., :size]
+    return found.reshape(*key.shape[:-1], *shape)
+
+
+def _is_on_host(key: Tensor) -> bool:
+    """Whether NumPy is to draw, which is several times as fast as torch's operations one by one."""
+    return key.ndim == 1 and random.on_host(key, "uint32")
+
+
+def _narrowed(words: Tensor, width: int) -> Tensor:
+    """The lower bits of words."""
+    return words if width == 32 else words.to(_CARRIERS[width])
+
+
+def uniform(
+    key: Tensor, shape: Sequence[int], dtype: torch.dtype, *, partitionable: bool = True
+) -> Tensor:
+    """Floats in [0, 1) of shape (*batch, *shape): random mantissas, less one."""
+    drawn, mantissa = _LAYOUTS[dtype]
+    pattern = bits(key, drawn, shape, partitionable=partitionable)
+    pattern = (pattern >> (drawn - mantissa)) & ((1 << mantissa) - 1)
+    return pattern.to(dtype) * 2.0**-mantissa
+
+
+def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
+    """Floats in [low, low + span) from such in [0, 1), float32 or float64.
+
+    XLA compiles product and sum to one operation, where the processor has that, so that there is
+    one rounding; autograd is given the sum itself, from which that is the last bit away.
+    """
+    plain = unit * span + low
+    with torch.no_grad():
+        if plain.dtype is torch.float64:
+            exact = random._fused(unit, span, low)
+        else:
+            exact = random._add_odd(unit.double() * span.double(), low.double()).float()
+        lost = exact - plain
+    return torch.maximum(low, plain + lost)
+
+
+def split(key: Tensor, shape: Sequence[int], *, partitionable: bool = True) -> Tensor:
+    """New keys of shape (*batch, *shape, 2)."""
+    if partitionable:
+        if _is_on_host(key):
+            keys: Tensor = fmapper.random.split(key.view(torch.uint32), shape)
+            return keys.view(torch.int32)
+        return torch.stack(_drawn(key, shape), -1)
+    found = _drawn_in_halves(key, 2 * math.prod(shape))
+    return found.reshape(*key.shape[:-1], *shape, 2)
+
+
+def seed(seeds: Tensor) -> Tensor:
+    """Keys from integers of up to 64 bits: the upper word, which is 0 for fewer bits, the lower.
+
+    Narrow integers are those that JAX has, so with their sign.
+    """
+    if seeds.dtype is torch.int64:
+        return torch.stack(((seeds >> 32).to(torch.int32), seeds.to(torch.int32)), -1)
+    low = seeds.to(torch.int32)
+    return torch.stack((torch.zeros_like(low), low), -1)
+
+
+def fold_in(key: Tensor, data: Tensor) -> Tensor:
+    """The hash of a number is the new key; keys and numbers are broadcast."""
+    low = data.to(torch.int32)
+    first, second = key.unbind(-1)
+    return torch.stack(hashed(first, second, torch.zeros_like(low), low), -1)

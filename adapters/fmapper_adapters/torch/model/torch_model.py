@@ -1,0 +1,364 @@
+"""What `convert` gives for torch: a module with the names of the source and torch's functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from fmapper.programs import Lowering, Program
+from fmapper.backends import Observation
+from fmapper import (
+    ProgramInputError,
+    UnsupportedOpsError,
+    convert,
+    load_program,
+    save_program,
+    to_torch,
+)
+from fmapper_adapters.torch.model import emit, conv_weight_layout
+from fmapper_adapters.torch.model.compiled import Code, readable
+from fmapper_adapters.torch.model.module_tree import MADE, Part, Places, get
+from fmapper_adapters.torch.lax import types as _types
+
+_COMPUTED = tuple(f"{mode}made_" for mode in MADE)  # those that a graph computes from nothing
+
+
+class TorchModel(Part):
+    """A model that was converted to torch.
+
+    Parameters, buffers and parts have the names that they have in the source; it is called as a
+    whole. It is trained, moved, compiled, exported and saved as any other module; JAX has no part
+    in it.
+
+    In training mode it computes what was recorded for training, if that was recorded.
+    """
+
+    def __init__(
+        self, program: Program, added: Mapping[str, Lowering], *, fused: bool = True
+    ) -> None:
+        super().__init__()
+        self._added = _used(added, program)
+        self._aliases = dict(program.aliases)
+        self._lacks_training = program.lacks_training
+        programs = {"training": program} if program.evaluation is not None or program.train else {}
+        evaluation = program.evaluation if program.evaluation is not None else program
+        if not program.train or program.evaluation is not None:
+            programs["evaluation"] = evaluation
+        places = Places(self)
+        for name, tensor in to_torch(dict(program.parameters)).items():
+            places.parameter(name, tensor, trained=name not in program.frozen)
+        for name, tensor in to_torch(dict(program.buffers)).items():
+            places.buffer(name, tensor, persistent=name not in program.transient)
+        for name, first in program.aliases.items():
+            places.alias(name, first)
+        self._tied = {places.names[name]: places.names[first]
+                      for name, first in program.aliases.items()}  # fmt: skip
+        self._variable_types = {places.names[n]: t for n, t in program.variable_types.items()}
+        self._codes: dict[str, Code] = {}
+        for mode, one in programs.items():
+            constants = {}
+            for i, (name, tensor) in enumerate(to_torch(dict(one.constants)).items()):
+                constants[name] = f"_{mode}_{name if name.isidentifier() else f'held_{i}'}"
+                self.register_buffer(constants[name], tensor, persistent=False)
+            targets = {**places.names, **constants}
+            self._codes[mode] = Code(one.without_state(), self._added, targets, {}, mode, fused)
+        for code in self._codes.values():
+            for target, layout in conv_weight_layout.wanted(code.graph).items():
+                array = get(self, target)
+                array.data = conv_weight_layout.arrange(array.data, *layout)
+        self._install()
+        self.__class__ = _class_of_its_own()
+        self.train(program.starts_in_training)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is made of the program again."""
+        state = super().__getstate__()
+        state["_modules"] = _without(state["_modules"], MADE)
+        state["_buffers"] = _without(state["_buffers"], _COMPUTED)
+        return state
+
+    def __reduce__(self) -> Any:
+        return _bare, (), self.__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._install()
+        self.__class__ = _class_of_its_own()
+
+    def __repr__(self) -> str:
+        own = Part()
+        for name in ("_parameters", "_buffers", "_modules"):
+            getattr(own, name).update(_without(getattr(self, name), MADE))
+        return f"{type(self).__name__}{repr(own).removeprefix('Part')}"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the source gives for these arguments.
+
+        Raises:
+            ProgramInputError: The program was recorded for other inputs, or not for this mode.
+        """
+        code = self._code
+        if not code.fits(self) and not torch.compiler.is_compiling():
+            self._follow()
+            code = self._code
+        leaves = code.leaves(args, kwargs)
+        outputs, changed = code.function(self, *leaves)
+        for target, value in zip(code.changed, changed, strict=True):
+            array = get(self, target)
+            if isinstance(array, torch.nn.Parameter):
+                with torch.no_grad():
+                    array.copy_(value)
+            else:  # exported programs with no_grad in them cannot be loaded
+                array.copy_(value.detach())
+        return code.output(outputs)
+
+    @property
+    def _code(self) -> Code:
+        codes = self._codes
+        found = codes.get("training" if self.training else "evaluation")
+        if found is not None:
+            return found
+        if self.training and not self._lacks_training:  # it has no modes
+            return codes["evaluation"]
+        return self._refuse_mode()
+
+    def _refuse_mode(self) -> Code:
+        name = next(iter(self._codes.values())).program.name
+        if not self.training:
+            raise ProgramInputError(
+                f"{name} was recorded for training only: call train() on the model, or convert it "
+                "with train=False"
+            )
+        raise ProgramInputError(
+            f"{name} was recorded for evaluation only: call eval() on the model. Its training was "
+            f"not: {self._lacks_training}"
+        )
+
+    def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool) -> bool:
+        """Whether the program of a mode is there and takes such arguments."""
+        code = self._codes.get("training" if train else "evaluation")
+        try:
+            return code is not None and code.leaves(args, kwargs) is not None
+        except ProgramInputError:
+            return False
+
+    def outcome(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The leaves of the output in one of the modes, and what a call changes, by name."""
+        code = self._codes["training" if train else "evaluation"]
+        leaves = code.program.bind(args, kwargs, sparing=True)
+        with torch.no_grad():
+            outputs, changed = code.function(self, *code.with_statics(leaves))
+        names = [str(out.target) for out in code.program.outputs if out.kind != "user"]
+        return list(outputs), dict(zip(names, changed, strict=True))
+
+    def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
+        """Every operation of a call that is one in the graph, with its results."""
+        code = self._code
+        return list(code.observed(self, code.leaves(args, kwargs)))
+
+    @property
+    def program(self) -> Program:
+        """What the model computes in its present mode, as data."""
+        return self._code.program
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The graph of its present mode."""
+        return self._code.graph
+
+    @property
+    def code(self) -> str:
+        """The graph as Python code, with the lines of the source as comments."""
+        return readable(self._code.source)
+
+    def as_program(self) -> Program:
+        """The program with the arrays of this model, to be saved or lowered again."""
+        codes = list(self._codes.values())
+        names = {target: name for name, target in codes[0].targets.items()}
+        held = dict(
+            itertools.chain(
+                self.named_parameters(remove_duplicate=False),
+                self.named_buffers(remove_duplicate=False),
+            )
+        )
+        filled = [
+            dataclasses.replace(
+                code.program,
+                constants={n: held[code.targets[n]].detach() for n in code.constant_names},
+            )
+            for code in codes
+        ]
+        first = filled[0]
+        frozen = [
+            n for n in codes[0].parameter_names
+            if not held[codes[0].targets[n]].requires_grad and _can_train(held[codes[0].targets[n]])
+        ]  # fmt: skip
+        found = {names[target]: x.detach() for target, x in held.items() if target in names}
+        return dataclasses.replace(
+            first,
+            parameters={n: x for n, x in found.items() if n in codes[0].parameter_names},
+            buffers={n: x for n, x in found.items() if n in codes[0].buffer_names},
+            frozen=tuple(frozen),
+            starts_in_training=self.training,
+            evaluation=filled[1] if len(filled) > 1 else None,
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes arrays and program to one safetensors file; `load` needs no JAX to read it.
+
+        Raises:
+            ConversionError: An array has a dtype that the format lacks.
+        """
+        save_program(self.as_program(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TorchModel:
+        """The model in a file.
+
+        Raises:
+            ConversionError: The file holds no program, or is damaged.
+            UnsupportedOpsError: It has operations of your own that are not added here.
+        """
+        found: TorchModel = convert(load_program(path), "torch")
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """What `to`, `half`, `cuda` and the like do: where dtypes change, those of the graph do."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._tie()
+        present = next(iter(self._codes.values())).renamed
+        renamed: dict[str, str] = {}
+        for dtype in emit.FLOATS:
+            before = present.get(dtype, dtype)
+            after = fn(torch.empty(0, dtype=_types.dtype_of(before))).dtype
+            if after is not _types.dtype_of(dtype):
+                renamed[dtype] = str(after).removeprefix("torch.")
+        self._rename(renamed)
+        return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As of every module; what is tied stays tied, with `assign=True` too."""
+        found = super().load_state_dict(*args, **kwargs)
+        self._tie()
+        return found
+
+    def _tie(self) -> None:
+        """Makes tied arrays one again, which the methods of torch treat one by one."""
+        for target, first in self._tied.items():
+            one = get(self, first)
+            if get(self, target) is not one:
+                owner, _, last = target.rpartition(".")
+                setattr(self.get_submodule(owner), last, one)
+
+    def _follow(self) -> None:
+        """Makes the graphs anew where parameters have other dtypes than those they are made for.
+
+        Raises:
+            ProgramInputError: Parameters that had one dtype have several now.
+        """
+        renamed: dict[str, str] = {}
+        code = next(iter(self._codes.values()))
+        for name, dtype in code.floats.items():
+            new = str(get(self, code.targets[name]).dtype).removeprefix("torch.")
+            if renamed.setdefault(dtype, new) != new:
+                raise ProgramInputError(
+                    f"{code.program.name}: {name} is of {new}, other parameters that were of "
+                    f"{dtype} are of {renamed[dtype]}: cast all of them or none"
+                )
+        self._rename({old: new for old, new in renamed.items() if old != new})
+
+    def _rename(self, renamed: dict[str, str]) -> None:
+        """Makes the graphs anew that are made for other dtypes."""
+        if all(code.renamed == renamed for code in self._codes.values()):
+            return
+        codes = {}
+        for mode, code in self._codes.items():
+            codes[mode] = code if code.renamed == renamed else code.in_dtypes(renamed)
+        self._codes = codes  # another dict: a copy of this model may share the old one
+        self._install()
+
+    def _install(self) -> None:
+        """Gives this module what the code of the graphs expects: functions and constants."""
+        self._modules = _without(self._modules, MADE)
+        self._buffers = _without(self._buffers, _COMPUTED)
+        first = next(itertools.chain(self.parameters(), self.buffers()), None)
+        device = None if first is None else first.device
+        for code in self._codes.values():
+            for name, module in code.modules.items():
+                self.add_module(name, module)
+            for name, tensor in code.constants.items():
+                self.register_buffer(name, tensor.to(device), persistent=False)
+
+
+def _without(held: Mapping[str, Any], beginnings: tuple[str, ...]) -> dict[str, Any]:
+    """What a module holds, except for names that begin so."""
+    return {name: one for name, one in held.items() if not name.startswith(beginnings)}
+
+
+def _bare() -> TorchModel:
+    """A model to be filled by `__setstate__`."""
+    return TorchModel.__new__(TorchModel)
+
+
+def _class_of_its_own() -> type[TorchModel]:
+    """A class for one model: `torch.compile` counts how often it compiles the code of a forward.
+
+    With one forward for all, it would give up at the ninth model of a process.
+    """
+    shared = TorchModel.forward
+    own = types.FunctionType(
+        shared.__code__.replace(), shared.__globals__, "forward", shared.__defaults__
+    )
+    own.__doc__, own.__annotations__ = shared.__doc__, shared.__annotations__
+    return type(TorchModel.__name__, (TorchModel,), {"forward": own, "__module__": __name__})
+
+
+def _can_train(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _used(added: Mapping[str, Lowering], program: Program) -> dict[str, Lowering]:
+    """The lowerings of users that a program needs: others are no part of a pickled model."""
+    ops = {*program.ops(), *(program.evaluation.ops() if program.evaluation is not None else ())}
+    ops |= {op.rpartition(".")[0] for op in ops}
+    return {
+        op: lowering for op, lowering in added.items() if not op.startswith("lax::") or op in ops
+    }
+
+
+def from_program(
+    program: Program, lowerings: Mapping[str, Lowering], *, fused: bool = True
+) -> TorchModel:
+    """The module for a program.
+
+    Args:
+        program: The program.
+        lowerings: The user's own.
+        fused: Use what torch has whole, as softmax and attention, where the program spells it out.
+
+    Raises:
+        ConversionError: It was not recorded from JAX.
+        UnsupportedOpsError: Primitives have no lowering; lists all of them.
+    """
+    try:
+        return TorchModel(program, lowerings, fused=fused)
+    except UnsupportedOpsError as error:
+        if not any(op.startswith("aten::") for op in error.ops):
+            raise
+        raise UnsupportedOpsError(
+            f"{program.name} was recorded from torch: its operations are torch's own, and nothing "
+            'lowers them to torch. Convert the program to "jax" or "flax". Its weights go back '
+            "into the module that it comes from: "
+            "module.load_state_dict(fmapper.to_torch({**program.parameters, **program.buffers}), "
+            "strict=False)",
+            error.ops,
+        ) from None

@@ -1,0 +1,62 @@
+"""The caches of transformers as nodes: keys and values, states, and the layers that hold them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fmapper.backends import NodeType
+
+_CACHES = "transformers.cache_utils"
+_OF_MODELS = re.compile(r"Cache(Layer)?$")  # those that a model has of its own
+
+
+@functools.lru_cache(maxsize=1024)
+def is_cache(cls: Any) -> bool:
+    """Whether a class is a cache of transformers, or a layer of one."""
+    if issubclass(cls, torch.nn.Module | Mapping):
+        return False
+    if any(base.__module__ == _CACHES for base in cls.__mro__):
+        return True
+    of_model = cls.__module__.startswith("transformers.models.")
+    return of_model and bool(_OF_MODELS.search(cls.__name__)) and not hasattr(cls, "_fields")
+
+
+def node_type(cls: type) -> NodeType | None:
+    """The node type of a cache; None for every other class."""
+    if not is_cache(cls):
+        return None
+
+    def shell(_: Any) -> Any:
+        return object.__new__(cls)
+
+    return NodeType(_children, shell=shell, fill=_fill)
+
+
+def _children(cache: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(cache).items() if _is_child(value)}
+
+
+def _is_child(value: Any) -> bool:
+    """Arrays of any framework, containers and other caches; no numbers and no settings."""
+    if isinstance(value, list | tuple | dict):
+        return True
+    is_array = hasattr(value, "shape") and hasattr(value, "dtype")
+    kind: Any = type(value)
+    return not isinstance(value, type) and (is_array or is_cache(kind))
+
+
+def _fill(new: Any, old: Any, children: Mapping[str, Any]) -> None:
+    """Puts arrays into a cache, which says on which device they are and of which dtype."""
+    state = {**vars(old), **children}
+    tensors = [x for x in children.values() if isinstance(x, torch.Tensor)]
+    if tensors and isinstance(state.get("device"), torch.device):
+        state["device"] = tensors[0].device
+    floats = [x for x in tensors if x.is_floating_point()]
+    if floats and isinstance(state.get("dtype"), torch.dtype):
+        state["dtype"] = floats[0].dtype
+    vars(new).update(state)

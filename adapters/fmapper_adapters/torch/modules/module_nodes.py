@@ -1,0 +1,533 @@
+"""How `torch.nn.Module` is taken apart, and functors as pytrees of torch."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from fmapper.backends import (
+    Constant,
+    Fitting,
+    NodeType,
+    PyTreeRules,
+    Static,
+    at_end,
+    holds_arrays,
+    is_dynamic,
+    is_gradient,
+    put_together,
+    refitted,
+    take_apart,
+)
+from fmapper import RebuildError, UnsupportedLeafError, no_gradient
+from fmapper_adapters.torch.modules import references
+from fmapper_adapters.torch.compute import parameter_standin
+from fmapper_adapters.torch.arrays.tensors import as_parameter
+
+Module = torch.nn.Module
+
+_INTERNAL = frozenset(vars(Module()))
+_OWN_STATE = len(_INTERNAL)
+_COMPILED = "_compiled_call_impl"
+_OWN_NAMES = _INTERNAL | {_COMPILED}
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_HOOKS = tuple(
+    (name, type(value))
+    for name, value in vars(Module()).items()
+    if isinstance(value, dict | set) and name not in _REGISTRIES
+)
+_GRADIENT = "_fmapper_gradient"  # an attribute of a gradient: None in its tables is no_gradient
+_SEQUENCES = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ParameterList)
+_SETTINGS = frozenset({int, float, str, bool, type(None)})
+_new: Callable[[type], Any] = object.__new__
+_set = object.__setattr__
+
+
+def node_type(cls: type) -> NodeType | None:
+    """The node type of a module class; None for every other class."""
+    if not issubclass(cls, Module):
+        return None
+    if issubclass(cls, torch.jit.ScriptModule):
+        return NodeType.opening(_refuse_script, _refuse_script)
+    numbered = issubclass(cls, _SEQUENCES)
+    wrapper = _is_compiled(cls)
+    lazy = issubclass(cls, torch.nn.modules.lazy.LazyModuleMixin)
+    settings_only = _settings_only_of_class()
+
+    def items(module: Any) -> list[tuple[Any, Any]]:
+        state = module.__dict__
+        found = [*state["_parameters"].items()]
+        if state["_buffers"]:
+            found += state["_buffers"].items()
+        if state["_modules"]:
+            found += state["_modules"].items()
+        if _GRADIENT in state:
+            found = [(name, no_gradient if x is None else x) for name, x in found]
+        if numbered:
+            names = _numbers(tuple([name for name, _ in found]))
+            found = [(name, child) for name, (_, child) in zip(names, found, strict=True)]
+        if not settings_only(state):
+            found += _extra(state)
+        return found
+
+    def carried(module: Any) -> list[tuple[str, Any]]:
+        return [] if settings_only(module.__dict__) else _carried(module)
+
+    def open(module: Any, keep: Callable[[Any], None]) -> Any:
+        known = module.__dict__
+        if lazy:
+            _refuse_lazy(module)
+        state = known.copy()
+        hooked = _own_hooks(state)
+        if is_gradient():
+            state[_GRADIENT] = True
+        new: Any = _new(cls)
+        _set(new, "__dict__", state)
+        plain = settings_only(known)
+        if hooked or not plain:
+            _refer_anew(module, new, state, keep)
+        parameters, modules = known["_parameters"], known["_modules"]
+        if known["_buffers"] or wrapper or _GRADIENT in known or not (plain or not _extra(known)):
+            pass
+        elif parameters and not modules and not numbered:  # commonest: a layer
+            source = parameters.copy()
+            keep(source)
+            finish = partial(_fill_parameters, module, source, new, keep)
+            return new, iter(source.items()), _Parameters(source), finish
+        elif modules and not parameters:  # ... and a block of layers
+            source = modules.copy()
+            keep(source)
+            finish = partial(_fill_modules, module, source, new, state)
+            keys = _numbers(tuple(source)) if numbered else source
+            return new, zip(keys, source.values(), strict=True), {}, finish
+        found = items(module)
+        keep(found)
+        finish = partial(_fill, module, new, state, keep)
+        return new, iter(found), _Parameters(), finish
+
+    def passengers(module: Any) -> list[tuple[str, Any]]:
+        if settings_only(module.__dict__):
+            return []
+        return [
+            (name, value)
+            for name, value in module.__dict__.items()
+            if isinstance(value, torch.Generator)
+        ]
+
+    def static(module: Any) -> dict[str, Any]:
+        state = module.__dict__
+        beside = {name for name, _ in _extra(state)}.union(_REGISTRIES)
+        return {name: value for name, value in state.items() if name not in beside}
+
+    put = partial(_put, numbered)
+    return NodeType.opening(
+        open,
+        items,
+        carried=carried,
+        put=put,
+        passengers=passengers,
+        static=static,
+        box=lambda module: module.__dict__["_buffers"].items(),
+    )
+
+
+def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
+    """Gives a module other children in place."""
+    state = module.__dict__
+    tables = [state[registry] for registry in _REGISTRIES]
+    for key, child in children.items():
+        name = str(key) if numbered else key
+        next((table for table in tables if name in table), state)[name] = child
+
+
+def _carried(module: Any) -> list[tuple[str, Any]]:
+    """The attributes of a module that are neither children nor settings nor torch's own."""
+    state = module.__dict__
+    children = {name for name, _ in _extra(state)}
+    return [
+        (name, value)
+        for name, value in state.items()
+        if name not in _INTERNAL and name not in children and type(value) not in _SETTINGS
+    ]
+
+
+def _write_own_hooks() -> Callable[[dict[str, Any]], bool]:
+    """A function that gives a copied module state hook tables of its own, written out for speed.
+
+    It says whether there are any hooks.
+    """
+    used = " or ".join(f"state[{name!r}]" for name, _ in _HOOKS)
+    copies = "".join(f"        state[{name!r}] = state[{name!r}].copy()\n" for name, _ in _HOOKS)
+    empty = "".join(f"        state[{name!r}] = {kind.__name__}()\n" for name, kind in _HOOKS)
+    kinds = {kind.__name__: kind for _, kind in _HOOKS}
+    parameters = ", ".join(f"{name}={name}" for name in kinds)
+    scope: dict[str, Any] = dict(kinds)
+    source = f"    if {used}:\n{copies}        return True\n{empty.replace('        ', '    ')}"
+    exec(f"def own_hooks(state, {parameters}):\n{source}    return False", scope)
+    written: Callable[[dict[str, Any]], bool] = scope["own_hooks"]
+    return written
+
+
+_own_hooks = _write_own_hooks()
+
+
+def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The attributes of a module that are arrays or hold some."""
+    found = []
+    for name, value in state.items():
+        if type(value) not in _SETTINGS and name not in _INTERNAL:
+            if isinstance(value, torch.ScriptObject):
+                error = UnsupportedLeafError(
+                    f".{name} is an object of TorchScript, such as the packed weights of a "
+                    "quantized module, which cannot be moved. Move the module before it is "
+                    "quantized."
+                )
+                error.placed = False
+                raise error
+            if name != _COMPILED and _is_child(value):
+                found.append((name, value))
+    return found
+
+
+def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
+    """For one class: whether all attributes of an instance are plain settings; made to be quick.
+
+    It is often asked and nearly always true, of the same names as the last time.
+    """
+    last: tuple[int, Callable[[dict[str, Any]], tuple[Any, ...]]] = (-1, tuple)
+    are_settings = _SETTINGS.issuperset
+
+    def settings_only(state: dict[str, Any]) -> bool:
+        nonlocal last
+        count, values = last
+        if len(state) <= _OWN_STATE:
+            return True
+        try:
+            if len(state) != count:
+                raise KeyError
+            found = values(state)
+        except KeyError:  # other attributes than the last time
+            names = [name for name in state if name not in _INTERNAL]
+            if not names:
+                return True
+            # One name more, so that itemgetter gives a tuple in any case.
+            last = len(state), itemgetter(names[0], *names)
+            found = last[1](state)
+        if are_settings(map(type, found)):
+            return True
+        return all(
+            are_settings(map(type, x)) if type(x) is tuple else type(x) in _SETTINGS for x in found
+        )
+
+    return settings_only
+
+
+def _number(name: str) -> int | str:
+    return int(name) if name.isdecimal() and str(int(name)) == name else name
+
+
+@lru_cache(1024)
+def _numbers(names: tuple[str, ...]) -> tuple[int | str, ...]:
+    return tuple(map(_number, names))
+
+
+def _is_child(value: Any) -> bool:
+    """Whether an attribute is an array or a container of some; tuples of sizes are settings."""
+    if isinstance(value, torch.Tensor) or value is no_gradient:
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list | tuple):
+        if any(isinstance(part, Module) for part in parts):
+            return True
+        if all(type(part) in _SETTINGS or references.refers(part) for part in parts):
+            return False
+    if isinstance(value, tuple | list) and all(type(item) in _SETTINGS for item in value):
+        return False
+    return is_dynamic(value) and holds_arrays(value)
+
+
+class _Parameters(Fitting):
+    """Slots in which a tensor that takes the place of a parameter becomes one."""
+
+    __slots__ = ()
+
+    def fit(self, new: Any, old: Any) -> Any:
+        """A parameter, unless the module will not have it."""
+        if type(new) is not torch.Tensor and (
+            not isinstance(new, torch.Tensor) or isinstance(new, torch.nn.Parameter)
+        ):
+            return new
+        if parameter_standin.is_differentiated(new):
+            return parameter_standin.standing_in(new, old)
+        return as_parameter(new, old)
+
+
+Keep = Callable[[Any], None]
+
+
+def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict[Any, Any]) -> Any:
+    """Distributes the new children over a module that was opened."""
+    known = old.__dict__
+    slots = dict(filled)
+    parameters, buffers, modules = (known[registry] for registry in _REGISTRIES)
+    if isinstance(old, _SEQUENCES):
+        slots = {str(key): child for key, child in slots.items()}
+    new_parameters = {name: slots.pop(name) for name in parameters}
+    new_buffers = {name: slots.pop(name) for name in buffers}
+    new_modules = {name: slots.pop(name) for name in modules}
+    state.update(slots)
+    _check_tensors(old, parameters, new_parameters, keep)
+    _check_tensors(old, buffers, new_buffers, keep)
+    _check_modules(old, new_modules)
+    state["_parameters"] = new_parameters
+    state["_buffers"] = new_buffers
+    state["_modules"] = new_modules
+    if _is_compiled(type(module)):
+        for name in ("forward", "_forward"):
+            state.pop(name, None)
+        module._initialize()
+    return module
+
+
+def _is_compiled(cls: type) -> bool:
+    """Whether a class is that of what `torch.compile(module)` gives; dynamo is slow to import."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and issubclass(cls, dynamo.OptimizedModule)
+
+
+def _fill_parameters(
+    old: Any, known: dict[str, Any], module: Any, keep: Keep, slots: dict[str, Any]
+) -> Any:
+    """Gives a module that holds parameters only its new ones."""
+    new = module.__dict__["_parameters"] = dict(slots)
+    _check_tensors(old, known, new, keep)
+    return module
+
+
+def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep: Keep) -> None:
+    """Makes parameters of what takes the place of parameters."""
+    for name, new in slots.items():
+        old_tensor = known[name]
+        if new is not old_tensor and (
+            type(new) is not type(old_tensor)
+            or (
+                type(new) is not torch.nn.Parameter
+                and (type(new) is not torch.Tensor or parameter_standin.stands_for(old_tensor) is not None)
+            )
+        ):
+            slots[name] = _tensor(old, name, old_tensor, new, keep)
+
+
+def _fill_modules(
+    old: Any, known: dict[str, Any], module: Any, state: dict[str, Any], slots: dict[Any, Any]
+) -> Any:
+    """Gives a module that holds modules only its new ones."""
+    modules = state["_modules"] = dict(zip(known, slots.values(), strict=True))
+    _check_modules(old, modules)
+    return module
+
+
+def _check_modules(old: Any, modules: dict[str, Any]) -> None:
+    for name, new in modules.items():
+        if not isinstance(new, Module) and new is not None:
+            raise _unfit(old, name, new, "a module")
+
+
+def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
+    """What takes the place of a parameter or buffer.
+
+    A tensor that has to be wrapped only here was put elsewhere before: there it is replaced, too.
+    """
+    if new is old or new is None:
+        return new
+    if new is no_gradient:
+        return None
+    if not isinstance(new, torch.Tensor):
+        raise _unfit(module, name, new, "a tensor")
+    if is_gradient() or isinstance(new, torch.nn.Parameter) or parameter_standin.stands_for(old) is None:
+        return new
+    if parameter_standin.is_differentiated(new):
+        return parameter_standin.standing_in(new, old)
+    of, by = _wrapped.get(id(new), (None, None))
+    wrapped = by() if by is not None and of is not None and of() is old else None
+    if wrapped is None:
+        wrapped = as_parameter(new, old)
+        refitted(keep, new, wrapped)
+        i = id(new)
+        _wrapped[i] = (weakref.ref(old), weakref.ref(wrapped))
+        weakref.finalize(new, _wrapped.pop, i, None)
+    return wrapped
+
+
+# Which parameter a tensor was wrapped into, and in whose place: tied parameters stay one.
+_wrapped: dict[int, tuple[Any, Any]] = {}
+
+
+def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
+    """Makes what refers to old modules refer to the new ones, once all of those are there.
+
+    That is bound methods, closures and weak references in attributes and hooks, and what
+    `module.compile()` has left.
+    """
+    tables = [name for name, _ in _HOOKS if state[name] and isinstance(state[name], dict)]
+    names = [
+        name
+        for name, value in state.items()
+        if type(value) not in _SETTINGS and name not in _OWN_NAMES and _may_refer(value)
+    ]
+    if state.get(_COMPILED) is not None:
+        state[_COMPILED] = references.compiled(state[_COMPILED], new)
+    if isinstance(new, torch.fx.GraphModule) and "_graph" in state:
+        state["_graph"] = copy.deepcopy(state["_graph"])  # it knows the module that it is of
+        state["_graph"].owning_module = new
+    if not names and not tables:
+        return
+
+    def rebind(new_of: Callable[[Any], Any]) -> None:
+        own = partial(_new_of, old, new, new_of)
+        for table in tables:
+            hooks = state[table]
+            for key, hook in hooks.items():
+                hooks[key] = references.rebound(hook, own)
+        for name in names:
+            if isinstance(state[name], RemovableHandle):
+                state[name] = _handle(state[name], old, state)
+            elif name in state:
+                state[name] = _rebound_items(state[name], own)
+
+    rebind(lambda x: x)
+    at_end(keep, rebind)
+
+
+def _new_of(old: Any, new: Any, new_of: Callable[[Any], Any], x: Any) -> Any:
+    return new if x is old else new_of(x)
+
+
+def _may_refer(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return any(map(references.refers, value))
+    if type(value) in (dict, OrderedDict):
+        return any(map(references.refers, value.values()))
+    return isinstance(value, RemovableHandle) or references.refers(value)
+
+
+def _rebound_items(value: Any, new_of: Callable[[Any], Any]) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)([references.rebound(item, new_of) for item in value])
+    if type(value) in (dict, OrderedDict):
+        return type(value)((key, references.rebound(item, new_of)) for key, item in value.items())
+    return references.rebound(value, new_of)
+
+
+def _handle(handle: Any, old: Any, state: dict[str, Any]) -> Any:
+    """A handle that removes a hook of the new module where it was one of the old one."""
+    table = handle.hooks_dict_ref()
+    for name, _ in _HOOKS:
+        if table is not None and old.__dict__[name] is table:
+            new = copy.copy(handle)
+            new.hooks_dict_ref = weakref.ref(state[name])
+            return new
+    return handle
+
+
+def _refuse_script(module: Any, keep: Any = None) -> Any:
+    error = UnsupportedLeafError(
+        f"{type(module).__name__} is a program of TorchScript, which cannot be taken apart. Move "
+        "the module that it was made of and script or trace the result; or move it in place with "
+        "its own .to(...) and declare what holds it with @fmapper.functor(children=...)."
+    )
+    error.placed = False
+    raise error
+
+
+def _refuse_lazy(module: Any) -> None:
+    if module.has_uninitialized_params():
+        error = RebuildError(
+            f"{type(module).__name__} is a lazy module whose parameters have no shapes yet: run "
+            "the module once first."
+        )
+        error.placed = False
+        raise error
+
+
+def _unfit(module: Any, name: str, new: Any, wanted: str) -> RebuildError:
+    error = RebuildError(
+        f"{type(module).__name__}.{name} must be {wanted}, not "
+        f"{type(new).__module__}.{type(new).__name__}: a torch module holds torch tensors "
+        "only. Take its arrays with fmapper.state(module), or turn the whole module into a program "
+        "of the other framework with fmapper.convert(module, ...)."
+    )
+    error.placed = False
+    return error
+
+
+def registered_type(cls: type) -> NodeType | None:
+    """The node type of a class that is in `torch.utils._pytree`."""
+    entry = pytree.SUPPORTED_NODES.get(cls)
+    if entry is None or cls is torch.Size:  # torch would make a plain tuple of it
+        return None
+
+    def take(node: Any) -> tuple[list[Any], list[Any], Any]:
+        if entry.flatten_with_keys_fn is None:
+            values, context = entry.flatten_fn(node)
+            return list(range(len(values))), values, context
+        pairs, context = entry.flatten_with_keys_fn(node)
+        return [_key(key) for key, _ in pairs], [value for _, value in pairs], context
+
+    def children(node: Any) -> dict[Any, Any]:
+        keys, values, _ = take(node)
+        return dict(zip(keys, values, strict=True))
+
+    def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
+        keys, _, context = take(node)
+        return entry.unflatten_fn([new_children[key] for key in keys], context)
+
+    return NodeType(children, rebuild, static=lambda node: take(node)[2])
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, pytree.MappingKey):
+        return key.key
+    if isinstance(key, pytree.SequenceKey):
+        return key.idx
+    return key.name if isinstance(key, pytree.GetAttrKey) else key
+
+
+def register_functor(cls: type) -> None:
+    """Enters a functor class into `torch.utils._pytree`, unless it is there."""
+    if cls in pytree.SUPPORTED_NODES:
+        return
+
+    def flatten_with_keys(node: Any) -> tuple[list[Any], Static | Constant]:
+        values, static = take_apart(node, _RULES)
+        keys = map(pytree.GetAttrKey, static.dynamic)
+        return list(zip(keys, values, strict=True)), static
+
+    pytree.register_pytree_node(
+        cls,
+        lambda node: take_apart(node, _RULES),
+        lambda children, static: put_together(static, children, _RULES),
+        flatten_with_keys_fn=flatten_with_keys,
+    )
+
+
+def _is_dynamic(child: Any) -> bool:
+    """As for JAX, but None is static: it is a leaf to torch, and no tensor."""
+    return child is not None and is_dynamic(child)
+
+
+def _opens(cls: type) -> bool:
+    return cls in pytree.SUPPORTED_NODES or pytree.is_namedtuple_class(cls)
+
+
+_RULES = PyTreeRules(_is_dynamic, _opens)

@@ -1,0 +1,201 @@
+"""Gradients that a module has of its own: those of `torch.autograd.Function`.
+
+torch.export records what `forward` of such a function does, and forgets `backward`. Here `backward`
+is recorded, too, with stand-ins for the gradients of its outputs; what depends on those is an inner
+graph afterwards, for the framework that takes the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd.function import FunctionCtx
+
+from fmapper.programs import Call, Graph, Ref
+
+TRACED = (FunctionalTensor, FakeTensor)
+_WITH_GRADIENT = "fmapper::with_gradient.default"
+_COTANGENT = "fmapper::cotangent.default"
+_calls = itertools.count()
+met: set[str] = set()  # functions that were recorded, or tried to be
+
+
+@torch.library.custom_op("fmapper::cotangent", mutates_args=())
+def cotangent(y: torch.Tensor, call: int) -> torch.Tensor:
+    """Stands for the gradient of an output, of which each call has its own."""
+    return torch.zeros_like(y)
+
+
+@cotangent.register_fake
+def _(y: torch.Tensor, call: int) -> torch.Tensor:
+    return torch.empty_like(y)
+
+
+@torch.library.custom_op("fmapper::with_gradient", mutates_args=())
+def with_gradient(
+    ys: list[torch.Tensor],
+    xs: list[torch.Tensor],
+    cotangents: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    places: list[int],
+    name: str,
+) -> list[torch.Tensor]:
+    """The ys, whose gradients with respect to those xs are these; -1: they are not known."""
+    return [y.clone() for y in ys]
+
+
+@with_gradient.register_fake
+def _(
+    ys: list[torch.Tensor],
+    xs: list[torch.Tensor],
+    cotangents: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    places: list[int],
+    name: str,
+) -> list[torch.Tensor]:
+    return [torch.empty_like(y) for y in ys]
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Inside, functions with gradients of their own are recorded with these.
+
+    `Function.apply` may be bound to a name already, so it is changed what that calls.
+    """
+    if "apply" in vars(_LEVEL):  # inside of another recording
+        yield
+        return
+    try:
+        _LEVEL.apply = classmethod(_apply)
+        yield
+    finally:
+        if "apply" in vars(_LEVEL):
+            del _LEVEL.apply
+
+
+_LEVEL: Any = torch.autograd.function._SingleLevelFunction
+
+
+def _apply(cls: Any, *args: Any) -> Any:
+    if cls.__module__.startswith("torch.") or not any(isinstance(arg, TRACED) for arg in args):
+        return super(_LEVEL, cls).apply(*args)
+    met.add(cls.__qualname__)
+    context: Any = _Context()
+    context.needs_input_grad = tuple(_has_gradient(arg) for arg in args)
+    before = {id(x): x.clone() for x in args if _has_gradient(x)}
+    if cls.setup_context is torch.autograd.Function.setup_context:
+        results = cls.forward(context, *args)
+    else:
+        results = cls.forward(*args)
+        cls.setup_context(context, args, results)
+    outputs = given = list(results) if isinstance(results, tuple | list) else [results]
+    fixed = {id(x) for x in getattr(context, "non_differentiable", ())}
+    grows = [_has_gradient(y) and id(y) not in fixed for y in outputs]
+    ys = [y for y, one in zip(outputs, grows, strict=True) if one]
+    changed = {id(x) for x in getattr(context, "dirty_tensors", None) or ()}
+    xs = [before[id(x)] if id(x) in changed else x for x in args if _has_gradient(x)]
+    if ys and xs:
+        number = next(_calls)
+        stand_ins = [cotangent(y.detach(), number) for y in ys]
+        places, gradients = _gradients(cls, context, args, outputs, grows, stand_ins)
+        found = iter(with_gradient(ys, xs, stand_ins, gradients, places, cls.__qualname__))
+        outputs = [
+            next(found) if one else y.detach() if isinstance(y, torch.Tensor) else y
+            for y, one in zip(outputs, grows, strict=True)
+        ]
+        outputs = [
+            was.copy_(y) if id(was) in changed else y for was, y in zip(given, outputs, strict=True)
+        ]
+    return tuple(outputs) if isinstance(results, tuple | list) else outputs[0]
+
+
+class _Context(FunctionCtx):
+    """What `forward` leaves for `backward`."""
+
+    materialize_grads = True
+    to_save: Any = ()
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(self.to_save or ())
+
+
+def _has_gradient(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _gradients(
+    cls: Any, context: Any, args: Any, outputs: Any, grows: Any, stand_ins: Any
+) -> tuple[list[int], list[torch.Tensor]]:
+    """The gradients that `backward` gives, with the places of their xs; [-1] if it cannot."""
+    left = iter(stand_ins)
+    given = [
+        next(left) if one else torch.zeros_like(y) if isinstance(y, torch.Tensor) else None
+        for y, one in zip(outputs, grows, strict=True)
+    ]
+    backward = cls.vjp if cls.backward is torch.autograd.Function.backward else cls.backward
+    try:
+        with _without_engine():
+            found = backward(context, *given)
+    except Exception:  # it may do anything; only those who differentiate need it
+        return [-1], []
+    found = found if isinstance(found, tuple | list) else (found,)
+    wanted = [gradient for arg, gradient in zip(args, found, strict=False) if _has_gradient(arg)]
+    pairs = [(i, one) for i, one in enumerate(wanted) if isinstance(one, torch.Tensor)]
+    return [i for i, _ in pairs], [one for _, one in pairs]
+
+
+@contextlib.contextmanager
+def _without_engine() -> Iterator[None]:
+    """Inside, `torch.autograd.grad` and `backward` fail: what they give would not be recorded."""
+    module: Any = torch.autograd
+    engine = module._engine_run_backward
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError("gradients within a backward are not recorded")
+
+    try:
+        module._engine_run_backward = refused
+        yield
+    finally:
+        module._engine_run_backward = engine
+
+
+def folded(graph: Graph) -> Graph:
+    """The graph with what `backward` does as inner graphs of the calls that have gradients."""
+    if not any(call.op == _WITH_GRADIENT for call in graph.calls):
+        return graph
+    calls: list[Call] = []
+    for call in graph.calls:
+        calls.append(_with_inner_graph(call, calls) if call.op == _WITH_GRADIENT else call)
+    return Graph(graph.inputs, calls, graph.outputs, graph.kinds)
+
+
+def _with_inner_graph(call: Call, before: Sequence[Call]) -> Call:
+    ys, xs, cotangents, gradients, places, name = call.args
+    starts = [one.name for one in cotangents]
+    inside = set(starts)
+    for one in before:
+        if not inside.isdisjoint(_refs(one)):
+            inside.add(one.name)
+    needed = {one.name for one in gradients}
+    body: list[Call] = []
+    for one in reversed(before):
+        if one.name in needed and one.name in inside and one.op != _COTANGENT:
+            body.append(one)
+            needed |= _refs(one)
+    kept = sorted(needed - inside)
+    inner = Graph((*starts, *kept), body[::-1], gradients)
+    args = ys, xs, inner, tuple(Ref(one) for one in kept), places, name
+    return dataclasses.replace(call, args=args)
+
+
+def _refs(call: Call) -> frozenset[str]:
+    return Graph((), [call], ()).used()

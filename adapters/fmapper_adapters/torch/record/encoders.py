@@ -1,0 +1,157 @@
+"""What `nn.TransformerEncoder` gives at padded places, which depends on the mode it is called in.
+
+Without gradients it leaves padded places out of its layers and gives zeros there, if each sequence
+is padded at its end. With gradients it gives what the layers make of the padding. A program has one
+of both: the one that the module gives in the mode in which it is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch.record.restore import undone
+
+_leaving_out: ContextVar[tuple[Any, ...]] = ContextVar("encoders that leave out", default=())
+
+
+def that_leave_out(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], list[str]]:
+    """The encoders that leave padding out for such inputs.
+
+    Returns:
+        Those that do so in the mode that torch is in now, and the paths of those that do so
+        without gradients only.
+    """
+    paths = {
+        id(part): path
+        for path, part in module.named_modules()
+        if isinstance(part, torch.nn.TransformerEncoder)
+    }
+    if not paths:
+        return [], []
+    now = _seen(module, args, kwargs)
+    if not torch.is_grad_enabled():
+        return now, []
+    with torch.no_grad():
+        later = _seen(module, args, kwargs)
+    return now, [paths[id(one)] for one in later if one not in now and id(one) in paths]
+
+
+def _seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
+    """The encoders that leave padding out in a call, as far as it comes."""
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    found: list[Any] = []
+    forward = torch.nn.TransformerEncoder.forward
+    library: Any = torch
+    nest, is_aligned = (
+        library._nested_tensor_from_mask,
+        library._nested_tensor_from_mask_left_aligned,
+    )
+    inside: list[Any] = []
+
+    @functools.wraps(forward)
+    def spied(self: Any, *args: Any, **kwargs: Any) -> Any:
+        inside.append(self)
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            inside.pop()
+
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        if inside and inside[-1] not in found:
+            found.append(inside[-1])
+        return nest(*args, **kwargs)
+
+    drop = torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda x: x)
+    try:
+        setattr(torch.nn.TransformerEncoder, "forward", spied)  # noqa: B010
+        library._nested_tensor_from_mask = seen
+        library._nested_tensor_from_mask_left_aligned = lambda *_: True  # others of it may be
+        with (
+            warnings.catch_warnings(action="ignore"),  # of nested tensors
+            undone(module),
+            torch.random.fork_rng(devices=[]),
+            drop,
+            unseen_modes(),
+        ):
+            module(*args, **kwargs)
+    except Exception:  # what fails is said where it is recorded
+        pass
+    finally:
+        setattr(torch.nn.TransformerEncoder, "forward", forward)  # noqa: B010
+        library._nested_tensor_from_mask = nest
+        library._nested_tensor_from_mask_left_aligned = is_aligned
+    return found
+
+
+@contextlib.contextmanager
+def unseen_modes() -> Iterator[None]:
+    """Inside, encoders do not see that calls are watched: they would leave out nothing."""
+    overrides: Any = torch.overrides
+    before = overrides.has_torch_function
+    overrides.has_torch_function = lambda _: False
+    try:
+        yield
+    finally:
+        overrides.has_torch_function = before
+
+
+@contextlib.contextmanager
+def leaving_out(encoders: list[Any]) -> Iterator[None]:
+    """Inside, what is recorded of these encoders gives zeros at padded places."""
+    token = _leaving_out.set(tuple(encoders))
+    try:
+        yield
+    finally:
+        _leaving_out.reset(token)
+
+
+def leave_out() -> bool:
+    """Whether encoders are known here that leave padding out."""
+    return bool(_leaving_out.get())
+
+
+@contextlib.contextmanager
+def stand_ins() -> Iterator[None]:
+    """Inside, such encoders do so in a way that can be recorded."""
+    encoders = _leaving_out.get()
+    for encoder in encoders:
+        encoder.forward = functools.partial(_forward, encoder, encoder.forward)
+    try:
+        yield
+    finally:
+        for encoder in encoders:
+            encoder.forward = encoder.forward.args[1]
+            if encoder.forward == type(encoder).forward.__get__(encoder):
+                del encoder.forward
+
+
+def _forward(
+    encoder: Any,
+    forward: Any,
+    src: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    src_key_padding_mask: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+) -> torch.Tensor:
+    norm, encoder.norm = encoder.norm, None
+    try:
+        found: torch.Tensor = forward(src, mask, src_key_padding_mask, is_causal)
+    finally:
+        encoder.norm = norm
+    if src_key_padding_mask is not None and mask is None:
+        valid = src_key_padding_mask.logical_not()
+        left_out = ~valid
+        if getattr(encoder, "mask_check", True):
+            left_out = left_out & (valid[:, 1:] <= valid[:, :-1]).all()
+        found = found.masked_fill(left_out.unsqueeze(-1), 0.0)
+    return found if norm is None else norm(found)

@@ -1,0 +1,165 @@
+"""What keeps a module from being recorded: said before torch fails, or taken out of the way.
+
+Weights without values, weights that others keep on a disk, quantised weights, compiled parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fmapper import ConversionError
+from fmapper_adapters.torch.record import export_flags
+
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
+
+
+def refuse(module: torch.nn.Module) -> None:
+    """Says why a module cannot be recorded, where that can be seen of it.
+
+    Raises:
+        ConversionError: Its weights are elsewhere, or packed by torch's quantisation.
+    """
+    name = type(module).__name__
+    for path, inner in module.named_modules():
+        if type(inner).__module__.startswith(_QUANTISED):
+            raise ConversionError(
+                f"{name}: {path or 'it'} is quantised by torch.ao "
+                f"({type(inner).__module__}.{type(inner).__name__}): its weights are packed for "
+                "kernels that only torch has. Convert the model as it was before it was quantised, "
+                "or put layers of floats in the places of such parts: their weights are "
+                "part.weight().dequantize() and part.bias()."
+            )
+        if _is_offloaded(inner):
+            weights = [n for n, p in inner.named_parameters(recurse=False) if p.is_meta]
+            at = ".".join(filter(None, (path, *weights[:1])))
+            raise ConversionError(
+                f"{name}: {at} is offloaded: accelerate keeps its values on the host or a disk, "
+                "and brings them only while that part runs. Load the model without offloading (no "
+                "device_map, or device_map='cpu'), or take the weights back with "
+                "accelerate.hooks.remove_hook_from_module(model, recurse=True). What does not fit "
+                "into memory at once is converted without values, from a model that is made under "
+                "torch.device('meta'), and filled by fmapper.materialize."
+            )
+
+
+def _is_offloaded(module: torch.nn.Module) -> bool:
+    """Whether accelerate brings the weights of a module when it is called."""
+    hook = getattr(module, "_hf_hook", None)
+    hooks = [hook, *getattr(hook, "hooks", ())]
+    own = next(module.parameters(recurse=False), None)
+    return own is not None and own.is_meta and any(getattr(h, "offload", False) for h in hooks)
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Inside, what was given to `torch.compile` runs as it was written.
+
+    torch would compile it, together with what watches it here. What torch itself compiles, such as
+    the branches of `torch.cond`, it needs compiled.
+    """
+    compiler, stance = torch.compile, getattr(torch.compiler, "set_stance", None)
+    if stance is None or torch.compiler.is_compiling():
+        yield
+        return
+
+    def compile_in_turn(*args: Any, **options: Any) -> Any:
+        found: Any = compiler(*args, **options)
+        if not export_flags.asks_torch(sys._getframe(1)) or not (args and callable(args[0])):
+            return found
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with stance("default"):
+                return found(*args, **kwargs)
+
+        return run
+
+    try:
+        torch.compile = compile_in_turn
+        with stance("force_eager"):
+            yield
+    finally:
+        torch.compile = compiler
+
+
+def has_packed(module: torch.nn.Module) -> bool:
+    """Whether there are parameters that consist of other tensors, as quantised ones do."""
+    return any(map(is_traceable_wrapper_subclass, module.parameters()))
+
+
+def unpacked(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy whose parameters are those tensors, which each call puts together.
+
+    Raises:
+        ConversionError: They cannot be taken apart; names the first.
+    """
+    from torch._functorch._aot_autograd import subclass_parametrization  # torch has no public name
+
+    copied = with_tensors(module, lambda tensor: tensor)
+    try:
+        subclass_parametrization.unwrap_tensor_subclass_parameters(copied)
+    except Exception as error:  # classes of others
+        path, one = next(
+            (n, p) for n, p in module.named_parameters() if is_traceable_wrapper_subclass(p)
+        )
+        raise ConversionError(
+            f"{type(module).__name__}: {path} is a {type(one).__name__}, which cannot be taken "
+            f"apart ({error}). Put torch.nn.Parameter(tensor.dequantize()) in its place."
+        ) from error
+    return copied
+
+
+def without_values(module: torch.nn.Module, inputs: Any) -> list[str]:
+    """The tensors of a module and its inputs that have a shape and no values."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    found = [name for name, tensor in named if tensor.is_meta]
+    for path, leaf in pytree.tree_leaves_with_path(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+            found.append(f"inputs{pytree.keystr(path)}")
+    return found
+
+
+def with_shapes(module: torch.nn.Module, inputs: Any) -> tuple[torch.nn.Module, Any]:
+    """A copy of a module, and its inputs, with shapes alone, all of them on the CPU."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+    def shape(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        with mode:
+            found: torch.Tensor = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+            )
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(found, requires_grad=tensor.requires_grad)
+        return found
+
+    given = pytree.tree_map(lambda x: shape(x) if isinstance(x, torch.Tensor) else x, inputs)
+    return with_tensors(module, shape), given
+
+
+def with_tensors(
+    module: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.nn.Module:
+    """A copy of a module with other tensors as its parameters and buffers.
+
+    Raises:
+        ConversionError: It cannot be copied.
+    """
+    tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}
+    try:
+        return copy.deepcopy(module, {key: change(one) for key, one in tensors.items()})
+    except Exception as error:  # whatever else the module holds
+        raise ConversionError(
+            f"{type(module).__name__} has weights that are quantised or without values, and "
+            f"cannot be copied to be recorded without them: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,301 @@
+"""Operations for what torch computes but cannot record, since it has no shapes for it.
+
+While a module is recorded, calls of such functions become operations of fmapper's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fmapper_adapters.torch.record import encoders, autograd, packed, quantiles
+
+
+@torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    reduction: int,
+    zero_infinity: bool,
+) -> torch.Tensor:
+    """As `torch.ctc_loss`, whose shape of forward probabilities depends on the lengths."""
+    return torch.ctc_loss(
+        log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+    )
+
+
+@ctc_loss.register_fake
+def _(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    reduction: int,
+    zero_infinity: bool,
+) -> torch.Tensor:
+    batched = reduction == 0 and log_probs.ndim == 3
+    return log_probs.new_empty((log_probs.shape[1],) if batched else ())
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor | Sequence[int],
+    target_lengths: torch.Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: int | str = 1,
+    zero_infinity: bool = False,
+) -> Any:
+    if isinstance(reduction, str):
+        reduction = ("none", "mean", "sum").index(reduction)
+    lengths = [
+        given if isinstance(given, torch.Tensor) else torch.tensor(list(given), dtype=torch.int64)
+        for given in (input_lengths, target_lengths)
+    ]
+    return ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+
+
+def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    """Of arrays of one shape: torch bounds the number of results by that of the elements of x."""
+    together: Any = torch.broadcast_tensors  # untyped in torch
+    return torch.masked_select(*together(x, mask))
+
+
+def _split(
+    tensor: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+) -> Any:
+    """Of no rows: torch 2.11 has no shapes for the one part that there is."""
+    size = split_size if split_size_or_sections is None else split_size_or_sections
+    if isinstance(size, int) and isinstance(tensor.shape[dim], int) and tensor.shape[dim] == 0:
+        return (tensor.narrow(dim, 0, 0),)
+    return tensor.split(size, dim)
+
+
+def _tensor(data: Any, **options: Any) -> Any:
+    """Of a list with tensors in it: torch reads their values, which they do not have."""
+    leaves = [] if isinstance(data, torch.Tensor) else pytree.tree_leaves(data)
+    if not any(isinstance(x, torch.Tensor) for x in leaves):
+        return torch.tensor(data, **options)
+    kinds = {_kind(x) for x in leaves}
+    dtype = options.get("dtype") or next(kind for kind in _kinds() if kind in kinds)
+    found = _stacked(data, dtype).detach()
+    if options.get("device") is not None:
+        found = found.to(options["device"])
+    return found.requires_grad_() if options.get("requires_grad") else found
+
+
+def _kinds() -> tuple[torch.dtype, ...]:
+    """What numbers become in a tensor of their own, the widest first."""
+    default = torch.get_default_dtype()
+    return (
+        torch.complex128 if default is torch.float64 else torch.complex64,
+        default,
+        torch.int64,
+        torch.bool,
+    )
+
+
+def _kind(x: Any) -> torch.dtype:
+    wide, default, whole, truth = _kinds()
+    if isinstance(x, torch.Tensor):
+        if x.dtype is torch.bool:
+            return truth
+        return wide if x.is_complex() else default if x.is_floating_point() else whole
+    if isinstance(x, bool | torch.SymBool):
+        return truth
+    if isinstance(x, complex):
+        return wide
+    return default if isinstance(x, float | torch.SymFloat) else whole
+
+
+def _stacked(data: Any, dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(data, list | tuple):
+        return torch.stack([_stacked(inner, dtype) for inner in data])
+    if isinstance(data, torch.Tensor):
+        return data.to(dtype)
+    return torch.tensor(data, dtype=dtype)
+
+
+def _get(x: Any, index: Any) -> Any:
+    return x[_indices(index)]
+
+
+def _put(x: Any, index: Any, value: Any) -> None:
+    x[_indices(index)] = value
+
+
+def _indices(index: Any) -> Any:
+    """An index whose lists of tensors are tensors: torch reads their values, as above.
+
+    Only those within a tuple: a list by itself is one. Bounds that are tensors become sizes, which
+    torch 2.11 does not make of them.
+    """
+    if not isinstance(index, tuple):
+        return _bounds(index) if isinstance(index, slice) else index
+    return tuple(
+        _tensor(list(one))
+        if isinstance(one, list | tuple) and any(isinstance(x, torch.Tensor) for x in one)
+        else _bounds(one)
+        if isinstance(one, slice)
+        else one
+        for one in index
+    )
+
+
+def _bounds(index: slice) -> slice:
+    return slice(
+        *[
+            x.item() if isinstance(x, torch.Tensor) else x
+            for x in (index.start, index.stop, index.step)
+        ]
+    )
+
+
+def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Module.to` of a module that is there already, as models call it in `forward`.
+
+    torch would put new parameters in the places of those that are recorded.
+    """
+    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    for x in (*module.parameters(), *module.buffers()):
+        is_cast = dtype is not None and (x.is_floating_point() or x.is_complex())
+        if (is_cast and x.dtype is not dtype) or (device is not None and x.device != device):
+            return _MODULE_TO(module, *args, **kwargs)
+    return module
+
+
+_MODULE_TO = torch.nn.Module.to
+
+
+def _batch_norm(module: Any, x: Any) -> Any:
+    """Batch normalisation with the averages of all batches: torch reads how many there were."""
+    is_cumulative = module.momentum is None and module.track_running_stats
+    if not (is_cumulative and module.training):
+        return _BATCH_NORM(module, x)
+    module._check_input_dim(x)
+    module.num_batches_tracked.add_(1)
+    mean, var = torch.zeros_like(module.running_mean), torch.zeros_like(module.running_var)
+    found = torch.nn.functional.batch_norm(
+        x, mean, var, module.weight, module.bias, True, 1.0, module.eps
+    )
+    with torch.no_grad():
+        for average, new in (module.running_mean, mean), (module.running_var, var):
+            average.add_((new - average) / module.num_batches_tracked)
+    return found
+
+
+_Norm: Any = torch.nn.modules.batchnorm._BatchNorm
+_BATCH_NORM = _Norm.forward
+
+
+def _data(x: Any) -> Any:
+    """`x.data`: what is changed in that is changed in x, too, which torch does not record."""
+    if not isinstance(x, autograd.TRACED):
+        return _DATA.__get__(x)
+    found: Any = x.detach()
+    found.is_data_of_computed = x.grad_fn is not None
+    return found
+
+
+def _set_data(x: Any, values: Any) -> None:
+    """`x.data = values`, where that has the shape of x."""
+    if (
+        not isinstance(x, autograd.TRACED)
+        or x.shape != values.shape
+        or x.dtype is not values.dtype
+    ):
+        _DATA.__set__(x, values)
+        return
+    if x.grad_fn is not None:
+        raise _behind_gradients("x.data = ...")
+    with torch.no_grad():
+        x.copy_(values)
+
+
+def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
+    """Whether a function writes to the `.data` of what was computed."""
+    name = getattr(func, "__name__", "")
+    if not name.endswith("_") or not args or not isinstance(args[0], autograd.TRACED):
+        return False
+    is_in_place = not name.endswith("__") or name == "__setitem__" or name.startswith("__i")
+    return is_in_place and getattr(args[0], "is_data_of_computed", False)
+
+
+def _behind_gradients(what: str) -> packed.Refused:
+    return packed.Refused(
+        f"{what} changes what was computed behind the back of its gradient, which JAX cannot "
+        "record. Write what the gradient shall be: x + (new - x).detach() has the values of new "
+        "and the gradient of x."
+    )
+
+
+_DATA: Any = torch.Tensor.data
+
+# With the functions that call them: a mode is switched off while it handles a call.
+_STAND_INS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ctc_loss: _ctc_loss,
+    torch.nn.functional.ctc_loss: _ctc_loss,
+    torch.tensor: _tensor,
+    torch.masked_select: _masked_select,
+    torch.Tensor.masked_select: _masked_select,
+    torch.split: _split,
+    torch.Tensor.split: _split,
+    torch.Tensor.__getitem__: _get,
+    torch.Tensor.__setitem__: _put,
+    _DATA.__get__: _data,
+    _DATA.__set__: _set_data,
+}
+if torch.__version__ < "2.13":
+    _STAND_INS |= {
+        torch.quantile: quantiles.quantile,
+        torch.Tensor.quantile: quantiles.quantile,
+        torch.nanquantile: quantiles.nanquantile,
+        torch.Tensor.nanquantile: quantiles.nanquantile,
+    }
+
+
+class _StandIns(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls the stand-in, if there is one.
+
+        Raises:
+            Refused: It would be recorded with another gradient.
+        """
+        if _is_changed_behind_gradients(func, args):
+            raise _behind_gradients(f"x.data.{func.__name__}()")
+        if getattr(func, "__name__", "") == "_pack_padded_sequence":
+            return packed.pack(*args)
+        if (lengths := packed.lengths_in(args, kwargs or {})) is not None:
+            return packed.call(func, args, kwargs or {}, lengths)
+        return _STAND_INS.get(func, func)(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def stand_ins(*, unless: bool = False) -> Iterator[None]:
+    """Inside, functions that cannot be recorded are operations that can.
+
+    Args:
+        unless: Not so: where torch reads bytecode it would read this, too.
+    """
+    if unless:
+        yield
+        return
+    before = torch.nn.Module.to, _Norm.forward  # stand-ins, inside of another recording
+    try:
+        torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
+        _Norm.forward = _batch_norm
+        with _StandIns(), autograd.recorded(), encoders.stand_ins():
+            yield
+    finally:
+        torch.nn.Module.to, _Norm.forward = before  # type: ignore[method-assign]

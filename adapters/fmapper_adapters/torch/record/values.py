@@ -1,0 +1,163 @@
+"""Records a module for the values of its examples, where what it does depends on values.
+
+The module is run once to see which values it reads from tensors and which sizes depend on values.
+While it is recorded it gets the same ones, and the program asserts each of them: for inputs that
+give other values it raises.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import functools
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fmapper_adapters.torch.record import value_asserts, export_flags
+from fmapper_adapters.torch.record.restore import undone
+
+_Place = tuple[str, str, int]
+_Seen = dict[_Place, collections.deque[value_asserts.Call]]  # in order
+
+_Tensor = torch.Tensor
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def recorded(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    *,
+    aware: bool = True,
+) -> torch.export.ExportedProgram:
+    """The program of a module for the values that the examples lead to.
+
+    Where it is not `aware` of it, the module does what it does when it is not recorded.
+
+    Raises:
+        Exception: What torch raises where it cannot record it so either.
+    """
+    seen = _seen(module, args, kwargs)
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def informed(*args: Any, **kwargs: Any) -> Any:
+        # Inside of what torch.export does with calls, which takes some of them apart.
+        kept = contextlib.nullcontext() if aware else export_flags.unaware()
+        with kept, _Informer({place: calls.copy() for place, calls in seen.items()}):
+            return forward(*args, **kwargs)
+
+    own = "forward" in vars(module)
+    try:
+        module.forward = informed
+        return torch.export.export(
+            module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+        )
+    finally:
+        if own:
+            module.forward = forward
+        else:
+            vars(module).pop("forward", None)
+
+
+def _seen(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Seen:
+    """What a call of the module reads; the module is afterwards as it was."""
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    observer = _Observer()
+    with torch.no_grad(), undone(module), torch.random.fork_rng(devices=[]), observer:
+        module(*args, **kwargs)
+    return observer.seen
+
+
+class _Observer(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: _Seen = collections.defaultdict(collections.deque)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Before the call, which may assign to the mask.
+        counts = value_asserts.counts_of(args[1]) if func in value_asserts.MASKED else []
+        numbers: list[int] = []
+        value_asserts.with_numbers(func, args, lambda x: numbers.append(int(x)))
+        result = func(*args, **kwargs)
+        facts = [int(args[0])] if value_asserts.is_written(func, args) else _facts(result)
+        self.seen[_place(func)].append(value_asserts.Call(facts, numbers, counts))
+        if func is _Tensor.tolist:  # while it is recorded, torch calls item for each
+            for fact in facts:
+                self.seen[_place(_Tensor.item)].append(value_asserts.Call([fact], [], []))
+        return result
+
+
+class _Informer(TorchFunctionMode):
+    def __init__(self, seen: _Seen) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        known = self._seen.get(_place(func))
+        call = known.popleft() if known else None
+        kwargs = kwargs or {}
+        if call is None:
+            return func(*args, **kwargs)
+        if func in value_asserts.QUESTIONS:
+            # As an integer: torch 2.11 records a bool in a way that it cannot read again.
+            answer = value_asserts.QUESTIONS[func](*args, **kwargs).to(torch.int64).item()
+            return bool(value_asserts.agreed(answer, int(call.results[0])))
+        if func in value_asserts.INTEGERS and not args[0].is_floating_point():
+            return value_asserts.agreed(args[0].item(), call.results[0])
+        if value_asserts.is_written(func, args):
+            return format(value_asserts.agreed(args[0].item(), call.results[0]), *args[1:])
+        if call.numbers:
+            values = iter(call.numbers)
+            args = value_asserts.with_numbers(func, args, lambda x: value_asserts.agreed(x.item(), next(values)))
+        if func in value_asserts.SIZED:
+            func, args = value_asserts.SIZED[func], (call, *args)
+        leaves, spec = pytree.tree_flatten(func(*args, **kwargs))
+        if len(leaves) == len(call.results):
+            leaves = [_told(leaf, fact) for leaf, fact in zip(leaves, call.results, strict=True)]
+        return pytree.tree_unflatten(leaves, spec)
+
+
+def _place(func: Any) -> _Place:
+    """A function and the line that calls it: a module may call others while it is recorded."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return getattr(func, "__name__", str(func)), frame.f_code.co_filename, frame.f_lineno
+
+
+def _facts(result: Any) -> list[Any]:
+    return [
+        tuple(x.shape) if isinstance(x, _Tensor) else x if isinstance(x, bool | int) else None
+        for x in pytree.tree_leaves(result)
+    ]
+
+
+def _told(result: Any, fact: Any) -> Any:
+    """A result of which torch now knows what it did not know, and asserts it."""
+    if isinstance(result, _Tensor):
+        if not free_unbacked_symbols(result) or len(fact or ()) != result.ndim:
+            return result
+        for size, value in zip(result.shape, fact, strict=True):
+            if free_unbacked_symbols(size):
+                value_asserts.check(size == value)
+        # A size of 1 stays a symbol in spite of that.
+        return result.reshape(fact) if free_unbacked_symbols(result) else result
+    is_read = isinstance(result, torch.SymInt | torch.SymBool) and free_unbacked_symbols(result)
+    if is_read and fact is not None:
+        return value_asserts.agreed(result, fact)
+    return result  # floats that are computed in another framework are not the same to the last bit

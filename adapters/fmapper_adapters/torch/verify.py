@@ -1,0 +1,119 @@
+"""Running a module to compare it: in evaluation mode, in float64, or operation by operation."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fmapper.backends import Observation
+from fmapper_adapters.torch.record import encoders as _encoders, export, foreign_classes, obstacles
+from fmapper_adapters.torch.from_fx import check, graph
+from fmapper_adapters.torch.arrays.tensors import has_memory
+from fmapper_adapters.torch.record.restore import undone
+
+
+def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The output for copies of the inputs, in evaluation mode; the module stays as it was."""
+    if not isinstance(model, torch.nn.Module):
+        return model(*args, **kwargs)
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    train = _converted_for_training(model, args, kwargs)
+    with export.mode(model, train=train):
+        encoders, _ = _encoders.that_leave_out(model, args, kwargs)
+        state = {x.data_ptr() for x in (*model.parameters(), *model.buffers()) if has_memory(x)}
+
+        def kept(x: Any) -> Any:
+            """A result that is not put back with what the call has changed."""
+            is_shared = isinstance(x, torch.Tensor) and has_memory(x) and x.data_ptr() in state
+            return x.clone() if is_shared else x
+
+        is_ours = hasattr(model, "as_program")  # whoever compiles it wants to know about that
+        with (
+            contextlib.nullcontext() if is_ours else obstacles.uncompiled(),
+            _encoders.leaving_out(encoders),
+            torch.no_grad(),
+            check.attention(),
+            undone(model),
+        ):
+            return pytree.tree_map(kept, model(*args, **kwargs))
+
+
+def _converted_for_training(model: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a model was converted from another framework and the inputs name that mode."""
+    takes = getattr(model, "takes", None)
+    if takes is None or not hasattr(model, "as_program"):
+        return False
+    return takes(args, kwargs, train=True) and not takes(args, kwargs, train=False)
+
+
+def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:
+    """The output of a copy in float64; None where code of the model wants another dtype."""
+    if not isinstance(model, torch.nn.Module):
+        return None
+
+    def widened(x: Any) -> Any:
+        return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+    with foreign_classes.known(model, (args, kwargs)):
+        args, kwargs = pytree.tree_map(widened, (args, dict(kwargs)))
+    try:
+        return call(copy.deepcopy(model).double(), args, kwargs)
+    except RuntimeError:  # torch's answer to mixed dtypes
+        return None
+
+
+def watch(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[Observation] | None:
+    """Every operation of the program that is recorded for these inputs, as torch computes it."""
+    if not isinstance(model, torch.nn.Module):
+        return None
+    args, kwargs = copy.deepcopy((args, dict(kwargs)))
+    own = getattr(model, "watch", None)
+    if own is not None and hasattr(model, "as_program"):  # converted from another framework
+        with export.mode(model, train=_converted_for_training(model, args, kwargs)):
+            found: list[Observation] = own(args, kwargs)
+            return iter(found)
+    with export.mode(model, train=False), foreign_classes.known(model, (args, kwargs)):
+        encoders, _ = _encoders.that_leave_out(model, args, kwargs)
+        with _encoders.leaving_out(encoders):
+            exported = export.recorded(model, args, dict(kwargs), None)
+        inputs = _flat_inputs(exported, args, kwargs)
+    return _run(exported, inputs)
+
+
+def _flat_inputs(
+    exported: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """What the placeholders of the graph stand for."""
+    order = exported.call_spec.in_spec.child(1).context
+    users = iter(pytree.tree_leaves((args, {name: kwargs[name] for name in order})))
+    arrays = {**exported.constants, **exported.state_dict}
+    return [
+        next(users) if spec.kind.name == "USER_INPUT" else arrays[spec.target]
+        for spec in exported.graph_signature.input_specs
+    ]
+
+
+def _run(exported: torch.export.ExportedProgram, inputs: Any) -> Iterator[Observation]:
+    seen: list[Observation] = []
+
+    class Watching(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            result = super().run_node(n)
+            if n.op == "call_function":
+                tensors = tuple(x for x in pytree.tree_leaves(result) if torch.is_tensor(x))
+                if check.leaves_open(n.target):
+                    tensors = ()
+                path, source = graph.place(n)
+                seen.append(Observation(path, graph.op_name(n), source, tensors))
+            return result
+
+    with torch.no_grad():
+        Watching(exported.graph_module).run(*inputs)
+    return iter(seen)

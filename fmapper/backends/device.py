@@ -1,0 +1,229 @@
+"""Devices: what they are called, which are here, and on which a tree lives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fmapper.backends.adapter import Device, DeviceInfo
+from fmapper.backends.discovery import (
+    adapter_of,
+    adapters,
+    get_adapter,
+    installed_backends,
+    known_backends,
+)
+from fmapper.errors import (
+    BackendUnavailableError,
+    DeviceError,
+    DeviceUnavailableError,
+    MixedDevicesError,
+    UnsupportedLeafError,
+)
+from fmapper.tree.keypath import Link, format_link
+from fmapper.tree.nodes import sync
+from fmapper.tree.walk import visit
+
+_KINDS = {"cpu", "gpu", "cuda", "mps", "xpu", "tpu", "meta"}
+_SPEC = re.compile(r"(?:(?P<backend>[a-z_]\w*):)?(?P<kind>[a-z]+)(?::(?P<index>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """What a device string asks for; the backend is open where the string does not say."""
+
+    backend: str | None
+    kind: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.backend, self.kind, None if self.index is None else str(self.index)]
+        return ":".join(part for part in parts if part is not None)
+
+
+def parse_device(device: Any) -> DeviceSpec:
+    """Reads `"cuda:1"`, `"jax:gpu:1"`, a `Device`, or a framework's own device object.
+
+    Raises:
+        DeviceError: It is not a device; the message lists what could be written here.
+        DeviceUnavailableError: It is one of a framework that is not installed.
+    """
+    if isinstance(device, DeviceSpec):
+        return device
+    if isinstance(device, Device):
+        if isinstance(device.index, tuple):
+            raise DeviceError(f"{device} is several devices; name one of them.")
+        return DeviceSpec(device.backend, device.kind, device.index)
+    if not isinstance(device, str):
+        own = next(filter(None, (adapter.as_device(device) for adapter in adapters())), None)
+        if own is not None:
+            return parse_device(own)
+    found = _SPEC.fullmatch(device) if isinstance(device, str) else None
+    if found is not None and found["kind"] in _KINDS:
+        _check_installed(device, found["backend"])
+    if found is None or not _is_known(found["backend"], found["kind"]):
+        raise DeviceError(
+            f"{device!r} is not a device. Here you can write: {', '.join(good_strings())}."
+        )
+    index = None if found["index"] is None else int(found["index"])
+    return DeviceSpec(found["backend"], found["kind"], index)
+
+
+def _check_installed(device: str, backend: str | None) -> None:
+    """Tells a good device of a framework that is not here from a slip of the pen."""
+    if backend is None or backend in installed_backends() or backend not in known_backends():
+        return
+    try:
+        get_adapter(backend)
+    except BackendUnavailableError as error:
+        raise DeviceUnavailableError(
+            f"{device} is not available: {str(error).rstrip('.')}. "
+            f"Here: {', '.join(map(str, devices()))}."
+        ) from error
+
+
+def _is_known(backend: str | None, kind: str) -> bool:
+    """Whether a backend is there, and the kind is a common one or one of an adapter's own."""
+    if backend is not None and backend not in installed_backends():
+        return False
+    return kind in _KINDS or any(
+        kind in adapter.aliases or any(device.kind == kind for device in adapter.devices())
+        for adapter in adapters()
+    )
+
+
+def good_strings() -> list[str]:
+    """Every device string that means something on this machine, short forms first."""
+    here = devices()
+    short: dict[str, None] = {"cpu": None}
+    for device in here:
+        if device.kind != "cpu":
+            short[device.kind] = None
+            if device.kind in ("cuda", "gpu"):
+                short["gpu"] = None
+    full = [str(device) for device in here]
+    return [*short, *full]
+
+
+def devices() -> list[Device]:
+    """Every device of every installed backend, CPUs first within a backend.
+
+    Asking imports the backends that are installed.
+
+    Examples:
+        >>> import fmapper
+        >>> "numpy:cpu" in map(str, fmapper.devices())
+        True
+    """
+    found: list[Device] = []
+    for name in installed_backends():
+        try:
+            found.extend(get_adapter(name).devices())
+        except ImportError:  # installed in name only, or without an adapter for its version
+            continue
+    return found
+
+
+def device_info(device: Any) -> DeviceInfo:
+    """What a device is called, and how much memory it has: all of it, and free at this moment.
+
+    A `Device` says where arrays live; it is hashable, cheap, and a key of many tables, so it holds
+    nothing that has to be asked for or that changes. This asks. The numbers are those of the
+    backend: host memory for a CPU, within the limits of a container; what the driver says for a
+    GPU in torch; for a GPU in JAX what JAX may take of it, three quarters unless told otherwise.
+    Asking may start the device, which takes some hundred megabytes of a CUDA GPU in this process.
+
+    Args:
+        device: A `Device`, a qualified string (`"torch:cuda:0"`), or a framework's own device.
+
+    Returns:
+        Name, total and free memory in bytes, each None where the backend does not know it.
+
+    Raises:
+        DeviceError: It is not a device, or it does not say whose.
+        DeviceUnavailableError: It is not here.
+
+    Examples:
+        >>> import fmapper
+        >>> info = fmapper.device_info("numpy:cpu")
+        >>> info.device
+        Device(backend='numpy', kind='cpu', index=None)
+        >>> info.total is None or info.total > 2**20
+        True
+    """
+    spec = parse_device(device)
+    if spec.backend is None:
+        raise DeviceError(f"{spec} does not say whose device: write torch:{spec}, for example.")
+    adapter = get_adapter(spec.backend)
+    return adapter.device_info(adapter.find_device(spec.kind, spec.index))
+
+
+def missing() -> dict[str, str]:
+    """Why a backend has nothing here but the CPU, or is not here at all, by its name."""
+    reasons: dict[str, str] = {}
+    for name in known_backends():
+        try:
+            adapter = get_adapter(name)
+        except ImportError as error:
+            reasons[name] = str(error)
+            continue
+        if not adapter.host_only and all(device.kind == "cpu" for device in adapter.devices()):
+            reasons[adapter.name] = adapter.why_not(adapter.aliases.get("gpu", "gpu"), None)
+    return reasons
+
+
+def get_device(tree: Any) -> Device | None:
+    """The one device on which all arrays of a tree live; None if it holds no arrays.
+
+    Arrays in objects that nobody declared are not looked for. An array that is spread over several
+    devices is on all of them: the index is a tuple then, in order, whatever lies where. In torch,
+    `meta` counts as a device. A tracer of JAX is nowhere yet: inside `jax.jit` it counts as being
+    where the concrete arrays beside it are, and a tree of tracers alone is on JAX's default device.
+
+    Raises:
+        MixedDevicesError: There are several; the message lists the paths on each.
+        UnsupportedLeafError: An array is nowhere any more, because it was donated or deleted.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> str(fmapper.get_device({"w": np.zeros(2), "n": 3}))
+        'numpy:cpu'
+    """
+    sync()
+    leaves = visit(tree, once=True)
+    return common_device((link, leaf) for link, leaf, node_type in leaves if node_type is None)
+
+
+def common_device(leaves: Iterable[tuple[Link, Any]]) -> Device | None:
+    """The one device of the arrays among some leaves with their paths; see `get_device`."""
+    places: dict[Device, list[Link]] = {}
+    traced: dict[Device, list[Link]] = {}
+    for link, leaf in leaves:
+        adapter = adapter_of(leaf)
+        if adapter is not None:
+            try:
+                device = adapter.device(leaf)
+            except RuntimeError as error:
+                raise UnsupportedLeafError(f"{format_link(link)}: {error}.") from error
+            found = traced if adapter.is_traced(leaf) else places
+            found.setdefault(device, []).append(link)
+    settled = {device.backend for device in places}
+    for device, links in traced.items():
+        if device.backend not in settled:
+            places[device] = links
+    if len(places) > 1:
+        lines = [f"  {device}: {_some(links)}" for device, links in places.items()]
+        raise MixedDevicesError(
+            "the arrays of this tree are on several devices:\n"
+            + "\n".join(lines)
+            + "\nMove them to one first: to_device(...), or to_torch / to_jax / to_numpy."
+        )
+    return next(iter(places), None)
+
+
+def _some(links: list[Link], at_most: int = 8) -> str:
+    more = len(links) - at_most
+    paths = map(format_link, links[:at_most])
+    return ", ".join(paths) + (f" and {more} more" if more > 0 else "")

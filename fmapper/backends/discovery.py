@@ -1,0 +1,211 @@
+"""How adapters are found: built-in ones, entry points, and those added by hand."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fmapper.tree import nodes
+from fmapper.backends.adapter import Adapter, NodeAdapter
+from fmapper.errors import BackendUnavailableError, FmapperWarning
+from fmapper.tree.nodes import Kind, NodeType
+from fmapper.warn import warn
+
+GROUP = "fmapper.adapters"
+_PACKAGE = "fmapper_adapters"
+
+
+@functools.cache
+def _sources() -> dict[str, Callable[[], Any]]:
+    """Framework module -> how its adapter is loaded. Built-in ones first, then entry points."""
+    from importlib import metadata  # slow to import, and needed once
+
+    found: dict[str, Callable[[], Any]] = {
+        name: functools.partial(_load_builtin, name) for name in _builtin()
+    }
+    for point in metadata.entry_points(group=GROUP):
+        found.setdefault(point.name, point.load)
+    return found
+
+
+def _builtin() -> list[str]:
+    package = importlib.util.find_spec(_PACKAGE)
+    places = package.submodule_search_locations if package else ()
+    return [module.name for module in pkgutil.iter_modules(places)]
+
+
+def _load_builtin(name: str) -> Any:
+    return importlib.import_module(f"{_PACKAGE}.{name}").adapter
+
+
+_loaded: dict[str, Adapter] = {}
+_by_framework: dict[str, Adapter | None] = {}
+_by_type: dict[type, Adapter | None] = {}
+
+
+def register_adapter(adapter: Adapter) -> Adapter:
+    """Adds an adapter by hand: in a notebook, a test, or before it has an entry point.
+
+    An adapter of the same name is replaced. Installed packages ship theirs through the entry point
+    group `fmapper.adapters`, with the framework's module as the name of the entry point.
+
+    Returns:
+        The adapter.
+    """
+    _loaded[adapter.name] = adapter
+    _by_framework[adapter.framework or adapter.name] = adapter
+    _forget_types()
+    nodes.forget()
+    for hook in _on_adapter:
+        hook(adapter)
+    return adapter
+
+
+_on_adapter: list[Callable[[Adapter], None]] = []
+
+
+def on_adapter(hook: Callable[[Adapter], None]) -> None:
+    """Calls `hook` with every adapter that is loaded from now on."""
+    _on_adapter.append(hook)
+
+
+def unregister_adapter(name: str) -> None:
+    """Removes an adapter; one that is found by itself comes back when it is asked for by name."""
+    _loaded.pop(name, None)
+    _forget_types()
+    nodes.forget()
+
+
+def _forget_types() -> None:
+    _by_type.clear()
+    for adapter in _loaded.values():
+        _by_type.update(dict.fromkeys(adapter.array_types, adapter))
+
+
+def load_new() -> None:
+    """Loads the adapter of every framework that has been imported since the last look."""
+    for name in _sources():
+        if name not in _by_framework and sys.modules.get(name) is not None and _is_ready(name):
+            _by_framework[name] = None
+            try:
+                _load(name)
+            except ImportError as error:
+                warn(f"the adapter for {name} could not be loaded: {error}", FmapperWarning)
+
+
+def _is_ready(name: str) -> bool:
+    """Whether a module has run to its end; adapters must not see half of a framework."""
+    spec = getattr(sys.modules[name], "__spec__", None)
+    return not getattr(spec, "_initializing", False)
+
+
+def _load(framework: str) -> Adapter:
+    made = _sources()[framework]()
+    adapter: Adapter = made() if isinstance(made, type) else made
+    _by_framework[framework] = adapter
+    return register_adapter(adapter)
+
+
+def adapters() -> tuple[Adapter, ...]:
+    """The adapters of all frameworks that are imported."""
+    load_new()
+    return tuple(_loaded.values())
+
+
+def get_adapter(name: str) -> Adapter:
+    """The adapter of a backend, asked for by name; its framework is imported if need be.
+
+    Raises:
+        BackendUnavailableError: The framework is not installed, or there is no such adapter.
+    """
+    load_new()
+    found = _loaded.get(name) or _by_framework.get(name)
+    if found is not None and found.name in _loaded:
+        return found
+    if name not in _sources():
+        known = ", ".join(sorted({*_sources(), *_loaded}))
+        raise BackendUnavailableError(
+            f"there is no adapter for {name!r}. Known: {known}. Another package can ship one "
+            f"through the entry point group {GROUP!r}."
+        )
+    try:
+        importlib.import_module(name)
+        load_new()
+        found = _by_framework.get(name)
+        return found if found is not None and found.name in _loaded else _load(name)
+    except (ImportError, OSError) as error:  # OSError: a shared library that it needs is not there
+        if _importable(name):
+            raise BackendUnavailableError(
+                f"{name} is installed but does not work: {error}"
+            ) from error
+        extra = f"'fmapper[{name}]'" if name in _builtin() else name
+        raise BackendUnavailableError(
+            f"{name} is not installed ({error}). Install it: pip install {extra}"
+        ) from error
+
+
+def known_backends() -> list[str]:
+    """The backends that there is an adapter for, installed or not."""
+    return [name for name in {**_sources(), **_loaded} if _has_arrays(name)]
+
+
+def installed_backends() -> list[str]:
+    """The backends that could be asked for here, imported or not."""
+    return [name for name in known_backends() if name in _loaded or _importable(name)]
+
+
+def _has_arrays(name: str) -> bool:
+    """Whether an adapter is of a backend; to load it, only to ask, would import its framework."""
+    adapter = _loaded.get(name) or _by_framework.get(name)
+    if adapter is not None:
+        return not isinstance(adapter, NodeAdapter)
+    return name not in _builtin() or name not in importlib.import_module(_PACKAGE).WITHOUT_ARRAYS
+
+
+def _importable(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    return importlib.util.find_spec(name) is not None
+
+
+def adapter_of(x: Any) -> Adapter | None:
+    """The adapter whose array `x` is; None if it is no array of any backend that is loaded."""
+    cls = type(x)
+    try:
+        return _by_type[cls]
+    except KeyError:
+        found = _by_type[cls] = next((a for a in adapters() if a.is_array_type(cls)), None)
+        return found
+
+
+# --- what the walk asks adapters -----------------------------------------------------------------
+
+
+def _framework_type(cls: type) -> NodeType | None:
+    return next(filter(None, (adapter.node_type(cls) for adapter in adapters())), None)
+
+
+def _registered_type(cls: type) -> NodeType | None:
+    return next(filter(None, (adapter.registered_type(cls) for adapter in adapters())), None)
+
+
+def _array_kind(cls: type) -> Kind | None:
+    if not any(adapter.is_array_type(cls) for adapter in adapters()):
+        return None
+    interned = any(adapter.is_interned_type(cls) for adapter in adapters())
+    return Kind.INTERNED if interned else Kind.LEAF
+
+
+def _is_fitted(cls: type) -> bool:
+    return any(adapter.is_fitted_type(cls) for adapter in adapters())
+
+
+nodes.before_walk(load_new)
+nodes.add_finders(
+    framework=_framework_type, registry=_registered_type, leaf=_array_kind, fitted=_is_fitted
+)

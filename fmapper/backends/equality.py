@@ -1,0 +1,150 @@
+"""Equality of constants, as a recorded program sees it: the one notion of it in fmapper."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from typing import Any
+
+from fmapper.tree.functor import CONTAINERS
+
+_EXACT = frozenset({int, bool, str, bytes, type(None)})
+
+
+def equals(a: Any, b: Any) -> bool:
+    """Tells whether one constant may take the place of another in a program.
+
+    They must be of one type, also inside containers: `True` is not `1`, `1` is not `1.0`. NaN
+    equals NaN, and `0.0` is not `-0.0`. Dicts must have one order. Arrays must be of one dtype and
+    shape and hold the same bits; one that has no values, such as a tracer, equals itself alone.
+    Other objects are compared by identity, then by `==`; what cannot be compared differs.
+
+    Examples:
+        >>> import fmapper
+        >>> fmapper.equals({"rate": float("nan")}, {"rate": float("nan")})
+        True
+        >>> fmapper.equals([1], [True]), fmapper.equals(0.0, -0.0)
+        (False, False)
+    """
+    seen: set[tuple[int, int]] = set()
+    todo = [(a, b)]
+    while todo:
+        mine, other = todo.pop()
+        if mine is other:
+            continue
+        cls = type(mine)
+        if cls is not type(other):
+            return False
+        if cls in _EXACT:
+            if mine != other:
+                return False
+        elif issubclass(cls, set | frozenset):
+            if set(map(_Member, mine)) != set(map(_Member, other)):
+                return False
+        elif issubclass(cls, CONTAINERS):
+            if (id(mine), id(other)) in seen:
+                continue
+            seen.add((id(mine), id(other)))
+            ours, theirs = list(_parts(mine)), list(_parts(other))
+            if len(ours) != len(theirs):
+                return False
+            todo += zip(ours, theirs, strict=True)
+        elif not _are_equal(mine, other):
+            return False
+    return True
+
+
+def equal_arrays(a: Any, b: Any) -> bool:
+    """Tells whether two arrays, of any backends, have one dtype and shape and the same bits.
+
+    Raises:
+        FmapperError: One of them has no values, as on the device meta.
+    """
+    if a is b:
+        return True
+    import numpy as np
+
+    from fmapper.moves.mover import to_numpy
+
+    left, right = to_numpy([a, b], copy=None)
+    if left.dtype != right.dtype or left.shape != right.shape or left.dtype.hasobject:
+        return False
+    ours, theirs = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (left, right))
+    return np.array_equal(ours, theirs)
+
+
+def digest(value: Any) -> int:
+    """Hashes a constant, so that those that equal one another have one hash."""
+    cls: type = type(value)
+    if cls in _EXACT or issubclass(cls, float | complex):
+        return hash((cls, _exact(value)))
+    if issubclass(cls, dict):
+        return hash((cls, *map(_brief, dict.keys(value)), *map(_brief, dict.values(value))))
+    if issubclass(cls, set | frozenset):
+        return hash((cls, len(value)))
+    return hash((cls, *map(_brief, value))) if issubclass(cls, CONTAINERS) else hash(cls)
+
+
+def _brief(part: Any) -> int:
+    """A hash that does not enter containers, which may be deep or hold themselves."""
+    return hash(type(part)) if isinstance(part, CONTAINERS) else digest(part)
+
+
+def _exact(value: Any) -> Any:
+    """A number as text where `==` does not tell: NaN, and the sign of zero."""
+    if isinstance(value, float):
+        return float.__repr__(value)
+    return complex.__repr__(value) if isinstance(value, complex) else value
+
+
+class _Member:
+    """A member of a set, found by `equals`."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Member) and equals(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return digest(self.value)
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    """Of two objects of one type that are no containers."""
+    if isinstance(a, float | complex):
+        return bool(_exact(a) == _exact(b))
+    from fmapper.backends.discovery import adapter_of
+
+    try:
+        if adapter_of(a) is not None:
+            return _holds_values(a) and _holds_values(b) and equal_arrays(a, b)
+        return bool(a == b)
+    except Exception:  # whatever `==` of a stranger raises: no answer is not the same constant
+        return False
+
+
+def _holds_values(array: Any) -> bool:
+    from fmapper.backends.discovery import adapter_of
+
+    adapter = adapter_of(array)
+    return adapter is not None and not adapter.is_traced(array)
+
+
+def _parts(container: Any) -> Iterator[Any]:
+    """Yields in order what two containers of one type must have in common."""
+    if isinstance(container, dict):
+        yield from dict.keys(container)
+        yield from dict.values(container)
+    else:
+        native: Any = next(base for base in CONTAINERS if isinstance(container, base))
+        yield from native.__iter__(container)
+    attributes = getattr(container, "__dict__", None)
+    if attributes and attributes is not container:
+        yield attributes
+    if isinstance(container, defaultdict):
+        yield container.default_factory
+    if isinstance(container, deque):
+        yield container.maxlen

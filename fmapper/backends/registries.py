@@ -1,0 +1,456 @@
+"""Functors as pytrees of other libraries: taken apart into dynamic children and static rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+from fmapper.tree import nodes
+from fmapper.backends.adapter import Adapter
+from fmapper.backends.discovery import adapter_of, adapters, on_adapter
+from fmapper.backends.equality import digest, equals
+from fmapper.errors import TransformError
+from fmapper.tree.fmap import fmap
+from fmapper.tree.functor import CONTAINERS, declaration_of, on_class, slot_names
+from fmapper.tree.no_gradient import no_gradient
+from fmapper.backends.undeclared import holds_arrays
+from fmapper.tree.keypath import KeyPath, format_keys
+from fmapper.tree.nodes import NodeType
+from fmapper.tree.walk import visit
+
+NAMESPACE = "fmapper"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PyTreeRules:
+    """What a pytree registry takes for what.
+
+    Attributes:
+        is_dynamic: Whether an object is an array, or a node that the registry enters.
+        opens: Whether the registry enters containers of exactly this class.
+    """
+
+    is_dynamic: Callable[[Any], bool]
+    opens: Callable[[type], bool]
+
+
+Pattern: TypeAlias = "bool | dict[Any, Pattern]"
+"""Which parts of a child are dynamic: all, none, or those of a container by key."""
+
+
+class Constant:
+    """A static value in a container that has arrays, too: a node without children to a registry.
+
+    It keeps a copy of a container, since it is part of what a compiler remembers a program by.
+    """
+
+    __slots__ = ("_hash", "_value")
+
+    dynamic: tuple[str, ...] = ()
+
+    def __init__(self, value: Any) -> None:
+        self._value = snapshot(value)
+        self._hash = digest(self._value)
+
+    def value(self) -> Any:
+        """The value; a container is a new one."""
+        return snapshot(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Constant) and equals(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Constant({self._value!r})"
+
+
+class Static:
+    """All of a functor but its dynamic children: hashable, comparable, and holding no array of it.
+
+    Static children are compared by `equals`. Containers among them are copies, so that a change in
+    place makes another structure of the functor instead of changing this one.
+    """
+
+    __slots__ = ("_hash", "carried", "cls", "dynamic", "names", "patterns", "static", "whole")
+
+    def __init__(
+        self,
+        cls: type,
+        names: tuple[str, ...],
+        patterns: dict[str, Pattern],
+        static: dict[str, Any],
+        carried: dict[str, Any],
+        *,
+        whole: Any = None,
+    ) -> None:
+        self._hash: int | None = None
+        self.cls, self.names = cls, names
+        self.dynamic, self.patterns = tuple(patterns), patterns
+        self.static, self.carried, self.whole = static, carried, whole
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Static)
+            and self.cls is other.cls
+            and self.names == other.names
+            and self.dynamic == other.dynamic
+            and _are_equal(self.static, other.static)
+            and _are_equal(self.carried, other.carried)
+            and (self.whole is other.whole or equals(self.whole, other.whole))
+        )
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash((self.cls, self.names, self.dynamic, digest(self.static)))
+        return self._hash
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.static.items())
+        return f"{self.cls.__qualname__}({shown})" if shown else self.cls.__qualname__
+
+
+def _are_equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
+    """`equals`, quickly where most values are the very same ones."""
+    if len(mine) != len(other):
+        return False
+    for name, value in mine.items():
+        if name not in other or (value is not other[name] and not equals(value, other[name])):
+            return False
+    return True
+
+
+def take_apart(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | Constant]:
+    """Splits a functor into its dynamic children, in order, and the rest of it.
+
+    Args:
+        node: The functor.
+        rules: Those of the registry. None: all children are dynamic but those declared static.
+
+    Raises:
+        TransformError: A child that is declared static holds an array that is being traced.
+    """
+    cls = type(node)
+    if cls is Constant:
+        return [], node
+    kind = nodes.kind_of(cls)
+    if not isinstance(kind, NodeType):  # registered as a subclass, then declared a leaf: one whole
+        return [], Static(cls, (), {}, {}, {}, whole=node)
+    have = kind.children(node)
+    marked = _marks.get(id(node))
+    known: dict[str, Pattern] = {} if marked is None else marked[1]
+    declared = _static_names(cls)
+    patterns: dict[str, Pattern] = {}
+    dynamic: list[Any] = []
+    static: dict[str, Any] = {}
+    for name, child in have.items():
+        if name in declared:
+            _check_concrete(cls, name, child)
+            pattern: Pattern = False
+        else:
+            pattern = known[name] if name in known else _pattern(child, rules)
+        if pattern is False:
+            static[name] = child if type(child) in _PLAIN else snapshot(child)
+        else:
+            patterns[name] = pattern
+            dynamic.append(child if pattern is True else _wrapped(child, pattern))
+    slots, cached = _names(cast(Any, cls))
+    carried = {
+        name: snapshot(value)
+        for name, value in _attributes(node, slots)
+        if name not in have and name not in cached
+    }
+    return dynamic, Static(cls, tuple(have), patterns, static, carried)
+
+
+def put_together(
+    static: Static | Constant, children: Iterable[Any], rules: PyTreeRules | None
+) -> Any:
+    """Makes the functor with these dynamic children; registries put all sorts of objects there.
+
+    Args:
+        static: What `take_apart` has left.
+        children: The new dynamic children, in order.
+        rules: Those by which `take_apart` goes. Where they would call other parts of the new
+            functor dynamic, it is marked: its structure stays what it is.
+    """
+    if isinstance(static, Constant):
+        return static.value()
+    if static.whole is not None:
+        return static.whole
+    given = dict(zip(static.dynamic, children, strict=True))
+    kept = static.static
+    values = {name: given[name] if name in given else snapshot(kept[name]) for name in static.names}
+    declaration = declaration_of(static.cls)
+    new: Any = object.__new__(static.cls)
+    for name, value in static.carried.items():
+        object.__setattr__(new, name, snapshot(value))
+    if declaration is not None and declaration.rebuild is not None:
+        new = declaration.rebuild(new, values)
+    else:
+        for name, value in values.items():
+            object.__setattr__(new, name, value)
+    if rules is not None and any(
+        _pattern(child, rules) != static.patterns[name]
+        for name, child in given.items()
+        if static.patterns[name] is not True or adapter_of(child) is None
+    ):
+        _mark(new, static.patterns)
+    return new
+
+
+@lru_cache(1024)
+def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The slots of a class, and the attributes that are computed from children."""
+    return slot_names(cls), frozenset(nodes.cached_names(cls))
+
+
+def _static_names(cls: type) -> tuple[str, ...]:
+    declaration = declaration_of(cls)
+    return () if declaration is None else declaration.static
+
+
+def _check_concrete(cls: type, name: str, child: Any) -> None:
+    if type(child) in _PLAIN:
+        return
+    for link, leaf, kind in visit(child, once=True):
+        adapter = adapter_of(leaf) if kind is None else None
+        if adapter is not None and adapter.is_traced(leaf):
+            where = format_keys(KeyPath.from_link(link), root=f"{cls.__name__}.{name}")
+            raise TransformError(
+                f"{where} is an array that is being "
+                f"traced, but {name!r} is declared static: it would be a constant of the program. "
+                f"Take {name!r} out of static= in the declaration of {cls.__name__}."
+            )
+
+
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
+    """Which parts of a child are dynamic."""
+    if rules is None:
+        return True
+    cls = type(child)
+    if cls in _PLAIN:
+        return child is None and rules.is_dynamic(child)
+    if not issubclass(cls, CONTAINERS):
+        return rules.is_dynamic(child)
+    if not rules.opens(cls):
+        return holds_arrays(child)
+    holds_dynamic, holds_static = _contents(child, rules)
+    if not holds_static:
+        return True
+    if not holds_dynamic:
+        return False
+    return {key: _pattern(part, rules) for key, part in _items(child)}
+
+
+def _contents(container: Any, rules: PyTreeRules) -> tuple[bool, bool]:
+    """Whether anything in a container is dynamic, and whether anything is static."""
+    seen = {id(container): container}
+    todo = [container]
+    verdicts: dict[type, bool] = {}  # of what is no container only the type counts
+    found_dynamic = found_static = False
+    while todo and not (found_dynamic and found_static):
+        for _, part in _items(todo.pop()):
+            cls = type(part)
+            is_dynamic = verdicts.get(cls)
+            if is_dynamic is None:
+                if not issubclass(cls, CONTAINERS):
+                    is_dynamic = verdicts[cls] = rules.is_dynamic(part)
+                elif not rules.opens(cls):
+                    is_dynamic = holds_arrays(part)
+                else:
+                    if id(part) not in seen:
+                        seen[id(part)] = part
+                        todo.append(part)
+                    continue
+            if not is_dynamic:
+                found_static = True
+            elif part is not None:  # a node that is neither, if it is one
+                found_dynamic = True
+    return found_dynamic, found_static
+
+
+def _items(container: Any) -> Iterable[tuple[Any, Any]]:
+    kind = nodes.kind_of(type(container))
+    return kind.items(container) if isinstance(kind, NodeType) else ()
+
+
+def _wrapped(child: Any, pattern: Pattern) -> Any:
+    """A child with its static parts, by the pattern, as constants."""
+    if pattern is True:
+        return child
+    if pattern is False:
+        return Constant(child)
+    if not isinstance(child, CONTAINERS):
+        return child  # a registry has put something else there
+    kind = nodes.kind_of(type(child))
+    assert isinstance(kind, NodeType)
+    parts = kind.children(child)
+    if parts.keys() != pattern.keys():
+        return child
+    return kind.rebuild(child, {key: _wrapped(part, pattern[key]) for key, part in parts.items()})
+
+
+def snapshot(value: Any) -> Any:
+    """Copies a static value that others may change: containers, but not what is in them."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, CONTAINERS):
+        if type(value) in _BARE and all(type(part) in _PLAIN for part in _values(value)):
+            return value if type(value) is tuple else cast(Any, value).copy()
+        return fmap(_copy_leaf, value, is_leaf=_is_no_container)
+    return _copy_leaf(value)
+
+
+_BARE = frozenset({dict, list, tuple})
+
+
+def _values(container: Any) -> Iterable[Any]:
+    return container.values() if type(container) is dict else container
+
+
+def _is_no_container(value: Any) -> bool:
+    return not isinstance(value, CONTAINERS)
+
+
+def _copy_leaf(value: Any) -> Any:
+    return value.copy() if type(value) in (set, bytearray) else value
+
+
+_marks: dict[int, tuple[Any, dict[str, Pattern]]] = {}
+
+
+def _mark(node: Any, patterns: dict[str, Pattern]) -> None:
+    i = id(node)
+    try:
+        _marks[i] = (weakref.ref(node, lambda _: _marks.pop(i, None)), patterns)
+    except TypeError:  # slots without __weakref__: held on to for a while
+        _marks[i] = (node, patterns)
+        _held.append(i)
+        if len(_held) > _HELD_AT_MOST:
+            _marks.pop(_held.popleft(), None)
+
+
+_held: deque[int] = deque()
+_HELD_AT_MOST = 4096
+
+
+def _attributes(node: Any, slots: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
+    for name in slots:
+        if hasattr(node, name):
+            yield name, getattr(node, name)
+    yield from getattr(node, "__dict__", {}).items()
+
+
+def is_dynamic(child: Any) -> bool:
+    """Whether a child is an array, a node or a container; the rest is static to a compiler."""
+    if child is no_gradient:
+        return False
+    kind = nodes.kind_of(type(child))
+    if isinstance(kind, NodeType) or kind is nodes.CHILDLESS:
+        return True
+    return kind is not nodes.ATOM and adapter_of(child) is not None
+
+
+# --- registration ---------------------------------------------------------------------------------
+
+_classes: dict[type, None] = {Constant: None}
+_registering = threading.RLock()
+_new_for_optree: list[type] = [Constant]
+
+
+def _enroll(cls: type) -> None:
+    """Makes a functor class known to every pytree registry that is loaded, and to later ones."""
+    with _registering:
+        if cls in _classes or not _is_plain_functor(cls):
+            return
+        _classes[cls] = None
+        _new_for_optree.append(cls)
+        for adapter in adapters():
+            adapter.register_functor(cls)
+    _register_with_optree()
+
+
+def _enroll_all(adapter: Adapter) -> None:
+    for cls in tuple(_classes):
+        adapter.register_functor(cls)
+
+
+def _is_plain_functor(cls: type) -> bool:
+    """Not a leaf, and not a node type that other libraries have rules of their own for."""
+    declaration = declaration_of(cls)
+    if declaration is None or declaration.leaf or issubclass(cls, CONTAINERS):
+        return False
+    return all(adapter.node_type(cls) is None for adapter in adapters())
+
+
+def _register_with_optree() -> None:
+    if not _new_for_optree or "optree" not in sys.modules:
+        return
+    import optree
+
+    with _registering:
+        _enter_into_optree(optree)
+
+
+def _enter_into_optree(optree: Any) -> None:
+    while _new_for_optree:
+        cls = _new_for_optree.pop()
+        if optree.register_pytree_node.get(cls, namespace=NAMESPACE) is None:
+            optree.register_pytree_node(
+                cls,
+                _optree_flatten,
+                cast(Any, lambda static, children: put_together(static, children, None)),
+                path_entry_type=optree.GetAttrEntry,
+                namespace=NAMESPACE,
+            )
+
+
+def _optree_flatten(node: Any) -> tuple[list[Any], Static | Constant, tuple[str, ...]]:
+    children, static = take_apart(node, None)
+    return children, static, static.dynamic
+
+
+def _optree_type(cls: type) -> NodeType | None:
+    """The node type of a class that somebody registered with optree."""
+    if "optree" not in sys.modules:
+        return None
+    import optree
+
+    get: Any = optree.register_pytree_node.get
+    try:  # all at once, since optree asks a class for `_fields`, and its metaclass may raise
+        entry = get(namespace=NAMESPACE).get(cls)
+    except TypeError:  # the oldest releases tell of one class only
+        entry = get(cls, namespace=NAMESPACE)
+    if entry is None or entry.kind is not optree.PyTreeKind.CUSTOM:
+        return None
+
+    def children(node: Any) -> dict[Any, Any]:
+        flat = optree.tree_flatten_one_level(node, namespace=NAMESPACE)
+        return dict(zip(flat.entries, flat.children, strict=True))
+
+    def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
+        flat = optree.tree_flatten_one_level(node, namespace=NAMESPACE)
+        return flat.unflatten_func(flat.metadata, [new_children[key] for key in flat.entries])
+
+    def static(node: Any) -> Any:
+        return optree.tree_flatten_one_level(node, namespace=NAMESPACE).metadata
+
+    return NodeType(children, rebuild, static=static)
+
+
+on_class(_enroll)
+nodes.on_functor(_enroll)
+on_adapter(_enroll_all)
+nodes.before_walk(_register_with_optree)
+nodes.add_finders(framework=lambda _: None, registry=_optree_type, leaf=lambda _: None)

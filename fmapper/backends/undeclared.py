@@ -1,0 +1,181 @@
+"""Objects that nobody declared but that hold arrays: the forgotten `@functor`."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from fmapper.tree import nodes
+from fmapper.backends.discovery import adapter_of
+from fmapper.errors import NotAFunctorError
+from fmapper.tree.functor import CONTAINERS, declaration_of, slot_names
+from fmapper.tree.no_gradient import no_gradient
+from fmapper.tree.keypath import Link, format_link
+from fmapper.tree.nodes import NodeType
+
+_OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)
+_BARE = frozenset({dict, list, tuple})  # they have no attributes
+_get = object.__getattribute__  # a `__getattr__` of a class may raise what it likes
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+def check_leaf(leaf: Any, where: Callable[[Any], Link], place: Any = None) -> None:
+    """Refuses a leaf that is no array itself but holds some.
+
+    Args:
+        leaf: The leaf.
+        where: Gives its path, when that is needed, for `place`.
+        place: What `where` knows it by.
+
+    Raises:
+        NotAFunctorError: It does; names the path, the class, the fields and the way out.
+    """
+    if issubclass(type(leaf), _OPAQUE) or declaration_of(type(leaf)) is not None:
+        return
+    fields = [label for label, part in _parts(leaf) if holds_arrays(part)]
+    if fields:
+        raise NotAFunctorError(f"{format_link(where(place))}: {_refusal(leaf, fields)}")
+
+
+def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) -> None:
+    """Refuses a node that holds arrays beside its children without having said so.
+
+    That is a dataclass that keeps arrays outside its fields, or a container subclass that keeps
+    them in attributes. `children=` in a declaration says so: then the rest is carried over.
+    """
+    cls = type(node)
+    if cls in _BARE:
+        return
+    declaration = declaration_of(cls)
+    if declaration is not None and (
+        declaration.children is not None or declaration.rebuild is not None
+    ):
+        return
+    if node_type.carried is not None:
+        suspects = [(name, value) for name, value in node_type.carried(node) if holds_arrays(value)]
+        own = _reached(node, [child for _, child in node_type.items(node)]) if suspects else []
+        fields = [f".{name}" for name, value in suspects if holds_arrays(value, besides=own)]
+        if fields:
+            raise NotAFunctorError(
+                f"{format_link(where(node))}: {cls.__name__} holds arrays in {', '.join(fields)}, "
+                "in objects that are not functors: they would stay behind. Decorate the classes of "
+                "those objects with @fmapper.functor, or mark them with @fmapper.leaf."
+            )
+        return
+    if declaration is None and not isinstance(node, CONTAINERS):
+        return
+    state = getattr(node, "__dict__", None)
+    if not state:
+        return
+    known = {key for key, _ in node_type.items(node)} | set(nodes.cached_names(cls))
+    fields = [
+        f".{name}" for name, value in state.items() if name not in known and holds_arrays(value)
+    ]
+    if fields:
+        beside = "items" if declaration is None else "fields"
+        raise NotAFunctorError(
+            f"{format_link(where(node))}: {cls.__name__} holds arrays in {', '.join(fields)}, "
+            f"beside its {beside}: they would stay behind. Make them fields, or declare what is a "
+            f"child: @fmapper.functor(children=(...)) on {cls.__name__}."
+        )
+
+
+def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
+    """Whether an object is an array, or holds one in children, attributes, closures or items.
+
+    Args:
+        x: Anything; it is not changed.
+        besides: Objects that do not count, nor what is reached only through them.
+    """
+    seen: dict[int, Any] = {id(known): known for known in besides}
+    todo = [x]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or nodes.kind_of(type(value)) is nodes.ATOM:
+            continue
+        seen[id(value)] = value
+        if adapter_of(value) is not None or value is no_gradient:  # where there was an array
+            return True
+        kind = nodes.kind_of(type(value))
+        if isinstance(kind, NodeType) and kind.carried is not None:
+            todo.extend(vars(value).values())  # whatever it holds, child or not
+        elif isinstance(kind, NodeType):
+            todo.extend(child for _, child in kind.items(value))
+        elif kind is nodes.LEAF and declaration_of(type(value)) is None:
+            todo.extend(part for _, part in _parts(value))
+    return False
+
+
+def _reached(node: Any, children: list[Any]) -> list[Any]:
+    """A node and all nodes and leaves below it."""
+    reached: dict[int, Any] = {id(node): node}
+    todo = children
+    while todo:
+        value = todo.pop()
+        if id(value) not in reached:
+            reached[id(value)] = value
+            kind = nodes.kind_of(type(value))
+            if isinstance(kind, NodeType):
+                todo.extend(child for _, child in kind.items(value))
+    return list(reached.values())
+
+
+def _parts(x: Any) -> Iterator[tuple[str, Any]]:
+    """What an undeclared object holds, with the words in which an error names it."""
+    cls = type(x)  # not isinstance, which asks the object for its class
+    if issubclass(cls, _OPAQUE):
+        return
+    if issubclass(cls, types.MethodType):
+        yield "the object it is bound to", x.__self__
+        return
+    if issubclass(cls, functools.partial):
+        yield "func", x.func
+        yield from ((f"args[{i}]", value) for i, value in enumerate(x.args))
+        yield from ((f"keywords[{name!r}]", value) for name, value in x.keywords.items())
+    if issubclass(cls, types.FunctionType):
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
+            try:
+                yield f"its closure ({name})", cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+        defaults = [*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
+        yield from (("its defaults", value) for value in defaults)
+    if issubclass(cls, set | frozenset):
+        yield from (("its items", value) for value in x)
+    if issubclass(cls, types.MappingProxyType):
+        yield from ((f"[{key!r}]", value) for key, value in x.items())
+    for name in slot_names(cls):
+        try:
+            yield f".{name}", _get(x, name)
+        except AttributeError:  # not set
+            continue
+    try:
+        state = _get(x, "__dict__")
+    except AttributeError:
+        return
+    yield from ((f".{name}", value) for name, value in state.items())
+
+
+def _refusal(leaf: Any, fields: list[str]) -> str:
+    cls = type(leaf).__name__
+    held = ", ".join(dict.fromkeys(fields))
+    if isinstance(leaf, _FUNCTIONS):
+        name = getattr(leaf, "__qualname__", cls)
+        return (
+            f"{cls} {name} holds arrays in {held} and cannot be rebuilt around new ones. Make it "
+            "a class with those arrays as attributes, a __call__, and @fmapper.functor above it; "
+            "or pass strict=False to leave it as it is."
+        )
+    if isinstance(leaf, set | frozenset | types.MappingProxyType):
+        return (
+            f"{cls} holds arrays in {held} but is not a container with keys. Use a list or a dict."
+        )
+    names = "".join(f"{field[1:]!r}, " for field in fields if field.startswith("."))
+    names = names.rstrip() if names.count(",") == 1 else names.removesuffix(", ")
+    return (
+        f"{cls} holds arrays in {held} but is not a functor. Decorate it with @fmapper.functor, or "
+        f"mark it with @fmapper.leaf. For a class that is not yours: "
+        f"fmapper.functor({cls}, children=({names}))."
+    )

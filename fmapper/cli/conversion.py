@@ -1,0 +1,245 @@
+"""A conversion that is looked at: what the model holds and does, how exact, and how fast."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from fmapper.profiles import timing
+from fmapper.programs.convert import lowered, recorded, source_of, source_of_callable
+from fmapper.backends.device import get_device
+from fmapper.backends.discovery import adapter_of, get_adapter
+from fmapper.errors import ConversionError
+from fmapper.moves.plan import readable_bytes
+from fmapper.profiles.table import readable_seconds
+from fmapper.profiles.timing import Timing
+from fmapper.programs.verify import Report, inputs_for, verify
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from fmapper.backends.adapter import Adapter
+
+_FIRST_KINDS = 8  # of operations that are printed
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """What parameters or buffers amount to; tied ones count once.
+
+    Attributes:
+        arrays: How many arrays.
+        numbers: How many numbers in them.
+        nbytes: Their size.
+    """
+
+    arrays: int
+    numbers: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Any]) -> Arrays:
+        """The sums over arrays of any backend."""
+        known = [(adapter_of(array), array) for array in arrays.values()]
+        sizes = [(math.prod(a.shape(x)), a.nbytes(x)) for a, x in known if a is not None]
+        return cls(len(sizes), sum(n for n, _ in sizes), sum(b for _, b in sizes))
+
+    def __str__(self) -> str:
+        return f"{self.numbers:,} numbers in {self.arrays:,} arrays, {readable_bytes(self.nbytes)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What was seen while a model was converted.
+
+    Attributes:
+        model: The class of the model.
+        target: The framework that it was converted to.
+        train: Whether its training was recorded.
+        parameters: What is trained.
+        buffers: What is not.
+        ops: Operations by name -> how often they are in the program, the most frequent first.
+        export_seconds: Recording the program.
+        lowering_seconds: Making the model of the target of it, compilation not included.
+        first_call_seconds: The first call, with compilation; None if it was not run.
+        verification: The outputs on the examples beside those of the model; None without.
+        per_call: One call of the converted model, None if calls were not timed.
+        per_call_before: One call of the model, without gradients, timed in turn with that.
+        speedup: The median over the rounds of the time before by the time now.
+    """
+
+    model: str
+    target: str
+    train: bool
+    parameters: Arrays
+    buffers: Arrays
+    ops: dict[str, int]
+    export_seconds: float
+    lowering_seconds: float
+    first_call_seconds: float | None = None
+    verification: Report | None = None
+    per_call: Timing | None = None
+    per_call_before: Timing | None = None
+    speedup: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is known to differ."""
+        return self.verification is None or self.verification.ok
+
+    def to_json(self) -> str:
+        """Everything, as strict JSON; what is infinite or NaN is null."""
+        return json.dumps(_finite({**asdict(self), "ok": self.ok}), indent=1, allow_nan=False)
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        mode = ", in training" if self.train else ""
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for name, text in self._lines():
+            table.add_row(Text(name, style="dim"), Text(text))
+        return Group(Text(f"{self.model} to {self.target}{mode}", style="bold"), table)
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        yield "parameters", str(self.parameters)
+        yield "buffers", str(self.buffers)
+        most = [f"{_short(op)} {count}" for op, count in self.ops.items()]
+        more = ", ..." if len(most) > _FIRST_KINDS else ""
+        total = sum(self.ops.values())
+        kinds = f"{total:,} of {len(most)} kinds: " if most else "none"
+        yield "operations", kinds + ", ".join(most[:_FIRST_KINDS]) + more
+        yield "verified", self._verdict()
+        yield "recorded in", readable_seconds(self.export_seconds)
+        yield "lowered in", readable_seconds(self.lowering_seconds)
+        if self.first_call_seconds is not None:
+            compiled = "" if self.target == "torch" else ", with compilation"
+            yield "first call", f"{readable_seconds(self.first_call_seconds)}{compiled}"
+        if self.per_call is not None and self.per_call_before is not None:
+            now, before = self.per_call, self.per_call_before
+            yield (
+                "per call",
+                f"{readable_seconds(now.median)}; {readable_seconds(before.median)} before: "
+                f"{self.speedup:.2f}x as fast (medians of {now.n} rounds)",
+            )
+
+    def _verdict(self) -> str:
+        report = self.verification
+        if report is None:
+            return "no"
+        if not report.ok:
+            return f"the outputs differ. {report}"
+        errors = [out.error / out.scale if out.scale else out.error for out in report.outputs]
+        count = "1 output agrees" if len(errors) == 1 else f"{len(errors)} outputs agree"
+        text = f"{count}, off by {max(errors, default=0.0):.1e} of the largest element at most"
+        if report.exact is None:
+            return text
+        before, now = report.exact
+        return f"{text}; against float64 {before:.1e} before and {now:.1e} now"
+
+
+def measured(
+    model: Any,
+    to: str,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    train: bool = False,
+    compare: bool = True,
+    seconds: float = 0.5,
+) -> tuple[Conversion, Any]:
+    """Converts a model, compares and times it; what `convert` does, step by step.
+
+    Args:
+        model: A model of any framework that programs are recorded from. It is put into evaluation
+            mode, unless `train` is set.
+        to: The target, as `convert` takes it.
+        args: The example inputs by position, arrays of any backend.
+        kwargs: The example inputs by keyword.
+        dynamic_shapes: As `convert` takes it.
+        train: As `convert` takes it; what was recorded for training is neither compared nor timed.
+        compare: Compare the outputs, also with those in float64.
+        seconds: For timing calls of both; 0: none are timed.
+
+    Returns:
+        What was seen, and the converted model.
+
+    Raises:
+        ConversionError: As `convert`; also if it is no model.
+    """
+    target = get_adapter(to)
+    source = source_of(model) or source_of_callable(model, target)
+    if source is None or source is target:
+        what = "no model whose program can be recorded"
+        if source is target:
+            what = "a model of that already"
+        raise ConversionError(
+            f"{type(model).__name__} cannot be converted to {to}: it is {what}. Name a model of "
+            "another framework."
+        )
+    start = timing.clock()
+    program = recorded(
+        model, source, target, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
+    )
+    exported = timing.clock()
+    converted = lowered(program, target, train=train)
+    finished = timing.clock()
+    found: dict[str, Any] = {
+        "model": program.name or type(model).__name__,
+        "target": to,
+        "train": train,
+        "parameters": Arrays.of(program.parameters),
+        "buffers": Arrays.of(program.buffers),
+        "ops": dict(Counter(call.op for call in program.graph.walk()).most_common()),
+        "export_seconds": exported - start,
+        "lowering_seconds": finished - exported,
+    }
+    if not train and (compare or seconds > 0):
+        now = _waiting(target, converted, args, kwargs)
+        found["first_call_seconds"] = now()
+        if compare:
+            found["verification"] = verify(model, converted, *args, kwargs=kwargs, exact=True)
+        if seconds > 0:
+            before = _waiting(source, model, args, kwargs)
+            pairs = timing.rounds(lambda: (before(), now()), seconds)
+            befores, nows = (list(column) for column in zip(*pairs, strict=True))
+            found["per_call"], found["per_call_before"] = Timing.of(nows), Timing.of(befores)
+            found["speedup"] = statistics.median(b / n for b, n in pairs)
+    return Conversion(**found), converted
+
+
+def _waiting(
+    adapter: Adapter, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[], float]:
+    """A call with inputs of its own, which may be changed: until its results are there."""
+    given = inputs_for(adapter, args, kwargs, copy=True)
+    call = adapter.caller(model, *given)
+
+    def run() -> float:
+        start = timing.clock()
+        result = call(*given)
+        device = get_device(result)
+        if device is not None:
+            get_adapter(device.backend).wait(device, result)
+        return timing.clock() - start
+
+    return run
+
+
+def _short(op: str) -> str:
+    return op.removeprefix("aten::").removeprefix("lax::").removesuffix(".default")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

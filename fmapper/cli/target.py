@@ -1,0 +1,124 @@
+"""`FILE:NAME` on the command line: a Python file is run, and something in it is taken."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fmapper.errors import TargetError
+
+_SUFFIX = ".py"
+
+
+def load_target(target: str) -> Any:
+    """The object that `FILE:NAME` names.
+
+    The file is run as a module of its own name, with its folder on `sys.path`, so that it finds
+    what is beside it; `if __name__ == "__main__"` is not true in it. A file is run once, however
+    often it is named.
+
+    Args:
+        target: A path to a Python file, a colon, and a name in it, dotted for attributes.
+
+    Raises:
+        TargetError: There is no such file or name, or the file does not run.
+    """
+    file, colon, name = target.rpartition(":")
+    if not colon or not file or not all(part.isidentifier() for part in name.split(".")):
+        raise TargetError(f"{target!r} is not FILE:NAME. Write, for example, model.py:model.")
+    found: Any = _run(file)
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise TargetError(f"{target}: {_no_such_name(found, part, file)}") from None
+    return found
+
+
+def load_model(target: str) -> Any:
+    """The model that `FILE:NAME` names: an instance, or what a class or a factory makes.
+
+    A class, and a function that needs no arguments, are called; a function that needs some is a
+    model itself.
+
+    Raises:
+        TargetError: It cannot be loaded, or making it failed.
+    """
+    found = load_target(target)
+    if not isinstance(found, type) and not inspect.isroutine(found):
+        return found
+    needed = _needed(found)
+    if needed and not isinstance(found, type):
+        return found
+    if needed:
+        raise TargetError(
+            f"{target} is a class that needs {', '.join(needed)}. Name an instance, or a function "
+            "without arguments that makes one."
+        )
+    try:
+        return found()
+    except Exception as error:  # whatever the user's own code raises
+        raise TargetError(f"{target}: making the model failed: {_short(error)}") from error
+
+
+def _run(file: str) -> Any:
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise TargetError(f"there is no file {file}.")
+    if path.suffix != _SUFFIX:
+        raise TargetError(f"{file} is no Python file: its name does not end in {_SUFFIX}.")
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
+            return module
+    # A file called torch.py must not become the module torch.
+    name = path.stem if path.stem not in sys.modules else f"_fmapper_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules[name] = module  # dataclasses and pickle look there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise TargetError(f"{file} does not run: {_short(error, path)}") from error
+    return module
+
+
+def _needed(function: Any) -> list[str]:
+    """The parameters without which it cannot be called."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C: a ufunc, for example
+        return ["its arguments"]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
+
+
+def _no_such_name(holder: Any, name: str, file: str) -> str:
+    public = (
+        sorted(own for own in vars(holder) if not own.startswith("_"))
+        if (hasattr(holder, "__dict__"))
+        else []
+    )
+    where = file if inspect.ismodule(holder) else type(holder).__name__
+    some = ", ".join(public[:20])
+    return f"there is no {name} in {where}." + (f" There is {some}." if some else "")
+
+
+def _short(error: BaseException, path: Path | None = None) -> str:
+    """The class and text of an error, and the line of the file that it came through."""
+    text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if path is not None and frame.filename == str(path)
+    ]
+    return f"{text} (line {lines[-1]})" if lines else text

@@ -1,0 +1,164 @@
+"""Copying arrays on the host: one pass over memory, on several threads where one is too slow."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+from fmapper.errors import BatchError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
+_SMALL = 32 << 10  # below this an array gets memory of its own from the allocator
+_SLAB = 32 << 20  # larger ones share blocks of this size, which the system backs with huge pages
+_PIECE = 8 << 20  # what one thread copies at a time
+_PARALLEL = 4 << 20  # below this a thread costs more than it gains
+_MAX_THREADS = 8  # more do not make memory faster
+_nbytes = attrgetter("nbytes")
+
+
+def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> list[Array]:
+    """Copies NumPy arrays into memory that nobody else holds.
+
+    Large arrays begin at multiples of 64 bytes, and several may lie side by side in one block of
+    32 MiB, which lives as long as one of them: memory that is handed out in small portions is
+    slower to touch for the first time than to copy.
+
+    Args:
+        arrays: NumPy arrays in native byte order, of any layout.
+        order: `K` keeps the order of the axes in memory, `C` makes it row by row.
+
+    Raises:
+        BatchError: There is no memory for one of them.
+    """
+    sizes = list(map(_nbytes, arrays))
+    if max(sizes, default=0) < _SMALL:
+        return [a.copy(order) for a in arrays]
+    results: list[Any] = [
+        None if size >= _SMALL else a.copy(order) for size, a in zip(sizes, arrays, strict=True)
+    ]
+    large = [k for k, new in enumerate(results) if new is None]
+    places = _places([arrays[k] for k in large])
+    for k in large:
+        try:
+            results[k] = _laid_out(arrays[k], order, *next(places))
+        except MemoryError as error:
+            raise BatchError(k) from error
+    _copy_all([(results[k], arrays[k]) for k in large])
+    return results
+
+
+def _places(arrays: Sequence[Array]) -> Iterator[tuple[Array, int]]:
+    """The block and the offset where the copy of each array will be."""
+    left = sum(_padded(a) for a in arrays)
+    block, at = None, 0
+    for a in arrays:
+        size = _padded(a)
+        if block is None or at + size > block.nbytes:
+            block, at = _aligned_block(max(size, min(left, _SLAB))), 0
+        yield block, at
+        at += size
+        left -= size
+
+
+def _padded(a: Array) -> int:
+    return -(-int(a.nbytes) // ALIGNMENT) * ALIGNMENT
+
+
+def _aligned_block(size: int) -> Array:
+    import numpy as np
+
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def _laid_out(a: Array, order: str, block: Array, at: int) -> Array:
+    """An array like `a`, without its values, in a block of memory."""
+    import numpy as np
+
+    if order == "C" or a.flags.c_contiguous:
+        return np.ndarray(a.shape, a.dtype, block, at)
+    if a.flags.f_contiguous:
+        return np.ndarray(a.shape, a.dtype, block, at, order="F")
+    axes = sorted(range(a.ndim), key=lambda axis: -abs(a.strides[axis]))
+    dense: Array = np.ndarray([a.shape[axis] for axis in axes], a.dtype, block, at)
+    return dense.transpose(sorted(range(a.ndim), key=axes.__getitem__))
+
+
+def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
+    """Copies (to, from) pairs."""
+    size = sum(to.nbytes for to, _ in pairs)
+    threads = min(_MAX_THREADS, _threads(), math.ceil(size / _PIECE))
+    if size < _PARALLEL or threads == 1:
+        _copy(pairs)
+    else:
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(_copy, _bundles(pairs)))
+        except RuntimeError:  # the interpreter is going down and starts no more threads
+            _copy(pairs)
+
+
+def _threads() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on a Mac or on Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _copy(pairs: Sequence[tuple[Array, Array]]) -> None:
+    import numpy as np
+
+    for to, source in pairs:
+        np.copyto(to, source)
+
+
+def _bundles(pairs: Sequence[tuple[Array, Array]]) -> Iterator[list[tuple[Array, Array]]]:
+    """The same work in portions of about one piece."""
+    bundle: list[tuple[Array, Array]] = []
+    size = 0
+    for pair in pairs:
+        for to, source in _pieces(*_as_numbers(*pair)):
+            bundle.append((to, source))
+            size += to.nbytes
+            if size >= _PIECE:
+                yield bundle
+                bundle, size = [], 0
+    if bundle:
+        yield bundle
+
+
+def _as_numbers(to: Array, source: Array) -> tuple[Array, Array]:
+    """The same bytes as integers: NumPy holds the lock while it copies types it does not know."""
+    if source.dtype.isbuiltin == 1 or to.dtype != source.dtype:
+        return to, source
+    word = f"u{to.dtype.itemsize}"
+    return to.view(word), source.view(word)
+
+
+def _pieces(to: Array, source: Array) -> Iterator[tuple[Array, Array]]:
+    """Splits a copy along the axis with the longest steps."""
+    n = math.ceil(to.nbytes / _PIECE)
+    if n == 1:
+        yield to, source
+        return
+    if to.flags.c_contiguous and source.flags.c_contiguous:
+        to, source = to.reshape(-1), source.reshape(-1)
+    elif to.flags.f_contiguous and source.flags.f_contiguous:
+        to, source = to.reshape(-1, order="F"), source.reshape(-1, order="F")
+    axis = max((axis for axis in range(to.ndim) if to.shape[axis] > 1), key=to.strides.__getitem__)
+    step = math.ceil(to.shape[axis] / n)
+    before = (slice(None),) * axis
+    for start in range(0, to.shape[axis], step):
+        at = (*before, slice(start, start + step))
+        yield to[at], source[at]

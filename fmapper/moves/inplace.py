@@ -1,0 +1,200 @@
+"""Moving in place, for those who hold references to a model or to its parameters."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import Any, TypeVar
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.tree.fmap import fmap
+from fmapper.tree.functor import declaration_of
+from fmapper.moves.mover import Mover
+from fmapper.tree.nodes import NodeType, node_type_of
+
+T = TypeVar("T")
+Put = Callable[[Any, Mapping[Any, Any]], object]
+Step = Callable[[], object]
+
+
+def move_(tree: T, mover: Mover) -> T:
+    """Moves a tree in place: modules, optimizers, functors, lists and dicts stay the same objects.
+
+    Torch parameters stay the same objects as well, as in `torch.nn.Module.to`, so whoever holds one
+    sees it moved; buffers and all other arrays are replaced in what holds them. Tuples cannot
+    change: one with other contents is replaced. Everything is moved before anything is changed, so
+    if one leaf cannot be moved the tree is as it was; old and new arrays need memory at once. An
+    optimizer keeps the parameters, but its own state only moves if it is given as well:
+    `move_((model, optimizer), to_gpu)`.
+
+    Args:
+        tree: A module, an optimizer, `(model, optimizer)`, a functor ...
+        mover: `to_gpu`, `to_cpu(dtype="bfloat16")` ...
+
+    Returns:
+        The tree itself, unless that cannot change: a leaf, a tuple, a frozen node of Equinox or
+        flax.struct. So write `model = move_(model, mover)` where you do not know.
+
+    Raises:
+        TypeError: `mover` is no mover.
+        MoveError: A leaf could not be moved, or an optimizer was given without its model. Nothing
+            has changed.
+
+    The meaning is that of `torch.nn.Module.to`,
+    https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> model = torch.nn.Linear(2, 2)
+        >>> weight = model.weight
+        >>> fmapper.move_(model, fmapper.to_cpu(dtype="float64")) is model
+        True
+        >>> model.weight is weight, weight.dtype
+        (True, torch.float64)
+    """
+    if not isinstance(mover, Mover):
+        raise TypeError(f"move_ takes a mover second, such as fmapper.to_gpu, not {mover!r}.")
+    change = _Change()
+    result: T = change.adopt(tree, fmap(mover, tree))
+    _without_interrupt(change.carry_out)
+    return result
+
+
+class _Change:
+    """Finds out how the contents of a moved tree come into the old one, then puts them there.
+
+    Attributes:
+        steps: What is to be done, in order; each with what takes it back, whatever of it was done.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Step, Step]] = []
+        self.done: dict[int, tuple[Any, Any]] = {}
+
+    def carry_out(self) -> None:
+        """Changes the old tree; it is as it was if that does not come to its end."""
+        begun = 0
+        try:
+            for do, _ in self.steps:
+                begun += 1
+                do()
+        except BaseException:
+            for _, undo in reversed(self.steps[:begun]):
+                # A node that has refused new children refuses its old ones, too: it has them still.
+                with suppress(BaseException):
+                    undo()
+            raise
+
+    def adopt(self, old: Any, new: Any) -> Any:
+        """What is to be where `old` was: itself, if it can be changed. No depth is too deep."""
+        stack = [self._adopting(old, new)]
+        result = None
+        while stack:
+            try:
+                pair = stack[-1].send(result)
+            except StopIteration as done:
+                stack.pop()
+                result = done.value
+            else:
+                stack.append(self._adopting(*pair))
+                result = None
+        return result
+
+    def _adopting(self, old: Any, new: Any) -> Generator[tuple[Any, Any], Any, Any]:
+        """Asks for each child, old and new, what is to be there; returns the same of the node."""
+        if new is old:
+            return old
+        if id(old) in self.done:
+            return self.done[id(old)][1]
+        node_type = node_type_of(old)
+        if node_type is None:
+            result = self._leaf(old, new)
+            self.done[id(old)] = old, result
+            return result
+        put = _putter(old, node_type)
+        if put is not None:
+            self.done[id(old)] = old, old
+        before, after = node_type.children(old), node_type.children(new)
+        adopted = {}
+        for key, child in before.items():
+            adopted[key] = yield child, after[key]
+        result = old
+        if put is not None:
+            self.steps.append((partial(put, old, adopted), _restorer(put, old, before)))
+        elif any(adopted[key] is not child for key, child in before.items()):
+            result = node_type.rebuild(old, adopted)
+        self.done[id(old)] = old, result
+        return result
+
+    def _leaf(self, old: Any, new: Any) -> Any:
+        adapter = adapter_of(old)
+        step = None if adapter is None else adapter.swap(old, new)
+        if step is None:
+            return new
+        self.steps.append(step)
+        return old
+
+
+def _restorer(put: Put, node: Any, before: Mapping[Any, Any]) -> Step:
+    """What gives a node its old children back, and the very attributes that it had."""
+    state = getattr(node, "__dict__", None)
+    held = None if state is None or state is node else state.copy()
+
+    def restore() -> None:
+        if held is None:
+            put(node, before)
+            return
+        _reset(state, held)
+        put(node, before)
+        _reset(state, held)  # for nodes that make new lists of what they are given
+
+    return restore
+
+
+def _reset(state: Any, held: dict[str, Any]) -> None:
+    for name in state.keys() - held.keys():
+        del state[name]
+    state.update(held)
+
+
+def _without_interrupt(action: Step) -> None:
+    """Runs something short to its end before Ctrl+C counts."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        action()
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: waiting.append((number, frame)))
+    try:
+        action()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if waiting:
+        handler(*waiting[0])
+
+
+def _putter(node: Any, node_type: NodeType) -> Put | None:
+    """What gives a node other children in place; None if it cannot have any."""
+    if node_type.put is not None:
+        return node_type.put
+    if isinstance(node, list | dict | deque):
+        return _put_items
+    declaration = declaration_of(type(node))
+    if declaration is None or declaration.rebuild is not None or isinstance(node, tuple):
+        return None
+    return _put_attributes
+
+
+def _put_items(node: Any, children: Mapping[Any, Any]) -> None:
+    for key, child in children.items():
+        node[key] = child
+
+
+def _put_attributes(node: Any, children: Mapping[Any, Any]) -> None:
+    for name, child in children.items():
+        object.__setattr__(node, name, child)

@@ -1,0 +1,419 @@
+"""Movers: callables that take leaves and whole trees to another device or backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fmapper.tree import nodes
+from fmapper.backends.adapter import Adapter, Device, NodeAdapter
+from fmapper.backends.device import DeviceSpec, parse_device
+from fmapper.backends.discovery import adapter_of, adapters, get_adapter
+from fmapper.backends.dtypes import dtype_name, wanted_dtype
+from fmapper.errors import (
+    ConversionError,
+    DeviceError,
+    DeviceUnavailableError,
+    MoveError,
+    NoGPUWarning,
+    UnsupportedLeafError,
+)
+from fmapper.tree.fmap import fmap
+from fmapper.backends.undeclared import check_carried, check_leaf
+from fmapper.tree.keypath import format_link
+from fmapper.tree.nodes import node_type_of
+from fmapper.moves.route import Generator, Target, gpu_for_host_arrays
+from fmapper.moves.carry import UNTOUCHED, Route, Where, carry_out
+from fmapper.warn import warn
+
+if TYPE_CHECKING:
+    from fmapper.moves.plan import Plan
+
+
+class _Given(enum.Enum):
+    NO = "no tree was given"
+
+
+_NO = _Given.NO
+
+
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
+class Mover:
+    """A callable that takes leaves or whole trees somewhere; made by `to_device` and its relatives.
+
+    `mover(tree)` is `fmap(mover, tree)`. Called with keywords alone it gives a mover so configured.
+
+    Attributes:
+        name: What it was made as.
+        backend: The backend whose arrays it makes; None to keep each leaf's own.
+        spec: The device it moves to; None to keep each leaf where it lives.
+        dtype: The dtype that floating and complex leaves get; None to keep each leaf's own.
+        copy: True always copies, False never, None shares only what nobody can write to.
+        strict: What an undeclared holder of arrays and, for `to_gpu`, a missing GPU do.
+        report: Called after a move with the `Plan` of what was done, such as `print`.
+    """
+
+    name: str
+    backend: str | None = None
+    spec: DeviceSpec | None = None
+    dtype: str | None = None
+    copy: bool | None = None
+    strict: bool | None = None
+    report: Callable[[Plan], object] | None = None
+
+    def __call__(self, tree: Any = _NO, **options: Any) -> Any:
+        """The tree, moved; or, without a tree, a mover with these options."""
+        mover = self._with(**options) if options else self
+        return mover if tree is _NO else fmap(mover, tree)
+
+    def __repr__(self) -> str:
+        options = {"device": self.spec, "dtype": self.dtype, "copy": self.copy}
+        options["strict"] = self.strict
+        if self.name in ("to_cpu", "to_gpu"):
+            del options["device"]
+        shown = [f"{key}={value}" for key, value in options.items() if value is not None]
+        return f"{self.name}({', '.join(shown)})"
+
+    def _with(self, **options: Any) -> Mover:
+        allowed = {"dtype", "copy", "strict", "report"} | ({"device"} if self.backend else set())
+        unknown = sorted(options.keys() - allowed)
+        if unknown:
+            raise TypeError(
+                f"{self.name} has no option {', '.join(map(repr, unknown))}; "
+                f"it takes {', '.join(sorted(allowed))}."
+            )
+        changes: dict[str, Any] = dict(options)
+        if changes.get("dtype") is not None:
+            changes["dtype"] = dtype_name(changes["dtype"])
+        if "device" in changes:
+            device = changes.pop("device")
+            changes["spec"] = None if device is None else self._own_spec(device)
+        if not (changes.get("report") is None or callable(changes["report"])):
+            raise TypeError(f"report= takes a function of a Plan, not {changes['report']!r}.")
+        for option in ("copy", "strict"):
+            value = changes.get(option)
+            if value is not None:
+                if value not in (True, False):
+                    raise TypeError(f"{option} is True, False or None, not {value!r}.")
+                changes[option] = bool(value)
+        return dataclasses.replace(self, **changes)
+
+    def _own_spec(self, device: Any) -> DeviceSpec:
+        spec = parse_device(device)
+        if spec.backend not in (None, self.backend):
+            raise DeviceError(
+                f"{self.name} makes arrays of {self.backend}, which cannot be on {spec}. "
+                f"Write to_{spec.backend}(device={str(device)!r})."
+            )
+        return spec
+
+    # The whole tree at once
+
+    def move_leaves(self, leaves: Sequence[Any], where: Where) -> list[Any]:
+        """The moved leaves, in order. Either all are moved, or an error says why none is."""
+        routes, others = self.routes(leaves, where)
+        report = None if self.report is None else self._planned(leaves, where)
+        results = carry_out(routes, leaves, where, copy=self.copy)
+        missing = next((route.note for route in routes if route.note), "")
+        if missing:
+            _warn_no_gpu(missing, self.strict)
+        known: dict[Any, Any] = {}
+        for place in others:
+            leaf = leaves[place]
+            generator = self.generator(leaf, where, place)
+            if node_type_of(leaf) is not None:  # made a leaf by is_leaf=
+                if not known:  # what it is tied to, here and in other such leaves
+                    known = {id(old): new for old, new in zip(leaves, results, strict=True)}
+                    for at in others:
+                        del known[id(leaves[at])]
+                inner = dataclasses.replace(self, report=None)
+                results[place] = fmap(inner, leaf, cache=known)
+            elif generator is not None and not generator.stays:
+                results[place] = generator.adapter.generator_to(leaf, generator.device)
+        if self.report is not None and report is not None:
+            self.report(report)
+        return results
+
+    def _planned(self, leaves: Sequence[Any], where: Where) -> Plan:
+        from fmapper.moves.plan import Plan, planned
+
+        return Plan(repr(self), tuple(planned(self, leaves, where)))
+
+    def check_node(self, node: Any, node_type: nodes.NodeType, where: Where) -> None:
+        """Sees to it that a node holds no arrays that are not among its children."""
+        carried = node_type.carried
+        if self.strict is False or (carried is not None and not carried(node)):
+            return
+        check_carried(node, node_type, where)
+
+    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
+        """Sees to it that an optimizer does not leave its model behind.
+
+        Raises:
+            MoveError: It would.
+        """
+        if self.strict is not False:
+            name = type(node).__name__
+            raise MoveError(
+                f"{format_link(where(node))}: {name} works on arrays that nothing else in this "
+                f"tree holds ({format_link(where(missing))} is the first): moved alone, it would "
+                f"no longer work on those of its model. Move both at once, as in "
+                f"model, optimizer = fmapper.fmap({self!r}, (model, optimizer)); "
+                f"or pass strict=False to move it alone. {UNTOUCHED}"
+            )
+
+    @property
+    def uncast(self) -> Mover:
+        """The same without a change of dtype; the report says of the others what there is."""
+        return dataclasses.replace(self, dtype=None, report=None)
+
+    def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
+        """What is to become of the arrays among leaves, and which leaves are none.
+
+        Raises:
+            NotAFunctorError: A leaf holds arrays and is not declared.
+            UnsupportedLeafError: The target cannot hold an array.
+            DeviceError: An array cannot be on the device that is asked for.
+        """
+        classes = set(map(type, leaves))
+        by_class: dict[type, list[int]] = {}
+        for place, leaf in enumerate(leaves if len(classes) > 1 else ()):
+            by_class.setdefault(type(leaf), []).append(place)
+        routes: list[Route] = []
+        others: list[int] = []
+        for places in by_class.values() if len(classes) != 1 else (range(len(leaves)),):
+            adapter = adapter_of(leaves[places[0]])
+            if adapter is None:
+                others += places
+                continue
+            arrays = leaves if len(places) == len(leaves) else [leaves[at] for at in places]
+            for chosen in _alike(adapter.signatures(arrays), places):
+                routes.append(self._route(chosen, leaves, adapter, where))
+        for place in sorted(others) if self.strict is not False else ():
+            if node_type_of(leaves[place]) is None:
+                check_leaf(leaves[place], where, place)
+        return routes, others
+
+    def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
+        """What is to become of a random generator; None if the leaf is none.
+
+        It goes to another device of its backend. It has no counterpart in another backend, draws
+        its numbers where it is, and stays there.
+        """
+        for adapter in adapters():
+            origin = adapter.generator_device(leaf)
+            if origin is None:
+                continue
+            device = origin
+            if self.backend in (None, adapter.name) and not adapter.host_only:
+                _, device, _ = self._placed_target(adapter, origin, where, place)
+                if device.kind == "meta":  # no numbers are drawn there
+                    device = origin
+            return Generator(adapter, origin, device, self.copy is not True and origin == device)
+        return None
+
+    def _placed_target(self, adapter: Adapter, origin: Device, where: Where, place: int) -> Target:
+        try:
+            return self._target(adapter, origin)
+        except (DeviceError, DeviceUnavailableError) as error:
+            error.args = (f"{format_link(where(place))}: {error.args[0]}",)
+            raise
+
+    def _route(
+        self, places: Sequence[int], leaves: Sequence[Any], adapter: Adapter, where: Where
+    ) -> Route:
+        first = leaves[places[0]]
+        try:
+            origin = adapter.device(first)
+        except RuntimeError as error:
+            raise UnsupportedLeafError(f"{format_link(where(places[0]))}: {error}.") from error
+        target, device, note = self._placed_target(adapter, origin, where, places[0])
+        if target is not adapter and self.strict is False:
+            why = adapter.stays(first)
+            if why is not None:
+                target, device, note = adapter, origin, why
+        dtype = adapter.dtype(first)
+        wanted = wanted_dtype(dtype, self.dtype)
+        held = wanted if wanted == dtype and target is adapter else target.storable(wanted)
+        if held is None:
+            raise UnsupportedLeafError(
+                f"{format_link(where(places[0]))}: "
+                f"{_why_unsupported(adapter, first, target, wanted)}. "
+                f"{UNTOUCHED}"
+            )
+        arrays = leaves if len(places) == len(leaves) else [leaves[place] for place in places]
+        return Route(adapter, target, origin, device, dtype, wanted, held, places, arrays, note)
+
+    def _target(self, adapter: Adapter, origin: Device) -> Target:
+        """Whose array a leaf of this backend on this device becomes, and where."""
+        if self.backend is not None:
+            target = adapter if adapter.name == self.backend else get_adapter(self.backend)
+            return Target(target, self._device_of(target, adapter, origin))
+        spec = self.spec
+        if spec is None:  # only the dtype changes
+            return Target(adapter, origin)
+        if spec.backend not in (None, adapter.name):
+            raise DeviceError(
+                f"this is an array of {adapter.name}, which cannot be on {spec}. {self.name} keeps "
+                f"the backend; to change it, write to_{spec.backend}(device={str(spec)!r})."
+            )
+        try:
+            if spec.kind not in ("cpu", "meta") and adapter.host_only:
+                return gpu_for_host_arrays(spec)
+            return Target(adapter, self._on(adapter, spec, origin))
+        except DeviceUnavailableError as error:
+            if self.name != "to_gpu" or self.strict is True:
+                raise
+            return Target(adapter, origin, str(error))
+
+    def _device_of(self, target: Adapter, adapter: Adapter, origin: Device) -> Device:
+        if self.spec is not None:
+            return self._on(target, self.spec, origin)
+        if target is adapter:
+            return origin
+        kind = "cpu" if origin.kind in ("cpu", "meta") or target.host_only else origin.kind
+        index = origin.index if kind != "cpu" and isinstance(origin.index, int) else None
+        return target.find_device("gpu" if kind == "cuda" else kind, index)
+
+    def _on(self, adapter: Adapter, spec: DeviceSpec, origin: Device) -> Device:
+        kind = adapter.aliases.get(spec.kind, spec.kind)
+        is_kind = origin.kind == kind or (spec.kind == "gpu" and origin.kind not in ("cpu", "meta"))
+        if (origin.backend == adapter.name and is_kind) and (
+            spec.index == origin.index
+            or (spec.index is None and not isinstance(origin.index, tuple))
+        ):
+            return origin
+        return adapter.find_device(spec.kind, spec.index)
+
+
+def to_device(
+    device: Any,
+    *,
+    dtype: Any = None,
+    copy: bool | None = None,
+    strict: bool | None = None,
+    report: Callable[[Plan], object] | None = None,
+) -> Mover:
+    """A mover to a device, which keeps each leaf's backend; NumPy arrays go to the GPU's backend.
+
+    Args:
+        device: `"cpu"`, `"gpu"`, `"cuda:1"`, `"mps"`, `"meta"` ..., qualified by a backend or not
+            (`"jax:gpu:0"`), a `Device`, or a framework's own device object.
+        dtype: The dtype that floating and complex leaves are to have.
+        copy: True always copies; False never does, and raises where it would have to.
+        strict: False leaves objects alone that hold arrays but are not declared.
+        report: Called after a move with the `Plan` of what was done, such as `print`.
+
+    Raises:
+        DeviceError: `device` is not a device; the message lists those that are.
+        DeviceUnavailableError: When it is used: the device is not here, and why.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> model = fmapper.fmap(fmapper.to_device("cpu"), {"w": np.ones(2)})
+    """
+    made = Mover("to_device", spec=parse_device(device))
+    return made._with(dtype=dtype, copy=copy, strict=strict, report=report)
+
+
+to_cpu = Mover("to_cpu", spec=DeviceSpec(None, "cpu"))
+"""Moves a leaf or a tree to the CPU; each leaf keeps its backend. Options: dtype, copy, strict,
+report.
+
+Examples:
+    >>> import fmapper, numpy as np
+    >>> model = fmapper.fmap(fmapper.to_cpu, {"w": np.ones(2)})
+"""
+
+to_gpu = Mover("to_gpu", spec=DeviceSpec(None, "gpu"))
+"""Moves a leaf or a tree to the GPU; each leaf keeps its backend, NumPy arrays go to the backend
+that sees a GPU (see `use_backend`). Options: dtype, copy, strict,
+report.
+
+Where there is no GPU it warns once and leaves everything where it is; with `strict=True` it raises
+`DeviceUnavailableError`, with `strict=False` it is silent.
+"""
+
+to_numpy = Mover("to_numpy", backend="numpy")
+"""Makes the arrays of a leaf or a tree NumPy arrays. Options: dtype, copy, strict,
+report.
+
+Examples:
+    >>> import fmapper, jax.numpy as jnp
+    >>> fmapper.to_numpy({"w": jnp.arange(3)})
+    {'w': array([0, 1, 2], dtype=int32)}
+"""
+
+to_torch = Mover("to_torch", backend="torch")
+"""Makes the arrays of a leaf or a tree torch tensors. Options: device, dtype, copy,
+strict, report.
+
+Examples:
+    >>> import fmapper, numpy as np
+    >>> half = fmapper.to_torch(dtype="float16")  # a mover, configured
+    >>> half({"w": np.ones(2), "n": np.arange(2)})
+    {'w': tensor([1., 1.], dtype=torch.float16), 'n': tensor([0, 1])}
+"""
+
+to_jax = Mover("to_jax", backend="jax")
+"""Makes the arrays of a leaf or a tree JAX arrays. Options: device, dtype, copy,
+strict, report.
+
+Without `jax_enable_x64` JAX holds no 64-bit numbers: integers that fit are narrowed, others raise
+`LossyCastError`; floats are narrowed with a `PrecisionWarning`.
+
+Examples:
+    >>> import fmapper, numpy as np
+    >>> fmapper.to_jax({"w": np.ones(2, np.float32)}, dtype="bfloat16")
+    {'w': Array([1, 1], dtype=bfloat16)}
+"""
+
+
+def _why_unsupported(adapter: Adapter, leaf: Any, target: Adapter, dtype: str) -> str:
+    """Why a dtype cannot go: in the words of its own adapter, if that gives it to nobody."""
+    try:
+        adapter.check(leaf)
+    except TypeError as error:
+        return f"{target.name} has no dtype {dtype}: {error}"
+    return f"{target.name} has no dtype {dtype}"
+
+
+def _alike(signatures: Sequence[Hashable], places: Sequence[int]) -> Iterable[Sequence[int]]:
+    """The places, sorted by signature; nearly always all arrays of a model are of one dtype."""
+    if len(set(signatures)) == 1:
+        return [places]
+    found: dict[Hashable, list[int]] = {}
+    for signature, place in zip(signatures, places, strict=True):
+        found.setdefault(signature, []).append(place)
+    return found.values()
+
+
+_warned_no_gpu: set[str] = set()
+
+
+def _warn_no_gpu(reason: str, strict: bool | None) -> None:
+    if strict is False or _warned_no_gpu:
+        return
+    _warned_no_gpu.add(reason)
+    warn(
+        f"to_gpu leaves the model on the CPU: {reason.rstrip('.')}. This is said once; "
+        "to_gpu(strict=True) raises instead.",
+        NoGPUWarning,
+    )
+
+
+def mover_to(adapter: Adapter) -> Mover:
+    """The mover that makes arrays for models of a framework.
+
+    Raises:
+        ConversionError: The framework has no arrays, neither its own nor those of another one.
+    """
+    if isinstance(adapter, NodeAdapter) and not adapter.lowers_like:
+        raise ConversionError(
+            f"{adapter.name} has no arrays of its own, and its adapter does not say whose arrays "
+            "its models take (lowers_like): nothing can be moved to it."
+        )
+    backend = adapter.lowers_like or adapter.name
+    return Mover(f"to_{backend}", backend=backend)

@@ -1,0 +1,422 @@
+"""Placing: parts of a model, named by path or by class, each to a device or dtype of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from fmapper.tree.leaves import Where
+from fmapper.backends.device import parse_device
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.dtypes import dtype_name
+from fmapper.errors import DeviceError, FmapperError, PlacementError
+from fmapper.tree.fmap import fmap
+from fmapper.tree.keypath import format_link
+from fmapper.moves.mover import Mover, to_device
+from fmapper.tree.nodes import NodeType, node_type_of, sync
+from fmapper.moves.plan import Plan, planned
+from fmapper.moves.patterns import Found, Pattern, Rules
+from fmapper.moves.route import Generator
+from fmapper.moves.carry import UNTOUCHED, Route
+from fmapper.moves.view_ties import find_view_ties
+
+
+class Keep:
+    """What `keep` is: in the rules of `place` and `cast` it leaves leaves as they are.
+
+    Put a rule with it before one that would take them.
+    """
+
+    def __repr__(self) -> str:
+        return "keep"
+
+    def __reduce__(self) -> str:
+        return "keep"  # the one object again, also for copy.copy and pickle
+
+
+keep: Final = Keep()
+"""Leaves what a rule of `place` or `cast` names as it is."""
+
+
+class Placement:
+    """A mover that takes each part of a tree where rules say.
+
+    `place(tree, rules)` is `Placement(rules)(tree)`; a placement is worth a name where it is used
+    more than once, planned (`plan(placement, tree)`), or given to a `DeviceLoader`.
+
+    Args:
+        rules: What is moved, by a path pattern or a class, and where to; see `place`.
+        strict: False leaves objects alone that hold arrays but are not declared.
+        report: Called after a move with the `Plan` of what was done, such as `print`.
+
+    Raises:
+        PlacementError: A rule cannot be read.
+        DeviceError: A target is neither a device nor a dtype.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> placement = fmapper.Placement({"head": "float16", "*": "float32"})
+        >>> new = placement({"head": np.ones(1), "body": [np.ones(2)]})
+        >>> new["head"].dtype.name, new["body"][0].dtype.name
+        ('float16', 'float32')
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[Any, Any],
+        *,
+        strict: bool | None = None,
+        report: Callable[[Plan], object] | None = None,
+    ) -> None:
+        if not isinstance(rules, Mapping) or not rules:
+            raise PlacementError(
+                "rules are a dict of path patterns or classes and where they go, such as "
+                f'{{"encoder.*": "cpu", "head": fmapper.keep}}, not {rules!r}.'
+            )
+        sync()
+        self.rules: dict[Pattern, Mover | Keep] = {
+            pattern: _target(target, strict) for pattern, target in rules.items()
+        }
+        self.strict, self.report = strict, report
+        self._rules = Rules(tuple(rules))
+        self._shown = dict(rules)
+
+    def __repr__(self) -> str:
+        rules = ", ".join(
+            f"{key.__qualname__ if isinstance(key, type) else repr(key)}: {target!r}"
+            for key, target in self._shown.items()
+        )
+        return f"Placement({{{rules}}})"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Placement)
+            and [*self.rules.items()] == [*other.rules.items()]
+            and (self.strict, self.report) == (other.strict, other.report)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.rules))
+
+    def __reduce__(self) -> Any:
+        return _placement, (self._shown, self.strict, self.report)
+
+    def __call__(self, tree: Any) -> Any:
+        """The tree, with each part where it belongs."""
+        return fmap(self, tree)
+
+    def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> _Placing:
+        """What the walk uses in its place: the placement, with the places of one tree looked up."""
+        return _Placing(self, self._rules.found_in(tree, is_leaf))
+
+
+def _placement(rules: dict[Any, Any], strict: Any, report: Any) -> Placement:
+    return Placement(rules, strict=strict, report=report)
+
+
+def place(
+    tree: Any,
+    rules: Mapping[Any, Any],
+    *,
+    strict: bool | None = None,
+    report: Callable[[Plan], object] | None = None,
+) -> Any:
+    """A new tree of which each part is where a rule sends it.
+
+    The first rule that matches a leaf decides; `"*"` is what holds for the rest, and is tried last
+    wherever it stands. What no rule matches stays as it is, unless it is tied to what moves: a tied
+    array goes along. Either everything is moved or, when something fails, nothing.
+
+    A rule names its leaves by a class, which takes its instances and all that is below them, or by
+    a path pattern, which takes what is there and all below it. `encoder[1].weight`, as paths are
+    printed, and `encoder.1.weight`, as a state has them, are the same, with `model` before it or
+    not. `*` stands for anything, dots included: `*norm*`, `layers.*.weight`. `layers[2:5]` are
+    those of a list; `['a.b']` is a key as it is.
+
+    Args:
+        tree: Anything.
+        rules: `{pattern or class: target}`, where a target is a device, a dtype, a mover
+            (`to_jax(device="gpu:0")`), or `keep`.
+        strict: False leaves objects alone that hold arrays but are not declared.
+        report: Called after the move with the `Plan` of what was done, such as `print`.
+
+    Raises:
+        PlacementError: A rule matches nothing or comes too late, or rules send an array that is
+            tied, or views of one array, to two places; the message names paths and rules.
+        DeviceUnavailableError: A device is not here.
+        MoveError: A leaf could not be moved.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> model = {"encoder": {"w": np.ones(2), "norm": np.ones(2)}, "head": np.ones(1)}
+        >>> new = fmapper.place(model, {"*norm": fmapper.keep, "encoder": fmapper.to_torch})
+        >>> new["encoder"]["w"], new["encoder"]["norm"] is model["encoder"]["norm"]
+        (tensor([1., 1.], dtype=torch.float64), True)
+    """
+    return Placement(rules, strict=strict, report=report)(tree)
+
+
+def cast(
+    tree: Any,
+    dtype: Any,
+    *,
+    strict: bool | None = None,
+    report: Callable[[Plan], object] | None = None,
+) -> Any:
+    """A new tree whose floating and complex arrays have another dtype, where they are.
+
+    Values are rounded, very small ones to zero; what would become infinite is an error.
+
+    Args:
+        tree: Anything.
+        dtype: A dtype for all, or rules as `place` takes them: `{"*": "bfloat16", "*norm*":
+            "float32"}`. `"*"` is what holds for the rest.
+        strict: False leaves objects alone that hold arrays but are not declared.
+        report: Called after the cast with the `Plan` of what was done, such as `print`.
+
+    Raises:
+        ValueError: It is not a floating or complex dtype.
+        PlacementError: As for `place`.
+        LossyCastError: A finite value would become infinite.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> model = {"w": np.ones(2), "norm": np.ones(2), "n": np.arange(2)}
+        >>> new = fmapper.cast(model, {"*": "float16", "*norm*": "float32"})
+        >>> [array.dtype.name for array in new.values()]
+        ['float16', 'float32', 'int64']
+    """
+    rules = dtype if isinstance(dtype, Mapping) else {"*": dtype}
+    for target in rules.values():
+        if target is not keep:
+            dtype_name(target)
+    return Placement(rules, strict=strict, report=report)(tree)
+
+
+def _target(target: Any, strict: bool | None) -> Mover | Keep:
+    if isinstance(target, Keep):
+        return keep
+    if isinstance(target, Mover):
+        mover: Mover = target
+        return mover if strict is None else dataclasses.replace(mover, strict=strict)
+    if isinstance(target, Placement):
+        raise PlacementError("a rule leads to a device, a dtype, a mover or keep, not to rules.")
+    try:
+        dtype = dtype_name(target)
+    except ValueError:
+        pass
+    else:
+        return Mover("cast", dtype=dtype, strict=strict)
+    try:
+        spec = parse_device(target)
+    except DeviceError as error:
+        raise DeviceError(
+            f"{target!r} is neither a device nor a dtype nor a mover nor fmapper.keep: {error}"
+        ) from None
+    return to_device(spec, strict=strict)
+
+
+class _Stay:
+    """The router of leaves that no rule moves; it only says so in a plan."""
+
+    copy = None
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def check_node(self, node: Any, node_type: NodeType, where: Where) -> None:
+        pass
+
+    def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
+        found, others = [], []
+        for place_of, leaf in enumerate(leaves):
+            adapter = adapter_of(leaf)
+            if adapter is None:
+                others.append(place_of)
+                continue
+            device, dtype = adapter.device(leaf), adapter.dtype(leaf)
+            route = (adapter, adapter, device, device, dtype, dtype, dtype, [place_of], [leaf])
+            found.append(Route(*route, self.why))
+        return found, others
+
+    def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
+        return None
+
+
+class _Placing:
+    """A placement on its way through one tree."""
+
+    copy = None
+
+    def __init__(self, placement: Placement, found: Found) -> None:
+        self.placement = placement
+        self.found = found
+        self._movers = tuple(placement.rules.values())
+        self._report = placement.report
+        self._split: dict[int, str] | None = None
+        self._base_of: dict[int, Any] = {}  # a view -> its base, which another rule takes there too
+
+    def __repr__(self) -> str:
+        return repr(self.placement)
+
+    def move_leaves(self, leaves: Sequence[Any], where: Where) -> list[Any]:
+        """The leaves, each moved by the mover of its rule; all of them, or an error."""
+        self.routes(leaves, where)
+        report = self._report
+        plans = [] if report is None else planned(self, leaves, where)
+        results = list(leaves)
+        for mover, places in self._by_mover(leaves, where):
+            chosen = [leaves[at] for at in places]
+            moved = mover.move_leaves(chosen, _among(where, places))
+            for at, new in zip(places, moved, strict=True):
+                results[at] = new
+        if report is not None:
+            report(Plan(repr(self), tuple(plans)))
+        return results
+
+    def check_node(self, node: Any, node_type: NodeType, where: Where) -> None:
+        """Sees to it that nodes that are moved hold no arrays beside their children."""
+        for rule in self.found.rules.get(id(node), ()):
+            mover = None if rule is None else self._movers[rule]
+            if isinstance(mover, Mover):
+                mover.check_node(node, node_type, where)
+                return
+
+    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
+        """Sees to it that an optimizer does not leave its model behind."""
+        mover = self._mover_of(missing, where, missing)
+        if isinstance(mover, Mover):
+            mover.check_borrowed(node, missing, where)
+
+    @property
+    def uncast(self) -> _Placing:
+        """The same without a change of dtype, for the counters of optimizers."""
+        other = _Placing(self.placement, self.found)
+        other._movers = tuple(m.uncast if isinstance(m, Mover) else m for m in self._movers)
+        other._report = None
+        return other
+
+    def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
+        """What is to become of the arrays that rules move, and which leaves are none."""
+        routes: list[Route] = []
+        others: list[int] = []
+        for mover, places in self._by_mover(leaves, where):
+            chosen = [leaves[at] for at in places]
+            own, rest = mover.routes(chosen, _among(where, places))
+            for route in own:
+                route.places = [places[at] for at in route.places]
+            routes += own
+            others += [places[at] for at in rest]
+        return routes, others
+
+    def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
+        """What is to become of a random generator; None if the leaf is none, or stays."""
+        mover = self._mover_of(leaf, where, place)
+        return mover.generator(leaf, where, place) if isinstance(mover, Mover) else None
+
+    def router_of(self, leaf: Any) -> Any:
+        """What a plan asks about this leaf alone."""
+        mover = self._mover_of(leaf, lambda _: None, 0)
+        if isinstance(mover, Mover):
+            return mover
+        kept = next(rule for rule in self.found.rules[id(leaf)])
+        return _Stay(
+            "no rule names it" if kept is None else f"the rule {self._name(kept)} keeps it"
+        )
+
+    # --- whose a leaf is ------------------------------------------------------------------------
+
+    def _by_mover(self, leaves: Sequence[Any], where: Where) -> Iterator[tuple[Mover, list[int]]]:
+        """Movers and the leaves that they are to take; equal movers are one."""
+        groups: dict[Hashable, tuple[Mover, list[int]]] = {}
+        for at, leaf in enumerate(leaves):
+            mover = self._mover_of(leaf, where, at)
+            if isinstance(mover, Mover):
+                groups.setdefault(mover, (mover, []))[1].append(at)
+        return iter(groups.values())
+
+    def _mover_of(self, leaf: Any, where: Where, at: int) -> Mover | Keep | None:
+        if self._split is None:
+            self._split = self._split_views()
+        leaf = self._base_of.get(id(leaf), leaf)
+        places = self.found.rules.get(id(leaf))
+        if places is None:
+            raise PlacementError(
+                f"{format_link(where(at))}: this {type(leaf).__name__} is made anew each time its "
+                f"parent is read, so that rules cannot find it. Keep it in the parent. {UNTOUCHED}"
+            )
+        if id(leaf) in self._split:
+            raise PlacementError(self._split[id(leaf)])
+        rules = [rule for rule in places if rule is not None]
+        for other in rules[1:]:
+            first = rules[0]
+            if self._end(leaf, self._movers[first]) != self._end(leaf, self._movers[other]):
+                raise PlacementError(
+                    f"{format_link(places[first])} and {format_link(places[other])} are one "
+                    f"object, but {self._says(first)} and {self._says(other)}. Send both to the "
+                    f"same place, or untie them. {UNTOUCHED}"
+                )
+        return self._movers[rules[0]] if rules else None
+
+    def _end(self, leaf: Any, mover: Mover | Keep | None) -> Any:
+        """Where a leaf is to be, and as what."""
+        adapter = adapter_of(leaf)
+        if isinstance(mover, Mover):
+            if adapter is None:
+                generator = None
+                if node_type_of(leaf) is None:
+                    generator = mover.generator(leaf, lambda _: None, 0)
+                return mover if generator is None else generator.device
+            (route,), _ = mover.routes([leaf], lambda _: None)
+            return route.target.name, route.device, route.held
+        if adapter is None:
+            return None
+        return adapter.name, adapter.device(leaf), adapter.dtype(leaf)
+
+    def _split_views(self) -> dict[int, str]:
+        """The arrays on one memory that rules send to several places, and what to say of them."""
+        if len(set(self._movers)) < 2 and all(None not in of for of in self.found.rules.values()):
+            return {}
+        arrays: dict[str, list[Any]] = {}
+        for leaf in self.found.objects.values():
+            adapter = adapter_of(leaf)
+            if adapter is not None:
+                arrays.setdefault(adapter.name, []).append(leaf)
+        split = {}
+        for found in arrays.values():
+            adapter = adapter_of(found[0])
+            assert adapter is not None
+            for tie in find_view_ties(found, adapter) if adapter.may_share_memory(found) else ():
+                ends, said = [], []
+                for leaf in (found[tie.view], found[tie.base]):
+                    rule, link = next(iter(self.found.rules[id(leaf)].items()))
+                    said.append((link, self._says(rule)))
+                    try:
+                        ends.append(self._end(leaf, None if rule is None else self._movers[rule]))
+                    except FmapperError:  # it cannot be moved at all; that is said where it is
+                        break
+                one_rule = len(self.found.rules[id(found[tie.view])]) == 1
+                if one_rule and len(set(ends)) == 1:  # in one batch with its base it stays a view
+                    self._base_of[id(found[tie.view])] = found[tie.base]
+                if len(set(ends)) > 1:
+                    (view, one), (base, other) = said
+                    split[id(found[tie.view])] = (
+                        f"{format_link(view)} is a view of {format_link(base)}, but {one} and "
+                        f"{other}. Send both to the same place, or copy one. {UNTOUCHED}"
+                    )
+        return split
+
+    def _says(self, rule: int | None) -> str:
+        if rule is None:
+            return "no rule names it"
+        target = list(self.placement._shown.values())[rule]
+        return f"the rule {self._name(rule)} says {target!r}"
+
+    def _name(self, rule: int) -> str:
+        return self.found.name(rule)
+
+
+def _among(where: Where, places: Sequence[int]) -> Where:
+    """The paths of some of the leaves, by their number among these."""
+    return lambda at: where(places[at])

@@ -1,0 +1,174 @@
+"""Ties by view: arrays that are other objects on the same memory, such as `w` and `w.T`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fmapper.backends.adapter import Adapter, Memory
+
+
+@dataclass(frozen=True, slots=True)
+class ViewTie:
+    """Two arrays of a list share memory.
+
+    Attributes:
+        view: Index of the array that is to become a view.
+        base: Index of the array that it is a view of.
+    """
+
+    view: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    index: int
+    low: int
+    high: int
+    memory: Memory
+    shape: tuple[int, ...]
+
+    @property
+    def rank_as_base(self) -> tuple[bool, bool, int, int]:
+        """Sorts what makes the best base first: plain, without negative strides, large, early."""
+        backwards = any(stride < 0 for stride in self.memory.strides)
+        return not self.memory.plain, backwards, -math.prod(self.shape), self.index
+
+
+def find_view_ties(arrays: Sequence[Any], adapter: Adapter) -> list[ViewTie]:
+    """The arrays that have elements in common with another array of the list, each with a base."""
+    spans: list[_Span] = []
+    for index, array in enumerate(arrays):
+        memory = adapter.memory(array)
+        if memory is not None:
+            shape = adapter.shape(array)
+            spans.append(_Span(index, *_bounds(memory, shape), memory, shape))
+    spans.sort(key=lambda span: span.low)
+    ties: list[ViewTie] = []
+    cluster: list[_Span] = []
+    reach = 0
+    for span in spans:
+        if cluster and span.low >= reach:
+            ties += _ties_among(cluster, arrays, adapter)
+            cluster = []
+        cluster.append(span)
+        reach = max(reach, span.high)
+    return ties + _ties_among(cluster, arrays, adapter)
+
+
+def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Adapter) -> list[ViewTie]:
+    """The ties among arrays whose spans touch; their elements may interleave without meeting."""
+    ties: list[ViewTie] = []
+    bases: list[_Span] = []
+    for span in sorted(cluster, key=lambda span: span.rank_as_base) if len(cluster) > 1 else ():
+        own = arrays[span.index]
+        base = next(
+            (
+                base
+                for base in bases
+                if span.low < base.high
+                and base.low < span.high
+                and adapter.shares_elements(own, arrays[base.index])
+            ),
+            None,
+        )
+        if base is None:
+            bases.append(span)
+        else:
+            ties.append(ViewTie(span.index, base.index))
+    return ties
+
+
+def remade(view: Any, base: Any, new_base: Any, source: Adapter, target: Adapter) -> Any | None:
+    """What a view of `base` is to `new_base`, an array of the same shape; None where it is none.
+
+    Args:
+        view: The view.
+        base: What it is a view of.
+        new_base: What has taken the place of that, with the same dtype.
+        source: The adapter of the old arrays.
+        target: The adapter of the new base.
+    """
+    old, old_base, there = source.memory(view), source.memory(base), target.memory(new_base)
+    shape = source.shape(view)
+    if target.frozen and old is not None and old == old_base and shape == source.shape(base):
+        return new_base  # all of it, as in a state dict of tied weights, and nobody can write to it
+    if old is None or old_base is None or there is None:
+        return None
+    place = transplant(old, shape, old_base, source.shape(base), there)
+    if place is None:
+        return None
+    try:
+        return target.view(new_base, shape, *place, view)
+    except TypeError:  # the target has no such views
+        return None
+
+
+def transplant(
+    view: Memory,
+    view_shape: Sequence[int],
+    base: Memory,
+    base_shape: Sequence[int],
+    new_base: Memory,
+) -> tuple[list[int], int] | None:
+    """Where a view of `base` lies in `new_base`, an array of the same shape in other memory.
+
+    Returns:
+        Its strides and its offset from the first element of the new base, in elements; None where
+        the view is not one of whole elements of the base, or steps through it in another way than
+        the new base can.
+    """
+    if not (view.plain and base.plain) or view.itemsize != base.itemsize:
+        return None
+    offset, rest = divmod(view.start - base.start, base.itemsize)
+    if rest:
+        return None
+    moving = [d for d, n in enumerate(base_shape) if n > 1]
+    if all(base.strides[d] == new_base.strides[d] for d in moving) and _is_dense(base, base_shape):
+        low, high = _bounds(view, view_shape)
+        base_low, base_high = _bounds(base, base_shape)
+        return (list(view.strides), offset) if base_low <= low and high <= base_high else None
+    # Otherwise: an index of the view moves along one dimension of the base, in whole steps.
+    order = sorted(moving, key=lambda d: -base.strides[d])
+    if any(base.strides[d] <= 0 for d in order):
+        return None
+    index = {}
+    for d in order:
+        index[d], offset = divmod(offset, base.strides[d])
+        if not 0 <= index[d] < base_shape[d]:
+            return None
+    if offset:
+        return None
+    strides = []
+    reached = dict(index)
+    for stride, n in zip(view.strides, view_shape, strict=True):
+        if n == 1 or stride == 0:
+            strides.append(0)
+            continue
+        along = next((d for d in order if stride % base.strides[d] == 0), None)
+        if along is None:
+            return None
+        steps = stride // base.strides[along]
+        reached[along] += steps * (n - 1)
+        if not 0 <= reached[along] < base_shape[along]:
+            return None
+        strides.append(steps * new_base.strides[along])
+    return strides, sum(index[d] * new_base.strides[d] for d in order)
+
+
+def _bounds(memory: Memory, shape: Sequence[int]) -> tuple[int, int]:
+    """The first address of an array and the first one after it."""
+    steps = [stride * (n - 1) for stride, n in zip(memory.strides, shape, strict=True)]
+    low = memory.start + memory.itemsize * sum(step for step in steps if step < 0)
+    high = memory.start + memory.itemsize * (1 + sum(step for step in steps if step > 0))
+    return low, high
+
+
+def _is_dense(memory: Memory, shape: Sequence[int]) -> bool:
+    """Whether every element between the first and the last is one of the array, in some order."""
+    low, high = _bounds(memory, shape)
+    ascending = all(stride > 0 for stride, n in zip(memory.strides, shape, strict=True) if n > 1)
+    return ascending and high - low == memory.itemsize * math.prod(shape)

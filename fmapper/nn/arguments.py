@@ -1,0 +1,192 @@
+"""What the neural functions make of their arguments: whose kernels, and plain tuples."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.dtypes import is_inexact
+from fmapper.errors import MixedDevicesError, UnsupportedLeafError
+
+Ints: TypeAlias = int | Sequence[int]
+Pads: TypeAlias = tuple[tuple[int, int], ...]
+_is_inexact = is_inexact.__wrapped__  # see `_dtype`
+
+Padding: TypeAlias = str | int | Sequence[int] | Sequence[tuple[int, int]]
+
+
+def kernels(function: str, x: Any) -> Any:
+    """The kernels of the backend whose array `x` is.
+
+    Raises:
+        TypeError: It is no array.
+        UnsupportedLeafError: Its adapter has no kernels.
+    """
+    adapter = adapter_of(x)
+    if adapter is None:
+        raise TypeError(
+            f"{function}: x is a {type(x).__name__}, not an array. Make one of the backend that is "
+            "to compute: numpy.asarray, torch.as_tensor or jax.numpy.asarray."
+        )
+    found = adapter.functional
+    if found is None:
+        raise UnsupportedLeafError(
+            f"{function}: the {adapter.name} adapter has no neural functions. "
+            "Move the arrays first: to_torch, to_jax or to_numpy."
+        )
+    return found
+
+
+def floating(function: str, x: Any, name: str = "x") -> Any:
+    """The kernels for what rounding to integers would make nonsense of.
+
+    Raises:
+        TypeError: `x` is no array of floats, or no array at all.
+        UnsupportedLeafError: Its adapter has no kernels.
+    """
+    found = kernels(function, x)
+    dtype = _dtype(x)
+    if not _is_inexact(dtype):
+        raise TypeError(
+            f"{function}: {name} is of dtype {dtype}, which cannot hold the result. Make it "
+            "floating first, with astype of its fmapper.array_namespace."
+        )
+    return found
+
+
+def check_indices(function: str, name: str, x: Any) -> None:
+    """Refuses indices that a backend would round.
+
+    Raises:
+        TypeError: They are no integers.
+    """
+    dtype = _dtype(x)
+    if _is_inexact(dtype):
+        raise TypeError(f"{function}: {name} holds indices, but is of dtype {dtype}.")
+
+
+def _dtype(x: Any) -> str:
+    """Its name, without the cache of the adapter: torch.compile warns of caches that it traces."""
+    return getattr(x.dtype, "name", None) or str(x.dtype).rpartition(".")[2]
+
+
+def common(function: str, x: Any, *others: tuple[str, Any]) -> Any:
+    """The kernels of the one backend that all arrays belong to; others may be None.
+
+    Raises:
+        MixedDevicesError: They belong to several; says which argument to which.
+        TypeError: One of them is no array.
+    """
+    found = kernels(function, x)
+    cls = type(x)
+    for name, other in others:
+        if other is None or type(other) is cls:
+            continue
+        adapter = adapter_of(other)
+        if adapter is None or adapter.functional is not found:
+            raise _mixed(function, x, name, other)
+    return found
+
+
+def _mixed(function: str, x: Any, name: str, other: Any) -> Exception:
+    own, adapter = adapter_of(x), adapter_of(other)
+    assert own is not None
+    if adapter is None:
+        return TypeError(f"{function}: {name} is a {type(other).__name__}, not an array.")
+    mover = own.name if own.name in ("torch", "jax", "numpy") else "device"
+    return MixedDevicesError(
+        f"{function}: the first argument is an array of {own.name}, but {name} is one of "
+        f"{adapter.name}. Move one of them first: to_{mover}({name})."
+    )
+
+
+def shape_error(function: str, expected: str, **arrays: Any) -> ValueError:
+    """What a function expects, and the shapes that it was given."""
+    given = ", ".join(f"{name} {tuple(a.shape)}" for name, a in arrays.items() if a is not None)
+    return ValueError(f"{function} takes {expected}; it was given {given}")
+
+
+def sizes(function: str, name: str, value: Any, count: int, *, least: int = 1) -> tuple[int, ...]:
+    """One integer per spatial dimension from one integer or several.
+
+    Raises:
+        ValueError: They are too many, too few, or too small.
+    """
+    if type(value) is int and value >= least:  # as nearly always
+        return (value,) * count
+    if isinstance(value, int):
+        found: tuple[int, ...] = (value,) * count
+    elif isinstance(value, Sequence):
+        found = tuple([operator.index(v) for v in value])
+    else:
+        found = (operator.index(value),) * count
+    if len(found) != count or min(found) < least:
+        raise ValueError(
+            f"{function}: {name}={value!r} must be one integer or {count}, each at least {least}"
+        )
+    return found
+
+
+def pads(
+    function: str,
+    padding: Any,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> Pads:
+    """How much goes before and after each spatial dimension.
+
+    Raises:
+        ValueError: It cannot be told.
+    """
+    count = len(kernel)
+    if isinstance(padding, int):
+        if padding < 0:
+            raise ValueError(f"{function}: padding={padding} is negative")
+        return ((padding, padding),) * count
+    if isinstance(padding, str):
+        if padding == "valid":
+            return ((0, 0),) * count
+        if padding != "same":
+            raise ValueError(f"{function}: padding={padding!r} is neither 'same' nor 'valid'")
+        if max(stride) > 1:
+            raise ValueError(
+                f"{function}: padding='same' is for stride 1, not {tuple(stride)}: frameworks "
+                "disagree there. Give the padding in numbers."
+            )
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        return tuple([(t // 2, t - t // 2) for t in total])
+    if len(padding) == count and all(isinstance(p, Sequence) for p in padding):
+        both = tuple([sizes(function, "padding", p, 2, least=0) for p in padding])
+        return tuple([(low, high) for low, high in both])
+    return tuple([(p, p) for p in sizes(function, "padding", padding, count, least=0)])
+
+
+def check_windows(function: str, x: Any, kernel: Sequence[int], padding: Pads) -> None:
+    """Refuses a window that is larger than the padded array.
+
+    Raises:
+        ValueError: Says how large each is.
+    """
+    spatial = x.shape[len(x.shape) - len(kernel) :]
+    for size, window, (low, high) in zip(spatial, kernel, padding, strict=True):
+        if size + low + high < window:
+            padded = tuple(s + a + b for s, (a, b) in zip(spatial, padding, strict=True))
+            raise ValueError(
+                f"{function}: windows of {tuple(kernel)} (dilation included) do not fit into "
+                f"{tuple(padded)}, the padded x of shape {tuple(x.shape)}"
+            )
+
+
+def axis_of(function: str, x: Any, dim: int) -> int:
+    """A dimension counted from the front.
+
+    Raises:
+        ValueError: There is no such dimension.
+    """
+    rank = len(x.shape)
+    if not -rank <= dim < rank:
+        raise ValueError(f"{function}: dim={dim}, but x has shape {tuple(x.shape)}")
+    return dim % rank

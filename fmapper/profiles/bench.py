@@ -1,0 +1,267 @@
+"""One model on one device: copied there, run, timed, counted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fmapper.profiles import timing
+from fmapper.backends.adapter import Device, Exchange
+from fmapper.backends.counts import Counts
+from fmapper.backends.device import DeviceSpec
+from fmapper.backends.discovery import adapter_of, adapters, get_adapter
+from fmapper.backends.dtypes import is_inexact
+from fmapper.tree.fmap import fmap
+from fmapper.moves.mover import Mover, to_numpy
+from fmapper.backends.namespace import array_namespace
+from fmapper.profiles.predict import Traffic
+from fmapper.profiles.result import ProfileCell
+from fmapper.profiles.timing import Timing, rounds
+from fmapper.tree.walk import visit
+
+_HOST = Device("numpy", "cpu")
+
+
+class Bench:
+    """A model and its inputs, the same for every device.
+
+    Args:
+        model: The model; it is copied, not touched.
+        call: `call(model, *inputs)` is one run.
+        batches: NumPy arrays by batch size.
+        train: Whether a run takes the gradient, too.
+        compile: See `Adapter.runner`.
+        seconds: The time for one device at one batch size.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        call: Callable[..., Any],
+        batches: Mapping[int, tuple[Any, ...]],
+        *,
+        train: bool = False,
+        compile: bool | None,
+        seconds: float,
+    ) -> None:
+        self.model, self.batches, self.train = model, batches, train
+        self.call = _with_gradient(call) if train else call
+        self.compile, self.seconds = compile, seconds
+        self._placed: dict[Device, Placed] = {}
+
+    def on(self, device: Device) -> Placed:
+        """The model on a device: a copy, which stays there until it is forgotten."""
+        if device not in self._placed:
+            self._placed[device] = Placed(device, self)
+        return self._placed[device]
+
+    def forget(self, device: Device) -> None:
+        """Frees what is on a device."""
+        self._placed.pop(device, None)
+
+    @property
+    def dtype(self) -> str:
+        """The floating dtype that most bytes of the model and its inputs are in."""
+        found: dict[str, int] = {}
+        first = next(iter(self.batches.values()))
+        for array in arrays_of((self.model, first)):
+            adapter = adapter_of(array)
+            assert adapter is not None
+            name = adapter.dtype(array)
+            if is_inexact(name):
+                found[name] = found.get(name, 0) + adapter.nbytes(array)
+        return max(found, key=lambda name: found[name]) if found else "float32"
+
+
+class Placed:
+    """A copy of the model on one device."""
+
+    def __init__(self, device: Device, bench: Bench) -> None:
+        self.device, self.bench = device, bench
+        self.adapter = get_adapter(device.backend)
+        self._ways: dict[int, Callable[[], tuple[Any, ...]]] = {}
+        for size in list(bench.batches)[:1]:
+            # A device takes its time to start, which is nobody's first run.
+            self.adapter.wait(device, self.inputs(size))
+        self.model = mover_to(device)(bench.model, copy=True)
+        self.adapter.wait(device, arrays_of(self.model))
+        loaded = adapters()
+        for _, node, kind in visit(self.model, once=True):
+            if kind is not None and not bench.train:
+                for adapter in loaded:
+                    adapter.to_evaluation(node)
+        self.run = self.adapter.runner(bench.call, self.model, compile=bench.compile)
+        self._traffic: dict[int, Traffic] = {}
+        self._host_in: list[float] = []
+        self._host_out: list[float] = []
+
+    def inputs(self, size: int) -> tuple[Any, ...]:
+        """The inputs, brought there as the backend brings NumPy arrays: no mover checks them."""
+        return self._ways[size]() if size in self._ways else self._way(size)()
+
+    def _way(self, size: int) -> Callable[[], tuple[Any, ...]]:
+        """Moves once, with all checks; then it is known what the backend is to be given."""
+        host = self.bench.batches[size]
+        if self.adapter.host_only:
+            self._ways[size] = lambda: host
+            return self._ways[size]
+        moved = mover_to(self.device)(host)
+        there = arrays_of(moved)
+        load = loader(self.device, to_numpy(there))
+        place = {id(array): at for at, array in enumerate(there)}
+
+        if all(id(argument) in place for argument in moved):
+            order = [place[id(argument)] for argument in moved]
+
+            def bring() -> tuple[Any, ...]:
+                new = load()
+                return tuple(new[at] for at in order)
+        else:
+
+            def bring() -> tuple[Any, ...]:
+                new = load()
+                found = fmap(
+                    lambda leaf: new[place[id(leaf)]] if id(leaf) in place else leaf, moved
+                )
+                return tuple(found)
+
+        self._ways[size] = bring
+        return bring
+
+    def cell(self, size: int) -> ProfileCell:
+        """Measures one batch size."""
+        clock, wait, device = timing.clock, self.adapter.wait, self.device
+        there = self.inputs(size)
+        wait(device, there)
+        start = clock()
+        results = self.run(*there)
+        wait(device, results)
+        first_call = clock() - start
+        traffic = self._traffic_of(there, results)
+        del there, results
+
+        def once() -> tuple[float, ...]:
+            start = clock()
+            there = self.inputs(size)
+            wait(device, there)
+            arrived = clock()
+            results = self.run(*there)
+            wait(device, results)
+            computed = clock()
+            # What a step needs of its gradient stays where it is.
+            sent = results[0] if self.bench.train else results
+            arrays = [x for x in arrays_of(sent) if adapter_of(x) is self.adapter]
+            leaving = clock()
+            fetch(device, arrays)
+            home = clock()
+            return arrived - start, computed - arrived, home - leaving
+
+        found = rounds(once, self.bench.seconds)
+        come, compute, go = (Timing.of(times) for times in zip(*found, strict=True))
+        totals = [sum(times) for times in found]
+        moving = [
+            (times[0] + times[2]) / total if total else 0.0
+            for times, total in zip(found, totals, strict=True)
+        ]
+        self._traffic[size] = traffic
+        self._host_in.append(come.median)
+        self._host_out.append(go.median)
+        return ProfileCell(
+            str(device),
+            size,
+            come,
+            compute,
+            go,
+            Timing.of(totals),
+            Timing.of(moving),
+            first_call,
+            int(traffic.bytes_in),
+            int(traffic.bytes_out),
+            traffic.arrays_in,
+            traffic.arrays_out,
+            # How many kernels there are says why an accelerator takes what it takes.
+            counts=None if device.kind == "cpu" else self.count(size),
+        )
+
+    def count(self, size: int) -> Counts | None:
+        """What a run asks of an accelerator."""
+        return self.adapter.count(self.bench.call, self.model, self.inputs(size))
+
+    def traffic(self, size: int) -> Traffic:
+        """What goes in and out in a run, and what the host takes to bring next to nothing."""
+        if size not in self._traffic:
+            there = self.inputs(size)
+            self._traffic[size] = self._traffic_of(there, self.run(*there))
+        host_in, host_out = min(self._host_in, default=0.0), min(self._host_out, default=0.0)
+        return dataclasses.replace(self._traffic[size], host_in=host_in, host_out=host_out)
+
+    def _traffic_of(self, inputs: Any, results: Any) -> Traffic:
+        sent, got = arrays_of(inputs), arrays_of(results[0] if self.bench.train else results)
+        return Traffic(_nbytes(sent), _nbytes(got), len(sent), len(got))
+
+
+def _with_gradient(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A run that gives the loss, and the arrays of the gradient so that no compiler drops them."""
+    from fmapper.transforms.grad import value_and_grad
+
+    def run(model: Any, *inputs: Any) -> tuple[Any, list[Any]]:
+        def loss(model: Any) -> Any:
+            return _as_loss(call(model, *inputs))
+
+        value, gradient = value_and_grad(loss)(model)
+        return value, arrays_of(gradient)
+
+    return run
+
+
+def _as_loss(results: Any) -> Any:
+    arrays = []
+    for array in arrays_of(results):
+        adapter = adapter_of(array)
+        if adapter is not None and is_inexact(adapter.dtype(array)):
+            arrays.append(array)
+    if len(arrays) == 1 and not arrays[0].shape:
+        return arrays[0]
+    xp = array_namespace(arrays)
+    return sum(xp.mean(xp.abs(array) ** 2) for array in arrays)
+
+
+def mover_to(device: Device) -> Mover:
+    """The mover to one device of one backend."""
+    assert not isinstance(device.index, tuple)
+    spec = DeviceSpec(device.backend, device.kind, device.index)
+    return Mover(f"to_{device.backend}", backend=device.backend, spec=spec)
+
+
+def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
+    """What brings NumPy arrays to a device, as its backend does: without the checks of a mover."""
+    import numpy as np  # the host arrays
+
+    adapter = get_adapter(device.backend)
+    # Private: nobody else has this memory, and it is not written to here.
+    own = [np.array(array, order="C") for array in arrays]
+    exchange = Exchange(own, private=range(len(own)))
+    return lambda: list(adapter.take(exchange, device, share=False))
+
+
+def fetch(device: Device, arrays: Sequence[Any]) -> None:
+    """Brings arrays of a device to the host, as its backend does."""
+    adapter = get_adapter(device.backend)
+    if not adapter.host_only:
+        adapter.export(arrays, _HOST)
+
+
+def arrays_of(tree: Any) -> list[Any]:
+    """The arrays in a tree, each once."""
+    leaves = (leaf for _, leaf, kind in visit(tree, once=True) if kind is None)
+    return [leaf for leaf in leaves if adapter_of(leaf) is not None]
+
+
+def _nbytes(arrays: Sequence[Any]) -> int:
+    found = 0
+    for array in arrays:
+        adapter = adapter_of(array)
+        assert adapter is not None
+        found += adapter.nbytes(array)
+    return found

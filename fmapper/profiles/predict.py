@@ -1,0 +1,210 @@
+"""What a run would take on an accelerator that is not here, and from which batch size it pays."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fmapper.profiles.accelerator import Accelerator
+from fmapper.backends.counts import Counts
+from fmapper.profiles.timing import Timing
+
+BEYOND = 256  # how far a break-even is looked for, in times of the largest known batch size
+# Kernels for one that was counted: a GPU has other algorithms, with fewer or more steps.
+_KERNELS = (0.9, 1.0, 1.2)
+
+Bound = str
+"""`launch`, `transfer` or `compute`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What goes over the link in one run.
+
+    Attributes:
+        bytes_in: Bytes of the inputs.
+        bytes_out: Bytes of the results.
+        arrays_in: How many arrays the inputs are.
+        arrays_out: How many arrays the results are.
+        host_in: Seconds that the host takes to start bringing them in, beside what copies take.
+        host_out: The same for the way back.
+    """
+
+    bytes_in: float
+    bytes_out: float
+    arrays_in: int = 1
+    arrays_out: int = 1
+    host_in: float = 0.0
+    host_out: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds that a run takes on an accelerator, by what it does with them.
+
+    Attributes:
+        transfer_in: To bring the inputs there.
+        compute: To compute: launching, computing and waiting for values.
+        transfer_out: To bring the results back.
+        total: All of it.
+        bound: What most of it goes to.
+    """
+
+    transfer_in: Timing
+    compute: Timing
+    transfer_out: Timing
+    total: Timing
+    bound: Bound
+
+
+def predict(
+    counts: Counts, traffic: Traffic, accelerator: Accelerator, dtype: str = "float32"
+) -> Prediction:
+    """The seconds of one run, from what it asks for.
+
+    Launching, computing and reading memory overlap: the slowest of the three counts. Copies over
+    the link and waiting for values do not.
+    """
+    parts = [_parts(counts, traffic, accelerator, dtype, level) for level in range(3)]
+    totals = [sum(part) for part in parts]
+    transfer_in, compute, transfer_out = (
+        Timing(likely, least, most, 0) for least, likely, most in zip(*parts, strict=True)
+    )
+    total = Timing(totals[1], totals[0], totals[2], 0)
+    return Prediction(
+        transfer_in,
+        compute,
+        transfer_out,
+        total,
+        _bound(counts, traffic, accelerator, compute.median, total.median),
+    )
+
+
+def _parts(
+    counts: Counts, traffic: Traffic, accelerator: Accelerator, dtype: str, level: int
+) -> tuple[float, float, float]:
+    """Transfer in, compute and transfer out with the least (0), likely (1) or most (2) cost."""
+    share = 2 - level  # the most of a peak takes the least time
+    link = accelerator.link * accelerator.link_share[share]
+    copy = accelerator.copy[level]
+    work = max(
+        _launching(counts, accelerator, level, _KERNELS[level]),
+        counts.flops / (accelerator.peak(dtype) * accelerator.compute_share[share]),
+        counts.nbytes / (accelerator.memory * accelerator.memory_share[share]),
+    )
+    return (
+        traffic.host_in + traffic.bytes_in / link + traffic.arrays_in * copy,
+        work + counts.syncs * accelerator.sync[level],
+        traffic.host_out + traffic.bytes_out / link + traffic.arrays_out * copy,
+    )
+
+
+def _bound(
+    counts: Counts, traffic: Traffic, accelerator: Accelerator, compute: float, total: float
+) -> Bound:
+    """What most of the time goes to: what a run costs whatever its size, bytes, or the rest."""
+    link = accelerator.link * accelerator.link_share[1]
+    moving = (traffic.bytes_in + traffic.bytes_out) / link
+    waiting = counts.syncs * accelerator.sync[1]
+    working = compute - waiting
+    fixed = total - moving - working
+    if _launching(counts, accelerator, 1) >= working:
+        fixed, working = fixed + working, 0.0
+    if fixed >= max(moving, working):
+        return "launch"
+    return "transfer" if moving >= working else "compute"
+
+
+def _launching(counts: Counts, accelerator: Accelerator, level: int, kernels: float = 1.0) -> float:
+    launches = counts.launches * kernels
+    if counts.compiled:
+        return accelerator.compiled_call[level] + launches * accelerator.compiled_launch[level]
+    return launches * accelerator.launch[level]
+
+
+# --- over batch sizes ----------------------------------------------------------------------------
+
+
+class Curve:
+    """A number that depends on the batch size, known at some: straight lines between and beyond.
+
+    With one point known it is proportional to the batch size, or constant.
+    """
+
+    def __init__(self, points: Mapping[int, float], *, constant: bool = False) -> None:
+        self._at = sorted(points)
+        self._values = [points[size] for size in self._at]
+        self._constant = constant
+
+    def __call__(self, size: float) -> float:
+        at, values = self._at, self._values
+        if len(at) == 1:
+            return values[0] if self._constant else values[0] * size / at[0]
+        right = min(max(bisect_left(at, size), 1), len(at) - 1)
+        left = right - 1
+        slope = (values[right] - values[left]) / (at[right] - at[left])
+        if not at[0] <= size <= at[-1]:  # noise must not make large batches cheaper than small ones
+            slope = max(slope, (values[-1] - values[0]) / (at[-1] - at[0]), 0.0)
+        base = right if size > at[-1] else left
+        return max(values[base] + slope * (size - at[base]), 0.0)
+
+
+def counts_between(known: Mapping[int, Counts]) -> Callable[[float], Counts]:
+    """The counts at any batch size, from those at some."""
+    launches = Curve({size: one.launches for size, one in known.items()}, constant=True)
+    syncs = Curve({size: one.syncs for size, one in known.items()}, constant=True)
+    flops = Curve({size: one.flops for size, one in known.items()})
+    nbytes = Curve({size: one.nbytes for size, one in known.items()})
+    compiled = all(one.compiled for one in known.values())
+
+    def at(size: float) -> Counts:
+        return Counts(launches(size), flops(size), nbytes(size), syncs(size), compiled)
+
+    return at
+
+
+def break_even(
+    cost: Callable[[float], float], other: Callable[[float], float], least: int, most: int
+) -> int | None:
+    """The batch size from which `cost` is below `other`; None if it never is.
+
+    Up to `most` it stays below from there on. Where it is not below at `most`, larger sizes are
+    looked at, up to `BEYOND` times that.
+
+    Args:
+        cost: Seconds at a batch size.
+        other: The same of what it is compared with.
+        least: Where the search begins.
+        most: Up to where the seconds are known.
+
+    Examples:
+        >>> break_even(lambda n: 100.0, lambda n: 2.0 * n, 1, 64)
+        51
+        >>> break_even(lambda n: 100.0, lambda n: 2.0 * n, 1, 8)
+        51
+    """
+    if cost(most) < other(most):
+        sizes = _ladder(least, most)[::-1]
+        paying = next((i for i, size in enumerate(sizes) if cost(size) >= other(size)), None)
+        if paying is None:
+            return least
+        low, high = sizes[paying], sizes[paying - 1]
+    else:
+        sizes = _ladder(most, most * BEYOND)
+        paying = next((i for i, size in enumerate(sizes) if cost(size) < other(size)), None)
+        if paying is None:
+            return None
+        low, high = sizes[paying - 1], sizes[paying]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if cost(middle) < other(middle) else (middle, high)
+    return high
+
+
+def _ladder(first: int, last: int) -> list[int]:
+    """Sizes from first to last, each a tenth larger than the one before."""
+    sizes = [first]
+    while sizes[-1] < last:
+        sizes.append(min(max(int(sizes[-1] * 1.1), sizes[-1] + 1), last))
+    return sizes

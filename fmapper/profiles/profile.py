@@ -1,0 +1,305 @@
+"""Where the time of a model goes: on each device, at each batch size."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fmapper.profiles.accelerator import Accelerator, find_accelerator
+from fmapper.backends.adapter import Device
+from fmapper.backends.counts import Counts
+from fmapper.backends.discovery import adapter_of
+from fmapper.errors import FmapperError, NotAFunctorError, ProfileError
+from fmapper.profiles.example_inputs import at_batch_size
+from fmapper.moves.mover import to_numpy
+from fmapper.tree.nodes import sync
+from fmapper.profiles.predict import Prediction, Traffic
+from fmapper.profiles.predict import predict as predicted_run
+from fmapper.profiles.bench import Bench
+from fmapper.profiles.progress import Progress
+from fmapper.profiles.result import Profile, ProfileCell
+from fmapper.profiles.verdict import measured_bounds, verdicts
+from fmapper.profiles.where import Places, places_for
+from fmapper.profiles.timing import Timing
+from fmapper.warn import keeping_warnings
+
+_UNSTEADY = 0.5  # distance of the quartiles, as a part of the median
+
+
+def profile(
+    model: Any,
+    inputs: Any,
+    devices: str | Sequence[Any] | None = None,
+    batch_sizes: int | Sequence[int] = (1, 8, 64, 512),
+    *,
+    call: Callable[..., Any] | None = None,
+    train: bool = False,
+    compile: bool | None = None,
+    seconds: float = 0.5,
+    predict: bool = True,
+    accelerator: str | Accelerator | None = None,
+    progress: bool | None = None,
+) -> Profile:
+    """Where the time of a model goes: moving data or computing, on each device and batch size.
+
+    The model is copied to each device; the one that is given is not touched. A round begins with
+    NumPy arrays on the host and ends with NumPy arrays on the host: the inputs are moved, the model
+    runs (for inference: torch without gradients and in evaluation mode, JAX under `jax.jit`), and
+    the results are moved back, each awaited and timed. The times are medians of rounds after a
+    warm-up, with quartiles; the first run of all, in which compilers work, stands apart.
+
+    Where a backend could use an accelerator and none is here, the run is counted instead: kernels,
+    operations, bytes, waits. From these and a data sheet comes a prediction, with a range, marked
+    as one. Kernels are counted as they run on the CPU; a GPU may need a few more or less.
+
+    Args:
+        model: Something to call: a functor, a torch or NNX module, a function.
+        inputs: An array, a tuple of arguments, or a function `batch_size -> inputs`. Arrays are cut
+            or repeated along their first axis to each batch size.
+        devices: Devices as strings, `Device` or a framework's own; None for the first of each kind
+            in every backend that can compute the model. A GPU that is not here is predicted.
+        batch_sizes: How many samples go in at once; two or more, for a break-even to be found.
+        call: How the model is run, `call(model, *inputs)`; None for `model(*inputs)`.
+        train: True runs the model and its gradient (`value_and_grad`), in training mode; without an
+            optimizer. The loss is what the call returns, if that is one number, else the mean
+            square of all that it returns.
+        compile: True also compiles in torch (`torch.compile`), False also keeps JAX from it; None
+            for what is usual.
+        seconds: How long each device is measured at each batch size, without the first run. One
+            round is always run to its end.
+        predict: False predicts nothing.
+        accelerator: What a prediction is for: a name (H200, H100, A100, L4, V100, T4) or an
+            `Accelerator`; None for the one that another backend sees here, measured in a few
+            seconds, else the H200.
+        progress: Whether a progress bar is shown on stderr; None for where that is a terminal.
+
+    Returns:
+        A `Profile`: print it, look at its cells and verdicts, `plot` it, keep it with `to_json`.
+
+    Raises:
+        ProfileError: The model cannot be called, or it failed on a device that was asked for, or
+            on all; the message says where.
+        NotAFunctorError: It holds arrays in undeclared objects; the message names the path.
+        DeviceUnavailableError: A device that is asked for is not here and cannot be predicted.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> def model(x):
+        ...     return np.tanh(x)
+        >>> made = fmapper.profile(
+        ...     model, np.ones((1, 4)), ["numpy:cpu"], [1, 2], seconds=0.01, predict=False
+        ... )
+        >>> made.cell("numpy:cpu", 2).bytes_in
+        64
+
+    The way of predicting is that of the roofline, S. Williams et al., 2009,
+    https://doi.org/10.1145/1498765.1498785, with launching as a third roof.
+    """
+    sizes = _checked_sizes([batch_sizes] if isinstance(batch_sizes, int) else batch_sizes)
+    devices = [devices] if isinstance(devices, str) else devices
+    if call is None and not callable(model):
+        raise ProfileError(
+            f"a {type(model).__name__} cannot be called. Give call=, a function of the model and "
+            "the inputs, or an instance of a class with __call__."
+        )
+    if not seconds > 0:
+        raise ValueError(f"seconds={seconds!r} is no time to measure in: it must be above 0.")
+    chosen = None if accelerator is None else find_accelerator(accelerator)
+    sync()
+    with keeping_warnings() as warned:
+        places = places_for(model, devices, predict=predict, train=train)
+        batches = _batches(inputs, sizes)
+        bench = Bench(model, call or _call, batches, train=train, compile=compile, seconds=seconds)
+        gc.collect()  # what is not garbage now is not collected while something is measured
+        with Progress(len(places.measured) * len(sizes), progress) as bar:
+            cells, notes = _measure_all(places, bench, bar)
+        cells = measured_bounds(cells)
+        card = chosen or _card_here(places) or find_accelerator("H200")
+        predicted, more = _predict_all(places, bench, card, {cell.device for cell in cells})
+    notes += _unsteady(cells)
+    made = {cell.device for cell in predicted}
+    absent = [f"{why}; {_fate(name, made)}." for name, why in places.absent.items()]
+    notes = [*absent, *places.notes, *notes, *more, *dict.fromkeys(text for text, _ in warned)]
+    cards = {cell.device: card for cell in predicted}
+    return Profile(
+        _name(model),
+        (*cells, *predicted),
+        verdicts([*cells, *predicted], cards, bench.dtype),
+        tuple(notes),
+        card.name if predicted else None,
+    )
+
+
+def _call(model: Any, *inputs: Any) -> Any:
+    return model(*inputs)
+
+
+def _name(model: Any) -> str:
+    return str(getattr(model, "__qualname__", None) or type(model).__qualname__)
+
+
+def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
+    """A word on times that vary too much to be compared."""
+    found = [
+        f"{cell.device} at {cell.batch_size:,}"
+        for cell in cells
+        if cell.total.upper - cell.total.lower > _UNSTEADY * cell.total.median
+    ]
+    if not found:
+        return []
+    return [
+        f"the times vary a lot: {', '.join(found)}. Is something else running here? More seconds= "
+        "give steadier medians."
+    ]
+
+
+def _fate(name: str, predicted: set[str]) -> str:
+    """What became of an accelerator that is not here."""
+    return f"{name} is {'predicted, not measured' if name in predicted else 'not in the table'}"
+
+
+def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
+    sizes = sorted({int(size) for size in batch_sizes})
+    if not sizes or sizes[0] < 1:
+        raise ValueError(f"batch_sizes={batch_sizes!r}: give at least one, and none below 1.")
+    return sizes
+
+
+def _batches(inputs: Any, sizes: list[int]) -> dict[int, tuple[Any, ...]]:
+    """NumPy arrays for each batch size."""
+    if callable(inputs) and adapter_of(inputs) is None:
+        return {size: to_numpy(_tuple(_made(inputs, size))) for size in sizes}
+    given = to_numpy(_tuple(inputs))
+    return {size: at_batch_size(given, size) for size in sizes}
+
+
+def _made(inputs: Callable[[int], Any], size: int) -> Any:
+    try:
+        return inputs(size)
+    except Exception as error:  # whatever the user's own code raises
+        raise ProfileError(f"inputs({size}) failed: {_said(error)}.") from error
+
+
+def _tuple(inputs: Any) -> tuple[Any, ...]:
+    return inputs if type(inputs) is tuple else (inputs,)
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+def _measure_all(
+    places: Places, bench: Bench, bar: Progress
+) -> tuple[list[ProfileCell], list[str]]:
+    cells: list[ProfileCell] = []
+    notes: list[str] = []
+    causes: list[Exception] = []
+    first = next(iter(bench.batches))
+    for device in places.measured:
+        size = None
+        try:
+            placed = bench.on(device)
+            for size in bench.batches:
+                bar.at(f"{device}, batch size {size}")
+                cells.append(placed.cell(size))
+                bar.step()
+        except NotAFunctorError:  # the same everywhere
+            raise
+        except Exception as error:  # whatever the model raises
+            text = _failure(device, size, error)
+            if str(device) in places.asked and size in (None, first):
+                raise ProfileError(text) from error
+            causes.append(error)
+            notes.append(text)
+        finally:
+            if device not in places.predicted.values():
+                bench.forget(device)
+    if not cells:
+        lines = "\n".join(f"  {note}" for note in notes)
+        raise ProfileError(f"the model ran on no device:\n{lines}") from causes[0]
+    return cells, notes
+
+
+def _failure(device: Device, size: int | None, error: Exception) -> str:
+    doing = "could not be set up there" if size is None else f"failed at batch size {size}"
+    return f"{device}: the model {doing}: {_said(error)}."
+
+
+def _said(error: Exception) -> str:
+    """The first line of what an error says."""
+    said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    return said if isinstance(error, FmapperError) else f"{type(error).__name__}: {said}"
+
+
+# --- what is not here ----------------------------------------------------------------------------
+
+
+def _card_here(places: Places) -> Accelerator | None:
+    """What another backend can use, to predict what this one could do with it."""
+    if places.predicted:
+        for device in places.measured:
+            if device.kind in ("cuda", "gpu"):
+                from fmapper.profiles.calibrate import calibrated
+
+                return calibrated(device)
+    return None
+
+
+def _predict_all(
+    places: Places, bench: Bench, card: Accelerator, ran: set[str]
+) -> tuple[list[ProfileCell], list[str]]:
+    cells: list[ProfileCell] = []
+    notes: list[str] = []
+    for name, device in places.predicted.items():
+        if str(device) not in ran:  # the notes say already why not
+            continue
+        unseen: dict[str, None] = {}
+        size = None
+        try:
+            placed = bench.on(device)
+            for size in bench.batches:
+                counts = placed.count(size)
+                if counts is None:
+                    notes.append(f"{name}: the {device.backend} adapter cannot predict.")
+                    break
+                unseen |= dict.fromkeys(counts.unseen)
+                traffic = placed.traffic(size)
+                made = predicted_run(counts, traffic, card, bench.dtype)
+                cells.append(_predicted_cell(name, size, counts, traffic, made))
+        except Exception as error:  # whatever the model raises
+            notes.append(f"{name} is not predicted. {_failure(device, size, error)}")
+        notes += [f"{name}: {text}" for text in unseen]
+    return cells, notes
+
+
+def _predicted_cell(
+    name: str, size: int, counts: Counts, traffic: Traffic, made: Prediction
+) -> ProfileCell:
+    come, compute, go = made.transfer_in, made.compute, made.transfer_out
+    least, likely, most = (
+        moving / (moving + computing)
+        for moving, computing in (
+            (come.lower + go.lower, compute.upper),
+            (come.median + go.median, compute.median),
+            (come.upper + go.upper, compute.lower),
+        )
+    )
+    return ProfileCell(
+        name,
+        size,
+        come,
+        compute,
+        go,
+        made.total,
+        Timing(likely, least, most, 0),
+        first_call=None,
+        bytes_in=int(traffic.bytes_in),
+        bytes_out=int(traffic.bytes_out),
+        arrays_in=traffic.arrays_in,
+        arrays_out=traffic.arrays_out,
+        host_in=traffic.host_in,
+        host_out=traffic.host_out,
+        bound=made.bound,
+        predicted=True,
+        counts=counts,
+    )

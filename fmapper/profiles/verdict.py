@@ -1,0 +1,236 @@
+"""Whether an accelerator pays, from which batch size, and what keeps it from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fmapper.profiles.accelerator import Accelerator
+from fmapper.moves.plan import readable_bytes
+from fmapper.profiles.predict import BEYOND, Curve, Traffic, break_even, counts_between, predict
+from fmapper.profiles.result import Pays, ProfileCell, Verdict
+from fmapper.profiles.table import readable_batch, readable_seconds
+from fmapper.profiles.timing import Timing
+
+if TYPE_CHECKING:
+    from fmapper.backends.counts import Counts
+
+_Cost = Callable[[float], float]
+
+_LARGE = 1 << 20  # bytes that take longer over a link than it takes to start the copy
+
+
+def measured_bounds(cells: Sequence[ProfileCell]) -> list[ProfileCell]:
+    """The cells with what most of their time goes to, as the times themselves tell.
+
+    What a run costs beside what it costs per sample is what it costs whatever its size: launching,
+    dispatch, Python, and the fixed part of a copy.
+    """
+    return [dataclasses.replace(cell, bound=_measured_bound(cell, cells)) for cell in cells]
+
+
+def _measured_bound(cell: ProfileCell, cells: Sequence[ProfileCell]) -> str | None:
+    moves = cell.share_moving.median > 0.5
+    if moves and cell.bytes_in + cell.bytes_out >= _LARGE:
+        return "transfer"
+    own = {c.batch_size: c.total.median for c in cells if c.device == cell.device}
+    small, large = min(own), max(own)
+    if small == large:
+        return None
+    per_sample = max((own[large] - own[small]) / (large - small), 0.0)
+    if per_sample * cell.batch_size < cell.total.median / 2:
+        return "launch"
+    return "transfer" if moves else "compute"
+
+
+def verdicts(
+    cells: Sequence[ProfileCell], cards: Mapping[str, Accelerator], dtype: str = "float32"
+) -> tuple[Verdict, ...]:
+    """One for each accelerator among the cells, against the CPUs among them.
+
+    Args:
+        cells: Measured and predicted ones.
+        cards: What predicted devices are predicted from.
+        dtype: What the model computes in.
+    """
+    cpus = [cell for cell in cells if _is_cpu(cell)]
+    names = dict.fromkeys(cell.device for cell in cells if not _is_cpu(cell))
+    if not cpus:
+        return ()
+    found: list[Verdict] = []
+    for name in names:
+        own = [cell for cell in cells if cell.device == name]
+        common = sorted({c.batch_size for c in cpus} & {c.batch_size for c in own})
+        if common:
+            found.append(_verdict(own, cpus, common, cards.get(name), dtype))
+    return tuple(found)
+
+
+def _is_cpu(cell: ProfileCell) -> bool:
+    return cell.device.split(":")[1] == "cpu"
+
+
+def _verdict(
+    own: list[ProfileCell],
+    cpus: list[ProfileCell],
+    sizes: list[int],
+    card: Accelerator | None,
+    dtype: str,
+) -> Verdict:
+    fastest = {
+        size: min((c for c in cpus if c.batch_size == size), key=lambda c: c.total.median)
+        for size in sizes
+    }
+    by_size = {cell.batch_size: cell for cell in own}
+    likely, best, worst = _costs(own, card, dtype)
+    host = [
+        Curve({size: getattr(cell.total, name) for size, cell in fastest.items()})
+        for name in ("median", "upper", "lower")
+    ]
+    edges: list[int | None] = [None, None, None]
+    if len(sizes) > 1:
+        edges = [
+            break_even(cost, other, sizes[0], sizes[-1])
+            for cost, other in zip((likely, best, worst), host, strict=True)
+        ]
+    pays = {size: _pays(by_size[size].total, fastest[size].total) for size in sizes}
+    always = edges[0] == sizes[0]
+    looked_at = by_size[sizes[-1] if always else sizes[0]]
+    return Verdict(
+        own[0].device,
+        fastest[sizes[0]].device,
+        edges[0],
+        edges[1],
+        edges[2],
+        pays,
+        looked_at.bound,
+        _reason(looked_at, edges, sizes, pays, fastest),
+        _advice(looked_at, edges[0], sizes, fastest),
+        own[0].predicted,
+    )
+
+
+def _costs(
+    cells: list[ProfileCell], card: Accelerator | None, dtype: str
+) -> tuple[_Cost, _Cost, _Cost]:
+    """Seconds at any batch size: likely, at best, at worst."""
+    if cells[0].predicted and card is not None:
+        known: dict[int, Counts] = {c.batch_size: c.counts for c in cells if c.counts is not None}
+        counts = counts_between(known)
+        bytes_in = Curve({c.batch_size: float(c.bytes_in) for c in cells})
+        bytes_out = Curve({c.batch_size: float(c.bytes_out) for c in cells})
+        first = cells[0]
+
+        def total(size: float) -> Timing:
+            traffic = Traffic(
+                bytes_in(size),
+                bytes_out(size),
+                first.arrays_in,
+                first.arrays_out,
+                first.host_in,
+                first.host_out,
+            )
+            return predict(counts(size), traffic, card, dtype).total
+
+        return (
+            lambda size: total(size).median,
+            lambda size: total(size).lower,
+            lambda size: total(size).upper,
+        )
+    return (
+        Curve({c.batch_size: c.total.median for c in cells}),
+        Curve({c.batch_size: c.total.lower for c in cells}),
+        Curve({c.batch_size: c.total.upper for c in cells}),
+    )
+
+
+def _pays(own: Timing, other: Timing) -> Pays:
+    if own.upper < other.lower:
+        return "yes"
+    return "no" if own.lower > other.upper else "grey"
+
+
+def _reason(
+    cell: ProfileCell,
+    edges: Sequence[int | None],
+    sizes: Sequence[int],
+    pays: Mapping[int, Pays],
+    fastest: Mapping[int, ProfileCell],
+) -> str:
+    edge, low, high = edges
+    host = fastest[cell.batch_size]
+    words = {"yes": "pays", "no": "does not pay", "grey": "may or may not pay"}
+    if len(sizes) == 1:
+        start = f"{words[pays[sizes[0]]]} at batch {sizes[0]:,}, the only one that was looked at"
+    elif edge is None:
+        start = f"does not pay up to batch {readable_batch(sizes[-1] * BEYOND)}"
+        if low is not None:
+            start += f", at best from {readable_batch(low)}"
+    elif edge == sizes[0] and high == edge:
+        start = f"pays at every batch size from {edge:,}"
+    else:
+        ends = [readable_batch(end) if end is not None else "never" for end in (low, high)]
+        between = f" ({ends[0]} to {ends[1]})" if ends[0] != ends[1] else ""
+        beyond = ", beyond what was measured" if edge > sizes[-1] else ""
+        start = f"pays from batch {readable_batch(edge)}{between}{beyond}"
+    why = f"at {cell.batch_size:,} it is {cell.bound}-bound, " if cell.bound else ""
+    return (
+        f"{start}; {why}{_what_it_does(cell)}; {host.device} takes "
+        f"{readable_seconds(host.total.median)} in all."
+    )
+
+
+def _what_it_does(cell: ProfileCell) -> str:
+    compute = readable_seconds(cell.compute.median)
+    about = "about " if cell.predicted else ""
+    if cell.bound == "transfer":
+        size = readable_bytes(cell.bytes_in + cell.bytes_out)
+        return f"{about}{cell.share_moving.median:.0%} of its time moves {size}"
+    if cell.bound == "launch" and cell.counts is not None:
+        parts = [
+            _several(cell.counts.launches, "kernel"),
+            _several(cell.arrays_in + cell.arrays_out, "copy"),
+        ]
+        if cell.counts.syncs:
+            parts.insert(1, _several(cell.counts.syncs, "wait"))
+        total = readable_seconds(cell.total.median)
+        return f"{', '.join(parts[:-1])} and {parts[-1]} take {about}{total}, however small"
+
+    if cell.bound == "launch":
+        return f"a run takes {readable_seconds(cell.total.median)}, however small"
+    return f"computing takes {about}{compute}"
+
+
+def _several(n: float, what: str) -> str:
+    many = what[:-1] + "ies" if what.endswith("y") else what + "s"
+    return f"{n:,.0f} {what if n == 1 else many}"
+
+
+def _advice(
+    cell: ProfileCell,
+    edge: int | None,
+    sizes: Sequence[int],
+    fastest: Mapping[int, ProfileCell],
+) -> str:
+    found: list[str] = []
+    counts = cell.counts
+    if cell.bound == "transfer":
+        found.append(
+            "keep the data on the device between runs, or move it ahead of its use with "
+            "fmapper.DeviceLoader"
+        )
+    elif cell.bound == "launch":
+        if counts is not None and counts.syncs:
+            found.append("take .item(), bool() and .cpu() out of the forward pass")
+        found.append("larger batches cost little more")
+        if counts is None or not counts.compiled:
+            found.append("torch.compile or a CUDA graph launch fewer kernels")
+    else:
+        found.append("a lower precision, such as bfloat16, computes faster there")
+    if edge is None and len(sizes) > 1:
+        found.insert(0, f"stay on {fastest[sizes[-1]].device}")
+    elif edge is not None and edge > sizes[0]:
+        found.append(f"below batch {readable_batch(edge)} stay on {fastest[sizes[0]].device}")
+    text = "; ".join(found) + "."
+    return text[0].upper() + text[1:]

@@ -1,0 +1,127 @@
+"""Calling a program as its source is called: arguments to leaves, checked against the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fmapper.backends.equality import equals
+from fmapper.errors import ProgramInputError, StructureMismatchError
+from fmapper.programs.program import Parameter, Program
+from fmapper.programs.treespec import TreeSpec
+
+_MISSING: Any = object()
+
+
+def bind(
+    program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False
+) -> list[Any]:
+    """The leaves of a call in the order of the program's inputs.
+
+    Arguments may be given by position or by keyword, whichever way the examples were given. One
+    that the examples lacked may be given only as its default, and one that was a constant among the
+    examples may be left out if that is its default.
+
+    Args:
+        program: The program.
+        args: What is given by position.
+        kwargs: What is given by keyword.
+        sparing: An argument with a default that no operation uses may be left out, as random keys
+            in evaluation; its leaves are None then.
+
+    Raises:
+        ProgramInputError: Arguments are missing, left over, or of another structure.
+    """
+    given = _by_name(program, args, kwargs)
+    positional, keyword = program.in_spec.children
+    names = _positions(program.signature, len(positional.children))
+    static = _static_values(program)
+    leaves: list[Any] = []
+    for name, spec in (
+        *zip(names, positional.children, strict=True),
+        *zip(keyword.keys, keyword.children, strict=True),
+    ):
+        value = given.pop(name, _MISSING)
+        if value is _MISSING:
+            at = len(leaves)
+            count = len(spec.leaf_paths())
+            if sparing and _is_spare(program, name, at, count):
+                leaves += [None] * count
+                continue
+            value = _left_out(program, name, spec, static[at : at + 1])
+        try:
+            leaves += spec.flatten(value, str(name))
+        except StructureMismatchError as error:
+            raise ProgramInputError(f"{program.name}: {error}, as in the examples") from None
+    for name, value in given.items():
+        _check_left_over(program, name, value)
+    return leaves
+
+
+def leaf_paths(program: Program) -> list[str]:
+    """What errors call each leaf."""
+    positional, keyword = program.in_spec.children
+    names = _positions(program.signature, len(positional.children))
+    return [
+        path
+        for name, spec in (
+            *zip(names, positional.children, strict=True),
+            *zip(keyword.keys, keyword.children, strict=True),
+        )
+        for path in spec.leaf_paths(str(name))
+    ]
+
+
+def _by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+    names = _positions(program.signature, len(args))
+    given: dict[Any, Any] = dict(zip(names, args, strict=True))
+    for name, value in kwargs.items():
+        if name in given:
+            raise ProgramInputError(f"{program.name}: {name} is given by position and by keyword")
+        given[name] = value
+    return given
+
+
+def _positions(signature: tuple[Parameter, ...], count: int) -> list[Any]:
+    """The names of positional arguments; what `*args` takes is called args[0] and so on."""
+    names: list[Any] = [p.name for p in signature if p.kind == "positional"][:count]
+    rest = next((p.name for p in signature if p.kind == "args"), "args")
+    return names + [f"{rest}[{i}]" for i in range(count - len(names))]
+
+
+def _static_values(program: Program) -> list[Any]:
+    found = [i for i in program.inputs if i.kind in ("user", "static")]
+    return [i.value if i.kind == "static" else _MISSING for i in found]
+
+
+def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
+    """Whether an argument has a default and no operation uses what it holds."""
+    if not any(p.name == name and not p.required for p in program.signature):
+        return False
+    users = [label for label, given in zip(program.graph.inputs, program.inputs, strict=True)
+             if given.kind in ("user", "static")]  # fmt: skip
+    kinds = [i.kind for i in program.inputs if i.kind in ("user", "static")]
+    own = list(zip(users, kinds, strict=True))[at : at + count]
+    return all(kind == "user" and label not in program.graph.used() for label, kind in own)
+
+
+def _left_out(program: Program, name: Any, spec: TreeSpec, static: list[Any]) -> Any:
+    default = next((p for p in program.signature if p.name == name and not p.required), None)
+    if spec.kind == "leaf" and static and static[0] is not _MISSING:
+        is_default = default is not None and equals(default.default, static[0])
+        if is_default or (default is None and static[0] is None):
+            return static[0]
+    raise ProgramInputError(
+        f"{program.name}: {name} is missing; it was among the example inputs. "
+        f"Wanted: {', '.join(leaf_paths(program))}."
+    )
+
+
+def _check_left_over(program: Program, name: Any, value: Any) -> None:
+    default = next((p for p in program.signature if p.name == name and not p.required), None)
+    if value is None or (default is not None and equals(default.default, value)):
+        return
+    raise ProgramInputError(
+        f"{program.name}: {name} is given, but was not among the example inputs, or was fixed by "
+        "them: the program takes no notice of it. Leave it out, or convert the model with it."
+    )

@@ -1,0 +1,71 @@
+"""Runs what a conversion hands over on the examples, and compares it with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fmapper.programs import verify
+from fmapper.backends.adapter import Adapter
+from fmapper.errors import ConversionError, ConversionWarning, MoveError
+from fmapper.programs.record_lock import in_turn
+from fmapper.warn import keeping_warnings, warn
+
+_SLACK = 10  # times what `verify` allows: compilers order sums as they like
+
+
+@in_turn  # a model that is called while another one is recorded may do something else
+def refuse_difference(
+    model: Any,
+    source: Adapter,
+    converted: Any,
+    target: Adapter,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    train: bool,
+) -> None:
+    """Compares both on the example inputs; what draws random numbers is only run.
+
+    Outputs that rounding alone can have made so, as float64 tells, are no difference, and neither
+    are those that differ by the order of equal elements, of which it warns.
+
+    Raises:
+        ConversionError: They differ; says where first.
+    """
+    with keeping_warnings():  # a call says them, too
+        try:
+            given = verify.inputs_for(target, args, kwargs)
+        except MoveError:  # examples without values, as on the meta device
+            return
+        found = target.examine(converted, *given)
+        if found is None or train:
+            return
+        mine = source.call(model, *verify.inputs_for(source, args, kwargs, copy=True))
+    wrong = [d for d in verify.differences(mine, found[0]) if not _is_close(d)]
+    if not wrong:
+        return
+    report = verify.verify(model, converted, *args, kwargs=kwargs)
+    if report.exact is not None and not any(d.note for d in wrong):
+        own, its = report.exact
+        if its <= _SLACK * own:
+            return
+    first = report.first
+    name = type(model).__name__
+    if first is not None and first.note.startswith(verify.TIES):
+        warn(
+            f"{name}: {first.path} chooses between equal elements of the examples, and the "
+            "converted model chooses others than the model: what comes after it differs, by "
+            f"{max(d.error for d in wrong):.2g} in {wrong[0].path}. Both are right; where it "
+            "matters, make the elements differ.",
+            ConversionWarning,
+        )
+        return
+    raise ConversionError(
+        f"{name}: the converted model gives other results for the examples than the model. "
+        f"{report}\nPass check=False to take it as it is."
+    )
+
+
+def _is_close(difference: verify.Difference) -> bool:
+    return not difference.note and difference.error <= _SLACK * difference.allowed

@@ -1,0 +1,334 @@
+"""Compares a converted model with what it was made of, on the examples and on other sizes."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fmapper.backends.adapter import Adapter
+from fmapper.errors import ConversionError, ConversionWarning, FmapperError, FmapperWarning
+from fmapper.tree.fmap import fmap
+from fmapper.moves.mover import mover_to, to_numpy
+from fmapper.programs.program import Program
+from fmapper.programs.sizes import size_of
+from fmapper.warn import warn
+
+# What may differ, relative to the largest element: the operations are the same, their kernels not.
+_TOLERANCE = {
+    "float64": 1e-6,
+    "complex128": 1e-6,
+    "float32": 1e-3,
+    "complex64": 1e-3,
+    "float16": 3e-2,
+    "bfloat16": 1e-1,
+}
+# Of the inputs, to see whether a result hangs on their last bits.
+_ROUNDING = {"float64": 1e-13, "complex128": 1e-13, "float16": 2e-3, "bfloat16": 1e-2}
+# Operations with several right results: vectors are so up to their signs and phases.
+_AMBIGUOUS = frozenset(("eig", "eigh", "svd", "qr"))
+_MOST_TRIES = 500
+_MOST_SIZES = 3  # that are tried on the model itself
+
+Outcome = tuple[list[Any], dict[str, Any]]
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+def check(
+    model: Any,
+    source: Adapter,
+    converted: Any,
+    target: Adapter,
+    program: Program,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Runs both models in each mode that was recorded, and where sizes vary, on other ones, too.
+
+    Raises:
+        ConversionError: They differ, or the converted one does not run; says where.
+    """
+    options = source.options(model)
+    own = {name: value for name, value in kwargs.items() if name in options}
+    rest = {name: value for name, value in kwargs.items() if name not in options}
+    with warnings.catch_warnings(action="ignore"):  # recording has said so
+        examples: Call = mover_to(source)((args, rest), strict=False)
+    modes = [program] if program.evaluation is None else [program.evaluation, program]
+    for recorded in modes:
+        run = _prepared(model, source, recorded, (examples[0], {**examples[1], **own}))
+        if run is None:
+            return
+        if isinstance(run, str):
+            warn(
+                f"{program.name} does not run on the examples, so that nothing was compared: {run}",
+                FmapperWarning,
+            )
+            return
+        found = _outcome(converted, target, recorded, examples, "the examples")
+        _compare(recorded, run, found, "the examples")
+    if program.symbols:
+        reasons = [
+            _compare_other_sizes(model, source, converted, target, recorded, examples, own)
+            for recorded in modes
+        ]
+        if any(reasons):
+            warn(
+                f"{program.name} was compared with what was made of it on the examples only, not "
+                f"with other sizes, though {', '.join(program.symbols)} may vary: "
+                f"{next(filter(None, reasons))}",
+                ConversionWarning,
+            )
+
+
+def _compare_other_sizes(
+    model: Any,
+    source: Adapter,
+    converted: Any,
+    target: Adapter,
+    program: Program,
+    examples: Call,
+    own: Mapping[str, Any],
+) -> str:
+    """Compares both with other sizes than those of the examples; says why that was not possible."""
+    places = _Places(program, examples)
+    failures = []
+    for sizes in itertools.islice(places.others(), _MOST_SIZES):
+        given = places.resized(sizes)
+        run = _prepared(model, source, program, (given[0], {**given[1], **own}))
+        if run is None:
+            return ""
+        if isinstance(run, str):
+            failures.append(f"the model itself does not run on {_shown(sizes)}: {run}")
+            continue
+        about = _shown(sizes)
+        _compare(program, run, _outcome(converted, target, program, given, about), about)
+        return ""
+    return failures[0] if failures else "no others were found that fit all inputs and guards"
+
+
+def _prepared(
+    model: Any, source: Adapter, program: Program, given: Call
+) -> Callable[..., Outcome] | str | None:
+    """The call of the model itself, or the error that it gives; None where it is not to be had."""
+    try:
+        run = source.outcome(model, *given, train=program.train)
+        if run is not None:
+            run(0.0)
+        return run
+    except Exception as error:  # whatever the code of a user raises
+        text = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {text[0][:200] if text else ''}"
+
+
+def _outcome(
+    converted: Any, target: Adapter, program: Program, given: Call, about: str
+) -> Outcome | None:
+    from fmapper.programs.verify import inputs_for
+
+    with warnings.catch_warnings(action="ignore"):
+        run = target.outcome(converted, *inputs_for(target, *given), train=program.train)
+        if run is None:
+            return None
+        try:
+            return run(0.0)
+        except Exception as error:
+            first = isinstance(error, FmapperError) and str(error)
+            raise ConversionError(
+                f"{program.name}: the converted model does not run on {about}: "
+                f"{first or f'{type(error).__name__}: {error}'}"
+            ) from error
+
+
+def _compare(
+    program: Program, run: Callable[..., Outcome], got: Outcome | None, about: str
+) -> None:
+    if got is None:
+        return
+    wanted = _by_path(*run(0.0))
+    found = _by_path(*got)
+    count = 0
+    chosen = []
+    for path, expected in wanted.items():
+        if path not in found:
+            if path.startswith("output"):
+                raise ConversionError(f"{program.name}: {path} is missing from what was converted")
+            continue  # it is given back as it was
+        problem = _problem(expected, found[path])
+        count += 1
+        if not problem or _is_open(program, run, path, expected, found[path]):
+            continue
+        others = _with_other_vectors(program, run, path)
+        if others is not None and _problem(expected, others):
+            if _problem(abs(expected), abs(others)):
+                chosen.append(path)
+                continue
+            if not _problem(abs(expected), abs(found[path])):
+                continue  # what does not hang on the signs is the same
+        raise ConversionError(
+            f"{program.name}: on {about} the converted model gives something else than the "
+            f"model itself: {path} {problem}. Please report it; check=False takes the program "
+            "as it is"
+        )
+    if chosen:
+        warn(
+            f"{program.name}: {', '.join(chosen)} could not be compared on {about}: what is there "
+            "hangs on the signs or phases of eigenvectors, singular vectors or orthogonal factors, "
+            "of which the converted model has others, as right as those of the model",
+            ConversionWarning,
+        )
+    if wanted and not count:
+        raise ConversionError(f"{program.name}: on {about} nothing could be compared")
+
+
+def _by_path(outputs: list[Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    numbered = {f"output[{i}]": x for i, x in enumerate(outputs)}
+    found = {**numbered, **changed}
+    return {path: _array(x) for path, x in found.items() if hasattr(x, "shape")}
+
+
+def _array(x: Any) -> Any:
+    array: Any = to_numpy(x, copy=None)
+    return array
+
+
+def _problem(expected: Any, found: Any) -> str:
+    """What is wrong with an array, in words; empty if nothing is."""
+    import numpy as np
+
+    if expected.shape != found.shape:
+        return f"is of shape {found.shape}, not {expected.shape}"
+    if expected.dtype != found.dtype:
+        return f"is {found.dtype}, not {expected.dtype}"
+    tolerance = _TOLERANCE.get(expected.dtype.name)
+    if tolerance is None and expected.dtype.kind != "V" and "float" not in expected.dtype.name:
+        wrong = int((expected != found).sum())
+        return f"differs in {wrong} of {expected.size} elements" if wrong else ""
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    x, y = expected.astype(wide), found.astype(wide)
+    finite = np.isfinite(x)
+    if (finite != np.isfinite(y)).any() or (np.isnan(x) != np.isnan(y)).any():
+        return "is infinite or NaN elsewhere"
+    if not finite.any():
+        return ""
+    largest = max(float(np.abs(x[finite]).max()), 1e-30)
+    worst = float(np.abs(x[finite] - y[finite]).max())
+    allowed = (tolerance or 0.3) * largest
+    return "" if worst <= max(allowed, 1e-6) else f"differs by {worst:.2g} of {largest:.2g}"
+
+
+def _is_open(
+    program: Program, run: Callable[..., Outcome], path: str, expected: Any, found: Any
+) -> bool:
+    """Whether a result is not determined: several are right, or it hangs on the last bits.
+
+    What a compiler fuses has other rounding than one operation after the other, which can make NaN
+    of `exp(x - max(x))` where x is large: either is the model's own answer.
+    """
+    import numpy as np
+
+    stepwise = _by_path(*run(0.0, compiled=False)).get(path)
+    if stepwise is not None and not _problem(stepwise, found):
+        return True
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return False
+    dtypes = {d for call in program.graph.walk() for d, _ in call.result if "float" in d}
+    off = max((_ROUNDING.get(d, 1e-6) for d in dtypes), default=1e-6)
+    shaken = _by_path(*run(off))[path]
+    if not _problem(expected, shaken):
+        return False
+    if expected.dtype.kind in "iub":
+        return bool((expected != shaken).sum() * 4 >= (expected != found).sum())
+    wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+    x, y, z = (one.astype(wide) for one in (expected, found, shaken))
+    finite = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
+    if not finite.any():
+        return True
+    return bool(np.abs(x - y)[finite].max() <= 10 * np.abs(x - z)[finite].max())
+
+
+def _with_other_vectors(program: Program, run: Callable[..., Outcome], path: str) -> Any | None:
+    """A result for other signs of the vectors that the program computes; None if it has none."""
+    if _AMBIGUOUS.isdisjoint(op.rpartition("::")[2] for op in program.ops()):
+        return None
+    return _by_path(*run(0.0, turned=True))[path]
+
+
+def _shown(sizes: Mapping[str, int]) -> str:
+    return "inputs with " + ", ".join(f"{name} = {size}" for name, size in sizes.items())
+
+
+class _Places:
+    """The sizes of a call that vary, and where they are.
+
+    Args:
+        program: The program.
+        examples: The arguments.
+    """
+
+    def __init__(self, program: Program, examples: Call) -> None:
+        self._program = program
+        self._examples = examples
+        users = [given for given in program.inputs if given.kind in ("user", "static")]
+        self._shapes = [given.shape if given.kind == "user" else () for given in users]
+        self._sizes: dict[str, int] = {}
+        for leaf, shape in zip(self._leaves(), self._shapes, strict=False):
+            for size, n in zip(shape, getattr(leaf, "shape", ()), strict=False):
+                if isinstance(size, str) and size.isidentifier():
+                    self._sizes.setdefault(size, n)
+
+    def _leaves(self) -> list[Any]:
+        from fmapper.programs import bind
+
+        return bind.bind(self._program, *self._examples, sparing=True)
+
+    def others(self) -> Iterator[dict[str, int]]:
+        """Sizes unlike those of the examples for which the program is meant."""
+        names = list(self._sizes)
+        if not names:
+            return
+        steps = (1, 2, 3, -1, 4, 5, -2, 6, 8, 7, 12, 16)
+        tries = itertools.product(range(len(steps)), repeat=min(len(names), 4))
+        for chosen in sorted(tries, key=sum)[:_MOST_TRIES]:
+            sizes = {
+                name: self._sizes[name] + steps[(chosen[i % len(chosen)] + i) % len(steps)]
+                for i, name in enumerate(names)
+            }
+            if self._fit(sizes):
+                yield sizes
+        for count in range(len(names), 0, -1):  # sizes in blocks, then some of them alone
+            for some in itertools.islice(itertools.combinations(names, count), _MOST_TRIES):
+                for up, down, more in ((2, 1, 0), (3, 1, 0), (1, 2, 0), (1, 1, 1)):
+                    sizes = {
+                        name: size * up // down + more if name in some else size
+                        for name, size in self._sizes.items()
+                    }
+                    if sizes != self._sizes and self._fit(sizes):
+                        yield sizes
+
+    def _fit(self, sizes: dict[str, int]) -> bool:
+        for name, size in sizes.items():
+            low, high = self._program.symbols.get(name, (None, None))
+            if size < max(low or 1, 1) or (high is not None and size > high):
+                return False
+        for shape in self._shapes:
+            if any((size_of(n, sizes) or 0) < 1 for n in shape if isinstance(n, str)):
+                return False
+        return not self._program.size_problem(dict(sizes))
+
+    def resized(self, sizes: Mapping[str, int]) -> Call:
+        """The examples with other sizes: their elements from the start again, or fewer."""
+        import numpy as np
+
+        known: dict[int, Any] = {}
+        for leaf, shape in zip(self._leaves(), self._shapes, strict=False):
+            resized = leaf
+            for axis, size in enumerate(shape):
+                if isinstance(size, str) and leaf is not None:
+                    wanted = size_of(size, sizes) or 1
+                    at = np.arange(wanted) % leaf.shape[axis]
+                    resized = resized[(*(slice(None),) * axis, at)]
+            if resized is not leaf:
+                known[id(leaf)] = resized
+        found: Call = fmap(lambda x: known.get(id(x), x), self._examples)
+        return found

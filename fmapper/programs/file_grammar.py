@@ -1,0 +1,464 @@
+"""The grammar of programs: what each field of one may say, asked when a file is read.
+
+A program becomes code, names of attributes, shapes of arrays. So a name is an identifier, a line of
+a source is text on one line, a size is an expression of sizes, a dtype is one that exists, and what
+is referred to is there. Who writes code from a program quotes what it says all the same.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from fmapper.programs.program import (
+    RELATIONS,
+    VARIABLE_TYPES,
+    Call,
+    DType,
+    Graph,
+    Guard,
+    Input,
+    Output,
+    Parameter,
+    Program,
+    Ref,
+    Scalar,
+    Size,
+)
+from fmapper.programs.file_json import Misfit, shown
+from fmapper.programs.treespec import TreeSpec
+
+MOST_ELEMENTS = 1 << 40  # of any array that a program speaks of
+_MOST_DIMENSIONS = 64
+_MOST_SYMBOLS = 512
+_MOST_PARTS = 100  # of the name of an array: as deep are modules
+
+_CONTROL = r"\x00-\x1f\x7f-\x9f\u2028\u2029"
+_LINE = re.compile(rf"[^{_CONTROL}]{{0,4096}}")
+_ARRAY = re.compile(rf"[^{_CONTROL}\"'\\]{{0,2000}}")
+_SOURCE = re.compile(rf"(?:[^{_CONTROL}]{{1,4096}}:[0-9]{{1,9}})?")
+_OP = re.compile(r"[A-Za-z_][\w.-]{0,200}::[\w.<>+-]{1,200}")
+_SIZE = re.compile(r"(?!.*[0-9]{20})[\w +*/%^().,<>=&|~!:\[\]-]{1,4096}", re.ASCII)
+_DTYPE = re.compile(
+    r"bool|u?int(?:1|2|4|8|16|32|64)|float(?:16|32|64)|bfloat16|complex(?:64|128)|float0"
+    r"|float(?:4|6|8)_e[0-9]m[0-9][a-z0-9]{0,8}|key<\w{1,40}>"
+)
+_NUMBERS = ("int", "float", "boolean")  # dtypes of inputs that are no arrays
+_ARRAYS = ("parameter", "buffer", "constant")
+_DUNDER = re.compile(r"__.*__")
+
+
+def check_program(program: Program) -> None:
+    """Asks whether every field of a program, and of the one for evaluation, says what it may.
+
+    Raises:
+        Misfit: One does not; says which.
+    """
+    _check_one(program, program)
+    if program.evaluation is not None:
+        with _within("evaluation"):
+            _check_one(program.evaluation, program)
+
+
+def check_array_name(name: Any) -> None:
+    """Asks whether an array may have a name.
+
+    Raises:
+        Misfit: It may not.
+    """
+    _of(str, name)
+    if not _ARRAY.fullmatch(name) or name.count(".") >= _MOST_PARTS:
+        raise Misfit(f"{shown(name)} is no name of an array")
+
+
+def check_shape(shape: Any, *, fixed: bool = False) -> None:
+    """Asks whether an array may have a shape.
+
+    Raises:
+        Misfit: It may not.
+    """
+    if type(shape) is not tuple or len(shape) > _MOST_DIMENSIONS:
+        raise Misfit(f"{shown(shape)} is no shape")
+    count = 1
+    for i, size in enumerate(shape):
+        if type(size) is int and size >= 0:
+            if size > MOST_ELEMENTS:
+                raise Misfit(f"{size} is larger than any array", i)
+            count *= max(size, 1)
+        elif fixed or type(size) is not str or not _SIZE.fullmatch(size):
+            raise Misfit(f"{shown(size)} is no size", i)
+    if count > MOST_ELEMENTS:
+        raise Misfit(f"an array of {count} elements is larger than any")
+
+
+class _within:
+    """Adds keys to the place of what is raised inside."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self, *keys: int | str) -> None:
+        self.keys = keys
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, Misfit):
+            error.place.extend(reversed(self.keys))
+
+
+def _of(kind: type | tuple[type, ...], value: Any, name: str | None = None) -> None:
+    """Asks for the exact class of a value: True is no number here."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if type(value) not in kinds:
+        wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
+        place = () if name is None else (name,)
+        raise Misfit(f"{shown(value)} is no {wanted}", *place)
+
+
+def _fits(pattern: re.Pattern[str], value: Any, name: str, what: str) -> None:
+    if type(value) is not str or not pattern.fullmatch(value):
+        raise Misfit(f"{shown(value)} is no {what}", name)
+
+
+def _identifier(value: Any, name: str | int, *, word: bool = False) -> None:
+    """Asks for an identifier; a `word` may be one of Python's own, as `while`."""
+    if (
+        type(value) is not str
+        or not value.isidentifier()
+        or (not word and keyword.iskeyword(value))
+        or len(value) > 512
+    ):
+        raise Misfit(f"{shown(value)} is no name", name)
+
+
+def _one_of(allowed: Collection[str], value: Any, name: str) -> None:
+    if type(value) is not str or value not in allowed:
+        raise Misfit(f"{shown(value)} is none of {', '.join(allowed)}", name)
+
+
+def _distinct(values: Iterable[Any], name: str) -> None:
+    seen = set()
+    for value in values:
+        if value in seen:
+            raise Misfit(f"{shown(value)} is there twice", name)
+        seen.add(value)
+
+
+def _each(values: Any, kind: type, check: Callable[[Any], None], name: str) -> None:
+    """Checks a tuple of values of one class."""
+    _of(tuple, values, name)
+    i = 0
+    try:
+        for i, value in enumerate(values):  # noqa: B007 - `except` names it
+            _of(kind, value)
+            check(value)
+    except Misfit as error:
+        error.place += [i, name]
+        raise
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+def _check_one(program: Program, whole: Program) -> None:
+    """Checks a program whose parameters and buffers are those of the whole one."""
+    _fits(_LINE, program.name, "name", "name of a model")
+    _of(str, program.lacks_training, "lacks_training")
+    _of(bool, program.train, "train")
+    _of(bool, program.starts_in_training, "starts_in_training")
+    _fits(_DTYPE, program.default_dtype, "default_dtype", "dtype")
+    _check_symbols(program.symbols)
+    _each(program.guards, Guard, _check_guard, "guards")
+    _each(program.fixed, str, _check_line, "fixed")
+    _of(Graph, program.graph, "graph")
+    with _within("graph"):
+        _check_graph(program.graph)
+    named = {
+        "parameter": whole.parameters,
+        "buffer": whole.buffers,
+        "constant": program.constants,
+    }
+    _each(program.inputs, Input, lambda one: _check_input(one, named), "inputs")
+    if len(program.inputs) != len(program.graph.inputs):
+        raise Misfit("the graph has more inputs, or fewer", "inputs")
+    users = sum(given.kind in ("user", "static") for given in program.inputs)
+    _each(program.outputs, Output, lambda one: _check_output(one, named, users), "outputs")
+    if type(program.graph.outputs) is not tuple or (
+        len(program.outputs) != len(program.graph.outputs)
+    ):
+        raise Misfit("the graph has more outputs, or fewer", "outputs")
+    if any(given.kind in ("user", "static") and given.target >= users  # type: ignore[operator]
+           for given in program.inputs):  # fmt: skip
+        raise Misfit("an input has a position that is not there", "inputs")
+    _check_specs(program, users)
+    _each(program.signature, Parameter, _check_parameter, "signature")
+    _distinct((p.name for p in program.signature), "signature")
+    _check_names(program, whole)
+
+
+def _check_symbols(symbols: Any) -> None:
+    _of(dict, symbols, "symbols")
+    if len(symbols) > _MOST_SYMBOLS:
+        raise Misfit("there are too many", "symbols")
+    for symbol, bounds in symbols.items():
+        _fits(_SIZE, symbol, "symbols", "size")  # such as 2*s0
+        with _within("symbols", symbol):
+            _of(tuple, bounds)
+            if len(bounds) != 2:
+                raise Misfit("is no pair")
+            for bound in bounds:
+                _of((int, type(None)), bound)
+
+
+def _check_guard(guard: Guard) -> None:
+    _fits(_SIZE, guard.expression, "expression", "size")
+    _one_of(RELATIONS, guard.relation, "relation")
+    _of(int, guard.value, "value")
+    _fits(_LINE, guard.question, "question", "line")
+
+
+def _check_line(text: str) -> None:
+    if not _LINE.fullmatch(text):
+        raise Misfit(f"{shown(text)} is no line")
+
+
+def _check_input(given: Input, named: Mapping[str, Mapping[str, Any]]) -> None:
+    _one_of((*_ARRAYS, "user", "static"), given.kind, "kind")
+    with _within("shape"):
+        check_shape(given.shape)
+    if given.kind in _ARRAYS:
+        _one_of_arrays(given.target, named[given.kind], given.kind)
+    else:
+        _position(given.target)
+    is_number = given.kind == "user" and given.dtype in _NUMBERS
+    if given.kind != "static" and not is_number:
+        _fits(_DTYPE, given.dtype, "dtype", "dtype")
+    elif type(given.dtype) is not str:
+        raise Misfit(f"{shown(given.dtype)} is no dtype", "dtype")
+    if is_number:
+        _fits(_SIZE, given.value, "value", "size")
+    else:
+        with _within("value"):
+            _check_constant(given.value)
+
+
+def _check_output(out: Output, named: Mapping[str, Mapping[str, Any]], users: int) -> None:
+    _one_of(("user", "parameter", "buffer", "input"), out.kind, "kind")
+    if out.kind in named:
+        _one_of_arrays(out.target, named[out.kind], out.kind)
+        return
+    _position(out.target)
+    if out.kind == "input" and out.target >= users:  # type: ignore[operator]
+        raise Misfit(f"there is no input {out.target}", "target")
+
+
+def _one_of_arrays(target: Any, arrays: Mapping[str, Any], kind: str) -> None:
+    if type(target) is not str or target not in arrays:
+        raise Misfit(f"there is no {kind} {shown(target)}", "target")
+
+
+def _position(target: Any) -> None:
+    if type(target) is not int or target < 0:
+        raise Misfit(f"{shown(target)} is no position", "target")
+
+
+def _check_specs(program: Program, users: int) -> None:
+    results = sum(out.kind == "user" for out in program.outputs)
+    for name, count in (("in_spec", users), ("out_spec", results)):
+        spec = getattr(program, name)
+        with _within(name):
+            leaves = _check_spec(spec)
+        if leaves != count:
+            raise Misfit(f"{leaves} leaves, but there are {count}", name)
+    spec = program.in_spec
+    if (
+        spec.kind != "tuple"
+        or [child.kind for child in spec.children] != ["tuple", "dict"]
+        or not all(type(key) is str for key in spec.children[1].keys)
+    ):
+        raise Misfit("is no tuple of a tuple and a dict of keywords", "in_spec")
+
+
+def _check_spec(spec: Any) -> int:
+    """Checks a structure.
+
+    Returns:
+        How many leaves it has.
+    """
+    _of(TreeSpec, spec)
+    _one_of(("leaf", "tuple", "list", "dict", "record"), spec.kind, "kind")
+    _fits(_LINE, spec.name, "name", "name of a class")
+    _of(tuple, spec.keys, "keys")
+    _of(tuple, spec.children, "children")
+    _each(spec.absent, str, _check_field, "absent")
+    if spec.kind == "leaf":
+        if spec.children:
+            raise Misfit("a leaf has no children", "children")
+        return 1
+    if spec.kind == "record":
+        _each(spec.keys, str, _check_field, "keys")
+    if spec.kind in ("dict", "record"):
+        if len(spec.keys) != len(spec.children):
+            raise Misfit("there are more children, or fewer", "keys")
+        for i, key in enumerate(spec.keys):
+            with _within("keys", i):
+                _check_key(key)
+        _distinct(spec.keys, "keys")
+    count = 0
+    for i, child in enumerate(spec.children):
+        with _within("children", i):
+            count += _check_spec(child)
+    return count
+
+
+def _check_key(key: Any) -> None:
+    if type(key) is tuple:
+        for inner in key:
+            _check_key(inner)
+    else:
+        _of((str, int, bool, float, type(None)), key)
+
+
+def _check_field(name: str) -> None:
+    if not _LINE.fullmatch(name) or _DUNDER.fullmatch(name):
+        raise Misfit(f"{shown(name)} is no field")
+
+
+def _check_parameter(parameter: Parameter) -> None:
+    _identifier(parameter.name, "name")
+    _one_of(("positional", "keyword", "args", "kwargs"), parameter.kind, "kind")
+    _of(bool, parameter.required, "required")
+    with _within("default"):
+        _check_constant(parameter.default)
+
+
+def _check_names(program: Program, whole: Program) -> None:
+    arrays = {**whole.parameters, **whole.buffers}
+    _of(dict, program.aliases, "aliases")
+    for alias, name in program.aliases.items():
+        with _within("aliases"):
+            check_array_name(alias)
+            if alias in arrays or type(name) is not str or name not in arrays:
+                raise Misfit(f"{shown(alias)} is no other name of {shown(name)}")
+    for field, held in (("frozen", whole.parameters), ("transient", whole.buffers)):
+        _each(getattr(program, field), str, check_array_name, field)
+        for name in getattr(program, field):
+            if name not in held:
+                raise Misfit(f"there is no {shown(name)}", field)
+    _of(dict, program.variable_types, "variable_types")
+    for name, kind in program.variable_types.items():
+        if type(name) is not str or name not in arrays:
+            raise Misfit(f"there is no {shown(name)}", "variable_types")
+        _one_of(sorted(VARIABLE_TYPES), kind, "variable_types")
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def _check_graph(graph: Graph) -> None:
+    _of(tuple, graph.inputs, "inputs")
+    known: set[str] = set()
+    for i, name in enumerate(graph.inputs):
+        with _within("inputs"):
+            _identifier(name, i)
+            if name in known:
+                raise Misfit(f"{shown(name)} is there twice", i)
+        known.add(name)
+    if graph.kinds != ():
+        _check_kinds(graph.kinds, "kinds")
+        if len(graph.kinds) != len(graph.inputs):
+            raise Misfit("there are more inputs, or fewer", "kinds")
+    i = 0
+    try:
+        for i, call in enumerate(graph.calls):  # noqa: B007 - `except` names it
+            _of(Call, call)
+            _check_call(call, known)
+            if call.name in known:
+                raise Misfit(f"{shown(call.name)} is there twice", "name")
+            known.add(call.name)
+    except Misfit as error:
+        error.place += [i, "calls"]
+        raise
+    with _within("outputs"):
+        _check_argument(graph.outputs, known)
+
+
+def _check_call(call: Call, known: set[str]) -> None:
+    _identifier(call.name, "name", word=True)
+    _fits(_OP, call.op, "op", "operation")
+    _fits(_LINE, call.module, "module", "path of a module")
+    _fits(_SOURCE, call.source, "source", "file and line")
+    _of(tuple, call.args, "args")
+    _of(dict, call.kwargs, "kwargs")
+    with _within("args"):
+        _check_argument(call.args, known)
+    for key, value in call.kwargs.items():
+        _identifier(key, "kwargs", word=True)
+        with _within("kwargs", key):
+            _check_argument(value, known)
+    if call.result != ():
+        _check_kinds(call.result, "result")
+
+
+def _check_kinds(kinds: Any, name: str) -> None:
+    _of(tuple, kinds, name)
+    for i, kind in enumerate(kinds):
+        with _within(name, i):
+            _of(tuple, kind)
+            if len(kind) != 2:
+                raise Misfit("is no pair of a dtype and a shape")
+            _fits(_DTYPE, kind[0], "dtype", "dtype")
+            check_shape(kind[1])
+
+
+def _check_argument(value: Any, known: set[str]) -> None:
+    kind = type(value)
+    if kind is Ref:
+        if value.name not in known:
+            raise Misfit(f"there is no {shown(value.name)} yet")
+    elif kind is tuple:
+        i = 0
+        try:
+            for i, inner in enumerate(value):  # noqa: B007 - `except` names it
+                _check_argument(inner, known)
+        except Misfit as error:
+            error.place.append(i)
+            raise
+    elif kind is dict:
+        for key, inner in value.items():
+            _of((str, int, bool), key)
+            with _within(key):
+                _check_argument(inner, known)
+    elif kind is Graph:
+        _check_graph(value)
+    elif kind is Size:
+        if type(value.expression) is not str or not _SIZE.fullmatch(value.expression):
+            raise Misfit(f"{shown(value.expression)} is no size")
+    elif kind is DType:
+        if not _DTYPE.fullmatch(value.name):
+            raise Misfit(f"{shown(value.name)} is no dtype")
+    elif kind is Scalar:
+        _of((bool, int, float, complex), value.value, "value")
+        _fits(_DTYPE, value.dtype, "dtype", "dtype")
+    elif kind not in _SIMPLE:
+        raise Misfit(f"a {kind.__name__} is no argument")
+
+
+_SIMPLE = {type(None), bool, int, float, complex, str}
+
+
+def _check_constant(value: Any) -> None:
+    """Checks what stands for itself: numbers, strings, and tuples and dicts of such."""
+    if type(value) is tuple:
+        for i, inner in enumerate(value):
+            with _within(i):
+                _check_constant(inner)
+    elif type(value) is dict:
+        for key, inner in value.items():
+            _of((str, int, bool), key)
+            _check_constant(inner)
+    elif type(value) not in _SIMPLE:
+        raise Misfit(f"a {type(value).__name__} is no constant")

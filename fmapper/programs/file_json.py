@@ -1,0 +1,298 @@
+"""Programs as JSON. What is read may come from anybody: its size, depth and form are bounded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+from fmapper.errors import ConversionError
+from fmapper.programs.program import (
+    VARIABLE_TYPES,
+    Call,
+    DType,
+    Graph,
+    Guard,
+    Input,
+    Output,
+    Parameter,
+    Program,
+    Ref,
+    Scalar,
+    Size,
+)
+from fmapper.programs.treespec import TreeSpec
+
+_PLAIN = {
+    cls.__name__: cls for cls in (Call, Guard, Input, Output, Parameter, Scalar, Size, TreeSpec)
+}
+_FIELDS = {name: tuple(field.name for field in fields(cls)) for name, cls in _PLAIN.items()}
+_GRAPH = ("inputs", "calls", "outputs", "kinds")
+_APART = {"parameters", "buffers", "constants", "evaluation", "lines"}
+_PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
+
+# Not in files that were written before, nor where they are empty.
+_LATER = {"guards", "fixed", "variable_types"}
+_MOST_VALUES = 10_000_000  # a call of a program has some fifty
+_DEEPEST = 256  # lists and objects within each other
+_LARGEST = 1 << 64
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_BRACKETS = re.compile(r"[^\[\]{}]+")
+_STEP = {"[": 1, "{": 1, "]": -1, "}": -1}
+_LONG_NUMBER = re.compile(r"[0-9]{26}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NOT_FINITE = {"inf", "-inf", "nan"}
+
+
+class Misfit(Exception):
+    """What is in a file is no program; the place is completed on the way out.
+
+    Attributes:
+        message: What is wrong.
+        place: Keys and positions, the innermost first.
+    """
+
+    def __init__(self, message: str, *place: int | str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = list(place)
+
+    def __str__(self) -> str:
+        """The place and the message."""
+        found = ""
+        for key in reversed(self.place):
+            found += f"[{key}]" if isinstance(key, int) else f".{key}"
+        return f"{found.removeprefix('.')}: {self.message}" if found else self.message
+
+
+def shown(value: Any) -> str:
+    """A value from a file in an error: its beginning, without what a terminal would obey."""
+    text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_json(text: str) -> Any:
+    """What a text in JSON says, where no key is there twice and nothing is deep or long.
+
+    Raises:
+        Misfit: It is none.
+    """
+    bare = _STRING.sub("", text)
+    steps = map(_STEP.__getitem__, _BRACKETS.sub("", bare))
+    if max(itertools.accumulate(steps), default=0) > _DEEPEST:
+        raise Misfit("is nested too deeply")
+    if sum(map(bare.count, ",[{")) > _MOST_VALUES:
+        raise Misfit("has too many values")
+    if _LONG_NUMBER.search(bare):
+        raise Misfit("has a number that is too long")
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Misfit(f"is no JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Misfit("has a key twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def encode_program(program: Program) -> dict[str, Any]:
+    """A program without its arrays, and without the one for evaluation, as plain JSON."""
+    types = {n: kind for n, kind in program.variable_types.items() if kind in VARIABLE_TYPES}
+    program = replace(program, variable_types=types)
+    return {
+        name: _encode(getattr(program, name))
+        for name in _PROGRAM
+        if name not in _LATER or getattr(program, name)
+    }
+
+
+def _encode(value: Any) -> Any:
+    """Plain JSON; what JSON lacks is an object with one key, which says what it is."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, complex):
+        return {"complex": [_encode(value.real), _encode(value.imag)]}
+    if isinstance(value, tuple | list):
+        return [_encode(inner) for inner in value]
+    if isinstance(value, Ref):
+        return {"ref": value.name}
+    if isinstance(value, DType):
+        return {"dtype": value.name}
+    if isinstance(value, Graph):
+        return {"graph": [_encode(getattr(value, name)) for name in _GRAPH]}
+    if isinstance(value, Mapping):
+        return {"map": [[_encode(key), _encode(inner)] for key, inner in value.items()]}
+    name = type(value).__name__
+    if type(value) is _PLAIN.get(name):
+        return {name: [_encode(getattr(value, field)) for field in _FIELDS[name]]}
+    raise ConversionError(f"{name} cannot be written to a file")
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def decode_program(data: Any) -> Program:
+    """The program that JSON says, without arrays; `check_program` looks at what it says.
+
+    Raises:
+        Misfit: It says none.
+    """
+    if not isinstance(data, dict):
+        raise Misfit("is no object")
+    given = {}
+    for name, value in data.items():
+        if name not in _PROGRAM:
+            raise Misfit(f"a program has no {shown(name)}")
+        with _Place(name):
+            given[name] = _decode(value)
+    for name, field in _PROGRAM.items():
+        is_needed = field.default is MISSING and field.default_factory is MISSING
+        if is_needed and name not in given:
+            raise Misfit(f"{name} is missing")
+    return Program(**given)
+
+
+class _Place:
+    """Adds a key to the place of a `Misfit` that passes."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: int | str) -> None:
+        self.key = key
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, Misfit):
+            error.place.append(self.key)
+
+
+def _decode(data: Any) -> Any:
+    kind = type(data)
+    if kind is str:
+        if not data.isascii() and _SURROGATE.search(data):
+            raise Misfit("is half a character")
+        return data
+    if kind is int:
+        if not -_LARGEST <= data <= _LARGEST:
+            raise Misfit("is a number that is too large")
+        return data
+    if kind is list:
+        return _decode_each(data)
+    if kind is not dict:
+        return data
+    if len(data) != 1:
+        raise Misfit("is an object of several keys, or of none")
+    ((what, value),) = data.items()
+    if what not in _SPECIAL and what not in _PLAIN:
+        raise Misfit(f"{shown(what)} is nothing that a program has")
+    if what in _SPECIAL:
+        return _SPECIAL[what](value)
+    names = _FIELDS[what]
+    parts = _decode_each(_list_of(value, range(1, len(names) + 1), what), names)
+    try:
+        return _PLAIN[what](*parts)
+    except TypeError:
+        raise Misfit(f"a {what} lacks something") from None
+
+
+def _decode_each(values: list[Any], names: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    found: list[Any] = []
+    try:
+        for value in values:
+            found.append(_decode(value))
+    except Misfit as error:
+        error.place.append(names[len(found)] if names else len(found))
+        raise
+    return tuple(found)
+
+
+def _list_of(value: Any, counts: range, what: str) -> list[Any]:
+    if type(value) is not list or len(value) not in counts:
+        raise Misfit(f"a {what} has a list of its parts")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise Misfit(f"{shown(value)} is no name")
+    found: str = _decode(value)
+    return found
+
+
+def _number(value: Any) -> float:
+    if type(value) is not str or value not in _NOT_FINITE:
+        raise Misfit(f"{shown(value)} is neither infinite nor NaN")
+    return float(value)
+
+
+def _complex(value: Any) -> complex:
+    parts = _decode_each(_list_of(value, range(2, 3), "complex"))
+    if not all(type(part) in (int, float) for part in parts):
+        raise Misfit("is no complex number")
+    return complex(*parts)
+
+
+def _map(value: Any) -> dict[Any, Any]:
+    if type(value) is not list:
+        raise Misfit("a map has a list of pairs")
+    found: dict[Any, Any] = {}
+    for i, (first, inner) in enumerate(_pairs(value)):
+        with _Place(i):
+            key = _decode(first)
+            if type(key) not in (str, int, bool, float, tuple, type(None)) or not _hashable(key):
+                raise Misfit(f"{shown(key)} is no key")
+            if key in found:
+                raise Misfit(f"has the key {shown(key)} twice")
+        with _Place(key if isinstance(key, str) and key.isidentifier() else i):
+            found[key] = _decode(inner)
+    return found
+
+
+def _pairs(value: list[Any]) -> Iterator[list[Any]]:
+    for i, pair in enumerate(value):
+        if type(pair) is not list or len(pair) != 2:
+            raise Misfit("is no pair", i)
+        yield pair
+
+
+def _hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def _graph(value: Any) -> Graph:
+    parts = _decode_each(_list_of(value, range(3, 5), "graph"), _GRAPH)
+    if type(parts[1]) is not tuple:
+        raise Misfit("is no list", "calls")
+    return Graph(parts[0], list(parts[1]), *parts[2:])
+
+
+_SPECIAL: dict[str, Callable[[Any], Any]] = {
+    "ref": lambda value: Ref(_text(value)),
+    "dtype": lambda value: DType(_text(value)),
+    "float": _number,
+    "complex": _complex,
+    "map": _map,
+    "graph": _graph,
+}

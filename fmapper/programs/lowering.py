@@ -1,0 +1,118 @@
+"""The table of lowerings of a target framework: how one is added, and how one is found."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+from fmapper.errors import UnsupportedOpsError
+from fmapper.programs.program import Lowering
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class LoweringTable:
+    """Functions of one framework by the operation that they compute.
+
+    Args:
+        target: The framework, as errors and `fmapper.lowering(to=...)` name it.
+        package: The package whose files fill the table; imported when it is first asked.
+        arrays: What errors call the arrays of the framework.
+
+    Examples:
+        >>> table = LoweringTable("torch", "fmapper", "tensors")
+        >>> @table.lowering("mylib::twice")
+        ... def twice(x):
+        ...     return 2 * x
+        >>> table.entries["mylib::twice"].function(3)
+        6
+    """
+
+    def __init__(self, target: str, package: str, arrays: str) -> None:
+        self.entries: dict[str, Lowering] = {}
+        self._target = target
+        self._package = package
+        self._arrays = arrays
+        self._loaded = False
+
+    def lowering(
+        self,
+        *ops: str,
+        random: bool | Literal["optional"] = False,
+        concrete: bool = False,
+        scalar: bool = False,
+        numbers: bool = False,
+        about: bool = False,
+    ) -> Callable[[F], F]:
+        """Enters a function for operations; the flags are those of `Lowering`.
+
+        `aten::relu` is for all overloads, `aten::add.Tensor` for one.
+
+        Raises:
+            ValueError: There is one for this name already.
+        """
+
+        def add(function: F) -> F:
+            for op in ops:
+                if op in self.entries:
+                    raise ValueError(f"two lowerings for {op}")
+                self.entries[op] = Lowering(function, random, concrete, scalar, numbers, about)
+            return function
+
+        return add
+
+    def load(self) -> None:
+        """Imports every file of the package, which fills the table."""
+        if not self._loaded:
+            package = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self._package}.{module.name}")
+            self._loaded = True
+
+    def find(self, op: str, added: Mapping[str, Lowering]) -> Lowering | None:
+        """The lowering of an operation: the user's first, the overload's before the name's."""
+        self.load()
+        name = op.rpartition(".")[0] or op
+        for table in (added, self.entries):
+            for key in (op, name):
+                if key in table:
+                    return table[key]
+        return None
+
+    def find_all(
+        self, ops: Mapping[str, Iterable[str]], added: Mapping[str, Lowering]
+    ) -> dict[str, Lowering]:
+        """The lowerings of all operations of a program.
+
+        Args:
+            ops: Each operation -> the paths of the modules that use it.
+            added: The user's own.
+
+        Raises:
+            UnsupportedOpsError: Some have none; lists all of them.
+        """
+        found = {op: self.find(op, added) for op in ops}
+        missing = {op: list(ops[op]) for op, lowering in found.items() if lowering is None}
+        if missing:
+            raise UnsupportedOpsError(self._complaint(missing), missing)
+        return {op: lowering for op, lowering in found.items() if lowering is not None}
+
+    def _complaint(self, missing: Mapping[str, list[str]]) -> str:
+        lines = []
+        for op, modules in sorted(missing.items()):
+            named = [module or "the root" for module in modules]
+            more = f" and {len(named) - 5} more" if len(named) > 5 else ""
+            lines.append(f"  {op.removesuffix('.default')}: used in {', '.join(named[:5])}{more}")
+        example = min(missing).rpartition(".")[0] or min(missing)
+        return (
+            f"no lowering to {_PRINTED.get(self._target, self._target)} for {len(missing)} "
+            "operation(s):\n"
+            + "\n".join(lines)
+            + f'\nAdd one with @fmapper.lowering("{example}", to="{self._target}") on a function '
+            f"of {self._arrays} that takes the arguments of the operation's schema."
+        )
+
+
+_PRINTED = {"jax": "JAX"}

@@ -1,0 +1,444 @@
+"""A program as plain data: what a source framework exports and a target framework lowers.
+
+No framework is named here: dtypes are names, operations are names with a namespace, and arrays are
+looked up by name, so a program can be written to a file and run where its source is not installed.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fmapper.backends.equality import equals
+from fmapper.programs.sizes import size_of, with_solved
+from fmapper.programs.treespec import TreeSpec
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for the result of a call, or for an input, in the arguments of another call."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """A dtype by name among the arguments of a call, told apart from a string."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number of a certain dtype among the arguments of a call: an array without dimensions."""
+
+    value: Any
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size that is worked out from those of the inputs, among the arguments of a call.
+
+    Attributes:
+        expression: Such as `2*b + 1`; see `size_of`.
+    """
+
+    expression: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One operation of a graph.
+
+    Attributes:
+        name: What later calls refer to its result by.
+        op: The operation: `aten::add.Tensor`, `sym::mul`, `higher_order::cond`, `mylib::f.default`.
+        args: Python scalars, strings, None, tuples, dicts, `Ref`, `DType`, and a `Graph` where a
+            higher-order operation takes a function.
+        kwargs: The same by name.
+        module: Path of the submodule that it comes from, as `layers.0.attn`; empty for the root.
+        source: File and line that it comes from.
+        result: dtype and shape of each array that it gave for the example inputs; a dimension that
+            may vary is a string.
+    """
+
+    name: str
+    op: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    module: str = ""
+    source: str = ""
+    result: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
+
+    def refs(self) -> list[str]:
+        """The names that its arguments refer to."""
+        return list(refs_in((self.args, self.kwargs)))
+
+    def graphs(self) -> list[Graph]:
+        """The graphs among its arguments."""
+        return list(graphs_in((self.args, self.kwargs)))
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """Calls in the order in which they run.
+
+    Attributes:
+        inputs: The names of its inputs, in order.
+        calls: The calls.
+        outputs: What it returns: a tuple of `Ref`s and constants, nested for inner graphs.
+        kinds: dtype and shape of each input, where it is not said elsewhere what they are.
+    """
+
+    inputs: tuple[str, ...]
+    calls: list[Call]
+    outputs: Any
+    kinds: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
+    _last_uses: dict[str, tuple[str, ...]] | None = None
+    _used: frozenset[str] | None = None
+
+    def walk(self) -> Iterator[Call]:
+        """Every call, those of inner graphs after the call that takes them."""
+        for call in self.calls:
+            yield call
+            for inner in graphs_in((call.args, call.kwargs)):
+                yield from inner.walk()
+
+    def used(self) -> frozenset[str]:
+        """The names that a call or an output refers to."""
+        if self._used is None:
+            found = set(refs_in(self.outputs))
+            for call in self.calls:
+                found.update(refs_in((call.args, call.kwargs)))
+            self._used = frozenset(found)
+        return self._used
+
+    def last_uses(self) -> dict[str, tuple[str, ...]]:
+        """The name of each call -> the results that no later call and no output refers to."""
+        if self._last_uses is None:
+            seen = set(refs_in(self.outputs))
+            found: dict[str, tuple[str, ...]] = {}
+            for call in reversed(self.calls):
+                names = dict.fromkeys((*refs_in((call.args, call.kwargs)), call.name))
+                found[call.name] = tuple(name for name in names if name not in seen)
+                seen.update(names)
+            self._last_uses = found
+        return self._last_uses
+
+    def without_dead_calls(self, keep: Callable[[Call], bool]) -> Graph:
+        """This graph without calls whose results nobody uses, unless `keep` says so."""
+        used = set(refs_in(self.outputs))
+        calls = []
+        for call in reversed(self.calls):
+            if call.name in used or keep(call):
+                used.update(refs_in((call.args, call.kwargs)))
+                calls.append(call)
+        return Graph(self.inputs, calls[::-1], self.outputs, self.kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One input of the graph of a program.
+
+    Attributes:
+        kind: parameter, buffer, constant, user (an array or a varying number), or static (a value
+            that the program is fixed to).
+        target: The name of the array; the position among the flattened inputs for users' own.
+        dtype: Of an array; `int`, `float` or `boolean` for a number.
+        shape: Of an array; a dimension that may vary is the name of its size.
+        value: What a static input must be.
+    """
+
+    kind: str
+    target: str | int
+    dtype: str = ""
+    shape: tuple[int | str, ...] = ()
+    value: Any = None
+
+    def is_array(self) -> bool:
+        """Whether it is an array, not a number."""
+        return self.kind != "static" and self.dtype not in ("int", "float", "boolean")
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is the one that a static input must be; True is not 1 here."""
+        return equals(self.value, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of the graph of a program.
+
+    Attributes:
+        kind: user, or buffer, parameter, input: the new value of what the program changes in place.
+        target: The name of the array; the position among the flattened inputs or outputs.
+    """
+
+    kind: str
+    target: str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of the signature that a program is called with.
+
+    Attributes:
+        name: Its name.
+        kind: positional, keyword, args (`*args`) or kwargs (`**kwargs`).
+        default: The default, where it is None, a bool, a number or a string.
+        required: There is no default.
+    """
+
+    name: str
+    kind: str
+    default: Any = None
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition on sizes that vary, which held for the example inputs and must hold at each call.
+
+    Python decided something by it while the program was recorded, as a branch on `n % 2 == 0`.
+
+    Attributes:
+        expression: Of the sizes, such as `mod(n, 2)`; see `size_of`.
+        relation: `==`, `!=`, `>=` or `<=`.
+        value: What the expression is compared with.
+        question: What was asked, and where.
+    """
+
+    expression: str
+    relation: str
+    value: int
+    question: str = ""
+
+    def holds(self, sizes: Mapping[str, Any]) -> Any:
+        """Says whether the condition holds; True where the sizes are not known."""
+        found = size_of(self.expression, sizes)
+        return found is None or RELATIONS[self.relation](found, self.value)
+
+
+# The types of variables of Flax NNX that a file may name.
+VARIABLE_TYPES = frozenset({
+    "Param", "LoRAParam", "BatchStat", "Cache", "Intermediate", "Perturbation",
+    "RngState", "RngKey", "RngCount", "OptState", "OptArray", "OptVariable",
+})  # fmt: skip
+
+RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Program:
+    """What a model computes, with its arrays.
+
+    Attributes:
+        graph: The calls.
+        inputs: What each input of the graph is.
+        outputs: What each output of the graph is.
+        in_spec: The structure of the example inputs: a tuple and a dict of keywords.
+        out_spec: The structure of the outputs.
+        signature: The parameters of the forward method.
+        parameters: Arrays that are trained, by name, each once.
+        buffers: Arrays that are not.
+        constants: Arrays that the code of the model holds.
+        aliases: For tied arrays: the other names -> the name under which it is kept.
+        frozen: Names of parameters that are not trained.
+        transient: Names of buffers that are not part of the state dict.
+        variable_types: For arrays that were in variables of Flax: their names -> the type of the
+            variable, one of `VARIABLE_TYPES` or, until the program is saved, another by module and
+            name. It is never looked up by import.
+        symbols: Sizes that may vary -> the smallest and largest value, None for no bound.
+        guards: What must hold of those sizes beside, since Python decided something by it.
+        fixed: Sizes that were to vary and do not, each in a sentence with the reason.
+        default_dtype: The floating dtype of numbers that are given no other.
+        train: Whether it was recorded for training.
+        name: The class of the model.
+        starts_in_training: The model was in training mode.
+        lacks_training: Why the training of a model that has modes could not be recorded.
+        evaluation: Beside one for training, the program for evaluation: with constants of its own,
+            its parameters and buffers are those of this one.
+        lines: The lines of code that calls name as their source, where they were read when it was
+            recorded. They are not saved, and nobody reads them later: a file may name any file.
+    """
+
+    graph: Graph
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    in_spec: TreeSpec
+    out_spec: TreeSpec
+    signature: tuple[Parameter, ...] = ()
+    parameters: dict[str, Any] = field(default_factory=dict)
+    buffers: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    frozen: tuple[str, ...] = ()
+    transient: tuple[str, ...] = ()
+    variable_types: dict[str, str] = field(default_factory=dict)
+    symbols: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    guards: tuple[Guard, ...] = ()
+    fixed: tuple[str, ...] = ()
+    default_dtype: str = "float32"
+    train: bool = False
+    name: str = ""
+    starts_in_training: bool = False
+    lacks_training: str = ""
+    evaluation: Program | None = None
+    lines: dict[str, str] = field(default_factory=dict)
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False
+    ) -> list[Any]:
+        """The leaves of a call, in the order of the inputs; see `_calls.bind`."""
+        from fmapper.programs import bind as _calls
+
+        return _calls.bind(self, args, kwargs, sparing=sparing)
+
+    def input_paths(self) -> list[str]:
+        """What errors call each flattened input."""
+        from fmapper.programs import bind as _calls
+
+        return _calls.leaf_paths(self)
+
+    def shape_problem(
+        self, wanted: tuple[int | str, ...], have: tuple[Any, ...], sizes: dict[str, Any]
+    ) -> str:
+        """What is wrong with a shape; empty if nothing is.
+
+        Args:
+            wanted: The shape of the examples, with the names of sizes that may vary.
+            have: The shape that is given.
+            sizes: The sizes that are known so far; those that `have` tells are added.
+        """
+        shown = f"shape {tuple(have)} was given, {tuple(wanted)} is wanted"
+        if len(wanted) != len(have):
+            return shown
+        for size, given in zip(wanted, have, strict=True):
+            if isinstance(size, int):
+                if size != given:
+                    return (
+                        f"{shown}: sizes are fixed unless dynamic_shapes lets them vary and the "
+                        "code does, too (len(x) and loops over x fix x.shape[0])"
+                    )
+                continue
+            if sizes.setdefault(size, given) != given:
+                return f"{shown}: {size} is {sizes[size]} elsewhere"
+            low, high = self.symbols.get(size, (None, None))
+            if not isinstance(given, int):  # a symbol of JAX's: nothing is known of it
+                continue
+            # torch names 2 as the least for sizes whose zero and one it has not looked at
+            if (low is not None and 2 < low > given) or (high is not None and given > high):
+                return f"{shown}: {size} may be from {low} to {high or 'any size'}"
+        return ""
+
+    def size_problem(self, sizes: dict[str, Any]) -> str:
+        """Which sizes are not what they must be for the others; empty if all are."""
+        known = with_solved(sizes)
+        for expression, given in sizes.items():
+            wanted = size_of(expression, known)
+            if wanted is not None and wanted != given:
+                return f"a size is {given}, but {expression} is {wanted}"
+        for guard in self.guards:
+            if not guard.holds(known):
+                return self._guard_problem(guard, sizes)
+        return ""
+
+    def _guard_problem(self, guard: Guard, sizes: Mapping[str, Any]) -> str:
+        asked = set(_NAME.findall(guard.expression))
+        given = ", ".join(
+            f"{name} is {size}" for name, size in sizes.items() if asked & {*_NAME.findall(name)}
+        )
+        condition = f"{guard.expression} {guard.relation} {guard.value}"
+        return (
+            f"{given}: the program was recorded for sizes with {condition}, since the model "
+            f"decides by it ({guard.question}). Convert the model with examples of these sizes"
+        )
+
+    def has_unknown_sizes(self) -> bool:
+        """Whether sizes depend on the values of arrays, as the number of nonzero elements does."""
+        shapes = (shape for call in self.graph.walk() for _, shape in call.result)
+        return any(isinstance(s, str) and _UNKNOWN.search(s) for shape in shapes for s in shape)
+
+    def without_state(self) -> Program:
+        """The same program without its parameters, buffers and constants."""
+        return replace(self, parameters={}, buffers={}, constants={})
+
+    def ops(self) -> dict[str, list[str]]:
+        """The operations of the program -> the paths of the modules that use them."""
+        found: dict[str, dict[str, None]] = {}
+        for call in self.graph.walk():
+            found.setdefault(call.op, {})[call.module] = None
+        return {op: list(modules) for op, modules in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """How one operation is computed in a target framework.
+
+    Attributes:
+        function: Takes the arguments of the operation as its schema has them, arrays as the
+            target's, and returns the results.
+        random: It takes a keyword `key`, the source of its random numbers; `optional` if that may
+            be None, for operations that draw numbers in training only.
+        concrete: The shape of its result depends on values, so it cannot be compiled.
+        scalar: It gives a number, which counts as one when dtypes are promoted, not an array.
+        numbers: It takes a `Scalar` beside an array as a Python number.
+        about: It takes a keyword `about`, which tells the dtypes and shapes of operands and results
+            as the source framework has them.
+    """
+
+    function: Callable[..., Any]
+    random: bool | Literal["optional"] = False
+    concrete: bool = False
+    scalar: bool = False
+    numbers: bool = False
+    about: bool = False
+
+
+def graphs_in(value: Any) -> Iterator[Graph]:
+    """The graphs among arguments."""
+    if isinstance(value, Graph):
+        yield value
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from graphs_in(inner)
+    elif isinstance(value, Mapping):
+        yield from graphs_in(tuple(value.values()))
+
+
+def refs_in(value: Any) -> Iterator[str]:
+    """The names that arguments refer to; inner graphs see only what they are given."""
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from refs_in(inner)
+    elif isinstance(value, Mapping):
+        yield from refs_in(tuple(value.values()))
+
+
+def substituted(value: Any, known: Mapping[str, Any]) -> Any:
+    """Arguments with other values in the places of some references."""
+    if not known:
+        return value
+    return mapped(value, lambda v: known.get(v.name, v) if isinstance(v, Ref) else v)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Arguments with `change` applied to everything that is no tuple and no dict."""
+    if isinstance(value, tuple):
+        return tuple(mapped(inner, change) for inner in value)
+    if isinstance(value, Mapping):
+        return {key: mapped(inner, change) for key, inner in value.items()}
+    return change(value)

@@ -1,0 +1,178 @@
+"""The structure of inputs and outputs as plain data, and records in place of foreign classes."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections import namedtuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from fmapper.errors import StructureMismatchError
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSpec:
+    """How leaves are put together: tuples, lists, dicts and records.
+
+    Attributes:
+        kind: leaf, tuple, list, dict or record.
+        children: One per child.
+        keys: The keys of a dict; the fields of a record.
+        name: The class of a record.
+        absent: Fields that the class has too, but that were None.
+
+    Examples:
+        >>> spec = TreeSpec("dict", (TreeSpec("leaf"), TreeSpec("leaf")), ("a", "b"))
+        >>> spec.flatten({"b": 2, "a": 1})
+        [1, 2]
+        >>> spec.unflatten([3, 4])
+        {'a': 3, 'b': 4}
+    """
+
+    kind: str
+    children: tuple[TreeSpec, ...] = ()
+    keys: tuple[Any, ...] = ()
+    name: str = ""
+    absent: tuple[str, ...] = ()
+
+    def flatten(self, tree: Any, path: str = "input") -> list[Any]:
+        """The leaves of a tree of this structure.
+
+        A record may be given as a record, as any object with these attributes, as a dict or as a
+        sequence.
+
+        Raises:
+            StructureMismatchError: It has another one; names the path.
+        """
+        if self.kind == "leaf":
+            return [tree]
+        found: list[Any] = []
+        for at, child, spec in self._children_of(tree, path):
+            found += spec.flatten(child, at)
+        return found
+
+    def unflatten(self, leaves: Any) -> Any:
+        """The tree with these leaves.
+
+        Raises:
+            StructureMismatchError: There are too few.
+        """
+        try:
+            return self._build(iter(leaves))
+        except StopIteration:
+            raise StructureMismatchError("there are fewer leaves than the structure has") from None
+
+    def leaf_paths(self, path: str = "input") -> list[str]:
+        """Where each leaf is, as errors print it."""
+        if self.kind == "leaf":
+            return [path]
+        found: list[str] = []
+        for i, child in enumerate(self.children):
+            if self.kind == "dict":
+                at = f"{path}[{self.keys[i]!r}]"
+            else:
+                at = f"{path}.{self.keys[i]}" if self.kind == "record" else f"{path}[{i}]"
+            found += child.leaf_paths(at)
+        return found
+
+    def _children_of(self, tree: Any, path: str) -> Iterator[tuple[str, Any, TreeSpec]]:
+        if self.kind == "dict" or (self.kind == "record" and isinstance(tree, Mapping)):
+            if not isinstance(tree, Mapping) or set(tree) != set(self.keys):
+                have = list(tree) if isinstance(tree, Mapping) else type(tree).__name__
+                raise StructureMismatchError(
+                    f"{path}: a dict with the keys {list(self.keys)} is wanted, {have} was given"
+                )
+            for key, spec in zip(self.keys, self.children, strict=True):
+                yield f"{path}[{key!r}]", tree[key], spec
+            return
+        if self.kind == "record" and all(hasattr(tree, name) for name in self.keys):
+            for name, spec in zip(self.keys, self.children, strict=True):
+                yield f"{path}.{name}", getattr(tree, name), spec
+            return
+        if self.kind == "record" and not isinstance(tree, list | tuple):
+            tree = _children(tree)
+        if not isinstance(tree, list | tuple) or len(tree) != len(self.children):
+            size = len(tree) if isinstance(tree, list | tuple) else type(tree).__name__
+            what = self.name or self.kind
+            raise StructureMismatchError(
+                f"{path}: a {what} of {len(self.children)} is wanted, {size} was given"
+            )
+        for i, spec in enumerate(self.children):
+            yield f"{path}[{i}]", tree[i], spec
+
+    def _build(self, leaves: Iterator[Any]) -> Any:
+        if self.kind == "leaf":
+            return next(leaves)
+        children = [spec._build(leaves) for spec in self.children]
+        if self.kind == "tuple":
+            return tuple(children)
+        if self.kind == "list":
+            return children
+        if self.kind == "dict":
+            return dict(zip(self.keys, children, strict=True))
+        return record_type(self.name, self.keys, self.absent)(*children)
+
+
+class Record(tuple[Any, ...]):
+    """Base of the named tuples that stand for outputs of foreign classes.
+
+    Fields are read as `out.logits`, `out["logits"]` or `out[0]`; fields that the class has, but
+    that were None, are None. A record is a pytree everywhere, as named tuples are.
+    """
+
+    __slots__ = ()
+    _fields: tuple[str, ...]
+    _absent: tuple[str, ...] = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        """A field by name or by position."""
+        if isinstance(key, str):
+            if key not in self._fields:
+                raise KeyError(f"{type(self).__name__} has no {key!r}: {', '.join(self._fields)}")
+            return getattr(self, key)
+        return tuple.__getitem__(self, key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._fields if isinstance(key, str) else tuple.__contains__(self, key)
+
+    def __reduce__(self) -> Any:
+        """Pickled by its fields: the class is made when it is needed."""
+        return _made, (type(self).__name__, self._fields, self._absent, tuple(self))
+
+
+_TYPES: dict[Any, Any] = {}  # compilers look into it, but through no functools.cache
+
+
+def record_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...] = ()) -> Any:
+    """The named tuple for a class with these fields; the same one for the same arguments."""
+    found = _TYPES.get((name, fields, absent))
+    if found is None:
+        found = _TYPES[name, fields, absent] = _new_type(name, fields, absent)
+    return found
+
+
+def _new_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...]) -> Any:
+    fine = all(f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields)
+    if not fine or len(set(fields)) < len(fields):
+        fields = tuple(f"field{i}" for i in range(len(fields)))
+    name = re.sub(r"\W", "_", name)  # as `Output[int]`
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else f"{name}_"
+    name = name if name.isidentifier() else f"Record{name}"
+    base = cast(Any, namedtuple)(name, fields)
+    body: dict[str, Any] = {k: None for k in absent if k not in fields and k[:1] != "_"}
+    body |= {"__slots__": (), "_absent": absent}
+    return type(name, (Record, base), body)
+
+
+def _made(name: str, fields: tuple[str, ...], absent: tuple[str, ...], values: Any) -> Any:
+    return record_type(name, fields, absent)(*values)
+
+
+def _children(node: Any) -> Any:
+    """The children of a node of another class, as a list; what is no node stays as it is."""
+    from fmapper.tree.nodes import NodeType, kind_of
+
+    kind = kind_of(type(node))
+    return [child for _, child in kind.items(node)] if isinstance(kind, NodeType) else node

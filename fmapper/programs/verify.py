@@ -1,0 +1,416 @@
+"""Comparing two models on the same inputs, and finding the first operation where they part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fmapper.backends.adapter import Adapter, Observation
+from fmapper.programs.convert import source_of_callable
+from fmapper.backends.device import get_device
+from fmapper.backends.discovery import adapter_of, adapters, get_adapter
+from fmapper.backends.equality import equals
+from fmapper.errors import NotAFunctorError
+from fmapper.tree.fmap import fmap
+from fmapper.moves.mover import mover_to, to_numpy
+from fmapper.programs.record_lock import in_turn
+
+# What rounding may make of the largest element of an output, by the coarser of two dtypes.
+_ROUNDING = {
+    "float64": 1e-10,
+    "complex128": 1e-10,
+    "float32": 1e-4,
+    "complex64": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+
+
+# Of an operation that sorts or selects: its elements agree, their places do not.
+TIES = "the same elements from other places, as there are equal ones"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far one array of `b` is from that of `a`.
+
+    Attributes:
+        path: Where it is: the output, or the operation that gives it.
+        error: The largest difference of two elements; infinite where shapes, NaN or infinite
+            elements do not agree.
+        scale: The largest finite element of `a`, by absolute value.
+        allowed: The difference that is allowed.
+        note: What else does not agree.
+        size: How many elements were compared.
+    """
+
+    path: str
+    error: float
+    scale: float
+    allowed: float
+    note: str = ""
+    size: int = 1
+
+    @property
+    def ok(self) -> bool:
+        """Whether the difference is allowed."""
+        return not self.note and self.error <= self.allowed
+
+    def __str__(self) -> str:
+        if self.note:
+            return f"{self.path}: {self.note}"
+        sign = "<=" if self.ok else ">"
+        return f"{self.path}: differs by {self.error:.2e} {sign} {self.allowed:.2e}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` has found; true if all outputs agree, and there was something to compare.
+
+    Attributes:
+        outputs: One difference per array of the output; per number or text where there is no array.
+        first: The first operation whose results differ, where they are known of both models.
+        exact: The largest error of `a` and of `b` against `a` in float64, relative to the largest
+            element; None where that was not computed.
+    """
+
+    outputs: tuple[Difference, ...]
+    first: Difference | None = None
+    exact: tuple[float, float] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether something was compared, and all outputs agree."""
+        return self.size > 0 and all(output.ok for output in self.outputs)
+
+    @property
+    def size(self) -> int:
+        """How many elements were compared."""
+        return sum(output.size for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        wrong = [output for output in self.outputs if not output.ok]
+        lines = [
+            f"{len(self.outputs) - len(wrong)} of {len(self.outputs)} outputs agree",
+            *(f"  {output}" for output in (wrong or self.outputs)),
+        ]
+        if not self.size:
+            what = "are all empty" if self.outputs else "hold no arrays"
+            lines = [
+                f"nothing was compared: the outputs {what}, which says nothing of the models. Give "
+                "inputs for which there are some"
+            ]
+        if self.first is not None:
+            lines.append(f"first difference: {self.first}")
+        if self.exact is not None:
+            a, b = self.exact
+            lines.append(f"against float64: a is off by {a:.2e}, b by {b:.2e} of the largest")
+        return "\n".join(lines)
+
+
+@in_turn
+def verify(
+    a: Any,
+    b: Any,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    exact: bool = False,
+) -> Report:
+    """Calls two models with the same inputs and compares every output.
+
+    Where they differ and both can be watched, as a torch module and what was converted from it, the
+    first operation whose results differ is named with its module; and where `a` can be run in
+    float64, the error of both against that tells whose rounding it is.
+
+    Args:
+        a: A model of any framework, or any callable. A torch module is run in evaluation mode.
+        b: The other one.
+        inputs: What both are called with; arrays are brought to the backend of each model.
+        kwargs: The same by keyword.
+        rtol: What may differ, relative to the largest element of an output. None: by dtype, 1e-4
+            for float32.
+        atol: What may differ in any case.
+        exact: Run `a` in float64 even where the outputs agree.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> linear = torch.nn.Linear(2, 3)
+        >>> x = torch.ones(4, 2)
+        >>> bool(fmapper.verify(linear, fmapper.convert(linear, "jax", (x,)), x))
+        True
+    """
+    sides = _sides(a, b, inputs, kwargs or {})
+    got = [side.output() for side in sides]
+    outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
+    outputs = outputs or tuple(_plain_values(got[0], "output"))
+    agree = all(output.ok for output in outputs)
+    first = None if agree else _first(sides, rtol, atol)
+    rounding = _exact(sides[0], got) if exact or not agree else None
+    return Report(outputs, first, rounding)
+
+
+def differences(a: Any, b: Any) -> list[Difference]:
+    """One per array of two outputs, with what rounding may make of it allowed.
+
+    Outputs that hold other numbers of arrays are not compared: objects keep some that are no
+    results, and what a program gives for those is what it was recorded with.
+    """
+    ours, theirs = list(_arrays(a, "output")), list(_arrays(b, "output"))
+    if len(ours) != len(theirs):
+        return []
+    pairs = zip(ours, theirs, strict=True)
+    return [_difference(x, y, path, None, None) for (path, x), (_, y) in pairs]
+
+
+def _arrays(x: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The arrays that a structure holds, with their paths."""
+    if adapter_of(x) is not None:
+        yield path, x
+        return
+    for key, value in (_parts(x) or {}).items():
+        yield from _arrays(value, f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the models, and what it is called with."""
+
+    model: Any
+    adapter: Adapter | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def output(self) -> Any:
+        if self.adapter is None:
+            return self.model(*self.args, **self.kwargs)
+        return self.adapter.call(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
+
+    def operations(self) -> Iterable[Observation] | None:
+        if self.adapter is None:
+            return None
+        return self.adapter.watch(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
+
+    def output_in_float64(self) -> Any | None:
+        if self.adapter is None:
+            return None
+        given = inputs_for(self.adapter, self.args, self.kwargs)
+        return self.adapter.call_in_float64(self.model, *given)
+
+
+def _sides(a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Side]:
+    """Both models; each gets the keywords that are inputs, or options of its own framework."""
+    models = _with_adapters(a, b)
+    options = [() if adapter is None else adapter.options(model) for model, adapter in models]
+    return [
+        _Side(model, adapter, args, {
+            name: value for name, value in kwargs.items() if name in own or name not in theirs
+        })
+        for (model, adapter), own, theirs in zip(models, options, reversed(options), strict=True)
+    ]  # fmt: skip
+
+
+def inputs_for(
+    adapter: Adapter,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    copy: bool | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inputs for a model of a framework."""
+
+    def plain(x: Any) -> Any:
+        own = adapter_of(x)
+        if own is None or own.name == (adapter.lowers_like or adapter.name):
+            return x
+        return own.portable(x)
+
+    given: tuple[tuple[Any, ...], dict[str, Any]] = fmap(plain, (args, dict(kwargs)))
+    moved: tuple[tuple[Any, ...], dict[str, Any]] = mover_to(adapter)(
+        given, strict=False, copy=copy
+    )
+    return moved
+
+
+def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Adapter | None]]:
+    """Both models with their frameworks; a function is of the framework that the other is not."""
+    known = [_adapter_of_model(model) for model in (a, b)]
+    for i, model in enumerate((a, b)):
+        other = known[1 - i]
+        if known[i] is None and other is not None:
+            known[i] = source_of_callable(model, other)
+    return list(zip((a, b), known, strict=True))
+
+
+def _adapter_of_model(model: Any) -> Adapter | None:
+    found = next((adapter for adapter in adapters() if adapter.is_model(model)), None)
+    if found is not None or isinstance(model, tuple):
+        return found
+    try:
+        device = get_device(model)
+    except NotAFunctorError:  # a function with arrays in its closure
+        return None
+    return None if device is None else get_adapter(device.backend)
+
+
+def _differences(
+    a: Any, b: Any, path: str, rtol: float | None, atol: float | None
+) -> Iterator[Difference]:
+    """One per array; structures are compared by what they hold, since classes differ."""
+    if adapter_of(a) is not None or adapter_of(b) is not None:
+        yield _difference(a, b, path, rtol, atol)
+        return
+    ours, theirs = _parts(a), _parts(b)
+    if ours is None or theirs is None:
+        if not equals(a, b) and a != b:
+            yield Difference(path, math.inf, 0.0, 0.0, f"{a!r} and {b!r}")
+        return
+    if len(ours) != len(theirs):
+        yield Difference(path, math.inf, 0.0, 0.0, f"{len(ours)} and {len(theirs)} parts")
+        return
+    for i, (key, value) in enumerate(ours.items()):
+        other = theirs[key] if key in theirs else list(theirs.values())[i]
+        at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+        yield from _differences(value, other, at, rtol, atol)
+
+
+def _plain_values(x: Any, path: str) -> Iterator[Difference]:
+    """The numbers and texts of an output without arrays, which have been found to agree."""
+    parts = _parts(x)
+    if parts is None and x is not None:
+        yield Difference(path, 0.0, 0.0, 0.0)
+    for key, value in (parts or {}).items():
+        at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+        yield from _plain_values(value, at)
+
+
+def _parts(x: Any) -> dict[Any, Any] | None:
+    """What a structure holds by key; None for what holds nothing."""
+    if isinstance(x, Mapping):
+        return dict(x)
+    fields = getattr(x, "_fields", None)
+    if isinstance(x, tuple) and fields is not None:
+        return dict(zip(fields, x, strict=True))
+    if isinstance(x, list | tuple):
+        return dict(enumerate(x))
+    if hasattr(x, "__dict__") and not callable(x):
+        held = {key: value for key, value in vars(x).items() if _holds_arrays(value)}
+        return held or None
+    return None
+
+
+def _holds_arrays(x: Any) -> bool:
+    if adapter_of(x) is not None:
+        return True
+    parts = _parts(x)
+    return parts is not None and any(map(_holds_arrays, parts.values()))
+
+
+def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | None) -> Difference:
+    if adapter_of(a) is None or adapter_of(b) is None:
+        return Difference(path, math.inf, 0.0, 0.0, f"{type(a).__name__} and {type(b).__name__}")
+    error, scale, dtype, note = _compared(a, b)
+    factor = _ROUNDING.get(dtype, 0.0) if rtol is None else rtol
+    size = math.prod(_adapter_of_array(a).shape(a))
+    return Difference(path, error, scale, factor * scale + (atol or 0.0), note, size)
+
+
+def _adapter_of_array(array: Any) -> Adapter:
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter
+
+
+def _portable(array: Any) -> Any:
+    adapter = adapter_of(array)
+    return array if adapter is None else adapter.portable(array)
+
+
+def _narrow_ends(array: Any, other: Any) -> Any:
+    """Replaces the ends of 64-bit integers by those of 32 bits, where the other array has 32.
+
+    They stand for infinity in many programs, and come out as such where JAX has no 64 bits.
+    """
+    import numpy as np
+
+    narrow = array.dtype.kind == other.dtype.kind in "iu"
+    if not (narrow and array.itemsize == 8 and other.itemsize == 4):
+        return array
+    ends, new = np.iinfo(array.dtype), np.iinfo(other.dtype)
+    at_least = np.where(array == ends.min, new.min, array)
+    return np.where(array == ends.max, new.max, at_least)
+
+
+def _compared(a: Any, b: Any) -> tuple[float, float, str, str]:
+    """The largest difference, the largest element of `a`, the coarser dtype, and what is wrong."""
+    import numpy as np
+
+    first, second = to_numpy([_portable(a), _portable(b)], copy=None)
+    dtype = max(first.dtype.name, second.dtype.name, key=lambda name: _ROUNDING.get(name, 0.0))
+    if first.shape != second.shape:
+        return math.inf, 0.0, dtype, f"shape {first.shape} and {second.shape}"
+    if not first.size:
+        return 0.0, 0.0, dtype, ""
+    if dtype not in _ROUNDING:  # integers and bools; int64 may be int32 in JAX
+        wrong = int((_narrow_ends(first, second) != _narrow_ends(second, first)).sum())
+        return 0.0, 0.0, dtype, f"{wrong} of {first.size} elements are not equal" if wrong else ""
+    wide = np.complex128 if np.iscomplexobj(first) else np.float64
+    x, y = first.astype(wide), second.astype(wide)
+    finite = np.isfinite(x)
+    scale = float(np.abs(x[finite]).max()) if finite.any() else 0.0
+    if (np.isnan(x) != np.isnan(y)).any():
+        return math.inf, scale, dtype, "NaN at other places"
+    special = ~finite & ~np.isnan(x)
+    if (x[special] != y[special]).any() or not np.isfinite(y[finite]).all():
+        return math.inf, scale, dtype, "infinite at other places"
+    error = float(np.abs(x[finite] - y[finite]).max()) if finite.any() else 0.0
+    return error, scale, dtype, ""
+
+
+def _first(sides: list[_Side], rtol: float | None, atol: float | None) -> Difference | None:
+    """The first operation, in the order of `a`, whose results differ."""
+    watched = [side.operations() for side in sides]
+    if watched[0] is None or watched[1] is None:
+        return None
+    theirs = dict(_numbered(watched[1]))
+    for key, seen in _numbered(watched[0]):
+        other = theirs.get(key)
+        if other is None:
+            continue
+        where = f"in {seen.module}: " if seen.module else ""
+        source = f" ({seen.source})" if seen.source else ""
+        path = f"{where}{seen.op}{source}"
+        pairs = zip(seen.values, other.values, strict=False)
+        found = [_difference(x, y, path, rtol, atol) for x, y in pairs]
+        for i, one in enumerate(found):
+            if not one.ok:
+                is_tie = i > 0 and found[0].ok and one.scale == 0 and not math.isinf(one.error)
+                return replace(one, note=f"{TIES}: {one.note}") if is_tie else one
+    return None
+
+
+def _numbered(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
+    """Each with its module, its operation, and how often that was there before."""
+    counts: dict[tuple[str, str], int] = {}
+    for one in seen:
+        key = one.module, one.op
+        counts[key] = counts.get(key, 0) + 1
+        yield (*key, counts[key]), one
+
+
+def _exact(side: _Side, got: list[Any]) -> tuple[float, float] | None:
+    """The errors of both outputs against those of `a` in float64."""
+    reference = side.output_in_float64()
+    if reference is None:
+        return None
+    errors = []
+    for outputs in got:
+        found = _differences(reference, outputs, "output", None, None)
+        errors.append(max((d.error / d.scale for d in found if d.scale), default=0.0))
+    return errors[0], errors[1]

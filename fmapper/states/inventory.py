@@ -1,0 +1,229 @@
+"""What is at every place of a tree: the data of a summary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.errors import FmapperError
+from fmapper.backends.undeclared import holds_arrays
+from fmapper.tree.keypath import KeyPath, Link
+from fmapper.tree.nodes import ATOM, CHILDLESS, WITHOUT_IDENTITY, Item, NodeType, kind_of
+from fmapper.backends.trainable import Trained
+from fmapper.moves.view_ties import find_view_ties
+from fmapper.tree.walk import say_where
+
+HIDES = "holds arrays but is not a functor"
+FOLDED = 3  # as many like items of a list as are shown as one
+_PATHS = frozenset({"path", "same_as", "view_of"})
+_VALUE = 40  # characters of a number or string
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """One place of a tree.
+
+    Attributes:
+        path: Where it is.
+        cls: The name of the class of what is there.
+        shape: Of an array; None for what is none, or has no shape yet.
+        dtype: Of an array.
+        device: Of an array.
+        nbytes: Bytes of an array, or of all arrays below a node; memory is counted once, at the
+            first place that it is reached from.
+        trainable: Whether training changes an array; None for what is no array.
+        same_as: For an object that is at an earlier place, too: that place. It is entered once.
+        view_of: For an array on the memory of another one: the place of that one.
+        note: The value of a number or string; what is wrong with an array, or with an object that
+            holds arrays but was not declared.
+    """
+
+    path: KeyPath
+    cls: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    nbytes: int = 0
+    trainable: bool | None = None
+    same_as: KeyPath | None = None
+    view_of: KeyPath | None = None
+    note: str = ""
+
+
+class Total(NamedTuple):
+    """What the arrays of one dtype on one device come to; each is counted once."""
+
+    arrays: int
+    numbers: int
+    nbytes: int
+
+
+class Inventory:
+    """The rows of a tree, which are below which, and which are alike.
+
+    Attributes:
+        rows: One for each place.
+        below: For each row the rows of its children.
+        keys: For each row the last key of its path.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self.rows: list[SummaryRow] = []
+        self.below: list[list[int]] = []
+        self._trained = Trained(tree, strict=False)
+        self.keys: list[Any] = []
+        self._first: dict[int, tuple[Any, Link, int]] = {}
+        self._same: dict[int, int] = {}  # row -> the row of the same object
+        self._arrays: dict[int, Any] = {}  # row -> the array that it is the first place of
+        drafts = list(self._draft(tree))
+        views = self._views()
+        self._finish(drafts, views)
+
+    def _draft(self, tree: Any) -> Iterator[dict[str, Any]]:
+        """The attributes of each row, parents first, without what is below."""
+        count = 0
+        stack: list[tuple[int, Link, Iterator[Item]]] = [(-1, None, iter(((None, tree),)))]
+        while stack:
+            parent, above, items = stack[-1]
+            for key, child in items:
+                link = (above, key) if len(stack) > 1 else None
+                at, count = count, count + 1
+                self.below.append([])
+                self.keys.append(key)
+                if parent >= 0:
+                    self.below[parent].append(at)
+                kind = kind_of(type(child))
+                draft: dict[str, Any] = {"path": KeyPath.from_link(link)}
+                draft["cls"] = type(child).__name__
+                known = self._first.get(id(child))
+                if adapter_of(child) is not None:
+                    draft |= self._array(child)
+                elif kind is ATOM or (kind is not CHILDLESS and not isinstance(kind, NodeType)):
+                    draft["note"] = _note(child)
+                if known is not None:
+                    draft["same_as"], draft["nbytes"] = KeyPath.from_link(known[1]), 0
+                    self._same[at] = known[2]
+                    yield draft
+                    continue
+                if _has_identity(child):
+                    self._first[id(child)] = child, link, at
+                if adapter_of(child) is not None:
+                    self._arrays[at] = child
+                yield draft
+                if isinstance(kind, NodeType):
+                    try:
+                        below = dict(kind.items(child))
+                    except FmapperError as error:
+                        say_where(error, KeyPath.from_link(link).keys)
+                        raise
+                    stack.append((at, link, iter(below.items())))
+                    break
+            else:
+                stack.pop()
+
+    def _array(self, array: Any) -> dict[str, Any]:
+        adapter = adapter_of(array)
+        assert adapter is not None
+        found: dict[str, Any] = {"dtype": adapter.dtype(array)}
+        found["trainable"] = array in self._trained
+        try:
+            found["device"] = str(adapter.device(array))
+            found["nbytes"] = adapter.nbytes(array)
+            shape = adapter.shape(array)
+            if all(isinstance(n, int) for n in shape):
+                found["shape"] = shape
+            else:
+                found["note"] = f"shape {shape}"
+        except (RuntimeError, TypeError) as error:  # deleted, lazy, nested
+            found["note"] = str(error).partition(".")[0]
+        return found
+
+    def _views(self) -> dict[int, int]:
+        """The rows of arrays on the memory of other ones, and the rows of those."""
+        by_backend: dict[str, list[int]] = {}
+        for at, array in self._arrays.items():
+            adapter = adapter_of(array)
+            assert adapter is not None
+            by_backend.setdefault(adapter.name, []).append(at)
+        views = {}
+        for ats in by_backend.values():
+            arrays = [self._arrays[at] for at in ats]
+            adapter = adapter_of(arrays[0])
+            assert adapter is not None
+            for tie in find_view_ties(arrays, adapter) if adapter.may_share_memory(arrays) else ():
+                views[ats[tie.view]] = ats[tie.base]
+        return views
+
+    def _finish(self, drafts: list[dict[str, Any]], views: dict[int, int]) -> None:
+        """Adds up what is below nodes, and tells which places are alike."""
+        signatures: dict[Any, int] = {}
+        self._signature = [0] * len(drafts)
+        for at in range(len(drafts) - 1, -1, -1):
+            draft = drafts[at]
+            if at in views:
+                draft["view_of"], draft["nbytes"] = drafts[views[at]]["path"], 0
+            below = self.below[at]
+            if below:
+                draft["nbytes"] = sum(drafts[i].get("nbytes", 0) for i in below)
+            own = tuple(item for item in draft.items() if item[0] not in _PATHS)
+            repeats = self._same.get(at), views.get(at)
+            parts = tuple((self.keys[i], self._signature[i]) for i in below)
+            self._signature[at] = signatures.setdefault((own, repeats, parts), len(signatures))
+        self.rows = [SummaryRow(**draft) for draft in drafts]
+
+    def runs(self, at: int, *, fold: bool) -> Iterator[tuple[list[int], bool]]:
+        """The children of a row, like items of a list together, and whether these are the last."""
+        below = self.below[at]
+        runs: list[list[int]] = []
+        start = 0
+        while start < len(below):
+            end = start + 1
+            if fold and isinstance(self.keys[below[start]], int):
+                own = self._signature[below[start]]
+                while end < len(below) and self._signature[below[end]] == own:
+                    end += 1
+            if end - start < FOLDED:
+                end = start + 1
+            runs.append(below[start:end])
+            start = end
+        return iter([(run, n == len(runs) - 1) for n, run in enumerate(runs)])
+
+    def totals(self) -> dict[tuple[str, str], Total]:
+        """Arrays, numbers and bytes by device and dtype; ties and views are counted once."""
+        totals: dict[tuple[str, str], Total] = {}
+        for at in self._arrays:
+            row = self.rows[at]
+            key = row.device or "nowhere", row.dtype or ""
+            before = totals.get(key, Total(0, 0, 0))
+            totals[key] = Total(
+                before.arrays + 1,
+                before.numbers + (0 if row.view_of is not None else _numbers(row)),
+                before.nbytes + row.nbytes,
+            )
+        return totals
+
+    def numbers_trained(self) -> int:
+        """How many numbers the arrays have that are trained."""
+        rows = (self.rows[at] for at in self._arrays)
+        return sum(_numbers(row) for row in rows if row.trainable and row.view_of is None)
+
+
+def _numbers(row: SummaryRow) -> int:
+    return 0 if row.shape is None else math.prod(row.shape)
+
+
+def _has_identity(x: Any) -> bool:
+    kind = kind_of(type(x))
+    constant = kind in WITHOUT_IDENTITY or kind is CHILDLESS
+    return not constant and not (type(x) is tuple and not x)
+
+
+def _note(leaf: Any) -> str:
+    """The value of a number or a string; of another leaf, whether it hides arrays."""
+    if kind_of(type(leaf)) is ATOM:
+        text = repr(leaf)
+        return text if len(text) <= _VALUE else text[: _VALUE - 3] + "..."
+    return HIDES if holds_arrays(leaf) else ""

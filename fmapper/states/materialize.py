@@ -1,0 +1,247 @@
+"""Filling a tree of arrays without values from a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fmapper.backends.adapter import Adapter, Device
+from fmapper.backends.device import DeviceSpec, parse_device
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.dtypes import dtype_name, is_inexact
+from fmapper.backends.equality import equal_arrays
+from fmapper.errors import DeviceError, StructureMismatchError
+from fmapper.tree.keypath import Link, name_of
+from fmapper.moves.mover import Mover
+from fmapper.tree.nodes import sync
+from fmapper.states.state import identity_of, named_arrays, refilled
+from fmapper.moves.carry import carry_out
+from fmapper.moves.view_ties import find_view_ties
+
+_INTEGERS = ("int", "uint")
+Default = Callable[[str, Any], Any] | Mapping[str, Any]
+
+
+def materialize(
+    tree: Any,
+    state: Mapping[str, Any],
+    *,
+    device: Any = None,
+    dtype: Any = None,
+    default: Default | None = None,
+    strict: bool = True,
+) -> Any:
+    """A new tree with values where `tree` has arrays with a shape but none: from a state.
+
+    Such arrays are tensors on torch's device `meta`, parameters or not, and
+    `jax.ShapeDtypeStruct`s. `to_torch(device="meta")` and `to_jax(device="meta")` make them of any
+    arrays, and so do `torch.device("meta")` and `jax.eval_shape`. The values may be arrays of any
+    backend; they become arrays of the backend of what they fill, parameters where there were
+    parameters. What is one object in `tree` is one in the result, and the state may have it under
+    any of its names. Arrays of `tree` that have values stay as they are, unless the state has them.
+
+    An array that is right as it is becomes part of the tree without a copy, so that a model that
+    fills the memory can be loaded.
+
+    Args:
+        tree: The tree to fill; it is not changed.
+        state: Arrays by name, as `state` gives them, `state_dict` or a safetensors file.
+        device: Where the new arrays are to be; None for where those of the state are, or on the
+            CPU where their backend cannot be there.
+        dtype: The dtype for floating and complex arrays, whatever the state has; None for that of
+            `tree`, which the state must have too. Integers of another width are taken if they fit.
+        default: What the state does not have: a mapping like it, or `default(name, array)` that
+            gives a new array. Buffers that torch leaves out of a `state_dict` are such.
+        strict: False ignores what is left over in the state, and leaves what is missing without
+            values.
+
+    Raises:
+        StructureMismatchError: Names are missing or left over, a shape or dtype differs, or the
+            state has different values for arrays that are tied; the message lists all of them.
+        DeviceUnavailableError: The device is not here.
+        LossyCastError: A value does not fit into its dtype.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> model = torch.nn.Linear(2, 1, device="meta")
+        >>> state = {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}
+        >>> fmapper.materialize(model, state)(torch.ones(3, 2)).tolist()
+        [[2.0], [2.0], [2.0]]
+    """
+    sync()
+    filling = _Filling(
+        None if device is None else parse_device(device),
+        None if dtype is None else dtype_name(dtype),
+    )
+    named = named_arrays(tree)
+    for name, (link, old) in named.items():
+        if name in state:
+            filling.add(name, link, old, state[name])
+    missing = filling.missing_in(named)
+    for names in missing:
+        values = {name: _default(default, name, named[name][1]) for name in names}
+        for name, value in values.items():
+            if value is not None:
+                filling.add(name, *named[name], value)
+        if strict and all(value is None for value in values.values()):
+            also = f" (nor is {', '.join(names[1:])}, tied to it)" if names[1:] else ""
+            filling.problems.append(f"{names[0]}: not in the state{also}")
+    if strict:
+        filling.problems += [
+            f"{name}: in the state, but not an array of the tree"
+            for name in state
+            if name not in named
+        ]
+    if filling.problems:
+        way_out = (
+            "\nWhat a state does not have, such as torch's non-persistent buffers, comes from "
+            "default=: a dict, or a function of the name and the empty array."
+        )
+        raise StructureMismatchError(
+            "the state does not fit the tree:\n"
+            + "\n".join(f"  {line}" for line in filling.problems)
+            + (way_out if missing and strict else "")
+        )
+    filled = filling.done()
+    identities = {name: identity_of(name, array) for name, (_, array) in named.items()}
+    return refilled(tree, lambda link, leaf: filled.get(identities.get(name_of(link)), leaf))
+
+
+def is_abstract(array: Any) -> bool:
+    """Whether an array has a shape and a dtype, but no values."""
+    adapter = adapter_of(array)
+    return adapter is not None and adapter.device(array).kind == "meta"
+
+
+def _default(default: Default | None, name: str, old: Any) -> Any:
+    if default is None:
+        return None
+    return default.get(name) if isinstance(default, Mapping) else default(name, old)
+
+
+class _Filling:
+    """What is to be filled with what, and all that is wrong with it.
+
+    Attributes:
+        sources: For each array to fill, by identity: its name, its place, itself, the new values.
+        problems: What is wrong.
+    """
+
+    def __init__(self, spec: DeviceSpec | None, dtype: str | None) -> None:
+        self.spec, self.dtype = spec, dtype
+        self.sources: dict[Any, tuple[str, Link, Any, Any]] = {}
+        self.problems: list[str] = []
+
+    def missing_in(self, named: Mapping[str, tuple[Link, Any]]) -> list[list[str]]:
+        """The names of each array without values that nothing has been found for."""
+        names: dict[Any, list[str]] = {}
+        for name, (_, old) in named.items():
+            identity = identity_of(name, old)
+            if identity not in self.sources and is_abstract(old):
+                names.setdefault(identity, []).append(name)
+        return list(names.values())
+
+    def add(self, name: str, link: Link, old: Any, new: Any) -> None:
+        """Has an array of the tree filled, if the new values fit."""
+        identity = identity_of(name, old)
+        problem = self._problem(old, new)
+        if problem:
+            self.problems.append(f"{name}: {problem}")
+            self.sources.setdefault(identity, (name, link, old, None))
+        elif identity not in self.sources:
+            self.sources[identity] = name, link, old, new
+        else:
+            first, *_, known = self.sources[identity]
+            if known is not None and not equal_arrays(known, new):
+                self.problems.append(f"{name}: tied to {first}, but the state has other values")
+
+    def _problem(self, old: Any, new: Any) -> str:
+        adapter, source = adapter_of(old), adapter_of(new)
+        assert adapter is not None
+        if source is None:
+            return f"{type(new).__name__} is not an array"
+        if is_abstract(new):
+            return "the state has no values there either"
+        try:
+            shape, given = adapter.shape(old), source.shape(new)
+        except (RuntimeError, TypeError) as error:  # a lazy parameter, a nested tensor
+            return str(error).partition("\n")[0]
+        if shape != given:
+            return f"shape {given} in the state, {shape} in the tree"
+        own, wanted = source.dtype(new), adapter.dtype(old)
+        if wanted in (own, adapter.storable(own)):
+            return ""
+        if own.startswith(_INTEGERS) and wanted.startswith(_INTEGERS):
+            return ""  # if the values fit; that is looked at when they are moved
+        if self.dtype is not None and is_inexact(own) and is_inexact(wanted):
+            return ""
+        way_out = "; dtype= casts" if is_inexact(own) and is_inexact(wanted) else ""
+        return f"dtype {own} in the state, {wanted} in the tree{way_out}"
+
+    def done(self) -> dict[Any, Any]:
+        """The new arrays, by the identity of those that they replace."""
+        self._untie()
+        groups: dict[tuple[Mover, str | None], list[Any]] = {}
+        for identity, (_, _, old, _) in self.sources.items():
+            dtype = _adapter(old).dtype(old)
+            whole = dtype if dtype.startswith(_INTEGERS) else None
+            groups.setdefault((self._mover(old), whole), []).append(identity)
+        filled = {}
+        for (mover, whole), identities in groups.items():
+            links = [self.sources[identity][1] for identity in identities]
+            values = [self.sources[identity][3] for identity in identities]
+            routes, _ = mover.routes(values, links.__getitem__)
+            for route in routes:
+                if whole is not None:
+                    route.wanted = route.held = whole
+            news = carry_out(routes, values, links.__getitem__, copy=None)
+            for identity, new in zip(identities, news, strict=True):
+                old = self.sources[identity][2]
+                filled[identity] = _adapter(old).like(new, old)
+        return filled
+
+    def _mover(self, old: Any) -> Mover:
+        adapter = _adapter(old)
+        spec = self.spec
+        if spec is not None and spec.backend not in (None, adapter.name):
+            raise DeviceError(
+                f"materialize keeps the backend, and the tree has arrays of {adapter.name}, which "
+                f"cannot be on {spec}."
+            )
+        if spec is None and not is_abstract(old):
+            spec = _spec(adapter.device(old))
+        return Mover("materialize", adapter.name, spec, self.dtype)
+
+    def _untie(self) -> None:
+        """Copies values that lie on one memory but fill arrays that are not tied."""
+        of_backend: dict[str, list[Any]] = {}
+        met: set[int] = set()
+        for identity, (name, link, old, new) in self.sources.items():
+            if id(new) in met:
+                (new,) = _copies([new])  # noqa: PLW2901
+                self.sources[identity] = name, link, old, new
+            met.add(id(new))
+            of_backend.setdefault(_adapter(new).name, []).append(identity)
+        for identities in of_backend.values():
+            values = [self.sources[identity][3] for identity in identities]
+            adapter = _adapter(values[0])
+            if adapter.frozen or not adapter.may_share_memory(values):
+                continue
+            for tie in find_view_ties(values, adapter):
+                (new,) = _copies([values[tie.view]])
+                self.sources[identities[tie.view]] = *self.sources[identities[tie.view]][:3], new
+
+
+def _copies(arrays: Sequence[Any]) -> list[Any]:
+    return [Mover("materialize", _adapter(array).name, copy=True)(array) for array in arrays]
+
+
+def _spec(device: Device) -> DeviceSpec | None:
+    several = isinstance(device.index, tuple)
+    return None if several else parse_device(device)
+
+
+def _adapter(array: Any) -> Adapter:
+    found = adapter_of(array)
+    assert found is not None
+    return found

@@ -1,0 +1,329 @@
+"""The arrays of a tree by name, and as one vector; and the way back."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from fmapper.backends.adapter import Adapter
+from fmapper.backends.device import common_device
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.equality import equal_arrays
+from fmapper.errors import FmapperError, StructureMismatchError, UnsupportedLeafError
+from fmapper.tree.fmap import fmap
+from fmapper.backends.undeclared import check_leaf
+from fmapper.tree.keypath import Link, format_link, name_of
+from fmapper.backends.namespace import array_namespace
+from fmapper.tree.nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
+from fmapper.backends.trainable import Trained
+from fmapper.moves.carry import Route, carry_out
+from fmapper.moves.view_ties import find_view_ties, remade
+from fmapper.tree.walk import visit
+
+
+def state(tree: Any) -> dict[str, Any]:
+    """The arrays of a tree by path, keys joined with dots; a tied array is under each of its paths.
+
+    The key of a box, such as the `value` of a `flax.nnx.Param`, is left out.
+
+    Returns:
+        A dict in the order of the walk. The arrays are those of the tree, not copies.
+
+    Raises:
+        CycleError: The tree has a cycle.
+        NotAFunctorError: An object that nobody declared holds arrays, so the state would lack them.
+        StructureMismatchError: Two paths have the same name, because a key has a dot in it.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> list(fmapper.state({"layers": [{"w": np.ones(2), "name": "a"}]}))
+        ['layers.0.w']
+    """
+    sync()
+    return {name: array for name, (_, array) in named_arrays(tree).items()}
+
+
+def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+    """A new tree with the arrays of a state, converted to the backend, device and dtype it has.
+
+    What is tied in `tree` is tied in the result, and nothing else is. The result shares no memory
+    with the state that could be written to.
+
+    Args:
+        tree: The tree to fill; it is not changed.
+        state: Arrays by name, as `state` gives them; of any backend.
+        strict: False leaves arrays that `state` lacks as they are, and ignores what is left over.
+
+    Raises:
+        StructureMismatchError: Names are missing or left over, a shape differs, or `state` has
+            different values for arrays that are tied; the message lists all of them.
+        LossyCastError: A value does not fit into the dtype of the tree.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> model = {"w": np.zeros(2), "b": np.zeros(1)}
+        >>> fmapper.load_state(model, {"w": np.array([1.0, 2.0])}, strict=False)["w"]
+        array([1., 2.])
+    """
+    sync()
+    named = named_arrays(tree)
+    problems: list[str] = []
+    if strict:
+        problems += [f"{name}: missing in the state" for name in named if name not in state]
+        plain = _plain_values(tree)
+        problems += [
+            f"{name}: an array in the state, but the tree has {plain[name]!r} there"
+            if name in plain
+            else f"{name}: in the state, but not in the tree"
+            for name in state
+            if name not in named
+        ]
+    steps: dict[Any, tuple[str, Link, Route]] = {}
+    for name, (link, old) in named.items():
+        if name not in state:
+            continue
+        new = state[name]
+        adapter, source = _adapter_of(old), adapter_of(new)
+        if source is None:
+            problems.append(f"{name}: {type(new).__name__} is not an array")
+        elif (difference := _other_shape(adapter, old, source, new)) is not None:
+            problems.append(f"{name}: {difference}")
+        elif (identity := identity_of(name, old)) not in steps:
+            route = _loading(len(steps), adapter, old, source, new)
+            steps[identity] = name, link, route
+        elif not equal_arrays(state[steps[identity][0]], new):
+            problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
+    if problems:
+        names = any(
+            line.endswith((": missing in the state", "not in the tree")) for line in problems
+        )
+        hint = "\nstrict=False leaves what is missing as it is, and ignores what is left over."
+        raise StructureMismatchError(
+            "the state does not fit the tree:\n"
+            + "\n".join(f"  {line}" for line in problems)
+            + hint * names
+        )
+    links = [link for _, link, _ in steps.values()]
+    routes = [route for *_, route in steps.values()]
+    news = [route.arrays[0] for route in routes]
+    # What can be written to is copied, and apart from the rest, or the first step of a training
+    # would change the state, and places that are tied there but not here.
+    arrays = news
+    for frozen in (True, False):
+        own = [route for route in routes if route.source.frozen is frozen]
+        copy = None if frozen else True
+        arrays = carry_out(own, arrays, links.__getitem__, copy=copy, ties=False)
+    loaded = {
+        identity: _adapter_of(named[name][1]).like(array, named[name][1])
+        for (identity, (name, *_)), array in zip(steps.items(), arrays, strict=True)
+    }
+    _restore_views(
+        {identity: (name, named[name][1]) for identity, (name, *_) in steps.items()}, loaded
+    )
+    identities = {name: identity_of(name, array) for name, (_, array) in named.items()}
+    return refilled(
+        tree,
+        lambda link, leaf: loaded.get(identities.get(name_of(link)), leaf),
+    )
+
+
+def _other_shape(adapter: Adapter, old: Any, source: Adapter, new: Any) -> str | None:
+    """What is wrong with the shape of an array of a state, in words."""
+    try:
+        wanted, given = adapter.shape(old), source.shape(new)
+    except (RuntimeError, TypeError) as error:  # one of them has none
+        return str(error)
+    return None if wanted == given else f"shape {given} in the state, {wanted} in the tree"
+
+
+def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]) -> None:
+    """Makes the loaded arrays views of each other where those that they replace are.
+
+    Args:
+        places: Identity -> the name of the old array and the array.
+        loaded: Identity -> the new array.
+
+    Raises:
+        StructureMismatchError: A view is to have other values than its base.
+    """
+    of_backend: dict[str, list[Any]] = {}
+    for identity, (_, old) in places.items():
+        of_backend.setdefault(_adapter_of(old).name, []).append(identity)
+    for identities in of_backend.values():
+        olds = [places[identity][1] for identity in identities]
+        adapter = _adapter_of(olds[0])
+        for tie in find_view_ties(olds, adapter) if adapter.may_share_memory(olds) else ():
+            view, base = identities[tie.view], identities[tie.base]
+            seen = remade(olds[tie.view], olds[tie.base], loaded[base], adapter, adapter)
+            if seen is None:
+                continue
+            if not equal_arrays(seen, loaded[view]):
+                raise StructureMismatchError(
+                    f"the state does not fit the tree:\n  {places[view][0]}: a view of "
+                    f"{places[base][0]}, but the state has other values"
+                )
+            loaded[view] = seen
+
+
+def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """The trainable arrays of a tree as one vector, and the way back.
+
+    Those are the floating and complex arrays, less what is not trained; see `trainables`. A tied
+    array is in the vector once. The vector has the dtype to which those of the arrays
+    promote; the way back gives every array its own dtype again (a real one takes the real part),
+    ties what was tied, and carries all else over. It can be differentiated, jitted and vmapped.
+
+    Returns:
+        The vector, of shape (n,), and `rebuild(vector) -> tree`.
+
+    Raises:
+        MixedDevicesError: The arrays are not on one device of one backend.
+        NotAFunctorError: An object that nobody declared holds arrays.
+
+    The idea is that of `Optimisers.destructure`, https://fluxml.ai/Optimisers.jl.
+
+    Examples:
+        >>> import fmapper, numpy as np
+        >>> vector, rebuild = fmapper.destructure({"w": np.ones((2, 2)), "n": 3})
+        >>> vector, rebuild(2 * vector)["w"].tolist()
+        (array([1., 1., 1., 1.]), [[2.0, 2.0], [2.0, 2.0]])
+    """
+    sync()
+    trained = Trained(tree)
+    arrays, links = [], []
+    for link, leaf, node_type in visit(tree, once=True):
+        if node_type is None and leaf in trained:
+            arrays.append(leaf)
+            links.append(link)
+        elif node_type is None and adapter_of(leaf) is None:
+            check_leaf(leaf, _at(link))
+    common_device(zip(links, arrays, strict=True))
+    flat = [_flattened(array, link) for array, link in zip(arrays, links, strict=True)]
+    shapes = [_adapter_of(array).shape(array) for array in arrays]
+    total = sum(map(math.prod, shapes))
+    if not arrays:
+        from array_api_compat import numpy
+
+        vector = cast(Any, numpy).zeros((0,))
+    else:
+        xp: Any = array_namespace(arrays)
+        dtype = xp.result_type(*arrays)
+        vector = xp.concat([xp.astype(part, dtype) for part in flat])
+
+    def rebuild(vector: Any) -> Any:
+        adapter = adapter_of(vector)
+        if adapter is None or adapter.shape(vector) != (total,):
+            shape = None if adapter is None else adapter.shape(vector)
+            raise StructureMismatchError(
+                f"destructure: a vector of shape ({total},) is needed, not {shape}."
+            )
+        starts = itertools.accumulate(map(math.prod, shapes), initial=0)
+        pieces = (
+            _piece(vector[start : start + math.prod(shape)], array, shape)
+            for start, array, shape in zip(starts, arrays, shapes, strict=False)
+        )
+        return refilled(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
+
+    return vector, rebuild
+
+
+def _flattened(array: Any, link: Link) -> Any:
+    """An array in one dimension.
+
+    Raises:
+        UnsupportedLeafError: It has no shape or no strides; names the path.
+    """
+    adapter = _adapter_of(array)
+    try:
+        adapter.shape(array)
+        xp: Any = array_namespace(array)
+        return xp.reshape(array, (-1,))
+    except FmapperError:
+        raise
+    except Exception as error:
+        reason = str(error)
+        try:
+            adapter.check(array)
+        except TypeError as why:
+            reason = str(why)
+        raise UnsupportedLeafError(
+            f"{format_link(link)}: cannot be a part of a vector: {reason}. Convert it first, or "
+            "declare what is trained: @fmapper.functor(trainable=(...))."
+        ) from error
+
+
+def refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
+    """A tree with other leaves: `replace(link, leaf)` is asked for each once, in order."""
+    new = [
+        replace(link, leaf)
+        for link, leaf, node_type in visit(tree, once=True)
+        if node_type is None and kind_of(type(leaf)) is not ATOM
+    ]
+    pending = iter(new)
+    return fmap(lambda leaf: leaf if kind_of(type(leaf)) is ATOM else next(pending), tree)
+
+
+def _at(link: Link) -> Callable[[Any], Link]:
+    return lambda _: link
+
+
+def identity_of(name: str, array: Any) -> Any:
+    """What two places of a tied array have in common; constants such as `np.True_` are no ties."""
+    return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
+
+
+def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
+    xp: Any = array_namespace(part)
+    own, wanted = _adapter_of(part).dtype(part), _adapter_of(like).dtype(like)
+    if own.startswith("complex") and not wanted.startswith("complex"):
+        part = xp.real(part)
+    return _adapter_of(like).like(xp.astype(xp.reshape(part, shape), like.dtype), like)
+
+
+def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
+    named: dict[str, tuple[Link, Any]] = {}
+    for link, leaf, node_type in visit(tree):
+        if node_type is None and adapter_of(leaf) is None:
+            check_leaf(leaf, _at(link))
+        elif node_type is None:
+            name = name_of(link)
+            if name in named:
+                raise StructureMismatchError(
+                    f"{format_link(link)} and {format_link(named[name][0])} are both called "
+                    f"{name!r} in a state, which joins keys with dots. Rename one of the keys."
+                )
+            named[name] = (link, leaf)
+    return named
+
+
+def _plain_values(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree that are no arrays, by name: only to say what is in the way."""
+    return {
+        name_of(link): leaf
+        for link, leaf, node_type in visit(tree)
+        if node_type is None and adapter_of(leaf) is None
+    }
+
+
+def _loading(place: int, adapter: Adapter, old: Any, source: Adapter, new: Any) -> Route:
+    """The way of an array of a state to where the old one is, which has its dtype."""
+    dtype = adapter.dtype(old)
+    return Route(
+        source,
+        adapter,
+        source.device(new),
+        adapter.device(old),
+        source.dtype(new),
+        dtype,
+        dtype,
+        [place],
+        [new],
+    )
+
+
+def _adapter_of(array: Any) -> Adapter:
+    found = adapter_of(array)
+    assert found is not None
+    return found

@@ -1,0 +1,105 @@
+"""What all transformations of functions ask of their arguments: whose arrays, and where."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fmapper.backends.adapter import Adapter
+from fmapper.backends.discovery import adapter_of
+from fmapper.errors import MixedDevicesError, TransformError
+from fmapper.backends.undeclared import check_leaf
+from fmapper.tree.keypath import format_link
+from fmapper.transforms.static_key import Structure
+from fmapper.tree.walk import visit
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may close over arrays
+
+
+def positions(name: str, given: Any) -> tuple[int, ...]:
+    """What `argnums` or `static_argnums` names."""
+    try:
+        return tuple(map(operator.index, given if isinstance(given, tuple | list) else (given,)))
+    except TypeError:
+        raise TransformError(
+            f"{name}={given!r}: arguments are named by position here, with an integer or several."
+        ) from None
+
+
+def place_of(number: int, args: tuple[Any, ...]) -> int:
+    place = number + len(args) if number < 0 else number
+    if not 0 <= place < len(args):
+        raise TransformError(
+            f"there is no argument {number}: {len(args)} were given by position, and only those "
+            "have a number."
+        )
+    return place
+
+
+def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Adapter:
+    """Whose arrays these are; those of the host may go along with an adapter that takes them."""
+    found: dict[str, Any] = {}
+    for array in arrays:
+        adapter = adapter_of(array)
+        if adapter is not None:
+            found.setdefault(adapter.name, array)
+    if not found:
+        raise TransformError(
+            f"cannot {verb} this call: there are no arrays among the arguments, which would say "
+            "where it is to run."
+        )
+    others = {name for name, array in found.items() if not owner_of(array).host_only}
+    if others and all(owner_of(found[name]).takes_host_arrays for name in others):
+        found = {name: found[name] for name in others}
+    if len(found) > 1:
+        refuse_mixture({name: path_of(array, trees) for name, array in found.items()})
+    return transforming(next(iter(found.values())), verb)
+
+
+def transforming(array: Any, verb: str) -> Adapter:
+    adapter = adapter_of(array)
+    assert adapter is not None
+    reason = adapter.no_transforms()
+    if reason is not None:
+        raise TransformError(f"cannot {verb} a function of {adapter.name} arrays: {reason}")
+    return adapter
+
+
+def refuse_mixture(paths: Mapping[str, str]) -> None:
+    found = ", ".join(f"{name} at {path}" for name, path in paths.items())
+    raise MixedDevicesError(
+        f"the arrays belong to several backends: {found}. "
+        "Move them to one first: to_torch or to_jax."
+    )
+
+
+def refuse_holders(structure: Structure, trees: Any) -> None:
+    """An object that nobody declared would be static, with the arrays that it holds."""
+
+    def where(x: Any) -> Any:
+        return next(link for link, leaf, _ in visit(trees, once=True) if leaf is x)
+
+    for leaf in structure.opaque:
+        if not issubclass(type(leaf), _FUNCTIONS):
+            check_leaf(leaf, where, leaf)
+
+
+def owner_of(array: Any) -> Adapter:
+    found = adapter_of(array)
+    assert found is not None
+    return found
+
+
+def as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What was given, so that paths in it read well."""
+    if not kwargs:
+        return args[0] if len(args) == 1 else args
+    return {**dict(enumerate(args)), **kwargs}
+
+
+def path_of(array: Any, trees: Any) -> str:
+    link = next(link for link, leaf, _ in visit(trees, once=True) if leaf is array)
+    return format_link(link)

@@ -1,0 +1,264 @@
+"""Gradients: by the backend of what is trained, as trees of the class of the model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fmapper.backends.adapter import Adapter
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.dtypes import is_inexact
+from fmapper.errors import FmapperError, TransformError
+from fmapper.tree.no_gradient import filling_gradient, no_gradient
+from fmapper.tree.keypath import format_link
+from fmapper.tree.nodes import sync
+from fmapper.transforms.static_key import (
+    Change,
+    Structure,
+    changes,
+    put_into,
+    refilled,
+    structure_of,
+)
+from fmapper.backends.trainable import Trained, trained_arrays
+from fmapper.transforms.arguments import (
+    as_given,
+    owner_of,
+    path_of,
+    place_of,
+    positions,
+    refuse_holders,
+    refuse_mixture,
+    transforming,
+)
+from fmapper.tree.walk import class_of, visit
+
+
+def value_and_grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """A function that returns what `fun` returns, and its gradient.
+
+    The backend is that of the arrays that are trained: those that `trainables` lists. `fun` is
+    called with trees like those given to it, and may do with them what it likes.
+
+    Args:
+        fun: `fun(*args, **kwargs) -> loss`, a real floating array of shape ().
+        argnums: Which arguments to differentiate by: trees or arrays.
+        has_aux: `fun` returns (loss, aux); aux is a tree that is handed on.
+
+    Returns:
+        `(loss, gradient)`, or `((loss, aux), gradient)`. A gradient is a tree of the class of its
+        argument, a tuple of trees if `argnums` is a sequence. It has arrays of shape and dtype of
+        those that are trained, and `no_gradient` in the place of all else, so that
+        `fmap(lambda p, g: p - lr * g, model, gradient)` is a step. A tied array has one gradient,
+        summed over its places, at all of them; in arguments that are not differentiated it is a
+        constant. The gradient by a complex array points to where the
+        loss grows fastest, in JAX, too (where `jax.grad` gives its conjugate).
+
+        Results are not part of torch's graph unless another transformation is differentiating or
+        vectorising this one. What a forward pass changes in buffers of a torch module, it changes.
+
+    Raises:
+        TransformError: An argument has no array that is trained, or arrays of NumPy; `fun` returns
+            no scalar of the backend.
+        MixedDevicesError: What is trained belongs to several backends; lists the paths. Other
+            arguments may have any arrays; an error of `fun` has a note with their paths then.
+        NotAFunctorError: An object that nobody declared holds arrays.
+
+    The interface is that of `jax.value_and_grad`, https://docs.jax.dev.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> @fmapper.functor
+        ... class Line:
+        ...     def __init__(self, w, b):
+        ...         self.w, self.b = w, b
+        >>> model = Line(torch.tensor(2.0), torch.tensor(1.0))
+        >>> loss, gradient = fmapper.value_and_grad(lambda m, x: (m.w * x + m.b) ** 2)(model, 3.0)
+        >>> loss, gradient.w, gradient.b
+        (tensor(49.), tensor(42.), tensor(14.))
+    """
+    several = not isinstance(argnums, int)
+    numbers = positions("argnums", argnums)
+    if not numbers:
+        raise TransformError("argnums is empty, so there is nothing to differentiate by.")
+
+    @functools.wraps(fun, updated=())
+    def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        sync()
+        places = [place_of(number, args) for number in numbers]
+        boxes: list[Any] = []
+        adapter, trained = _trained(args, places, boxes)
+        ids, arrays = [*trained], [*trained.values()]
+        rest: list[Structure] = []
+        changed: list[tuple[Change, Any]] = []
+
+        def run(new: Sequence[Any]) -> tuple[Any, list[Any]]:
+            given: Sequence[Any] = args
+            memo: dict[Any, Any] = {}
+            if any(after is not before for after, before in zip(new, arrays, strict=True)):
+                memo = dict(zip(ids, new, strict=True))
+                given = _with(args, places, memo)
+            result = fun(*given, **kwargs)
+            changed[:] = changes(boxes, memo) if boxes else ()
+            effects = [value for _, value in changed]
+            if not has_aux:
+                return _checked(result, adapter), effects
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise TransformError(
+                    f"has_aux=True: the function must return (loss, aux), not {class_of(result)}."
+                )
+            aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
+            refuse_holders(aux, aux.tree)
+            rest.append(aux)
+            return _checked(result[0], adapter), [*aux.arrays, *effects]
+
+        def elsewhere() -> bool:
+            others = [arg for place, arg in enumerate(args) if place not in places]
+            return any(_shares(tree, trained) for tree in (*others, *kwargs.values()))
+
+        try:
+            value, further, gradients = adapter.value_and_grad(run, arrays, elsewhere)
+        except Exception as error:
+            _note_mixture(error, adapter, args, kwargs)
+            raise
+        if changed:
+            effects = further[-len(changed) :]
+            del further[-len(changed) :]
+            for (change, _), effect in zip(changed, effects, strict=True):
+                put_into(boxes, change, effect)
+        filling = filling_gradient.set(True)
+        try:
+            memo = dict(zip(ids, gradients, strict=True))
+            found = [refilled(args[place], memo.copy(), _none) for place in places]
+        finally:
+            filling_gradient.reset(filling)
+        gradient = tuple(found) if several else found[0]
+        if not has_aux:
+            return value, gradient
+        return (value, rest[-1].filled(further)), gradient
+
+    return transformed
+
+
+def grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Like `value_and_grad`, for the gradient alone; with `has_aux=True`, `(gradient, aux)`.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> fmapper.grad(fmapper.grad(lambda x: x**3))(torch.tensor(2.0))
+        tensor(12.)
+    """
+    both = value_and_grad(fun, argnums, has_aux=has_aux)
+
+    @functools.wraps(fun, updated=())
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = both(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return transformed
+
+
+def _none(leaf: Any) -> Any:
+    return no_gradient
+
+
+def _shares(tree: Any, trained: Mapping[int, Any]) -> bool:
+    found = trained_arrays(tree, [])
+    if found is None:
+        return any(id(leaf) in trained for _, leaf, kind in visit(tree, once=True) if kind is None)
+    return not found.keys().isdisjoint(trained)
+
+
+def _trained(
+    args: tuple[Any, ...], places: Sequence[int], boxes: list[Any]
+) -> tuple[Adapter, dict[int, Any]]:
+    """What is trained in some arguments, each array once, by id; and whose arrays these are."""
+    found: dict[int, Any] = {}
+    for place in places:
+        own = trained_arrays(args[place], boxes)
+        if own is None:
+            trained = Trained(args[place])
+            boxes += structure_of(args[place]).boxes
+            own = {i: trained.leaves[i] for i in trained.links}
+        if not own:
+            raise TransformError(_nothing_trained(Trained(args[place]), place, args[place]))
+        found.update(own)
+    owners = {adapter_of(array): array for array in found.values()}
+    if len(owners) > 1:  # numbers of NumPy beside arrays of another backend are settings
+        found = {i: array for i, array in found.items() if not owner_of(array).is_number(array)}
+        owners = {adapter_of(array): array for array in found.values()}
+    if len(owners) > 1:
+        trees = as_given(args, {})
+        refuse_mixture({owner_of(x).name: path_of(x, trees) for x in owners.values()})
+    return transforming(next(iter(owners.values())), "differentiate"), found
+
+
+def _nothing_trained(trained: Trained, place: int, tree: Any) -> str:
+    what = f"argument {place} ({class_of(tree)})"
+    if not trained.leaves:
+        return f"{what} holds no arrays, so there is nothing to differentiate by."
+    names = {f"{owner_of(array).dtype(array)}" for array in trained.leaves.values()}
+    return (
+        f"{what} has no array that is trained: there are {len(trained.leaves)} of dtype "
+        f"{', '.join(sorted(names))}. Trained are floating and complex arrays, less those that a "
+        "functor's trainable= leaves out, buffers, and parameters without requires_grad."
+    )
+
+
+def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) -> list[Any]:
+    """The arguments with other arrays in some of them; ties across those are kept."""
+    chosen = sorted(set(places))
+    new = refilled([args[place] for place in chosen], memo)
+    given = list(args)
+    for place, arg in zip(chosen, new, strict=True):
+        given[place] = arg
+    return given
+
+
+def _checked(value: Any, adapter: Adapter) -> Any:
+    """A loss: a floating array of shape (), of the backend that differentiates."""
+    found = adapter_of(value)
+    if found is None:
+        raise TransformError(
+            "the function must return a floating array of shape (), not "
+            f"{class_of(value)}: on the way to a number, by float() or .item(), the gradient is "
+            "lost."
+        )
+    if found is not adapter:
+        raise TransformError(
+            f"the function must return an array of {adapter.name}, whose arrays are trained, not "
+            f"one of {found.name}: on the way there the gradient is lost."
+        )
+    if found.shape(value) != ():
+        raise TransformError(
+            f"the function must return a scalar to differentiate, not an array of shape "
+            f"{found.shape(value)}. Take its mean or sum."
+        )
+    dtype = found.dtype(value)
+    if not is_inexact(dtype) or dtype.startswith("complex"):
+        raise TransformError(
+            f"the function must return a real floating scalar, not one of dtype {dtype}."
+        )
+    return value
+
+
+def _note_mixture(
+    error: Exception, adapter: Adapter, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Says so if what is not differentiated holds arrays of another backend: it may be for that."""
+    trees = as_given(args, kwargs)
+    if isinstance(error, FmapperError):
+        return
+    found: dict[str, Any] = {}
+    for link, leaf, kind in visit(trees, once=True):
+        owner = adapter_of(leaf) if kind is None else None
+        if owner is not None and not (owner.host_only and adapter.takes_host_arrays):
+            found.setdefault(owner.name, link)
+    if len(found) > 1:
+        listed = ", ".join(f"{name} at {format_link(link)}" for name, link in found.items())
+        error.add_note(f"The arguments hold arrays of several backends: {listed}.")

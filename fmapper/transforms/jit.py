@@ -1,0 +1,173 @@
+"""Compiled functions: `jit` takes trees apart, the backend records what is done to the arrays."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+from fmapper.backends.adapter import Adapter
+from fmapper.backends.discovery import adapter_of
+from fmapper.errors import NotCompiledWarning
+from fmapper.tree.functor import functor
+from fmapper.tree.nodes import node_type_of, sync
+from fmapper.transforms.static_key import Structure, changes, put_into, structure_of
+from fmapper.transforms.arguments import as_given, backend_of, place_of, positions, refuse_holders
+from fmapper.warn import warn
+
+F = TypeVar("F", bound=Callable[..., Any])
+Program = Callable[[list[Any], Structure], "tuple[Sequence[Any], Any] | None"]
+_CHECKED = 1024  # static objects that one function remembers to have looked into
+
+
+@overload
+def jit(fun: F, *, static_argnums: int | Sequence[int] = ...) -> F: ...
+@overload
+def jit(fun: None = None, *, static_argnums: int | Sequence[int] = ...) -> Callable[[F], F]: ...
+def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
+    """A function that is compiled by the backend of the arrays that it is called with.
+
+    It is recorded once for trees of one structure with arrays of the same shapes and dtypes, and
+    replayed from then on, so it should have no effects but its result. Arrays are inputs; strings,
+    settings and other objects are static: other values are another program. Numbers that are
+    arguments, or items of containers, are inputs to JAX and static in torch: give an array for what
+    changes with every call. Numbers within functors are static. Ties survive.
+
+    JAX compiles with `jax.jit`. torch records what the function does to its tensors and compiles
+    that with `torch.compile`; where there is no compiler, or the function looks at values, as in
+    `if x.sum() > 0`, `x.sum().item()` or `x[x > 0]`, it runs as it is and says so once.
+
+    Args:
+        fun: A function of trees, a model that can be called, or a method of one: then what the
+            model holds is an input, too. Without it, `jit` is a decorator with arguments.
+        static_argnums: Arguments whose numbers are static, because they decide shapes or branches.
+
+    Raises:
+        TransformError: There are no arrays, or NumPy's alone.
+        MixedDevicesError: Arrays of several backends; NumPy's may go along to JAX.
+
+    Warns:
+        NotCompiledWarning: The function runs uncompiled; says why.
+
+    Examples:
+        >>> import fmapper, jax.numpy as jnp
+        >>> @fmapper.jit
+        ... def step(model, gradient, lr):
+        ...     return fmapper.fmap(lambda p, g: p - lr * g, model, gradient)
+        >>> step({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, 0.5)
+        {'w': Array([0.5, 0.5], dtype=float32)}
+    """
+    if fun is None:
+        return functools.partial(jit, static_argnums=static_argnums)
+    numbers = positions("static_argnums", static_argnums)
+    owner, call = _owner_of(fun)
+    if owner is not None:  # what it holds is an input, too
+        inner = jit(call, static_argnums=[number + (number >= 0) for number in numbers])
+        return functools.wraps(fun, updated=())(functools.partial(_call, inner, owner))
+    programs: dict[str, Program] = {}
+    checked: dict[int, Any] = {}
+    hollowing = threading.RLock()
+    reasons = _Reasons()
+    said: list[str] = []
+
+    def program_for(adapter: Adapter) -> Program:
+        def run(arrays: Sequence[Any], key: Any) -> tuple[list[Any], Any]:
+            memo: dict[Any, Any] = {}
+            args, kwargs = key.filled(arrays, memo)
+            result = fun(*(arg.value if type(arg) is _Fixed else arg for arg in args), **kwargs)
+            changed = changes(key.boxes, memo)
+            rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
+            refuse_holders(rest, rest.tree)
+            return [*rest.arrays, *(value for _, value in changed)], (
+                rest,
+                [change for change, _ in changed],
+            )
+
+        return adapter.compiled(run, reasons.add)
+
+    def uncompiled(adapter: Adapter, args: Any, kwargs: Any) -> Any:
+        try:
+            result = fun(*args, **kwargs)
+        except BaseException:
+            if reasons.found:  # it may be for this error that nothing could be recorded
+                reasons.found.clear()
+                programs.pop(adapter.name, None)
+            raise
+        if reasons.found and not said:
+            said.append(reasons.found[0])
+            name = getattr(fun, "__qualname__", type(fun).__name__)
+            warn(f"jit runs {name} uncompiled: {reasons.found[0]}", NotCompiledWarning)
+        reasons.found.clear()
+        return result
+
+    @functools.wraps(fun, updated=())
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        sync()
+        given = list(args)
+        for number in numbers:
+            place = place_of(number, args)
+            given[place] = _Fixed(args[place])
+        trees = as_given(args, kwargs)
+        key = structure_of((given, kwargs), numbers=True, shown=trees)
+        if any(id(leaf) not in checked for leaf in key.opaque):
+            refuse_holders(key, trees)
+            if len(checked) > _CHECKED:
+                checked.clear()
+            checked.update((id(leaf), leaf) for leaf in key.opaque)
+        adapter = backend_of(key.arrays, "compile", trees)
+        if adapter.name not in programs:
+            programs[adapter.name] = program_for(adapter)
+        boxes = key.boxes
+        try:
+            found = programs[adapter.name](key.arrays, key)
+        finally:
+            key.tree, key.arrays, key.boxes = None, [], []  # the program outlives them
+        if found is None:
+            return uncompiled(adapter, args, kwargs)
+        out, (rest, changed) = found
+        if changed:
+            out, effects = out[: -len(changed)], out[-len(changed) :]
+            for change, effect in zip(changed, effects, strict=True):
+                put_into(boxes, change, effect)
+        with hollowing:
+            if not rest.hollow:  # it holds what stood for arrays while they were recorded
+                rest.hollowed(adapter.hollow)
+        return rest.filled(out)
+
+    return compiled
+
+
+class _Reasons(threading.local):
+    """Why the call that this thread is in could not be compiled."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def add(self, reason: str) -> None:
+        self.found.append(reason)
+
+
+def _owner_of(fun: Any) -> tuple[Any, Callable[..., Any]]:
+    """The model that a function is, or is a method of, and the function that takes it first."""
+    sync()
+    if isinstance(fun, types.MethodType) and node_type_of(fun.__self__) is not None:
+        return fun.__self__, fun.__func__
+    if node_type_of(fun) is not None:
+        return fun, _call
+    return None, fun
+
+
+def _call(fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return fun(*args, **kwargs)
+
+
+@functor(children=("value",))
+class _Fixed:
+    """An argument whose numbers are static, as they are in every functor."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value

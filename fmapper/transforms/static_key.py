@@ -1,0 +1,285 @@
+"""Trees as a list of their arrays and a rest that can be compared: what a compiler wants."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.equality import equals
+from fmapper.errors import TransformError
+from fmapper.tree.fmap import UNSET, _Map
+from fmapper.tree.functor import CONTAINERS, has_computed_children, slot_names
+from fmapper.tree.keypath import format_link
+from fmapper.tree.nodes import (
+    ATOM,
+    CHILDLESS,
+    INTERNED,
+    LEAF,
+    Item,
+    NodeType,
+    cached_names,
+    kind_of,
+    kinds,
+)
+from fmapper.backends.registries import snapshot
+from fmapper.tree.walk import visit
+
+_NOTHING: dict[str, Any] = {}
+_NUMBERS = frozenset({bool, int, float, complex})
+_BARE = frozenset({dict, list, tuple})  # they hold nothing beside their items
+
+
+class Structure:
+    """All of a tree but its arrays: classes, keys, ties, and the values of what is static.
+
+    Two are equal if a function that has been recorded with the one may be replayed with the other.
+    Static values are compared by `equals`.
+
+    Attributes:
+        arrays: Those of the tree, and the numbers that count as such.
+        opaque: Its leaves that are static and no plain values.
+        boxes: Its nodes to which a program may give another value, each once, in order.
+        tree: The tree itself. It, arrays and boxes are emptied where a structure outlives its tree.
+        hollow: Whether the arrays are but keeping places.
+    """
+
+    __slots__ = (
+        "_hash",
+        "_moving",
+        "_parts",
+        "_statics",
+        "arrays",
+        "boxes",
+        "hollow",
+        "opaque",
+        "tree",
+    )
+
+    def __init__(
+        self,
+        tree: Any,
+        arrays: list[Any],
+        parts: tuple[Any, ...],
+        statics: list[Any],
+        moving: list[bool],
+    ) -> None:
+        self.tree = tree
+        self.arrays = arrays
+        self.boxes: list[Any] = []
+        self.opaque: list[Any] = []
+        self.hollow = False
+        self._parts = parts
+        self._statics = statics
+        self._moving = moving  # of each number in the order of the walk: is it in the list?
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Structure)
+            and self._parts == other._parts
+            and all(map(equals, self._statics, other._statics))
+        )
+
+    def filled(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
+        """The tree with other arrays; the memo knows then what each node has become."""
+        memo = {} if memo is None else memo
+        numbers: list[Any] = []
+        for before, after in zip(self.arrays, new, strict=True):
+            if kind_of(type(before)) is ATOM:
+                numbers.append(after)
+            else:
+                memo[id(before)] = after
+        if not numbers:
+            return refilled(self.tree, memo)
+        moving, replacements = iter(self._moving), iter(numbers)
+
+        def f(leaf: Any) -> Any:
+            if kind_of(type(leaf)) is ATOM and next(moving):
+                return next(replacements)
+            return leaf
+
+        return refilled(self.tree, memo, f)
+
+    def hollowed(self, hollow: Callable[[Any], Any]) -> None:
+        """Puts something that keeps its place where each array is."""
+        arrays = list(map(hollow, self.arrays))
+        self.tree, self.arrays, self.hollow = self.filled(arrays), arrays, True
+
+
+def refilled(tree: Any, memo: dict[Any, Any], f: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    """A tree with other objects in the place of those whose ids the memo has."""
+    return _Map(f, None, UNSET, UNSET, None, memo=memo)(tree)
+
+
+def _is_array(leaf: Any) -> bool:
+    return adapter_of(leaf) is not None
+
+
+def structure_of(
+    tree: Any,
+    is_array: Callable[[Any], bool] = _is_array,
+    *,
+    numbers: bool = False,
+    shown: Any = None,
+) -> Structure:
+    """Takes a tree apart into its arrays, each once, in the order of the walk, and all else.
+
+    Args:
+        tree: Anything; cycles and ties are no obstacle.
+        is_array: Which leaves are arrays.
+        numbers: Numbers in nothing but builtin containers count as arrays, each time they occur.
+        shown: The tree whose paths errors name, if that is another one with the same nodes.
+
+    Raises:
+        TransformError: A child is another object each time it is read.
+    """
+    arrays: list[Any] = []
+    parts: list[Any] = []
+    statics: list[Any] = []
+    moving: list[bool] = []
+    boxes: list[Any] = []
+    opaque: list[Any] = []
+    seen: dict[int, tuple[int, Any]] = {}
+    stack: list[tuple[Iterator[Item], bool]] = []
+    items: Iterator[Item] = iter(((None, tree),))
+    free = True  # in nothing but builtin containers
+    while True:
+        for key, child in items:
+            parts.append(key)
+            cls = type(child)
+            kind = kinds.get(cls) or kind_of(cls)
+            if kind is ATOM:
+                moves = numbers and free and cls in _NUMBERS
+                moving.append(moves)
+                parts.append(cls)
+                (arrays if moves else statics).append(child)
+                continue
+            if kind is not INTERNED and kind is not CHILDLESS:
+                i = id(child)
+                if i in seen:
+                    parts.append(seen[i][0])
+                    continue
+                seen[i] = len(seen), child
+            parts.append(cls)
+            if kind is LEAF and is_array(child):
+                arrays.append(child)
+            elif isinstance(kind, NodeType):
+                inner = tuple(kind.items(child))
+                if has_computed_children(cls):
+                    _check_computed(child, kind, inner, tree if shown is None else shown)
+                parts.append(len(inner))
+                if cls not in _BARE:
+                    statics.append(_beside(child, kind, inner))
+                    if kind.box is not None:
+                        boxes.append(child)
+                stack.append((items, free))
+                items = iter(inner)
+                free = free and (cls in _BARE or issubclass(cls, CONTAINERS))
+                break
+            else:
+                statics.append(child)
+                if kind is LEAF:
+                    opaque.append(child)
+        else:
+            if not stack:
+                found = Structure(tree, arrays, tuple(parts), statics, moving)
+                found.boxes, found.opaque = boxes, opaque
+                return found
+            items, free = stack.pop()
+
+
+def _check_computed(node: Any, kind: NodeType, items: tuple[Item, ...], tree: Any) -> None:
+    """Refuses children that cannot be told from one reading to the next.
+
+    Raises:
+        TransformError: There is one; names its path and the way out.
+    """
+    for (key, child), (_, again) in zip(items, kind.items(node), strict=True):
+        if child is not again and kind_of(type(child)) is not ATOM:
+            link = next(link for link, found, _ in visit(tree, once=True) if found is node)
+            raise TransformError(
+                f"{format_link((link, key))} is computed anew each time it is read, so that "
+                "what a function does to it cannot be followed. Let the children of "
+                f"{type(node).__name__} be the attributes that it is computed from."
+            )
+
+
+Change: TypeAlias = "tuple[int, Any]"
+"""Which box, by its place in the list, and the key of what has changed."""
+
+
+def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[Change, Any]]:
+    """What a program has done to the boxes of its arguments.
+
+    Args:
+        boxes: Those of the tree that the arguments were made from.
+        memo: What has become of its nodes and arrays in the arguments.
+
+    Returns:
+        Each place in a box that has another value now, and the value.
+    """
+    found: list[tuple[Change, Any]] = []
+    for index, box in enumerate(boxes):
+        new = memo.get(id(box))
+        if new is None:
+            continue
+        inside = _inside(box)
+        now = dict(inside(new))
+        for key, before in inside(box):
+            after = now.get(key)
+            if after is not None and after is not memo.get(id(before), before):
+                found.append(((index, key), after))
+    return found
+
+
+def put_into(boxes: Sequence[Any], change: Change, value: Any) -> None:
+    """Gives a place in a box another value."""
+    index, key = change
+    kind = kind_of(type(boxes[index]))
+    assert isinstance(kind, NodeType)
+    assert kind.put is not None
+    kind.put(boxes[index], {key: value})
+
+
+def _inside(box: Any) -> Callable[[Any], Iterable[Item]]:
+    kind = kind_of(type(box))
+    assert isinstance(kind, NodeType)
+    assert kind.box is not None
+    return kind.box
+
+
+def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
+    """What decides beside its children what a node is."""
+    if kind.static is not None:
+        found = kind.static(node)
+        return snapshot(found)
+    cls: Any = type(node)
+    slots, cached = _names(cls)
+    own = getattr(node, "__dict__", _NOTHING)
+    names = {key for key, _ in items}
+    rest: dict[str, Any] = {}
+    if slots or len(own) != len(names) or own.keys() != names:
+        children = {id(child) for _, child in items}
+        there = [(name, getattr(node, name)) for name in slots if hasattr(node, name)]
+        rest.update(
+            (name, snapshot(value))
+            for name, value in [*there, *own.items()]
+            if name not in names and name not in cached and id(value) not in children
+        )
+    if isinstance(node, defaultdict):
+        rest["default_factory"] = node.default_factory
+    if isinstance(node, deque):
+        rest["maxlen"] = node.maxlen
+    return rest
+
+
+@lru_cache(1024)
+def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The slots of a class, and the attributes that are computed from children."""
+    return slot_names(cls), frozenset(cached_names(cls))

@@ -1,0 +1,120 @@
+"""Functions of one example made functions of many: `vmap`, by the backend of the arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fmapper.backends.discovery import adapter_of
+from fmapper.errors import TransformError
+from fmapper.tree.fmap import children
+from fmapper.backends.namespace import array_namespace
+from fmapper.tree.nodes import sync
+from fmapper.transforms.static_key import Structure, structure_of
+from fmapper.transforms.arguments import as_given, backend_of, refuse_holders
+from fmapper.tree.walk import class_of, visit
+
+
+def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+    """A function that does for every index along an axis what `fun` does for one.
+
+    Args:
+        fun: A function of trees; numbers and what else is no array it gets as it is.
+        in_axes: Along which axis the arrays of an argument are taken apart: an integer for all, or
+            one entry per argument: an integer, None for an argument that goes whole to every call,
+            or a list, tuple or dict of those like the argument itself. Arguments by name: axis 0.
+        out_axes: Which axis of the results is the new one: an integer for all, or a tuple with one
+            for each part of a tuple.
+
+    Raises:
+        TransformError: The arrays are NumPy's, or there are none, or `in_axes` does not fit.
+        MixedDevicesError: Arrays of several backends.
+
+    The interface is that of `jax.vmap` and `torch.func.vmap`.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> dot = lambda m, x: (m["w"] * x).sum()
+        >>> fmapper.vmap(dot, in_axes=(None, 0))({"w": torch.ones(2)}, torch.eye(2))
+        tensor([1., 1.])
+    """
+
+    @functools.wraps(fun, updated=())
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        sync()
+        given = [*args, kwargs]
+        axes = [*_per_argument(in_axes, len(args)), 0]
+        parts = [structure_of(arg) for arg in given]
+        found: list[Any] = []
+        along: list[int | None] = []
+        for place, (part, axis) in enumerate(zip(parts, axes, strict=True)):
+            found += part.arrays
+            along += _axes(part, axis, f"argument {place}")
+            refuse_holders(part, as_given(args, kwargs))
+        adapter = backend_of(found, "vectorise", as_given(args, kwargs))
+        results: list[Structure] = []
+
+        def run(new: Sequence[Any]) -> list[Any]:
+            pending = iter(new)
+            *new_args, new_kwargs = (
+                part.filled([next(pending) for _ in part.arrays]) for part in parts
+            )
+            result = fun(*new_args, **new_kwargs)
+            results.append(structure_of(result, lambda leaf: adapter_of(leaf) is adapter))
+            refuse_holders(results[-1], results[-1].tree)
+            return results[-1].arrays
+
+        new = adapter.vectorized(run, found, along)
+        if out_axes != 0:
+            new = _moved(new, _axes(results[-1], out_axes, "the result"))
+        return results[-1].filled(new)
+
+    return mapped
+
+
+def _per_argument(in_axes: Any, count: int) -> Sequence[Any]:
+    if in_axes is None or isinstance(in_axes, int):
+        return [in_axes] * count
+    if not isinstance(in_axes, list | tuple) or len(in_axes) != count:
+        raise TransformError(
+            f"in_axes={in_axes!r} does not fit {count} arguments: an integer for all of them, or a "
+            "tuple with one entry for each."
+        )
+    return in_axes
+
+
+def _axes(structure: Structure, spec: Any, what: str) -> list[int | None]:
+    """The axis of each array of an argument or result."""
+    if spec is None or isinstance(spec, int):
+        return [spec] * len(structure.arrays)
+    known: dict[int, int | None] = {}
+
+    def look(spec: Any, tree: Any) -> None:
+        if spec is None or isinstance(spec, int):
+            for _, leaf, kind in visit(tree, once=True):
+                if kind is None and known.setdefault(id(leaf), spec) != spec:
+                    raise TransformError(f"there are two axes for one tied array of {what}.")
+            return
+        axes, have = children(spec), children(tree)
+        if axes.keys() != have.keys():
+            raise TransformError(
+                f"the axes {spec!r} do not fit {what}: there is {class_of(tree)} with the children "
+                f"{', '.join(map(repr, have)) or 'none'}."
+            )
+        for key, axis in axes.items():
+            look(axis, have[key])
+
+    look(spec, structure.tree)
+    return [known[id(array)] for array in structure.arrays]
+
+
+def _moved(new: list[Any], axes: Sequence[int | None]) -> list[Any]:
+    """Results with their new axis, which is the first, where it is wanted."""
+    moved = []
+    for array, axis in zip(new, axes, strict=True):
+        if axis is None:
+            moved.append(array[0])
+        else:
+            moved.append(array_namespace(array).moveaxis(array, 0, axis) if axis else array)
+    return moved

@@ -1,0 +1,376 @@
+"""How a class says what its children are: `@functor`, `@leaf`, and the registry behind them."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+from typing import Any, TypeVar, cast, overload
+
+from fmapper.errors import DeclarationError
+
+C = TypeVar("C", bound=type)
+Rebuild = Callable[[Any, Mapping[str, Any]], Any]
+
+CONTAINERS: tuple[type, ...] = (tuple, list, dict, deque)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a class has said of itself.
+
+    Attributes:
+        cls: The class that was declared; its subclasses inherit the declaration.
+        children: The names of the children, or None for all instance attributes.
+        rebuild: `(node, new_children) -> new node`, or None for the default rebuild.
+        leaf: True for `@leaf`: `f` gets the whole object.
+        trainable: The names of the children that training changes, or None for all.
+        static: The names of the children that are settings to the pytree registries of others.
+    """
+
+    cls: type
+    children: tuple[str, ...] | None = None
+    rebuild: Rebuild | None = None
+    leaf: bool = False
+    trainable: tuple[str, ...] | None = None
+    static: tuple[str, ...] = ()
+
+
+_declared: dict[type, Declaration] = {}
+_on_class: list[Callable[[type], None]] = []
+_DUNDER = "__fmapper__"
+
+
+def declaration_of(cls: type) -> Declaration | None:
+    """The declaration that instances of `cls` follow: its own, or the nearest inherited one."""
+    for base in cls.__mro__:
+        found = _declared.get(base) or base.__dict__.get(_DUNDER)
+        if found is not None:
+            return found
+    return None
+
+
+def on_class(listener: Callable[[type], None]) -> None:
+    """Calls `listener` with every class that is declared, or derived from a declared one."""
+    _on_class.append(listener)
+
+
+def declared_classes() -> Iterable[type]:
+    """Every declared class, in order of declaration."""
+    return tuple(_declared)
+
+
+@overload
+def functor(cls: C, /) -> C: ...
+@overload
+def functor(
+    cls: C,
+    /,
+    *,
+    children: Iterable[str] | None = ...,
+    rebuild: Rebuild | None = ...,
+    trainable: Iterable[str] | None = ...,
+    static: Iterable[str] = ...,
+) -> C: ...
+@overload
+def functor(
+    *,
+    children: Iterable[str] | None = ...,
+    rebuild: Rebuild | None = ...,
+    trainable: Iterable[str] | None = ...,
+    static: Iterable[str] = ...,
+) -> Callable[[C], C]: ...
+def functor(
+    cls: Any = None,
+    /,
+    *,
+    children: Iterable[str] | None = None,
+    rebuild: Rebuild | None = None,
+    trainable: Iterable[str] | None = None,
+    static: Iterable[str] = (),
+) -> Any:
+    """Declares which attributes of a class are its children, so that trees of it can be mapped.
+
+    Works bare, with arguments, and as a call on a class that is not yours. Subclasses inherit the
+    declaration and may make their own. The default rebuild makes a new instance without calling
+    `__init__` or `__post_init__` and carries over by reference what is not a child; values that
+    `functools.cached_property` keeps are dropped, because they were computed from the old children.
+
+    Args:
+        cls: The class.
+        children: Names of the attributes that are children, in the order in which they are walked.
+            None: all of them, that is the fields of a dataclass or attrs class, else the
+            `__slots__` of all bases and `vars(obj)`. `()`: a node without children.
+        rebuild: `(node, new_children) -> new node`, where `new_children` maps names to children. It
+            must not change its arguments, and the new node must hold the children it was given.
+        trainable: Names of the children that training changes; see `trainables`. None: all of them.
+            It says nothing to walks and moves.
+        static: Names of children that are settings to the pytree registries of JAX, torch and
+            optree, whatever they hold: a compiled program is made anew for other ones. Numbers and
+            strings are, without being named. It says nothing to walks and moves.
+
+    Returns:
+        The class itself.
+
+    Raises:
+        DeclarationError: The class has another declaration of its own already, or `children` names
+            something that the class cannot have, or `trainable` or `static` something that is not
+            a child.
+
+    Examples:
+        >>> import fmapper
+        >>> @fmapper.functor
+        ... class Affine:
+        ...     def __init__(self, w, b):
+        ...         self.w, self.b = w, b
+        >>> doubled = fmapper.fmap(lambda x: 2 * x, Affine(3, 4))
+        >>> doubled.w, doubled.b
+        (6, 8)
+    """
+    if cls is None:
+        return lambda cls: functor(
+            cls, children=children, rebuild=rebuild, trainable=trainable, static=static
+        )
+    if not isinstance(cls, type):
+        raise DeclarationError(
+            f"functor: {cls!r} is not a class. Declare the class of the object, not the object."
+        )
+    names = None if children is None else _names(cls, children, "children")
+    trained = None if trainable is None else _names(cls, trainable, "trainable")
+    settings = _names(cls, static, "static")
+    _check_children(cls, names, trained or (), "trainable", "trained")
+    _check_children(cls, names, settings, "static", "static")
+    if set(settings) & set(trained or ()):
+        both = ", ".join(repr(name) for name in settings if name in (trained or ()))
+        raise DeclarationError(
+            f"functor: {cls.__name__} names {both} in trainable= and in static=. What is static "
+            "cannot be trained."
+        )
+    if rebuild is not None and not callable(rebuild):
+        raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
+    _refuse_builtin(cls)
+    if rebuild is None and issubclass(cls, CONTAINERS) and not has_class_attribute(cls, "_fields"):
+        raise DeclarationError(
+            f"functor: {cls.__name__} derives from a builtin container, so it is a node "
+            "already and its items are its children. Leave the declaration out, or give a rebuild."
+        )
+    _declare(Declaration(cls, names, rebuild, trainable=trained, static=settings))
+    return cls
+
+
+def leaf(cls: C, /) -> C:
+    """Declares a class as a leaf: a walk gives its instances to `f` whole and never enters them.
+
+    Raises:
+        DeclarationError: The class has a declaration of its own already.
+
+    Examples:
+        >>> import fmapper
+        >>> @fmapper.leaf
+        ... class Tokenizer:
+        ...     pass
+        >>> fmapper.is_leaf(Tokenizer())
+        True
+    """
+    if not isinstance(cls, type):
+        raise DeclarationError(
+            f"leaf: {cls!r} is not a class. Declare the class of the object, not the object."
+        )
+    _refuse_builtin(cls)
+    _declare(Declaration(cls, leaf=True))
+    return cls
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """What a class or a base of it has under a name, as it is there; None where none has it.
+
+    The metaclass is not asked: its `__getattr__` may raise what it likes.
+    """
+    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+
+
+def has_class_attribute(cls: type, name: str) -> bool:
+    """Whether a class or a base of it defines a name; the metaclass is not asked."""
+    return any(name in base.__dict__ for base in cls.__mro__)
+
+
+def attribute_names(cls: type) -> tuple[str, ...] | None:
+    """The fields of a dataclass or attrs class; None where instances decide for themselves.
+
+    A plain subclass of a dataclass decides for itself too: its attributes may be no fields.
+    """
+    if "__dataclass_fields__" in cls.__dict__:
+        return tuple(field.name for field in dataclasses.fields(cls))
+    if "__attrs_attrs__" in cls.__dict__:
+        return tuple(field.name for field in cls.__attrs_attrs__)  # type: ignore[attr-defined]
+    if issubclass(cls, tuple) and has_class_attribute(cls, "_fields"):
+        return tuple(cls._fields)  # type: ignore[attr-defined]
+    return None
+
+
+def has_computed_children(cls: type) -> bool:
+    """Whether a class declares children that are properties, which may be made anew each time."""
+    declaration = declaration_of(cls)
+    if declaration is None or declaration.children is None:
+        return False
+    return any(isinstance(class_attribute(cls, name), property) for name in declaration.children)
+
+
+def slot_names(cls: type) -> tuple[str, ...]:
+    """The `__slots__` of a class and its bases, base first, names mangled as Python does."""
+    names: dict[str, None] = {}
+    for base in reversed(cls.__mro__):
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            private = name.startswith("__") and not name.endswith("__")
+            names[f"_{base.__name__.lstrip('_')}{name}" if private else name] = None
+    return tuple(names)
+
+
+def _refuse_builtin(cls: type) -> None:
+    if getattr(builtins, cls.__name__, None) is cls:
+        raise DeclarationError(
+            f"{cls.__name__} is a builtin: what it is to a walk is fixed. "
+            "Declare a class of your own."
+        )
+
+
+def _names(cls: type, given: Iterable[str], option: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise DeclarationError(
+            f"functor: {option} of {cls.__name__} is the string {given!r}. "
+            f"Write a tuple: {option}=({given!r},)."
+        )
+    names = tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise DeclarationError(
+                f"functor: {option} of {cls.__name__} must be attribute names, not {name!r}."
+            )
+    if len(set(names)) < len(names):
+        raise DeclarationError(f"functor: {option} of {cls.__name__} repeats a name: {names}.")
+    known = _known_names(cls)
+    missing = [name for name in names if known is not None and name not in known]
+    if missing:
+        raise DeclarationError(
+            f"functor: {cls.__name__} has no attribute {', '.join(map(repr, missing))}. "
+            f"It has: {', '.join(sorted(known or ())) or 'none'}."
+        )
+    return names
+
+
+def _check_children(
+    cls: type, children: tuple[str, ...] | None, names: tuple[str, ...], option: str, word: str
+) -> None:
+    strangers = [name for name in names if children is not None and name not in children]
+    if strangers:
+        raise DeclarationError(
+            f"functor: {option} of {cls.__name__} names {', '.join(map(repr, strangers))}, but its "
+            f"children are {', '.join(map(repr, children or ())) or 'none'}. Only a child can be "
+            f"{word}."
+        )
+
+
+def _known_names(cls: type) -> set[str] | None:
+    """All names that an instance can have, or None where that shows only on an instance."""
+    fields = attribute_names(cls)
+    free = getattr(cls, "__dictoffset__", 0) != 0
+    if fields is None and free:
+        return None
+    if free and any(
+        has_class_attribute(cls, hook) for hook in ("__post_init__", "__attrs_post_init__")
+    ):
+        return None
+    own = {name for base in cls.__mro__[:-1] for name in base.__dict__}
+    names = set(fields or ()) | set(slot_names(cls)) | own
+    return {name for name in names if not (name.startswith("__") and name.endswith("__"))}
+
+
+def _declare(declaration: Declaration) -> None:
+    cls = declaration.cls
+    before = _declared.get(cls) or cls.__dict__.get(_DUNDER)
+    if before is not None and not _say_the_same(before, declaration):
+        raise DeclarationError(
+            f"{cls.__module__}.{cls.__qualname__} is declared already, as {_written(before)}, and "
+            f"now as {_written(declaration)}: a class is declared once. To change what a subclass "
+            "does, declare the subclass."
+        )
+    if cls in _declared:
+        return
+    _declared[cls] = declaration
+    own = cls.__flags__ & _HEAP_TYPE and not cls.__flags__ & _IMMUTABLE_TYPE
+    if own and not class_attribute(cls, "_is_protocol"):  # a protocol counts its attributes
+        # Class decorators that make a new class of this one (slots=True) copy its attributes.
+        type.__setattr__(cls, _DUNDER, declaration)
+        _watch_subclasses(cls)
+    known = [cls]
+    for base in known:
+        for listener in _on_class:
+            listener(base)
+        derived: list[type] = type.__subclasses__(base)
+        known += [sub for sub in derived if sub not in known]
+
+
+def _say_the_same(a: Declaration, b: Declaration) -> bool:
+    """Whether two declarations are one that was made twice, as by a notebook cell run again."""
+    mine, other = (dataclasses.replace(one, cls=object, rebuild=None) for one in (a, b))
+    return mine == other and _do_the_same(a.rebuild, b.rebuild)
+
+
+def _do_the_same(a: Any, b: Any) -> bool:
+    if a is b or not (isinstance(a, FunctionType) and isinstance(b, FunctionType)):
+        return bool(a is b or (a is not None and a == b))
+    return a.__code__ == b.__code__ and a.__module__ == b.__module__ and _held(a) == _held(b)
+
+
+def _held(function: FunctionType) -> list[Any]:
+    """What a function has beside its code: text and numbers by value, all else by identity."""
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            cells.append(cell)
+    return [repr(x) if type(x) in (int, float, bool, str) else id(x) for x in (*defaults, *cells)]
+
+
+def _written(declaration: Declaration) -> str:
+    """A declaration as its author would write it."""
+    if declaration.leaf:
+        return "@leaf"
+    given = {
+        "children": declaration.children,
+        "trainable": declaration.trainable,
+        "static": declaration.static or None,
+    }
+    options = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+    if declaration.rebuild is not None:
+        options.append(f"rebuild={getattr(declaration.rebuild, '__qualname__', '...')}")
+    return f"@functor({', '.join(options)})" if options else "@functor"
+
+
+_IMMUTABLE_TYPE = 1 << 8
+_HEAP_TYPE = 1 << 9
+
+
+def _watch_subclasses(cls: type) -> None:
+    """Tells the listeners of every subclass of `cls`, keeping the `__init_subclass__` it has."""
+    original = cls.__dict__.get("__init_subclass__")
+
+    def __init_subclass__(sub: type, **kwargs: Any) -> None:
+        if original is not None:
+            original.__get__(None, sub)(**kwargs)
+        else:
+            owner: Any = next(base for base in sub.__mro__ if base.__dict__.get(name) is hook)
+            super(owner, sub).__init_subclass__(**kwargs)
+        for listener in _on_class:
+            listener(sub)
+
+    name = "__init_subclass__"
+    hook: Any = classmethod(cast(Any, __init_subclass__))
+    type.__setattr__(cls, name, hook)

@@ -1,0 +1,47 @@
+"""Warnings that point at the line of the user's that caused them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from fmapper.errors import FmapperWarning
+
+Warned = tuple[str, type[FmapperWarning]]
+
+_kept: ContextVar[list[Warned] | None] = ContextVar("fmapper_kept_warnings", default=None)
+
+
+def warn(message: str, category: type[FmapperWarning]) -> None:
+    """Warns at the innermost frame that is not one of fmapper's own."""
+    kept = _kept.get()
+    if kept is not None:
+        kept.append((message, category))
+        return
+    level = 2
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+@contextmanager
+def keeping_warnings() -> Iterator[list[Warned]]:
+    """Keeps what is warned of in this block: a background thread has no line of the user's.
+
+    `warnings.catch_warnings` would catch those of all other threads too.
+    """
+    kept: list[Warned] = []
+    token = _kept.set(kept)
+    try:
+        yield kept
+    finally:
+        _kept.reset(token)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] in ("fmapper", "fmapper_adapters")
