@@ -262,8 +262,8 @@ def prepare() -> None:
     import torchax
     import transformers
 
-    import fmapper_adapters.jax.model.jax_model
     import fmapper_adapters.jax.aten.table
+    import fmapper_adapters.jax.model.jax_model
     import fmapper_adapters.torch.record.export
     import tiny_models
 

@@ -25,8 +25,8 @@ from typing import Any, ClassVar
 import pytest
 
 import fmapper
-from fmapper.backends import Adapter, Exchange
 from fmapper import Device, Mover
+from fmapper.backends import Adapter, Exchange
 
 np = pytest.importorskip("numpy")
 

@@ -392,7 +392,8 @@ def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> str:
     import torch
     from torch.utils._pytree import tree_leaves, tree_map
 
-    from fmapper_adapters.jax.aten import table as _table, types as _types
+    from fmapper_adapters.jax.aten import table as _table
+    from fmapper_adapters.jax.aten import types as _types
     from fmapper_adapters.torch.from_fx import graph
 
     name = graph.name_of_overload(func)

@@ -283,9 +283,14 @@ def recorded_difference(
     """How far what torch.export records is off, in torch: models can tell that they are traced."""
     import torch
 
-    from fmapper_adapters.torch.record import export as _export, foreign_classes
+    from fmapper_adapters.torch.record import export as _export
+    from fmapper_adapters.torch.record import foreign_classes
 
-    with _export.mode(model, train=False), foreign_classes.known(model, (args, kwargs)), torch.no_grad():
+    with (
+        _export.mode(model, train=False),
+        foreign_classes.known(model, (args, kwargs)),
+        torch.no_grad(),
+    ):
         exported = _export.recorded(model, args, kwargs, None)
         return difference(exported.module()(*args, **kwargs), want)[0]
 
@@ -363,8 +368,8 @@ def prepare() -> None:
     import torch
     import transformers
 
-    import fmapper_adapters.jax.model.jax_model
     import fmapper_adapters.jax.aten.table
+    import fmapper_adapters.jax.model.jax_model
     import fmapper_adapters.torch.record.export
 
     assert all((jax, torch, transformers, fmapper_adapters.torch))

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from fmapper_adapters.torch.from_fx import decompositions, fast_decompose  # noqa: E402
-from fmapper_adapters.torch.record import export, gradient_ends
+from fmapper_adapters.torch.record import export, gradient_ends  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.export itself
 x = torch.randn(2, 4, 6, 6)

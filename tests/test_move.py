@@ -904,7 +904,9 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type]]:
 
     for name in ("alpha", "beta"):
         fmapper.register_adapter(backend(name))
-    monkeypatch.setattr("fmapper.moves.route.installed_backends", lambda: ["numpy", "alpha", "beta"])
+    monkeypatch.setattr(
+        "fmapper.moves.route.installed_backends", lambda: ["numpy", "alpha", "beta"]
+    )
     yield arrays
     fmapper.use_backend(None)
     for name in ("alpha", "beta"):

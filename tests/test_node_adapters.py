@@ -3,8 +3,8 @@
 import pytest
 
 import fmapper
-from fmapper.backends import BoxKey, NodeAdapter, NodeType
 from fmapper import fmap, fmap_with_path, get_path, state
+from fmapper.backends import BoxKey, NodeAdapter, NodeType
 
 
 class Cell:

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fmapper.tree import nodes
 from fmapper.backends.adapter import Adapter, NodeAdapter
 from fmapper.errors import BackendUnavailableError, FmapperWarning
+from fmapper.tree import nodes
 from fmapper.tree.nodes import Kind, NodeType
 from fmapper.warn import warn
 

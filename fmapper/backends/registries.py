@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
-from fmapper.tree import nodes
 from fmapper.backends.adapter import Adapter
 from fmapper.backends.discovery import adapter_of, adapters, on_adapter
 from fmapper.backends.equality import digest, equals
+from fmapper.backends.undeclared import holds_arrays
 from fmapper.errors import TransformError
+from fmapper.tree import nodes
 from fmapper.tree.fmap import fmap
 from fmapper.tree.functor import CONTAINERS, declaration_of, on_class, slot_names
-from fmapper.tree.no_gradient import no_gradient
-from fmapper.backends.undeclared import holds_arrays
 from fmapper.tree.keypath import KeyPath, format_keys
+from fmapper.tree.no_gradient import no_gradient
 from fmapper.tree.nodes import NodeType
 from fmapper.tree.walk import visit
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from fmapper.backends.discovery import adapter_of, adapters, on_adapter
 from fmapper.backends.dtypes import is_inexact
+from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import DeclarationError, FmapperError, StructureMismatchError
 from fmapper.tree.functor import declaration_of, has_computed_children
-from fmapper.backends.undeclared import check_leaf
 from fmapper.tree.keypath import KeyPath, Link, format_link, name_of
 from fmapper.tree.nodes import ATOM, LEAF, LEAVES, Item, NodeType, kind_of, kinds, sync
 from fmapper.tree.walk import say_where

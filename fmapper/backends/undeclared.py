@@ -7,12 +7,12 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fmapper.tree import nodes
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import NotAFunctorError
+from fmapper.tree import nodes
 from fmapper.tree.functor import CONTAINERS, declaration_of, slot_names
-from fmapper.tree.no_gradient import no_gradient
 from fmapper.tree.keypath import Link, format_link
+from fmapper.tree.no_gradient import no_gradient
 from fmapper.tree.nodes import NodeType
 
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)

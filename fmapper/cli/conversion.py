@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from fmapper.profiles import timing
-from fmapper.programs.convert import lowered, recorded, source_of, source_of_callable
 from fmapper.backends.device import get_device
 from fmapper.backends.discovery import adapter_of, get_adapter
 from fmapper.errors import ConversionError
 from fmapper.moves.plan import readable_bytes
+from fmapper.profiles import timing
 from fmapper.profiles.table import readable_seconds
 from fmapper.profiles.timing import Timing
+from fmapper.programs.convert import lowered, recorded, source_of, source_of_callable
 from fmapper.programs.verify import Report, inputs_for, verify
 
 if TYPE_CHECKING:

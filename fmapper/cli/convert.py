@@ -79,8 +79,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(options: argparse.Namespace) -> tuple[Conversion, Any]:
-    from fmapper.cli.target import load_model
     from fmapper.cli.conversion import measured
+    from fmapper.cli.target import load_model
 
     return measured(
         load_model(options.model),

@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from fmapper.cli import convert, profile
 from fmapper.backends.adapter import Device, DeviceInfo
 from fmapper.backends.device import device_info, devices, missing
+from fmapper.cli import convert, profile
 from fmapper.errors import FmapperError
 
 Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
@@ -89,6 +89,3 @@ COMMANDS: dict[str, Command] = {
         profile.run,
     ),
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

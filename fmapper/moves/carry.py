@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmapper.backends.adapter import Adapter, Device, Exchange
-from fmapper.moves.host_copy import host_copies
 from fmapper.backends.discovery import get_adapter
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import (
@@ -23,8 +22,9 @@ from fmapper.errors import (
     TieWarning,
     UnsupportedLeafError,
 )
-from fmapper.tree.keypath import Link, format_link
+from fmapper.moves.host_copy import host_copies
 from fmapper.moves.view_ties import ViewTie, find_view_ties, remade
+from fmapper.tree.keypath import Link, format_link
 from fmapper.warn import warn
 
 Where = Callable[[int], Link]

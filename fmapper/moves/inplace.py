@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from fmapper.backends.discovery import adapter_of
+from fmapper.moves.mover import Mover
 from fmapper.tree.fmap import fmap
 from fmapper.tree.functor import declaration_of
-from fmapper.moves.mover import Mover
 from fmapper.tree.nodes import NodeType, node_type_of
 
 T = TypeVar("T")

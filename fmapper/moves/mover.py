@@ -7,11 +7,11 @@ import enum
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fmapper.tree import nodes
 from fmapper.backends.adapter import Adapter, Device, NodeAdapter
 from fmapper.backends.device import DeviceSpec, parse_device
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter
 from fmapper.backends.dtypes import dtype_name, wanted_dtype
+from fmapper.backends.undeclared import check_carried, check_leaf
 from fmapper.errors import (
     ConversionError,
     DeviceError,
@@ -20,12 +20,12 @@ from fmapper.errors import (
     NoGPUWarning,
     UnsupportedLeafError,
 )
+from fmapper.moves.carry import UNTOUCHED, Route, Where, carry_out
+from fmapper.moves.route import Generator, Target, gpu_for_host_arrays
+from fmapper.tree import nodes
 from fmapper.tree.fmap import fmap
-from fmapper.backends.undeclared import check_carried, check_leaf
 from fmapper.tree.keypath import format_link
 from fmapper.tree.nodes import node_type_of
-from fmapper.moves.route import Generator, Target, gpu_for_host_arrays
-from fmapper.moves.carry import UNTOUCHED, Route, Where, carry_out
 from fmapper.warn import warn
 
 if TYPE_CHECKING:

@@ -6,20 +6,20 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from fmapper.tree.leaves import Where
 from fmapper.backends.device import parse_device
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import dtype_name
 from fmapper.errors import DeviceError, FmapperError, PlacementError
+from fmapper.moves.carry import UNTOUCHED, Route
+from fmapper.moves.mover import Mover, to_device
+from fmapper.moves.patterns import Found, Pattern, Rules
+from fmapper.moves.plan import Plan, planned
+from fmapper.moves.route import Generator
+from fmapper.moves.view_ties import find_view_ties
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import format_link
-from fmapper.moves.mover import Mover, to_device
+from fmapper.tree.leaves import Where
 from fmapper.tree.nodes import NodeType, node_type_of, sync
-from fmapper.moves.plan import Plan, planned
-from fmapper.moves.patterns import Found, Pattern, Rules
-from fmapper.moves.route import Generator
-from fmapper.moves.carry import UNTOUCHED, Route
-from fmapper.moves.view_ties import find_view_ties
 
 
 class Keep:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fmapper.backends.adapter import Device
-from fmapper.tree.leaves import MovedLeaves, PerTree, Where, for_tree, is_batch
 from fmapper.backends.dtypes import itemsize
 from fmapper.errors import FmapperError
-from fmapper.tree.keypath import KeyPath, format_keys
-from fmapper.tree.nodes import NodeType, sync
-from fmapper.moves.route import Generator
 from fmapper.moves.carry import UNTOUCHED, Route, carry_out
+from fmapper.moves.route import Generator
+from fmapper.tree.keypath import KeyPath, format_keys
+from fmapper.tree.leaves import MovedLeaves, PerTree, Where, for_tree, is_batch
+from fmapper.tree.nodes import NodeType, sync
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

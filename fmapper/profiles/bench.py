@@ -6,18 +6,18 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fmapper.profiles import timing
 from fmapper.backends.adapter import Device, Exchange
 from fmapper.backends.counts import Counts
 from fmapper.backends.device import DeviceSpec
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter
 from fmapper.backends.dtypes import is_inexact
-from fmapper.tree.fmap import fmap
-from fmapper.moves.mover import Mover, to_numpy
 from fmapper.backends.namespace import array_namespace
+from fmapper.moves.mover import Mover, to_numpy
+from fmapper.profiles import timing
 from fmapper.profiles.predict import Traffic
 from fmapper.profiles.result import ProfileCell
 from fmapper.profiles.timing import Timing, rounds
+from fmapper.tree.fmap import fmap
 from fmapper.tree.walk import visit
 
 _HOST = Device("numpy", "cpu")

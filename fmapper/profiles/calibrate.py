@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from fmapper.profiles import timing as _timing
-from fmapper.profiles.accelerator import Accelerator, Range
 from fmapper.backends.adapter import Device
 from fmapper.backends.discovery import get_adapter
 from fmapper.backends.namespace import array_namespace
-from fmapper.profiles.predict import Curve
+from fmapper.profiles import timing as _timing
+from fmapper.profiles.accelerator import Accelerator, Range
 from fmapper.profiles.bench import fetch, loader, mover_to
+from fmapper.profiles.predict import Curve
 from fmapper.profiles.timing import Timing, rounds
 
 _SECONDS = 0.2  # for each of the eight measurements

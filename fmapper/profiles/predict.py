@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fmapper.profiles.accelerator import Accelerator
 from fmapper.backends.counts import Counts
+from fmapper.profiles.accelerator import Accelerator
 from fmapper.profiles.timing import Timing
 
 BEYOND = 256  # how far a break-even is looked for, in times of the largest known batch size

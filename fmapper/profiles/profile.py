@@ -6,22 +6,22 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fmapper.profiles.accelerator import Accelerator, find_accelerator
 from fmapper.backends.adapter import Device
 from fmapper.backends.counts import Counts
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import FmapperError, NotAFunctorError, ProfileError
-from fmapper.profiles.example_inputs import at_batch_size
 from fmapper.moves.mover import to_numpy
-from fmapper.tree.nodes import sync
+from fmapper.profiles.accelerator import Accelerator, find_accelerator
+from fmapper.profiles.bench import Bench
+from fmapper.profiles.example_inputs import at_batch_size
 from fmapper.profiles.predict import Prediction, Traffic
 from fmapper.profiles.predict import predict as predicted_run
-from fmapper.profiles.bench import Bench
 from fmapper.profiles.progress import Progress
 from fmapper.profiles.result import Profile, ProfileCell
+from fmapper.profiles.timing import Timing
 from fmapper.profiles.verdict import measured_bounds, verdicts
 from fmapper.profiles.where import Places, places_for
-from fmapper.profiles.timing import Timing
+from fmapper.tree.nodes import sync
 from fmapper.warn import keeping_warnings
 
 _UNSTEADY = 0.5  # distance of the quartiles, as a part of the median

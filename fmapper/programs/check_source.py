@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fmapper.programs import verify
 from fmapper.backends.adapter import Adapter
 from fmapper.errors import ConversionError, ConversionWarning, MoveError
+from fmapper.programs import verify
 from fmapper.programs.record_lock import in_turn
 from fmapper.warn import keeping_warnings, warn
 

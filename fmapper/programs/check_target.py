@@ -9,10 +9,10 @@ from typing import Any
 
 from fmapper.backends.adapter import Adapter
 from fmapper.errors import ConversionError, ConversionWarning, FmapperError, FmapperWarning
-from fmapper.tree.fmap import fmap
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.program import Program
 from fmapper.programs.sizes import size_of
+from fmapper.tree.fmap import fmap
 from fmapper.warn import warn
 
 # What may differ, relative to the largest element: the operations are the same, their kernels not.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from fmapper.programs import check_target
 from fmapper.backends.adapter import Adapter
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter, installed_backends
 from fmapper.errors import (
@@ -18,11 +17,12 @@ from fmapper.errors import (
     FmapperError,
     UnsupportedOpsError,
 )
-from fmapper.tree.fmap import fleaves
-from fmapper.tree.functor import declaration_of
 from fmapper.moves.mover import mover_to
+from fmapper.programs import check_target
 from fmapper.programs.program import Lowering, Program
 from fmapper.programs.record_lock import in_turn
+from fmapper.tree.fmap import fleaves
+from fmapper.tree.functor import declaration_of
 from fmapper.warn import warn
 
 F = TypeVar("F", bound=Callable[..., Any])

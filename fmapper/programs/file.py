@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 
 from fmapper.errors import ConversionError, ProgramFileError
 from fmapper.moves.mover import to_numpy
-from fmapper.programs.program import Program
 from fmapper.programs.file_grammar import check_array_name, check_program, check_shape
 from fmapper.programs.file_json import Misfit, decode_program, encode_program, read_json, shown
+from fmapper.programs.program import Program
 
 _KEY = "fmapper.program"
 _VERSION = 1

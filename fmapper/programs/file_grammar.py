@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from fmapper.programs.file_json import Misfit, shown
 from fmapper.programs.program import (
     RELATIONS,
     VARIABLE_TYPES,
@@ -27,7 +28,6 @@ from fmapper.programs.program import (
     Scalar,
     Size,
 )
-from fmapper.programs.file_json import Misfit, shown
 from fmapper.programs.treespec import TreeSpec
 
 MOST_ELEMENTS = 1 << 40  # of any array that a program speaks of

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fmapper.backends.adapter import Adapter, Observation
-from fmapper.programs.convert import source_of_callable
 from fmapper.backends.device import get_device
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter
 from fmapper.backends.equality import equals
 from fmapper.errors import NotAFunctorError
-from fmapper.tree.fmap import fmap
 from fmapper.moves.mover import mover_to, to_numpy
+from fmapper.programs.convert import source_of_callable
 from fmapper.programs.record_lock import in_turn
+from fmapper.tree.fmap import fmap
 
 # What rounding may make of the largest element of an output, by the coarser of two dtypes.
 _ROUNDING = {

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fmapper.backends.discovery import adapter_of
-from fmapper.errors import FmapperError
+from fmapper.backends.trainable import Trained
 from fmapper.backends.undeclared import holds_arrays
+from fmapper.errors import FmapperError
+from fmapper.moves.view_ties import find_view_ties
 from fmapper.tree.keypath import KeyPath, Link
 from fmapper.tree.nodes import ATOM, CHILDLESS, WITHOUT_IDENTITY, Item, NodeType, kind_of
-from fmapper.backends.trainable import Trained
-from fmapper.moves.view_ties import find_view_ties
 from fmapper.tree.walk import say_where
 
 HIDES = "holds arrays but is not a functor"

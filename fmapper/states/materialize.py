@@ -11,12 +11,12 @@ from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import dtype_name, is_inexact
 from fmapper.backends.equality import equal_arrays
 from fmapper.errors import DeviceError, StructureMismatchError
-from fmapper.tree.keypath import Link, name_of
-from fmapper.moves.mover import Mover
-from fmapper.tree.nodes import sync
-from fmapper.states.state import identity_of, named_arrays, refilled
 from fmapper.moves.carry import carry_out
+from fmapper.moves.mover import Mover
 from fmapper.moves.view_ties import find_view_ties
+from fmapper.states.state import identity_of, named_arrays, refilled
+from fmapper.tree.keypath import Link, name_of
+from fmapper.tree.nodes import sync
 
 _INTEGERS = ("int", "uint")
 Default = Callable[[str, Any], Any] | Mapping[str, Any]

@@ -11,15 +11,15 @@ from fmapper.backends.adapter import Adapter
 from fmapper.backends.device import common_device
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equal_arrays
-from fmapper.errors import FmapperError, StructureMismatchError, UnsupportedLeafError
-from fmapper.tree.fmap import fmap
-from fmapper.backends.undeclared import check_leaf
-from fmapper.tree.keypath import Link, format_link, name_of
 from fmapper.backends.namespace import array_namespace
-from fmapper.tree.nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
 from fmapper.backends.trainable import Trained
+from fmapper.backends.undeclared import check_leaf
+from fmapper.errors import FmapperError, StructureMismatchError, UnsupportedLeafError
 from fmapper.moves.carry import Route, carry_out
 from fmapper.moves.view_ties import find_view_ties, remade
+from fmapper.tree.fmap import fmap
+from fmapper.tree.keypath import Link, format_link, name_of
+from fmapper.tree.nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
 from fmapper.tree.walk import visit
 
 

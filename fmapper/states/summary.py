@@ -6,10 +6,10 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from fmapper.moves.plan import readable_bytes
 from fmapper.states.inventory import HIDES, Inventory, SummaryRow
 from fmapper.tree.keypath import format_keys
 from fmapper.tree.nodes import sync
-from fmapper.moves.plan import readable_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,10 +10,10 @@ from typing import Any
 
 from fmapper.backends.adapter import Adapter
 from fmapper.backends.discovery import adapter_of
-from fmapper.errors import MixedDevicesError, TransformError
 from fmapper.backends.undeclared import check_leaf
-from fmapper.tree.keypath import format_link
+from fmapper.errors import MixedDevicesError, TransformError
 from fmapper.transforms.static_key import Structure
+from fmapper.tree.keypath import format_link
 from fmapper.tree.walk import visit
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may close over arrays

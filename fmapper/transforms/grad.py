@@ -9,19 +9,8 @@ from typing import Any
 from fmapper.backends.adapter import Adapter
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import is_inexact
-from fmapper.errors import FmapperError, TransformError
-from fmapper.tree.no_gradient import filling_gradient, no_gradient
-from fmapper.tree.keypath import format_link
-from fmapper.tree.nodes import sync
-from fmapper.transforms.static_key import (
-    Change,
-    Structure,
-    changes,
-    put_into,
-    refilled,
-    structure_of,
-)
 from fmapper.backends.trainable import Trained, trained_arrays
+from fmapper.errors import FmapperError, TransformError
 from fmapper.transforms.arguments import (
     as_given,
     owner_of,
@@ -32,6 +21,17 @@ from fmapper.transforms.arguments import (
     refuse_mixture,
     transforming,
 )
+from fmapper.transforms.static_key import (
+    Change,
+    Structure,
+    changes,
+    put_into,
+    refilled,
+    structure_of,
+)
+from fmapper.tree.keypath import format_link
+from fmapper.tree.no_gradient import filling_gradient, no_gradient
+from fmapper.tree.nodes import sync
 from fmapper.tree.walk import class_of, visit
 
 

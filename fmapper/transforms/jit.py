@@ -11,10 +11,10 @@ from typing import Any, TypeVar, overload
 from fmapper.backends.adapter import Adapter
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import NotCompiledWarning
+from fmapper.transforms.arguments import as_given, backend_of, place_of, positions, refuse_holders
+from fmapper.transforms.static_key import Structure, changes, put_into, structure_of
 from fmapper.tree.functor import functor
 from fmapper.tree.nodes import node_type_of, sync
-from fmapper.transforms.static_key import Structure, changes, put_into, structure_of
-from fmapper.transforms.arguments import as_given, backend_of, place_of, positions, refuse_holders
 from fmapper.warn import warn
 
 F = TypeVar("F", bound=Callable[..., Any])

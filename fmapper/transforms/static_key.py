@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equals
+from fmapper.backends.registries import snapshot
 from fmapper.errors import TransformError
 from fmapper.tree.fmap import UNSET, _Map
 from fmapper.tree.functor import CONTAINERS, has_computed_children, slot_names
@@ -24,7 +25,6 @@ from fmapper.tree.nodes import (
     kind_of,
     kinds,
 )
-from fmapper.backends.registries import snapshot
 from fmapper.tree.walk import visit
 
 _NOTHING: dict[str, Any] = {}

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fmapper.backends.discovery import adapter_of
-from fmapper.errors import TransformError
-from fmapper.tree.fmap import children
 from fmapper.backends.namespace import array_namespace
-from fmapper.tree.nodes import sync
-from fmapper.transforms.static_key import Structure, structure_of
+from fmapper.errors import TransformError
 from fmapper.transforms.arguments import as_given, backend_of, refuse_holders
+from fmapper.transforms.static_key import Structure, structure_of
+from fmapper.tree.fmap import children
+from fmapper.tree.nodes import sync
 from fmapper.tree.walk import class_of, visit
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, cast
 
-from fmapper.tree import nodes
-from fmapper.tree.leaves import LeafBatch, MovedLeaves, PerTree, is_batch
 from fmapper.errors import CycleError, FmapperError, StructureMismatchError
-from fmapper.tree.no_gradient import no_gradient
+from fmapper.tree import nodes
 from fmapper.tree.keypath import KeyPath, Link, format_link
+from fmapper.tree.leaves import LeafBatch, MovedLeaves, PerTree, is_batch
+from fmapper.tree.no_gradient import no_gradient
 from fmapper.tree.nodes import (
     CHILDLESS,
     FITTED,

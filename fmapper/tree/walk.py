@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fmapper.tree import nodes
 from fmapper.errors import CycleError, FmapperError
+from fmapper.tree import nodes
 from fmapper.tree.keypath import KeyPath, Link, format_keys, format_link
 from fmapper.tree.nodes import LEAVES, WITHOUT_IDENTITY, Item, Kind, NodeType
 

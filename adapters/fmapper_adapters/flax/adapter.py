@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from fmapper.programs import Lowering, Program
 from fmapper.backends import NodeAdapter, NodeType, Observation
+from fmapper.programs import Lowering, Program
 
 
 class FlaxAdapter(NodeAdapter):
@@ -115,7 +115,8 @@ class FlaxAdapter(NodeAdapter):
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """In evaluation mode, and without changing the model."""
-        from fmapper_adapters.flax import flax_model, source as _source
+        from fmapper_adapters.flax import flax_model
+        from fmapper_adapters.flax import source as _source
 
         if self._is_converted(model):
             return flax_model.evaluated(model, args, kwargs)
@@ -138,7 +139,8 @@ class FlaxAdapter(NodeAdapter):
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterable[Observation] | None:
         """The calls of a converted model, or of the program that is recorded of another one."""
-        from fmapper_adapters.flax import flax_model, source as _source
+        from fmapper_adapters.flax import flax_model
+        from fmapper_adapters.flax import source as _source
         from fmapper_adapters.jax import verify
 
         if self._is_converted(model):

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fmapper.backends import NodeType, is_dynamic
 from fmapper import no_gradient
+from fmapper.backends import NodeType, is_dynamic
 from fmapper_adapters.jax import tree as jax_nodes
 
 _CONTAINERS = (dict, list, tuple, deque)

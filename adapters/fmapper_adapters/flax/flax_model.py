@@ -10,8 +10,8 @@ import jax
 from flax import nnx
 
 from fmapper import ConversionError, ProgramInputError, save_program
-from fmapper.programs import Lowering, Program
 from fmapper.backends import Observation
+from fmapper.programs import Lowering, Program
 from fmapper_adapters.flax import programs as _programs
 from fmapper_adapters.flax.programs import Programs
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.backends import Adapter, Exchange, NodeType, Observation
 from fmapper import Device, DeviceInfo
-from fmapper_adapters.jax.arrays import devices as _devices, host
+from fmapper.backends import Adapter, Exchange, NodeType, Observation
 from fmapper_adapters.jax import tree
+from fmapper_adapters.jax.arrays import devices as _devices
+from fmapper_adapters.jax.arrays import host
 from fmapper_adapters.jax.compute import transforms
 
 if TYPE_CHECKING:
@@ -358,7 +359,8 @@ class JaxAdapter(Adapter):
         specialize: bool = False,
     ) -> Program:
         """What `jax.make_jaxpr` records."""
-        from fmapper_adapters.jax.record import trace, source as _source
+        from fmapper_adapters.jax.record import source as _source
+        from fmapper_adapters.jax.record import trace
 
         source, args, kwargs = _source.of(model, args, kwargs, train=train)
         options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}

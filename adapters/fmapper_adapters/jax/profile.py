@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from fmapper.backends import Counts
 from fmapper import fleaves, fmap
+from fmapper.backends import Counts
 from fmapper_adapters.jax import kernels
 
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper import to_jax
 from fmapper.backends import Observation
 from fmapper.programs import Ref, Scalar
-from fmapper import to_jax
 from fmapper_adapters.jax import vector_choices
-from fmapper_adapters.jax.record import custom_derivatives, trace
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
+from fmapper_adapters.jax.record import custom_derivatives, trace
 
 
 def operations(

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fmapper.backends import Adapter, Exchange, Memory
 from fmapper import Device
+from fmapper.backends import Adapter, Exchange, Memory
 
 CPU = Device("numpy", "cpu")
 _dtype = attrgetter("dtype")

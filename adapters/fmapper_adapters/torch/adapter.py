@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.utils.dlpack
 
-from fmapper.backends import Adapter, Exchange, Memory, NodeType, Observation
 from fmapper import Device, DeviceInfo
-from fmapper_adapters.torch.arrays import batches, devices as _devices, tensors, threads
-from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes
+from fmapper.backends import Adapter, Exchange, Memory, NodeType, Observation
+from fmapper_adapters.torch.arrays import batches, tensors, threads
+from fmapper_adapters.torch.arrays import devices as _devices
 from fmapper_adapters.torch.compute import parameter_standin
+from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes
 
 if TYPE_CHECKING:
     from fmapper.backends import Counts
@@ -327,7 +328,9 @@ class TorchAdapter(Adapter):
 
     def node_type(self, cls: type) -> NodeType | None:
         """Modules, optimizers, and what goes with them."""
-        return module_nodes.node_type(cls) or optimizer_nodes.node_type(cls) or caches.node_type(cls)
+        return (
+            module_nodes.node_type(cls) or optimizer_nodes.node_type(cls) or caches.node_type(cls)
+        )
 
     def registered_type(self, cls: type) -> NodeType | None:
         """What `torch.utils._pytree` has for exactly this class."""

@@ -11,9 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fmapper.backends import Observation
-from fmapper_adapters.torch.record import encoders as _encoders, export, foreign_classes, obstacles
-from fmapper_adapters.torch.from_fx import check, graph
 from fmapper_adapters.torch.arrays.tensors import has_memory
+from fmapper_adapters.torch.from_fx import check, graph
+from fmapper_adapters.torch.record import encoders as _encoders
+from fmapper_adapters.torch.record import export, foreign_classes, obstacles
 from fmapper_adapters.torch.record.restore import undone
 
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax.aten.layout.creation import linspace
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, default_dtype, dtype_of, is_floating, wide
-from fmapper_adapters.jax.aten.layout.creation import linspace
 
 
 @lowering("aten::bincount", concrete=True)

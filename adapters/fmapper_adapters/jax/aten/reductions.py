@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax.aten.matrices.norms import vector_norm
+from fmapper_adapters.jax.aten.pointwise.elementwise import is_nan
+from fmapper_adapters.jax.aten.pointwise.special import logaddexp
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import (
     cast,
@@ -20,9 +23,6 @@ from fmapper_adapters.jax.aten.types import (
     promote,
     wide,
 )
-from fmapper_adapters.jax.aten.pointwise.elementwise import is_nan
-from fmapper_adapters.jax.aten.matrices.norms import vector_norm
-from fmapper_adapters.jax.aten.pointwise.special import logaddexp
 
 
 def axes(x: Any, dim: Any) -> tuple[int, ...]:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.programs import Call, Input, Lowering, Program, Ref
 from fmapper import (
     ConversionError,
     LossyCastError,
@@ -32,8 +31,9 @@ from fmapper import (
     to_numpy,
 )
 from fmapper.backends import Observation
-from fmapper_adapters.jax.model import interpret, channels_last, meshes, narrow_ints, call_cache
+from fmapper.programs import Call, Input, Lowering, Program, Ref
 from fmapper_adapters.jax.aten import table, types
+from fmapper_adapters.jax.model import call_cache, channels_last, interpret, meshes, narrow_ints
 
 Arrays = dict[str, Any]
 Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as _execute gives them
@@ -482,7 +482,9 @@ def _execute(  # static_argnums goes by position
             inputs.append(_strong(next(given)) if spec.is_array() else next(static))
         elif spec.kind == "constant":
             array = code.constants[str(spec.target)]
-            inputs.append(jnp.asarray(narrow_ints.narrowed(array, f"{program.name}: {spec.target}")))
+            inputs.append(
+                jnp.asarray(narrow_ints.narrowed(array, f"{program.name}: {spec.target}"))
+            )
         else:
             array = narrow_ints.narrowed(next(named[spec.kind]), f"{program.name}: {spec.target}")
             inputs.append(jnp.asarray(array))

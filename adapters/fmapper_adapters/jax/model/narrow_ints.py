@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fmapper.programs import Call, Graph, Program, Ref
 from fmapper import LossyCastError
+from fmapper.programs import Call, Graph, Program, Ref
 from fmapper_adapters.jax.aten import types
 
 _ENDS = (-(2**63), 2**63 - 1)

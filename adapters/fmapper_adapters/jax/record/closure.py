@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.backends import BoxKey, holds_arrays
 from fmapper import (
     ConversionError,
     CycleError,
@@ -24,6 +23,7 @@ from fmapper import (
     fmap_with_path,
     trainables,
 )
+from fmapper.backends import BoxKey, holds_arrays
 from fmapper_adapters.jax.record import frames
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic)

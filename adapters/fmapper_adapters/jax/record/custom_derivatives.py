@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from fmapper_adapters.jax.record import frames
 from fmapper_adapters.jax.arrays import prng_keys
+from fmapper_adapters.jax.record import frames
 
 _CALLS = {"custom_jvp_call", "custom_vjp_call"}
 # Of Lineax: what it computes is in a function among its parameters, and it has its own derivative.

@@ -14,16 +14,18 @@ import jax.export
 import numpy as np
 from jax.extend import core
 
-from fmapper.programs import Call, DType, Graph, Ref, Scalar, Size
 from fmapper import ConversionError, FmapperWarning
+from fmapper.programs import Call, DType, Graph, Ref, Scalar, Size
+from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import (
     checks,
     collectives,
     custom_derivatives,
-    frames as _frames,
     sparse,
 )
-from fmapper_adapters.jax.arrays import few_bits, prng_keys
+from fmapper_adapters.jax.record import (
+    frames as _frames,
+)
 
 # Functions that are called where they stand: what they compute is part of the caller.
 _INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
@@ -287,7 +289,12 @@ class _Body:
         return self._emitted("error_if", eqn, (args[0], *values), kwargs, path, source, True)
 
     def _function(
-        self, function: custom_derivatives.Function, eqn: Any, args: list[Any], path: str, source: str
+        self,
+        function: custom_derivatives.Function,
+        eqn: Any,
+        args: list[Any],
+        path: str,
+        source: str,
     ) -> Sequence[Any]:
         body, backward, held, more = self._reader.function(function, self._order or 0)
         varying = tuple(i for i in function.taken if self._varies(args[i]))

@@ -20,10 +20,11 @@ from fmapper import (
     fleaves,
     to_jax,
 )
-from fmapper.programs import Graph, Input, Output, Parameter, Program
 from fmapper.backends import equals, holds_arrays
-from fmapper_adapters.jax.record import dynamic_shapes as _dynamic, jaxpr, treespec, tracer_errors
+from fmapper.programs import Graph, Input, Output, Parameter, Program
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
+from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
+from fmapper_adapters.jax.record import jaxpr, tracer_errors, treespec
 
 
 @dataclass
@@ -154,7 +155,12 @@ def recorded(
     inputs = [Input(kind, n, *shown[i]) for i, (kind, n) in enumerate(names)]
     users = {p: Input("user", p, *shown[len(names) + i]) for i, p in enumerate(positions)}
     constants = [
-        Input("constant", n, prng_keys.physical(jax.typeof(a))[0], prng_keys.physical(jax.typeof(a))[1])
+        Input(
+            "constant",
+            n,
+            prng_keys.physical(jax.typeof(a))[0],
+            prng_keys.physical(jax.typeof(a))[1],
+        )
         for n, a in reader.constants.items()
     ]
     given = dict(zip(positions, graph.inputs[len(names) : len(names) + len(users)], strict=True))

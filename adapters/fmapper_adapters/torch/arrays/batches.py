@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from fmapper import BatchError
-from fmapper_adapters.torch.arrays import tensors as _host, pinned, wrappers
+from fmapper_adapters.torch.arrays import pinned, wrappers
+from fmapper_adapters.torch.arrays import tensors as _host
 
 
 def to_device(

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fmapper import BatchError
-from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.arrays import wrappers
+from fmapper_adapters.torch.compute import parameter_standin
 
 if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
     import numpy as np

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from fmapper.programs import Call, DType, Graph, Input, Output, Parameter, Program, Ref
 from fmapper import ConversionError
+from fmapper.programs import Call, DType, Graph, Input, Output, Parameter, Program, Ref
 from fmapper_adapters.torch.from_fx import assertions, guards, static_sizes
-from fmapper_adapters.torch.record import autograd
 from fmapper_adapters.torch.from_fx.treespec import tree_spec
+from fmapper_adapters.torch.record import autograd
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from fmapper.programs import Graph
+from fmapper_adapters.torch.fuse import Gate, Lstm, Part, find_lstm
+from fmapper_adapters.torch.lax.table import About, lax
 from fmapper_adapters.torch.model import control_flow
 from fmapper_adapters.torch.model.emit import current
-from fmapper_adapters.torch.lax.table import About, lax
-from fmapper_adapters.torch.fuse import Gate, Lstm, Part, find_lstm
 
 # Calls in all steps of a loop, up to which torch.compile and torch.export are given each of them.
 _UNROLLED = 600
@@ -132,7 +132,9 @@ def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], about: About) 
 def error_if(index: Any, *operands: Any, message: str, wrong: int, about: About) -> Any:
     """A check, which raises where `index` is `wrong`, and what it lets through."""
     inner = current().is_inner
-    return _unpacked(control_flow.checked, about, index == wrong, operands, message=message, inner=inner)
+    return _unpacked(
+        control_flow.checked, about, index == wrong, operands, message=message, inner=inner
+    )
 
 
 def _unpacked(function: Any, about: About, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

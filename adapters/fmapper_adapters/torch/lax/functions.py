@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from fmapper.programs import Graph, Ref, Scalar
+from fmapper_adapters.torch.lax.table import About, lax
 from fmapper_adapters.torch.model import derivatives
 from fmapper_adapters.torch.model.emit import current
-from fmapper_adapters.torch.lax.table import About, lax
 
 
 @lax(

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from fmapper_adapters.torch.lax.table import TABLE, About
 from fmapper_adapters.torch.model import fast_attention
 from fmapper_adapters.torch.model.emit import current
-from fmapper_adapters.torch.lax.table import TABLE, About
 
 lowering = TABLE.lowering
 

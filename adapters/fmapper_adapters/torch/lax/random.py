@@ -8,9 +8,9 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
+from fmapper_adapters.torch.lax.table import TABLE, About, lax
 from fmapper_adapters.torch.model import counters, threefry
 from fmapper_adapters.torch.model.emit import current
-from fmapper_adapters.torch.lax.table import TABLE, About, lax
 
 
 @lax("random_seed", about=True)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 
 @lax("dim_as_value", about=True)

@@ -14,11 +14,11 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from fmapper.programs import Input, Lowering, Program, Ref, Scalar, size_of
-from fmapper.backends import Observation
 from fmapper import ProgramInputError, functor
-from fmapper_adapters.torch.model import constants, emit, quoted, fx_passes
+from fmapper.backends import Observation
+from fmapper.programs import Input, Lowering, Program, Ref, Scalar, size_of
 from fmapper_adapters.torch.lax import table, types
+from fmapper_adapters.torch.model import constants, emit, fx_passes, quoted
 
 _SERIAL = itertools.count()
 # What a narrower integer of a program may be given as: JAX narrows these itself.

@@ -12,12 +12,12 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
-from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar, Size, size_of
 from fmapper import ConversionError
-from fmapper_adapters.torch.model import bits, quoted
+from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar, Size, size_of
+from fmapper_adapters.torch.fuse import simplified
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.table import TABLE, About
-from fmapper_adapters.torch.fuse import simplified
+from fmapper_adapters.torch.model import bits, quoted
 
 _EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
 _MOST_STEPS = 20_000  # that one call may become: a few thousand is what written-out loops take

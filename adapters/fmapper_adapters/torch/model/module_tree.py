@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.model import quoted
 from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.model import quoted
 
 MADE = ("_training_", "_evaluation_")  # how functions and constants of the graphs are called
 

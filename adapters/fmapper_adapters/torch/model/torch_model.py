@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fmapper.programs import Lowering, Program
-from fmapper.backends import Observation
 from fmapper import (
     ProgramInputError,
     UnsupportedOpsError,
@@ -22,10 +20,12 @@ from fmapper import (
     save_program,
     to_torch,
 )
-from fmapper_adapters.torch.model import emit, conv_weight_layout
+from fmapper.backends import Observation
+from fmapper.programs import Lowering, Program
+from fmapper_adapters.torch.lax import types as _types
+from fmapper_adapters.torch.model import conv_weight_layout, emit
 from fmapper_adapters.torch.model.compiled import Code, readable
 from fmapper_adapters.torch.model.module_tree import MADE, Part, Places, get
-from fmapper_adapters.torch.lax import types as _types
 
 _COMPUTED = tuple(f"{mode}made_" for mode in MADE)  # those that a graph computes from nothing
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from fmapper import RebuildError, UnsupportedLeafError, no_gradient
 from fmapper.backends import (
     Constant,
     Fitting,
@@ -29,10 +30,9 @@ from fmapper.backends import (
     refitted,
     take_apart,
 )
-from fmapper import RebuildError, UnsupportedLeafError, no_gradient
-from fmapper_adapters.torch.modules import references
-from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.arrays.tensors import as_parameter
+from fmapper_adapters.torch.compute import parameter_standin
+from fmapper_adapters.torch.modules import references
 
 Module = torch.nn.Module
 
@@ -322,7 +322,10 @@ def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep:
             type(new) is not type(old_tensor)
             or (
                 type(new) is not torch.nn.Parameter
-                and (type(new) is not torch.Tensor or parameter_standin.stands_for(old_tensor) is not None)
+                and (
+                    type(new) is not torch.Tensor
+                    or parameter_standin.stands_for(old_tensor) is not None
+                )
             )
         ):
             slots[name] = _tensor(old, name, old_tensor, new, keep)
@@ -354,7 +357,11 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
         return None
     if not isinstance(new, torch.Tensor):
         raise _unfit(module, name, new, "a tensor")
-    if is_gradient() or isinstance(new, torch.nn.Parameter) or parameter_standin.stands_for(old) is None:
+    if (
+        is_gradient()
+        or isinstance(new, torch.nn.Parameter)
+        or parameter_standin.stands_for(old) is None
+    ):
         return new
     if parameter_standin.is_differentiated(new):
         return parameter_standin.standing_in(new, old)

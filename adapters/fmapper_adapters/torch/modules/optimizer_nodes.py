@@ -13,8 +13,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fmapper.backends import Aside, NodeType, holds_arrays, is_dynamic
 from fmapper import RebuildError
+from fmapper.backends import Aside, NodeType, holds_arrays, is_dynamic
 
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__

@@ -18,28 +18,34 @@ from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, ConversionWarning, NotCompiledWarning, to_torch
 from fmapper.programs import Program
+from fmapper_adapters.torch.compute.record_lock import turns
 from fmapper_adapters.torch.from_fx import (
-    trusted_asserts,
+    check as _faithful,
+)
+from fmapper_adapters.torch.from_fx import (
     decompositions,
     fast_decompose,
-    check as _faithful,
     graph,
     guards,
     overlaps,
     static_sizes,
+    trusted_asserts,
 )
 from fmapper_adapters.torch.record import (
-    encoders as _encoders,
+    autograd,
     foreign_classes,
     gradient_ends,
     keyword_arguments,
     obstacles,
-    autograd,
-    packed as _packed,
     operations,
     values,
 )
-from fmapper_adapters.torch.compute.record_lock import turns
+from fmapper_adapters.torch.record import (
+    encoders as _encoders,
+)
+from fmapper_adapters.torch.record import (
+    packed as _packed,
+)
 from fmapper_adapters.torch.record.restore import unwound
 
 _Way = Callable[..., torch.export.ExportedProgram]

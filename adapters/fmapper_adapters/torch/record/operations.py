@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmapper_adapters.torch.record import encoders, autograd, packed, quantiles
+from fmapper_adapters.torch.record import autograd, encoders, packed, quantiles
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())
@@ -208,11 +208,7 @@ def _data(x: Any) -> Any:
 
 def _set_data(x: Any, values: Any) -> None:
     """`x.data = values`, where that has the shape of x."""
-    if (
-        not isinstance(x, autograd.TRACED)
-        or x.shape != values.shape
-        or x.dtype is not values.dtype
-    ):
+    if not isinstance(x, autograd.TRACED) or x.shape != values.shape or x.dtype is not values.dtype:
         _DATA.__set__(x, values)
         return
     if x.grad_fn is not None:

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmapper_adapters.torch.record import value_asserts, export_flags
+from fmapper_adapters.torch.record import export_flags, value_asserts
 from fmapper_adapters.torch.record.restore import undone
 
 _Place = tuple[str, str, int]
@@ -123,7 +123,9 @@ class _Informer(TorchFunctionMode):
             return format(value_asserts.agreed(args[0].item(), call.results[0]), *args[1:])
         if call.numbers:
             values = iter(call.numbers)
-            args = value_asserts.with_numbers(func, args, lambda x: value_asserts.agreed(x.item(), next(values)))
+            args = value_asserts.with_numbers(
+                func, args, lambda x: value_asserts.agreed(x.item(), next(values))
+            )
         if func in value_asserts.SIZED:
             func, args = value_asserts.SIZED[func], (call, *args)
         leaves, spec = pytree.tree_flatten(func(*args, **kwargs))

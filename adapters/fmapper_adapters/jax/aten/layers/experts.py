@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
-from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
 
 
 @lowering("transformers::grouped_mm_fallback")

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.aten.layers.upsampling import cubic_weights
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, wide
-from fmapper_adapters.jax.aten.layers.upsampling import cubic_weights
 
 _NEAREST, _BICUBIC = 1, 2
 _ZEROS, _BORDER = 0, 1

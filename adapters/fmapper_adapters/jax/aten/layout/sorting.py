@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax.aten.pointwise.elementwise import is_nan
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import dtype_of, is_complex, is_floating, promote
-from fmapper_adapters.jax.aten.pointwise.elementwise import is_nan
 
 Pair = tuple[jax.Array, jax.Array]
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fmapper_adapters.jax.aten.pointwise.elementwise import absolute
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, promote, wide
-from fmapper_adapters.jax.aten.pointwise.elementwise import absolute
 
 
 def _axes(x: Any, dim: Any) -> tuple[int, ...]:

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy import special as jsp
 
+from fmapper_adapters.jax.aten.pointwise.elementwise import in_opmath, is_nan
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import promote, wide
-from fmapper_adapters.jax.aten.pointwise.elementwise import in_opmath, is_nan
 
 Function = Callable[..., Any]
 

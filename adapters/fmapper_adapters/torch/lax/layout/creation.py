@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fmapper.programs import DType
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 
 @lax("iota")

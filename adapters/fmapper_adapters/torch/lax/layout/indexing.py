@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax.layout import indices as _indices
 from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.lax.layout import indices as _indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, permuted
 from fmapper_adapters.torch.lax.table import About, lax
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.model.emit import current
 
 
 def index(x: Any, dtype: str) -> Any:

@@ -15,8 +15,6 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import Graph
-from fmapper_adapters.torch.model.emit import current
-from fmapper_adapters.torch.lax.reduce import element_functions
 from fmapper_adapters.torch.lax.layout import indices as _indices
 from fmapper_adapters.torch.lax.layout.dims import (
     are_equal,
@@ -26,8 +24,10 @@ from fmapper_adapters.torch.lax.layout.dims import (
     product,
     unflattened,
 )
-from fmapper_adapters.torch.lax.table import About, lax
 from fmapper_adapters.torch.lax.layout.indexing import index_tensors, places
+from fmapper_adapters.torch.lax.reduce import element_functions
+from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 _MOST_IN_TURN = 256  # updates that a function is applied to one after the other
 
@@ -269,7 +269,9 @@ def _extreme(how: str) -> Callable[[Rows, About], Any]:
         if dtype is torch.bool:
             return _reduced(found, how, not largest)
         if dtype.is_complex:
-            return _combined_by(found, element_functions.larger if largest else element_functions.smaller)
+            return _combined_by(
+                found, element_functions.larger if largest else element_functions.smaller
+            )
         if dtype.is_floating_point:
             return _reduced(found, how, float("-inf") if largest else float("inf"))
         info = torch.iinfo(dtype)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.pointwise.numbers import flipped, total_order
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 
 @lax("sort", about=True)

@@ -9,11 +9,11 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permuted, product
-from fmapper_adapters.torch.lax.table import About, lax
-from fmapper_adapters.torch.lax.matrices.products import rounded, typed, widened
 from fmapper_adapters.torch.lax.layout.shapes import padded
+from fmapper_adapters.torch.lax.matrices.products import rounded, typed, widened
+from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 _FORWARD = {
     1: torch.nn.functional.conv1d,

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 # By the number that JAX gives them.
 _KINDS = {0: torch.fft.fftn, 1: torch.fft.ifftn, 2: torch.fft.rfftn, 3: torch.fft.irfftn}

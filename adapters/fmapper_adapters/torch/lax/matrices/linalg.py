@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 _MOST_STEPS = 128  # of algorithms that are written out column by column
 

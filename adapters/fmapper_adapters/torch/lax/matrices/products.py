@@ -9,11 +9,11 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
-from fmapper_adapters.torch.model.emit import current
-from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax import types
+from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import flattened, permuted, product, unflattened
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 Product = Callable[[Any, Any], Any]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.pointwise.casts import converted
 from fmapper_adapters.torch.lax.pointwise.numbers import (
     as_tensor,
@@ -21,6 +20,7 @@ from fmapper_adapters.torch.lax.pointwise.numbers import (
 )
 from fmapper_adapters.torch.lax.table import About, lax
 from fmapper_adapters.torch.lax.types import bits_of
+from fmapper_adapters.torch.model.emit import current
 
 
 @lax("add", "add_any", numbers=True)

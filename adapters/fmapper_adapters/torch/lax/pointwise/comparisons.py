@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor, flipped, is_number, total_order
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le", "eq": "eq", "ne": "ne"}
 

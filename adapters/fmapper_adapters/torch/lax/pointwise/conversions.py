@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from fmapper.programs import DType
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.pointwise.casts import converted
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 
 @lax("convert_element_type", about=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fmapper.programs import Call, Graph, Ref, Scalar
 from fmapper import ConversionError
+from fmapper.programs import Call, Graph, Ref, Scalar
 from fmapper_adapters.torch.model.emit import current
 
 # A function of two elements that is one operation, by name.

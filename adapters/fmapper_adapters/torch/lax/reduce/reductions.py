@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from fmapper.programs import DType, Graph
-from fmapper_adapters.torch.model.emit import current
 from fmapper_adapters.torch.lax.pointwise.numbers import flipped
 from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 Axes = tuple[int, ...]
 

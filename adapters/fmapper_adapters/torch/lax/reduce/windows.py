@@ -15,12 +15,12 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import Graph
-from fmapper_adapters.torch.model.emit import current
-from fmapper_adapters.torch.lax.reduce import element_functions
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import inverse, permuted, product
-from fmapper_adapters.torch.lax.table import About, lax
 from fmapper_adapters.torch.lax.layout.shapes import padded
+from fmapper_adapters.torch.lax.reduce import element_functions
+from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.model.emit import current
 
 _MOST_IN_TURN = 1024  # elements of a window that are combined one after the other
 _MAX_POOL: dict[int, Any] = {

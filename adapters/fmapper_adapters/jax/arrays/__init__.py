@@ -1,0 +1,1 @@
+"""Arrays of JAX: their devices, what they share with host memory, and random keys."""

@@ -1,0 +1,1 @@
+"""ATen operations that neural networks are made of: attention, convolution, pooling, losses."""

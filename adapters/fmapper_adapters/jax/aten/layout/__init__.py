@@ -1,0 +1,1 @@
+"""ATen operations that make, move, pick and place elements."""

@@ -1,0 +1,1 @@
+"""ATen operations from linear algebra and Fourier transforms."""

@@ -1,0 +1,1 @@
+"""ATen operations that compute element by element."""

@@ -1,0 +1,1 @@
+"""Computes with arrays of JAX: transformations of functions, layers and random numbers."""

@@ -1,0 +1,1 @@
+"""Records what a model of JAX computes, as a program with its arrays."""

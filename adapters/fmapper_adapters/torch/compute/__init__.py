@@ -1,0 +1,1 @@
+"""Computes with tensors: transformations of functions, layers, random numbers as JAX draws them."""

@@ -1,0 +1,1 @@
+"""Primitives of JAX that make, move, pick and place elements."""

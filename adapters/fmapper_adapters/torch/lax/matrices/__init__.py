@@ -1,0 +1,1 @@
+"""Primitives of JAX from linear algebra, convolutions and Fourier transforms among them."""

@@ -1,0 +1,1 @@
+"""Primitives of JAX that compute element by element."""

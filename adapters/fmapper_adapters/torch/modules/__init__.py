@@ -1,0 +1,1 @@
+"""Takes apart what holds tensors: modules, optimizers, caches; and finds what refers to them."""

@@ -1,0 +1,43 @@
+"""Public names that are imported when they are first asked for: importing fmapper stays fast."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+
+
+def surface(
+    package: str, places: Mapping[str, str], modules: Sequence[str] = ()
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Returns `__getattr__` and `__dir__` for a package of public names.
+
+    Args:
+        package: The package's own name.
+        places: Modules, and the names that each defines, with spaces between them.
+        modules: Names of public modules in the package.
+    """
+    place_of = {name: place for place, names in places.items() for name in names.split()}
+
+    def find(name: str) -> object:
+        if name in modules:
+            return import_module(f"{package}.{name}")
+        if name not in place_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = show_as_public(getattr(import_module(place_of[name]), name), package)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        own = vars(sys.modules[package])
+        public = own.get("__all__", ())
+        return sorted({*public, *modules, *(name for name in own if name.startswith("__"))})
+
+    return find, names
+
+
+def show_as_public(value: object, package: str) -> object:
+    """Lets a class or function name the public module it is imported from."""
+    if hasattr(value, "__qualname__"):  # movers are instances
+        value.__module__ = package
+    return value

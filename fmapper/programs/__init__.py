@@ -1,0 +1,74 @@
+"""A model's computation as plain data, for authors of lowerings and of target frameworks.
+
+A source framework records a `Program`, a target lowers each `Call` in it and binds the arrays.
+Nothing here knows any framework: a program can be saved, checked, and loaded elsewhere.
+
+    program       the data: graphs of calls, inputs, arrays
+    treespec      the structure of arguments and results
+    sizes         sizes that are computed from others
+    bind          arguments of a call to inputs of a program
+    lowering      the tables of lowerings
+    convert       `convert`: record, lower, check
+    check_target  the converted model against its source, at several sizes
+    check_source  what was recorded against its source
+    record_lock   one thread records at a time
+    verify        the first operation where two models part
+    file          programs as files
+    file_grammar  what each field of a file may say
+    file_json     programs as JSON
+"""
+
+from typing import TYPE_CHECKING
+
+from fmapper.lazy import surface as _surface
+
+if TYPE_CHECKING:
+    from fmapper.programs.lowering import LoweringTable
+    from fmapper.programs.program import (
+        Call,
+        DType,
+        Graph,
+        Guard,
+        Input,
+        Lowering,
+        Output,
+        Parameter,
+        Program,
+        Ref,
+        Scalar,
+        Size,
+        substituted,
+    )
+    from fmapper.programs.sizes import size_of
+    from fmapper.programs.treespec import Record, TreeSpec, record_type
+
+__all__ = [
+    "Call",
+    "DType",
+    "Graph",
+    "Guard",
+    "Input",
+    "Lowering",
+    "LoweringTable",
+    "Output",
+    "Parameter",
+    "Program",
+    "Record",
+    "Ref",
+    "Scalar",
+    "Size",
+    "TreeSpec",
+    "record_type",
+    "size_of",
+    "substituted",
+]
+
+_PLACES = {
+    "fmapper.programs.lowering": "LoweringTable",
+    "fmapper.programs.program": (
+        "Call DType Graph Guard Input Lowering Output Parameter Program Ref Scalar Size substituted"
+    ),
+    "fmapper.programs.sizes": "size_of",
+    "fmapper.programs.treespec": "Record TreeSpec record_type",
+}
+__getattr__, __dir__ = _surface(__name__, _PLACES)
