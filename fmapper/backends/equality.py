@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
+from fmapper.errors import UnsupportedLeafError
 from fmapper.tree.functor import CONTAINERS
 
 _EXACT = frozenset({int, bool, str, bytes, type(None)})
@@ -64,13 +65,26 @@ def equal_arrays(a: Any, b: Any) -> bool:
         return True
     import numpy as np
 
-    from fmapper.moves.mover import to_numpy
-
-    left, right = to_numpy([a, b], copy=None)
+    left, right = _on_host(a), _on_host(b)
     if left.dtype != right.dtype or left.shape != right.shape or left.dtype.hasobject:
         return False
     ours, theirs = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (left, right))
     return np.array_equal(ours, theirs)
+
+
+def _on_host(array: Any) -> Any:
+    """Returns the values of an array as NumPy has them."""
+    from fmapper.backends.adapter import Device
+    from fmapper.backends.discovery import adapter_of
+
+    adapter = adapter_of(array)
+    if adapter is None:
+        raise UnsupportedLeafError(f"an object of type {type(array).__name__} is not an array.")
+    try:
+        adapter.check(array)
+        return adapter.export([adapter.portable(array)], Device("numpy", "cpu")).data[0]
+    except TypeError as error:
+        raise UnsupportedLeafError(f"an array cannot be compared: {error}") from error
 
 
 def digest(value: Any) -> int:

@@ -138,6 +138,7 @@ class Curve:
         self._constant = constant
 
     def __call__(self, size: float) -> float:
+        """Returns the value at a batch size."""
         at, values = self._at, self._values
         if len(at) == 1:
             return values[0] if self._constant else values[0] * size / at[0]

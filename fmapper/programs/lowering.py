@@ -64,11 +64,11 @@ class LoweringTable:
         return add
 
     def load(self) -> None:
-        """Imports every file of the package, which fills the table."""
+        """Imports every file below the package, which fills the table."""
         if not self._loaded:
             package = importlib.import_module(self._package)
-            for module in pkgutil.iter_modules(package.__path__):
-                importlib.import_module(f"{self._package}.{module.name}")
+            for module in pkgutil.walk_packages(package.__path__, f"{self._package}."):
+                importlib.import_module(module.name)
             self._loaded = True
 
     def find(self, op: str, added: Mapping[str, Lowering]) -> Lowering | None:

@@ -283,6 +283,7 @@ def _piece(part: Any, like: Any, shape: tuple[int, ...]) -> Any:
 
 
 def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
+    """Returns the arrays of a tree by name, each with its link."""
     named: dict[str, tuple[Link, Any]] = {}
     for link, leaf, node_type in visit(tree):
         if node_type is None and adapter_of(leaf) is None:

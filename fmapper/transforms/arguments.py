@@ -30,6 +30,7 @@ def positions(name: str, given: Any) -> tuple[int, ...]:
 
 
 def place_of(number: int, args: tuple[Any, ...]) -> int:
+    """Returns an argument number that counts from the front."""
     place = number + len(args) if number < 0 else number
     if not 0 <= place < len(args):
         raise TransformError(
@@ -60,6 +61,7 @@ def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Adapter:
 
 
 def transforming(array: Any, verb: str) -> Adapter:
+    """Returns the adapter of an array, if its framework can transform functions."""
     adapter = adapter_of(array)
     assert adapter is not None
     reason = adapter.no_transforms()
@@ -69,6 +71,7 @@ def transforming(array: Any, verb: str) -> Adapter:
 
 
 def refuse_mixture(paths: Mapping[str, str]) -> None:
+    """Raises the error for arguments of several backends."""
     found = ", ".join(f"{name} at {path}" for name, path in paths.items())
     raise MixedDevicesError(
         f"the arrays belong to several backends: {found}. "
@@ -88,6 +91,7 @@ def refuse_holders(structure: Structure, trees: Any) -> None:
 
 
 def owner_of(array: Any) -> Adapter:
+    """Returns the adapter of what is known to be an array."""
     found = adapter_of(array)
     assert found is not None
     return found
@@ -101,5 +105,6 @@ def as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def path_of(array: Any, trees: Any) -> str:
+    """Returns where an array sits, printed."""
     link = next(link for link, leaf, _ in visit(trees, once=True) if leaf is array)
     return format_link(link)

@@ -285,6 +285,7 @@ def _open_list(node: Any, keep: Callable[[Any], None]) -> Opened:
 
 
 def open_dict(node: Any, keep: Callable[[Any], None]) -> Opened:
+    """Opens a dict: a shell with the same keys."""
     source = node.copy()
     keep(source)
     new = source.copy()
@@ -292,6 +293,7 @@ def open_dict(node: Any, keep: Callable[[Any], None]) -> Opened:
 
 
 def open_childless(node: Any, keep: Callable[[Any], None]) -> Opened:
+    """Opens a node without children, which is its own copy."""
     return CHILDLESS, iter(()), None, None
 
 

@@ -84,6 +84,7 @@ def say_where(error: BaseException, keys: Sequence[object]) -> None:
 
 
 def cycle_error(child: Any, first: Link, again: Link) -> CycleError:
+    """Returns the error for a node that contains itself."""
     return CycleError(
         f"{format_link(again)}: this is the {class_of(child)} at {format_link(first)} again. "
         "fmap follows a cycle only through nodes that exist before their children do (lists, "
@@ -93,4 +94,5 @@ def cycle_error(child: Any, first: Link, again: Link) -> CycleError:
 
 
 def class_of(node: Any) -> str:
+    """Returns the name of the class of a node."""
     return type(node).__name__

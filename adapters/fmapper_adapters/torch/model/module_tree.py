@@ -55,15 +55,18 @@ class Places:
         self._root = root
 
     def parameter(self, name: str, tensor: torch.Tensor, *, trained: bool) -> None:
+        """Registers a parameter under a dotted name."""
         trained = trained and (tensor.is_floating_point() or tensor.is_complex())
         owner, last = self._place(name)
         owner.register_parameter(last, torch.nn.Parameter(tensor, requires_grad=trained))
 
     def buffer(self, name: str, tensor: torch.Tensor, *, persistent: bool) -> None:
+        """Registers a buffer under a dotted name."""
         owner, last = self._place(name)
         owner.register_buffer(last, tensor, persistent=persistent)
 
     def alias(self, name: str, first: str) -> None:
+        """Registers a tensor again, under the name of another place."""
         tensor = get(self._root, self.names[first])
         owner, last = self._place(name)
         if isinstance(tensor, torch.nn.Parameter):
