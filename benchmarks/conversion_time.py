@@ -100,7 +100,7 @@ def ours(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
         for name, value in inputs.items()
     }
     times = [clock()]
-    program = fmapper.get_adapter("torch").export_program(
+    program = fmapper.backends.get_adapter("torch").export_program(
         model, (), inputs, dynamic_shapes=None, train=False, check=True, strict=None
     )
     times.append(clock())

@@ -247,7 +247,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     train_set, test_set = cifar10(options.data) if options.data else generated()
     mover = getattr(fmapper, f"to_{options.backend}")
-    fmapper.get_adapter(options.backend)  # imported, so that devices() has it
+    fmapper.backends.get_adapter(options.backend)  # imported, so that devices() has it
     here = [d for d in fmapper.devices() if d.backend == options.backend]
     gpus = [str(device).partition(":")[2] for device in here if device.kind != "cpu"]
     rows = []

@@ -66,7 +66,7 @@ class Tensor:
 # --- its adapter ---------------------------------------------------------------------------------
 
 
-class ToyAdapter(fmapper.Adapter):
+class ToyAdapter(fmapper.backends.Adapter):
     """All that fmapper needs to know of the toy."""
 
     name: ClassVar[str] = "toy"
@@ -98,7 +98,7 @@ class ToyAdapter(fmapper.Adapter):
     def storable(self, dtype: str) -> str | None:
         return dtype if dtype in CODES else None
 
-    def export(self, arrays: Sequence[Tensor], target: fmapper.Device) -> fmapper.Exchange:
+    def export(self, arrays: Sequence[Tensor], target: fmapper.Device) -> fmapper.backends.Exchange:
         """NumPy views of numbers on the CPU, private copies of those on the accelerator."""
         import numpy as np
 
@@ -109,10 +109,10 @@ class ToyAdapter(fmapper.Adapter):
             flat = np.frombuffer(numbers, dtype) if numbers else np.empty(0, dtype)
             data.append(flat.reshape(old.shape))
         private = [at for at, old in enumerate(arrays) if old.place != "cpu"]
-        return fmapper.Exchange(data, private=private)
+        return fmapper.backends.Exchange(data, private=private)
 
     def take(
-        self, exchange: fmapper.Exchange, device: fmapper.Device, *, share: bool
+        self, exchange: fmapper.backends.Exchange, device: fmapper.Device, *, share: bool
     ) -> Iterator[Tensor]:
         """Always a copy: an `array.array` cannot be laid on memory that is there already."""
         for data in exchange.data:
@@ -130,7 +130,7 @@ class ToyAdapter(fmapper.Adapter):
         old = np.array(array.tolist() if array.shape else array.numbers[0], self.dtype(array))
         with np.errstate(all="ignore"):
             new = old.astype(dtype)
-        (made,) = self.take(fmapper.Exchange([new]), self.device(array), share=False)
+        (made,) = self.take(fmapper.backends.Exchange([new]), self.device(array), share=False)
         lost = ~np.isfinite(new) & np.isfinite(old) if new.dtype.kind == "f" else new != old
         return made, not lost.any()
 
@@ -168,7 +168,7 @@ class Autoencoder:
 def main() -> None:
     import numpy as np
 
-    fmapper.register_adapter(ToyAdapter())
+    fmapper.backends.register_adapter(ToyAdapter())
     try:
         weight = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 2.0], [3.0, 0.0, 0.0]], np.float32)
         x = np.array([[1.0, 2.0, 3.0]], np.float32)
@@ -190,7 +190,7 @@ def main() -> None:
         report("-> numpy", back, x)
         assert np.array_equal(back.encoder.weight, weight)
     finally:
-        fmapper.unregister_adapter("toy")
+        fmapper.backends.unregister_adapter("toy")
 
 
 def report(step: str, model: Autoencoder, x: Any) -> None:

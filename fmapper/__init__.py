@@ -12,6 +12,7 @@ from fmapper.backends import registries as _registries  # noqa: F401  (listens t
 from fmapper.backends.adapter import Device, DeviceInfo
 from fmapper.backends.device import device_info, devices, get_device
 from fmapper.backends.namespace import array_namespace
+from fmapper.backends.trainable import trainables
 from fmapper.errors import (
     BackendUnavailableError,
     BatchError,
@@ -178,6 +179,7 @@ __all__ = [
     "to_jax",
     "to_numpy",
     "to_torch",
+    "trainables",
     "use_backend",
     "value_and_grad",
     "verify",
@@ -202,14 +204,22 @@ _PLACES = {
     "fmapper.transforms.jit": "jit",
     "fmapper.transforms.vmap": "vmap",
 }
-_find, __dir__ = _surface(__name__, _PLACES, modules=("nn", "random"))
+# What results consist of: nobody makes them, and pickles say that they are to be found here.
+_PARTS = {
+    "fmapper.moves.plan": "PlannedLeaf",
+    "fmapper.profiles.result": "ProfileCell Verdict",
+    "fmapper.profiles.timing": "Timing",
+    "fmapper.programs.verify": "Difference",
+    "fmapper.states.inventory": "SummaryRow",
+}
+_find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=("nn", "random"))
 
 
 def __getattr__(name: str) -> object:
-    """Imports what is asked for the first time."""
-    for surface in (_backends, _programs):
-        if name in surface.__all__:  # was fmapper's own, as pickles of that time say
-            return getattr(surface, name)
+    """Imports what is asked for the first time; what moved to another face is found as before."""
+    for face in (_backends, _programs):
+        if name in face.__all__:
+            return getattr(face, name)
     return _find(name)
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 
 
 def surface(
-    package: str, places: Mapping[str, str], modules: Sequence[str] = ()
+    package: str, places: Iterable[tuple[str, str]], modules: Sequence[str] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` for a package of public names.
 
     Args:
         package: The package's own name.
-        places: Modules, and the names that each defines, with spaces between them.
+        places: Modules, each with the names that it defines, with spaces between them.
         modules: Names of public modules in the package.
     """
-    place_of = {name: place for place, names in places.items() for name in names.split()}
+    place_of = {name: place for place, names in places for name in names.split()}
 
     def find(name: str) -> object:
         if name in modules:

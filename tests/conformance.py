@@ -205,17 +205,17 @@ class AdapterConformance:
         """The adapter, known to fmapper while the test runs."""
         adapter = self.make_adapter()
         try:
-            known = fmapper.get_adapter(adapter.name) is adapter
+            known = fmapper.backends.get_adapter(adapter.name) is adapter
         except fmapper.BackendUnavailableError:
             known = False
         if known:
             yield adapter
             return
-        fmapper.register_adapter(adapter)
+        fmapper.backends.register_adapter(adapter)
         try:
             yield adapter
         finally:
-            fmapper.unregister_adapter(adapter.name)
+            fmapper.backends.unregister_adapter(adapter.name)
 
     @pytest.fixture
     def cpu(self, adapter: Adapter) -> Device:
@@ -349,7 +349,7 @@ class AdapterConformance:
             with noting(name):
                 want = layout(sample(dtype))
                 given = want.copy()
-                (new,) = carried([want], fmapper.get_adapter("numpy"), adapter, cpu)
+                (new,) = carried([want], fmapper.backends.get_adapter("numpy"), adapter, cpu)
                 assert adapter.is_array_type(type(new))
                 assert (adapter.dtype(new), adapter.device(new)) == (dtype, cpu)
                 assert_exact(self.values(new), want)
@@ -360,7 +360,7 @@ class AdapterConformance:
             with noting(name):
                 want = layout(sample(dtype))
                 array = self.make(want)
-                (new,) = carried([array], adapter, fmapper.get_adapter("numpy"), HOST)
+                (new,) = carried([array], adapter, fmapper.backends.get_adapter("numpy"), HOST)
                 assert type(new) is np.ndarray
                 assert_exact(new, want)
 
@@ -368,7 +368,7 @@ class AdapterConformance:
         made = self.variants(self.make(sample(dtype)[:24].reshape(4, 6)))
         for name, array in made.items():
             want = np.array(self.values(array))
-            (host,) = carried([array], adapter, fmapper.get_adapter("numpy"), HOST)
+            (host,) = carried([array], adapter, fmapper.backends.get_adapter("numpy"), HOST)
             (own,) = carried([array], adapter, adapter, cpu)
             (copy,) = adapter.to_device([array], cpu, copy=True)
             for new in (host, self.values(own), self.values(copy)):
@@ -388,10 +388,10 @@ class AdapterConformance:
 
     def test_every_device_takes(self, adapter: Adapter, matrix: Any) -> None:
         for device in adapter.devices():
-            (new,) = carried([matrix], fmapper.get_adapter("numpy"), adapter, device)
+            (new,) = carried([matrix], fmapper.backends.get_adapter("numpy"), adapter, device)
             assert adapter.device(new) == device
             assert_exact(np.array(self.values(new)), matrix)
-            (back,) = carried([new], adapter, fmapper.get_adapter("numpy"), HOST)
+            (back,) = carried([new], adapter, fmapper.backends.get_adapter("numpy"), HOST)
             assert_exact(back, matrix)
 
     def test_exchange_tells_the_truth(self, adapter: Adapter, dtype: str) -> None:
@@ -542,7 +542,7 @@ class AdapterConformance:
                 continue
             want = sample(dtype)
             try:
-                (new,) = carried([want], fmapper.get_adapter("numpy"), adapter, cpu)
+                (new,) = carried([want], fmapper.backends.get_adapter("numpy"), adapter, cpu)
             except TypeError:
                 continue
             assert adapter.dtype(new) == dtype
@@ -692,7 +692,7 @@ class AdapterConformance:
         if self.immutable:
             pytest.skip("nobody can tell")
         for first, second in itertools.permutations(adapter.devices(), 2):
-            (source,) = carried([matrix], fmapper.get_adapter("numpy"), adapter, first)
+            (source,) = carried([matrix], fmapper.backends.get_adapter("numpy"), adapter, first)
             (new,) = adapter.to_device([source], second, copy=None)
             self.overwrite(new)
             assert adapter.device(source) == first

@@ -32,7 +32,7 @@ class TestNumpy(AdapterConformance):
     shares_host_memory = True
 
     def make_adapter(self) -> Adapter:
-        return fmapper.get_adapter("numpy")
+        return fmapper.backends.get_adapter("numpy")
 
     def make(self, array: Any) -> Any:
         return native(array)
@@ -62,7 +62,7 @@ def test_an_unpickled_array_is_not_frozen() -> None:
     made = pickle.loads(pickle.dumps(np.arange(4096, dtype=np.float32)))
     view = made.view()
     view.flags.writeable = False
-    assert not fmapper.get_adapter("numpy").export([view], conformance.HOST).frozen
+    assert not fmapper.backends.get_adapter("numpy").export([view], conformance.HOST).frozen
     new = fmapper.to_numpy(view, copy=True)
     made[:] = -1.0
     assert new[7] == 7.0
@@ -78,7 +78,7 @@ class TestTorch(AdapterConformance):
         pytest.importorskip("torch")
 
     def make_adapter(self) -> Adapter:
-        return fmapper.get_adapter("torch")
+        return fmapper.backends.get_adapter("torch")
 
     def make(self, array: Any) -> Any:
         import torch
@@ -135,7 +135,7 @@ class TestJax(AdapterConformance):
         pytest.importorskip("jax")
 
     def make_adapter(self) -> Adapter:
-        return fmapper.get_adapter("jax")
+        return fmapper.backends.get_adapter("jax")
 
     def make(self, array: Any) -> Any:
         import jax.numpy as jnp

@@ -737,7 +737,7 @@ def test_torch_runs_full(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_adapter_fails_while_it_gives(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cls = type(fmapper.get_adapter(source))
+    cls = type(fmapper.backends.get_adapter(source))
     export = cls.export
     leaves = [_leaf(source, i) for i in range(5)]
     for nth in range(5):

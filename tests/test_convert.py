@@ -161,7 +161,7 @@ def test_classes_that_no_framework_knows_are_records():
     cache.add(3 * X)
     converted = fmapper.convert(Function(forward), "jax", (Point(X, [X]), cache))
     assert not {Point, Cache} & set(torch.utils._pytree.SUPPORTED_NODES)
-    point = fmapper.record_type("Point", ("x", "y"))(J, [J])
+    point = fmapper.programs.record_type("Point", ("x", "y"))(J, [J])
     result, kept, other = converted(point, {"kept": [{"value": 3 * J}]})
     np.testing.assert_array_equal(result, 2 * J)
     assert type(kept).__name__ == "Cache"
@@ -199,7 +199,7 @@ def test_outputs_keep_their_structure_and_what_is_no_array():
 
 
 def test_a_record_is_read_by_name_key_and_position_and_is_a_pytree():
-    Output = fmapper.record_type("Output", ("logits", "keys"), ("loss",))
+    Output = fmapper.programs.record_type("Output", ("logits", "keys"), ("loss",))
     output = Output(J, [1, 2])
     assert output.logits is output["logits"] is output[0] is J
     assert output.loss is None

@@ -42,7 +42,7 @@ def wrong(monkeypatch):
     def enter(op, function):
         from fmapper.programs import convert
 
-        added = {**convert._added.get("jax", {}), op: fmapper.Lowering(function)}
+        added = {**convert._added.get("jax", {}), op: fmapper.programs.Lowering(function)}
         monkeypatch.setitem(convert._added, "jax", added)
 
     return enter

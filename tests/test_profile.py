@@ -180,13 +180,13 @@ class Accelerated:
             def wait(self, device: fmapper.Device, results: Any) -> None:
                 clock.takes(2 if device.kind == "acc" else 0)
 
-        fmapper.register_adapter(Waiting())
+        fmapper.backends.register_adapter(Waiting())
 
 
 @pytest.fixture
 def accelerated(clock: Clock) -> Iterator[Accelerated]:
     yield Accelerated(clock)
-    fmapper.unregister_adapter("toy")
+    fmapper.backends.unregister_adapter("toy")
 
 
 def test_an_accelerator_of_any_adapter_is_waited_for(
@@ -464,11 +464,11 @@ def test_training_takes_the_gradient() -> None:
         )
         x = framework(np.repeat(x1, 2, axis=0))
         placed = framework(model, copy=True)
-        found = fmapper.get_adapter(adapter).count(bench.call, placed, (x,))
+        found = fmapper.backends.get_adapter(adapter).count(bench.call, placed, (x,))
         assert found is not None
         elementwise = found.flops - 2 * products
         assert 0 < elementwise < products, "one product forward, one backward"
-        run = fmapper.get_adapter(adapter).runner(bench.call, placed, compile=None)
+        run = fmapper.backends.get_adapter(adapter).runner(bench.call, placed, compile=None)
         loss, gradient = run(x)
         w, b = (torch.tensor(a, requires_grad=True) for a in (model.w, model.b))
         expected = (torch.tanh(torch.full((2, 64), 0.1) @ w + b) ** 2).mean()
@@ -507,7 +507,7 @@ def test_numpy_cannot_be_asked_to_train() -> None:
 
 
 def counted(backend: str, model: Any, *inputs: Any) -> Counts:
-    adapter = fmapper.get_adapter(backend)
+    adapter = fmapper.backends.get_adapter(backend)
     found = adapter.count(lambda model, *inputs: model(*inputs), model, inputs)
     assert found is not None
     return found
@@ -560,7 +560,7 @@ def test_jax_kernels_by_hand() -> None:
         return jax.nn.relu(jnp.tanh(x @ w[0] + 1) * 2) @ w[1]
 
     weights = [jnp.ones((8, 16)), jnp.ones((16, 2))]
-    adapter = fmapper.get_adapter("jax")
+    adapter = fmapper.backends.get_adapter("jax")
     found = adapter.count(mlp, weights, (jnp.ones((4, 8)),))
     assert found is not None
     assert found.launches == 3, "a product, the elementwise part in one, a product"
@@ -586,7 +586,7 @@ def test_jax_flops_are_those_of_xla() -> None:
 
     w = [jnp.ones((6, 2, 3, 3)), jnp.ones((6 * 36, 5))]
     x = jnp.ones((3, 4, 8, 8))
-    found = fmapper.get_adapter("jax").count(model, w, (x,))
+    found = fmapper.backends.get_adapter("jax").count(model, w, (x,))
     assert found is not None
     compiled = jax.jit(model).lower(w, x).compile()
     told: Any = compiled.cost_analysis()
@@ -780,7 +780,7 @@ def rnn_epoch(weights: list[Any], data: Any) -> Any:
 def test_acceptance_kernels_of_the_rnn_are_about_those_that_a_profiler_saw() -> None:
     torch = pytest.importorskip("torch")
     weights = [torch.ones(7, 6, requires_grad=True), torch.ones(6, 1, requires_grad=True)]
-    found = fmapper.get_adapter("torch").count(rnn_epoch, weights, (torch.ones(21, 2),))
+    found = fmapper.backends.get_adapter("torch").count(rnn_epoch, weights, (torch.ones(21, 2),))
     assert found is not None
     assert 0.85 * 419 <= found.launches <= 1.15 * 419
     assert found.syncs == 0

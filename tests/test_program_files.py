@@ -62,7 +62,7 @@ def written(header: Any, about: Any, arrays: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + arrays
 
 
-def load(data: bytes) -> fmapper.Program:
+def load(data: bytes) -> fmapper.programs.Program:
     """The program in a file that is only in memory."""
     return file.read_program(io.BytesIO(data), len(data))
 
@@ -161,7 +161,9 @@ def test_a_program_that_was_never_checked_runs_nothing_either(name, step, untouc
     assert models > 5
 
 
-def converted_unchecked(name: str, about: Any, whole: fmapper.Program, *, call: bool) -> int:
+def converted_unchecked(
+    name: str, about: Any, whole: fmapper.programs.Program, *, call: bool
+) -> int:
     """Converts a program without asking whether it says what it may; how many models that gave."""
     try:
         program = file_json.decode_program(about["program"])
@@ -190,12 +192,12 @@ def test_names_of_arrays_are_quoted_in_code(untouched):
         name = f"a{text}"
         (array,) = program.parameters.values()
         inputs = [
-            fmapper.Input("parameter", name, "float32", (2,))
+            fmapper.programs.Input("parameter", name, "float32", (2,))
             if given.kind == "parameter"
             else given
             for given in program.inputs
         ]
-        hostile = fmapper.Program(
+        hostile = fmapper.programs.Program(
             program.graph, tuple(inputs), program.outputs, program.in_spec, program.out_spec,
             program.signature, {name: array}, name=text,
         )  # fmt: skip
@@ -262,11 +264,11 @@ def test_only_regular_files_are_opened(tmp_path):
 
 def test_sizes_are_bounded():
     for text in ("9**9**9", "2**2**2**2**2**2", "9" * 30, "9*" * 100 + "9", "((9**9)**9)**9"):
-        assert fmapper.size_of(text, {"b": 3}) is None
+        assert fmapper.programs.size_of(text, {"b": 3}) is None
     for text in ("(" * 10000, "-" * 100000 + "1", "1+" * 100000 + "1", "1" * 100000):
-        assert fmapper.size_of(text, {"b": 3}) is None
+        assert fmapper.programs.size_of(text, {"b": 3}) is None
     for text, found in (("2*(b - 1)**2 % 5", 3), ("-b//2", -2), ("max(b, 2*b^2)", 18), ("b", 3)):
-        assert fmapper.size_of(text, {"b": 3}) == found
+        assert fmapper.programs.size_of(text, {"b": 3}) == found
 
 
 @pytest.mark.parametrize("name", ["sizes_jax", "sizes_torch"])

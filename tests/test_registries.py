@@ -67,8 +67,8 @@ def test_static_children_are_part_of_what_jit_compiles_for():
 def test_the_structure_holds_no_array_of_the_functor():
     leaves, treedef = jax.tree.flatten(layer())
     assert len(leaves) == 2
-    held = fmapper.holds_arrays(treedef.node_data()[1].static)
-    carried = fmapper.holds_arrays(treedef.node_data()[1].carried)
+    held = fmapper.backends.holds_arrays(treedef.node_data()[1].static)
+    carried = fmapper.backends.holds_arrays(treedef.node_data()[1].carried)
     assert not held
     assert not carried
 

@@ -58,12 +58,12 @@ def test_a_container_of_settings_is_static(config):
     m = model(config)
     assert len(jax.tree.leaves(m)) == 1
     stepped = jax.jit(lambda m: jax.tree.map(lambda x: x - 0.5, m))(m)
-    assert fmapper.equals(stepped.config, config)
+    assert fmapper.backends.equals(stepped.config, config)
     assert type(stepped.config) is type(config)
     grads = jax.grad(lambda m: m(m.w).sum())(m)
-    assert fmapper.equals(grads.config, config)
+    assert fmapper.backends.equals(grads.config, config)
     stepped = jax.tree.map(lambda p, g: p - g, m, grads)
-    assert fmapper.equals(stepped.config, config)
+    assert fmapper.backends.equals(stepped.config, config)
     assert jax.tree.structure(m) == jax.tree.structure(stepped)
     assert hash(jax.tree.structure(m)) == hash(jax.tree.structure(stepped))
 
@@ -338,7 +338,7 @@ def test_no_gradient_and_ties_between_containers():
 @pytest.fixture
 def torch():
     found = pytest.importorskip("torch")
-    fmapper.get_adapter("torch")  # functors are registered at the next call into fmapper
+    fmapper.backends.get_adapter("torch")  # functors are registered at the next call into fmapper
     return found
 
 
@@ -347,7 +347,7 @@ def test_torch_takes_a_model_with_settings(config, torch):
     m = model(config, torch)
     assert len(torch.utils._pytree.tree_leaves(m)) == 1
     grads = torch.func.grad(lambda m: m(m.w).sum())(m)
-    assert fmapper.equals(grads.config, config)
+    assert fmapper.backends.equals(grads.config, config)
     out = torch.func.vmap(lambda m, x: m(x), in_dims=(None, 0))(m, torch.ones(5, 2))
     assert out.shape == (5, 2)
 

@@ -195,7 +195,7 @@ def test_an_adapter_says_which_classes_train_what_is_below_them() -> None:
     class Param(Variable):
         pass
 
-    class Says(type(fmapper.get_adapter("numpy"))):  # type: ignore[misc]
+    class Says(type(fmapper.backends.get_adapter("numpy"))):  # type: ignore[misc]
         name = "says"
 
         def is_array_type(self, cls: type) -> bool:
@@ -206,12 +206,12 @@ def test_an_adapter_says_which_classes_train_what_is_below_them() -> None:
                 return lambda leaf: True
             return (lambda leaf: False) if issubclass(cls, Variable) else None
 
-    fmapper.register_adapter(Says())
+    fmapper.backends.register_adapter(Says())
     try:
         tree = {"stat": Variable(x=[a()], inner=Param(x=[a()])), "plain": a()}
         assert list(trainables(tree)) == ["stat.inner.x.0", "plain"]
     finally:
-        fmapper.unregister_adapter("says")
+        fmapper.backends.unregister_adapter("says")
 
 
 def test_gradients_reach_what_is_trained_and_nothing_else() -> None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         put_together,
         take_apart,
     )
-    from fmapper.backends.trainable import trainables
     from fmapper.backends.undeclared import holds_arrays
     from fmapper.tree.keypath import BoxKey
     from fmapper.tree.no_gradient import is_gradient
@@ -64,7 +63,6 @@ __all__ = [
     "refitted",
     "register_adapter",
     "take_apart",
-    "trainables",
     "unregister_adapter",
 ]
 
@@ -74,10 +72,9 @@ _PLACES = {
     "fmapper.backends.discovery": "get_adapter register_adapter unregister_adapter",
     "fmapper.backends.equality": "equals",
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic put_together take_apart",
-    "fmapper.backends.trainable": "trainables",
     "fmapper.backends.undeclared": "holds_arrays",
     "fmapper.tree.keypath": "BoxKey",
     "fmapper.tree.no_gradient": "is_gradient",
     "fmapper.tree.nodes": "Aside Fitting NodeType at_end refitted",
 }
-__getattr__, __dir__ = _surface(__name__, _PLACES)
+__getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -22,9 +22,9 @@ def equals(a: Any, b: Any) -> bool:
 
     Examples:
         >>> import fmapper
-        >>> fmapper.equals({"rate": float("nan")}, {"rate": float("nan")})
+        >>> fmapper.backends.equals({"rate": float("nan")}, {"rate": float("nan")})
         True
-        >>> fmapper.equals([1], [True]), fmapper.equals(0.0, -0.0)
+        >>> fmapper.backends.equals([1], [True]), fmapper.backends.equals(0.0, -0.0)
         (False, False)
     """
     seen: set[tuple[int, int]] = set()

@@ -71,4 +71,4 @@ _PLACES = {
     "fmapper.programs.sizes": "size_of",
     "fmapper.programs.treespec": "Record TreeSpec record_type",
 }
-__getattr__, __dir__ = _surface(__name__, _PLACES)
+__getattr__, __dir__ = _surface(__name__, _PLACES.items())
