@@ -50,6 +50,7 @@ from fmapper.lazy import show_as_public as _show_as_public
 from fmapper.lazy import surface as _surface
 from fmapper.moves.mover import Mover, to_cpu, to_device, to_gpu, to_jax, to_numpy, to_torch
 from fmapper.moves.route import use_backend
+from fmapper.renames import install as _find_renamed_modules
 from fmapper.states.state import destructure, load_state, state
 from fmapper.tree.fmap import (
     children,
@@ -223,6 +224,7 @@ def __getattr__(name: str) -> object:
     return _find(name)
 
 
+_find_renamed_modules()
 for _name in __all__:
     if _name in globals():
         _show_as_public(globals()[_name], __name__)

@@ -1,0 +1,63 @@
+"""Modules under the names that pickles of version 0.1 have for them."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+RENAMES = {
+    "fmapper._accelerator": "fmapper.profiles.accelerator",
+    "fmapper._counts": "fmapper.backends.counts",
+    "fmapper._device": "fmapper.backends.device",
+    "fmapper._errors": "fmapper.errors",
+    "fmapper._inventory": "fmapper.states.inventory",
+    "fmapper._place": "fmapper.moves.place",
+    "fmapper._plan": "fmapper.moves.plan",
+    "fmapper._profile_result": "fmapper.profiles.result",
+    "fmapper._program": "fmapper.programs.program",
+    "fmapper._summary": "fmapper.states.summary",
+    "fmapper._timing": "fmapper.profiles.timing",
+    "fmapper._trainable": "fmapper.backends.trainable",
+    "fmapper._trees": "fmapper.programs.treespec",
+    "fmapper._verify": "fmapper.programs.verify",
+    "fmapper_adapters.flax._linen_model": "fmapper_adapters.flax.linen_model",
+    "fmapper_adapters.flax._model": "fmapper_adapters.flax.flax_model",
+    "fmapper_adapters.flax._programs": "fmapper_adapters.flax.programs",
+    "fmapper_adapters.jax._model": "fmapper_adapters.jax.model.jax_model",
+    "fmapper_adapters.torch._code": "fmapper_adapters.torch.model.compiled",
+    "fmapper_adapters.torch._converted": "fmapper_adapters.torch.model.torch_model",
+}
+
+
+class _Alias(Loader):
+    """Makes a module whose names are those of another one."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leaves it to the import system."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Looks names up where they are now."""
+        module.__getattr__ = partial(getattr, import_module(self._place))  # type: ignore[method-assign]
+
+
+class Finder(MetaPathFinder):
+    """Finds renamed modules; it comes last, so that no other import pays for it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Returns the spec of an alias, or None for any other module."""
+        place = RENAMES.get(name)
+        return None if place is None else ModuleSpec(name, _Alias(place))
+
+
+def install() -> None:
+    """Has the import system ask for renamed modules; once."""
+    if not any(isinstance(finder, Finder) for finder in sys.meta_path):
+        sys.meta_path.append(Finder())
