@@ -1,5 +1,6 @@
 """The public surface is exactly `__all__`, and says that it is fmapper's."""
 
+import importlib
 import subprocess
 import sys
 import types
@@ -93,3 +94,18 @@ def test_warnings_can_be_filtered_by_their_base():
         warnings.simplefilter("error", fmapper.FmapperWarning)
         for kind in (fmapper.TieWarning, fmapper.PrecisionWarning, fmapper.NoGPUWarning):
             assert issubclass(kind, fmapper.FmapperWarning)
+
+
+@pytest.mark.parametrize(
+    "name", ["jax.JaxModel", "flax.FlaxModel", "flax.LinenModel", "torch.TorchModel"]
+)
+def test_converted_models_have_a_public_class(name):
+    framework, name = name.split(".")
+    pytest.importorskip(framework)
+    package = importlib.import_module(f"fmapper_adapters.{framework}")
+    cls = getattr(package, name)
+    assert cls.__module__ == package.__name__
+    assert name in package.__all__
+    assert cls.__doc__
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = package.nothing_of_this_name

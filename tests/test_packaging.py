@@ -65,7 +65,7 @@ def test_wheel_has_every_source_file(wheel: zipfile.ZipFile) -> None:
 
 def test_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
-    assert "fmapper/py.typed" in names
+    assert {"fmapper/py.typed", "fmapper_adapters/py.typed"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 

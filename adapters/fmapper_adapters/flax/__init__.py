@@ -1,7 +1,26 @@
 """Flax: NNX modules and their variables, Linen modules bound to variables, frozen dicts."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from fmapper_adapters.flax.adapter import FlaxAdapter
 
-__all__ = ["FlaxAdapter", "adapter"]
+if TYPE_CHECKING:
+    from fmapper_adapters.flax.flax_model import FlaxModel
+    from fmapper_adapters.flax.linen_model import LinenModel
+
+__all__ = ["FlaxAdapter", "FlaxModel", "LinenModel", "adapter"]
 
 adapter = FlaxAdapter()
+
+_MODELS = {
+    "FlaxModel": "flax_model",
+    "LinenModel": "linen_model",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Imports what `convert` returns when it is asked for: an adapter loads with its framework."""
+    if name not in _MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODELS[name]}"), name)

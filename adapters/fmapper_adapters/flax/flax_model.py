@@ -199,6 +199,9 @@ class FlaxModel(Part):
         return found
 
 
+FlaxModel.__module__ = "fmapper_adapters.flax"  # where it is public
+
+
 def from_program(
     program: Program,
     added: Mapping[str, Lowering],

@@ -115,6 +115,9 @@ class LinenModel(linen.Module):
             places[collection, key].value = trees[collection][key]
 
 
+LinenModel.__module__ = "fmapper_adapters.flax"  # where it is public
+
+
 def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
     """The module for programs and their arrays.
 

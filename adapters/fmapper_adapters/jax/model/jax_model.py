@@ -397,6 +397,9 @@ class JaxModel:
         return f"JaxModel({self.program.name}, {len(self.params)} parameters of {count:,} numbers)"
 
 
+JaxModel.__module__ = "fmapper_adapters.jax"  # where it is public
+
+
 def _unpickled(program: Program, precision: str | None) -> JaxModel:
     found: JaxModel = convert(program, "jax", precision=precision)
     return found

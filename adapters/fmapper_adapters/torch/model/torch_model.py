@@ -299,6 +299,9 @@ class TorchModel(Part):
                 self.register_buffer(name, tensor.to(device), persistent=False)
 
 
+TorchModel.__module__ = "fmapper_adapters.torch"  # where it is public
+
+
 def _without(held: Mapping[str, Any], beginnings: tuple[str, ...]) -> dict[str, Any]:
     """What a module holds, except for names that begin so."""
     return {name: one for name, one in held.items() if not name.startswith(beginnings)}
