@@ -928,7 +928,7 @@ def test_nothing_of_it_is_loaded_before_it_is_asked_for() -> None:
 import sys, fmapper, fmapper.cli.main
 own = [name for name in sys.modules if name.startswith("fmapper.profiles.")]
 assert not own, own
-assert "rich" not in sys.modules and "argparse" in sys.modules
+assert "rich" not in sys.modules and "click" in sys.modules
 fmapper.profile
 assert "fmapper.profiles.profile" in sys.modules and "matplotlib" not in sys.modules
 """

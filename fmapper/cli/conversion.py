@@ -154,6 +154,7 @@ def measured(
     train: bool = False,
     compare: bool = True,
     seconds: float = 0.5,
+    say: Callable[[str], object] = lambda step: None,
 ) -> tuple[Conversion, Any]:
     """Converts a model, compares and times it; what `convert` does, step by step.
 
@@ -167,6 +168,7 @@ def measured(
         train: As `convert` takes it; what was recorded for training is neither compared nor timed.
         compare: Compare the outputs, also with those in float64.
         seconds: For timing calls of both; 0: none are timed.
+        say: Told what is being done.
 
     Returns:
         What was seen, and the converted model.
@@ -184,11 +186,13 @@ def measured(
             f"{type(model).__name__} cannot be converted to {to}: it is {what}. Name a model of "
             "another framework."
         )
+    say(f"recording {type(model).__name__}")
     start = timing.clock()
     program = recorded(
         model, source, target, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
     )
     exported = timing.clock()
+    say(f"lowering {len(program.graph.calls)} operations to {to}")
     converted = lowered(program, target, train=train)
     finished = timing.clock()
     found: dict[str, Any] = {
@@ -202,11 +206,14 @@ def measured(
         "lowering_seconds": finished - exported,
     }
     if not train and (compare or seconds > 0):
+        say("calling the converted model")
         now = _waiting(target, converted, args, kwargs)
         found["first_call_seconds"] = now()
         if compare:
+            say("comparing the outputs")
             found["verification"] = verify(model, converted, *args, kwargs=kwargs, exact=True)
         if seconds > 0:
+            say("timing both")
             before = _waiting(source, model, args, kwargs)
             pairs = timing.rounds(lambda: (before(), now()), seconds)
             befores, nows = (list(column) for column in zip(*pairs, strict=True))

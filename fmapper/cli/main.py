@@ -1,91 +1,83 @@
-"""`python -m fmapper`: what this machine has, where a model spends its time, and conversion."""
+"""The commands, and how each ends: with its exit status, and one line for an error."""
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from fmapper.backends.adapter import Device, DeviceInfo
-from fmapper.backends.device import device_info, devices, missing
-from fmapper.cli import convert, profile
+import click
+from click.shell_completion import get_completion_class
+
+from fmapper.cli.convert import convert
+from fmapper.cli.devices import devices
+from fmapper.cli.profile import profile
 from fmapper.errors import FmapperError
 
-Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
-"""What it is good for, what adds its options, and what runs it and gives the exit status."""
+NAME = "fmapper"
+FAILED = 1
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_DEBUG = "--debug"
+
+
+@click.group(
+    name=NAME,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name=NAME, message="%(prog)s %(version)s")
+@click.option(_DEBUG, is_flag=True, help="Show the traceback of an error; may stand anywhere.")
+def command(debug: bool) -> None:
+    """Any model on any device and in any framework.
+
+    Exit status: 0 done, 1 failed or the outputs differ, 2 wrong usage, 130 interrupted.
+    """
+
+
+EXAMPLES = """
+\b
+Examples:
+  eval "$(fmapper completion bash)"        # in ~/.bashrc; likewise zsh
+  fmapper completion fish | source
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what a shell needs to complete options and commands."""
+    cls = get_completion_class(shell)
+    assert cls is not None
+    click.echo(cls(command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
+
+
+for _command in (devices, convert, profile, completion):
+    command.add_command(_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit status: 0, or 1 where it failed."""
-    parser = argparse.ArgumentParser(prog="python -m fmapper", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, (purpose, add_options, _) in COMMANDS.items():
-        add_options(commands.add_parser(name, help=purpose, description=purpose))
-    options = parser.parse_args(arguments)
+    """Runs a command and returns its exit status.
+
+    An error of the user's is one line on stderr; with `--debug` it is raised.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = _DEBUG in given
+    given = [word for word in given if word != _DEBUG]
+    title = " ".join([NAME, *[word for word in given if word in command.commands][:1]])
     try:
-        return COMMANDS[options.command][2](options)
-    except (FmapperError, OSError, ValueError) as error:
-        print(f"fmapper {options.command}: {error}", file=sys.stderr)
-        return 1
-
-
-def run_devices(options: argparse.Namespace) -> int:
-    """Prints the table of devices."""
-    print_devices()
-    return 0
-
-
-def print_devices() -> None:
-    """Prints every device of every installed backend, and why there are not more."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    found = devices()
-    if found:
-        table = Table("device", "name")
-        for heading in ("total", "free"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.columns[0].no_wrap = True
-        for device in found:
-            info = _ask(device)
-            row = (str(device), info.name or "", _size(info.total), _size(info.free))
-            table.add_row(*map(Text, row))
-        console.print(table)
-    else:
-        console.print("No backend is installed.")
-    for backend, reason in missing().items():
-        # One line each, however narrow: the commands in it are there to be copied.
-        console.print(Text(f"{backend}: {reason}"), soft_wrap=True)
-
-
-def _ask(device: Device) -> DeviceInfo:
-    """What a device says of itself, or what kept it from answering."""
-    try:
-        return device_info(device)
-    except RuntimeError as error:  # in use by somebody else alone, out of memory, gone
-        return DeviceInfo(device, f"does not answer: {str(error).splitlines()[0]}")
-
-
-def _size(count: int | None) -> str:
-    return "" if count is None else f"{count / 2**30:.1f} GiB"
-
-
-def _no_options(parser: argparse.ArgumentParser) -> None:
-    """For a command that takes none."""
-
-
-COMMANDS: dict[str, Command] = {
-    "devices": ("every device, its memory, and what is missing", _no_options, run_devices),
-    "convert": (
-        "make a JAX or Flax model of a torch module, and say how exact and how fast it is",
-        convert.add_options,
-        convert.run,
-    ),
-    "profile": (
-        "where the time of a model goes, and from which batch size an accelerator pays",
-        profile.add_options,
-        profile.run,
-    ),
-}
+        return int(command.main(given, prog_name=NAME, standalone_mode=False) or 0)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        print(f"{title}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever reads has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if debug:
+            raise
+        known = isinstance(error, FmapperError | OSError | ValueError)
+        what = str(error) if known else f"{type(error).__name__}: {error} ({_DEBUG} shows where)"
+        print(f"{title}: {what}", file=sys.stderr)
+        return FAILED

@@ -65,6 +65,20 @@ def load_model(target: str) -> Any:
         raise TargetError(f"{target}: making the model failed: {_short(error)}") from error
 
 
+def inputs_of(text: str) -> Any:
+    """Returns inputs from `FILE:INPUTS` or an expression: which of them it is shows in the text.
+
+    Raises:
+        TargetError: It is neither.
+    """
+    from fmapper.profiles.example_inputs import read_inputs
+
+    file, _, name = text.rpartition(":")
+    if file.endswith(_SUFFIX) and name.replace(".", "_").isidentifier():
+        return load_target(text)
+    return read_inputs(text)
+
+
 def _run(file: str) -> Any:
     path = Path(file).resolve()
     if not path.is_file():

@@ -1,0 +1,47 @@
+"""`fmapper devices`."""
+
+from __future__ import annotations
+
+import click
+
+from fmapper.backends.adapter import Device, DeviceInfo
+from fmapper.backends.device import device_info, missing
+from fmapper.backends.device import devices as every_device
+
+
+@click.command()
+def devices() -> None:
+    """Print every device of every installed backend, its memory, and what is missing."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    found = every_device()
+    if found:
+        table = Table("device", "name")
+        for heading in ("total", "free"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.columns[0].no_wrap = True
+        for device in found:
+            info = _ask(device)
+            row = (str(device), info.name or "", _size(info.total), _size(info.free))
+            table.add_row(*map(Text, row))
+        console.print(table)
+    else:
+        console.print("No backend is installed.")
+    for backend, reason in missing().items():
+        # One line each, however narrow: the commands in it are there to be copied.
+        console.print(Text(f"{backend}: {reason}"), soft_wrap=True)
+
+
+def _ask(device: Device) -> DeviceInfo:
+    """Returns what a device says of itself, or what kept it from answering."""
+    try:
+        return device_info(device)
+    except RuntimeError as error:  # in use by somebody else alone, out of memory, gone
+        return DeviceInfo(device, f"does not answer: {str(error).splitlines()[0]}")
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else f"{count / 2**30:.1f} GiB"

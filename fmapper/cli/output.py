@@ -1,0 +1,63 @@
+"""What commands print and write: reports, progress on stderr, files that appear whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+PATH = click.Path(path_type=Path)
+
+
+def check_folders(*paths: Path | None) -> None:
+    """Raises before anything is computed for a file that could not be written in the end.
+
+    Raises:
+        FileNotFoundError: The folder of a path does not exist.
+    """
+    for path in paths:
+        if path is not None and not path.resolve().parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {path.resolve().parent} for {path.name}.")
+
+
+def print_report(report: Any) -> None:
+    """Prints a report in the width of the terminal, or in 120 columns to a file or a pipe."""
+    from rich.console import Console
+
+    # rich would take a pipe for a terminal of 80 columns
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    Console(highlight=False, width=120 if piped else None).print(report)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Gives a path to write to; what is there takes the place of `path` when the block has ended.
+
+    After an error, or Ctrl-C, nothing is left and `path` is as it was.
+    """
+    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield beside
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    with whole_file(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def spinner() -> Iterator[Callable[[str], None]]:
+    """Gives a function that says on stderr what is being done, if that is a terminal."""
+    from rich.console import Console
+
+    with Console(stderr=True, highlight=False).status("starting") as status:
+        yield status.update
