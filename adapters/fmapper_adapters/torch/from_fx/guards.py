@@ -30,8 +30,8 @@ from torch.utils import _pytree as pytree
 from fmapper.programs import Guard, Input
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_OWN = os.path.dirname(__file__) + os.sep
-_END = os.path.join(_OWN, "_export.py")  # beyond is who called convert
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_END = os.path.join(_OWN, "record", "export.py")  # beyond is who called convert
 _MADE = "<string>"  # functions that torch makes
 _DYNAMO = _TORCH + "_dynamo" + os.sep
 _OF_SYMBOLS = (os.path.join(_TORCH, "__init__.py"), os.path.join(_TORCH, "fx", ""), _DYNAMO, _OWN)
