@@ -37,6 +37,11 @@ def oldest_versions() -> list[str]:
     ]
 
 
+def program(session: nox.Session, name: str, *options: str) -> None:
+    """Runs a program of tests/sweeps."""
+    session.run("python", "-m", f"sweeps.{name}", *options, env={"PYTHONPATH": "tests"})
+
+
 @nox.session
 @nox.parametrize("frameworks", ["none", "numpy", "torch", "jax", "all"])
 def tests(session: nox.Session, frameworks: str) -> None:
@@ -61,42 +66,42 @@ def sweeps(session: nox.Session) -> None:
 def opinfo(session: nox.Session) -> None:
     """Convert every operation of torch's test database: `nox -s opinfo -- --shard 1/8`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    session.run("python", "tests/sweep_opinfo.py", *session.posargs)
+    program(session, "opinfo", *session.posargs)
 
 
 @nox.session
 def zoo(session: nox.Session) -> None:
     """Convert every model class of transformers to JAX: `nox -s zoo -- --shard 0/8 llama`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    session.run("python", "tests/sweep_zoo.py", *session.posargs)
+    program(session, "zoo", *session.posargs)
 
 
 @nox.session
 def uses(session: nox.Session) -> None:
     """Train, cast and decode with 40 converted models: `nox -s uses -- ':gradients$' '^bert/'`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    session.run("python", "tests/sweep_uses.py", *session.posargs)
+    program(session, "uses", *session.posargs)
 
 
 @nox.session
 def layers(session: nox.Session) -> None:
     """Convert every layer of torch.nn with its options to JAX: `nox -s layers -- Conv`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    session.run("python", "tests/sweep_nn.py", *session.posargs)
+    program(session, "nn", *session.posargs)
 
 
 @nox.session
 def flaxzoo(session: nox.Session) -> None:
     """Convert models of JAX, Flax and Equinox to torch: `nox -s flaxzoo -- --export linen/`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    session.run("python", "tests/sweep_flaxzoo.py", *session.posargs)
+    program(session, "flaxzoo", *session.posargs)
 
 
 @nox.session
 def lax(session: nox.Session) -> None:
     """Convert JAX's own corpus of primitives to torch: `nox -s lax -- --group sort --per 0`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    session.run("python", "tests/sweep_lax.py", *session.posargs)
+    program(session, "lax", *session.posargs)
 
 
 @nox.session
@@ -108,10 +113,10 @@ def fuzz(session: nox.Session) -> None:
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
     if session.posargs:
         direction, *options = session.posargs
-        session.run("python", f"tests/fuzz_{direction.replace('-', '_')}.py", *options)
+        program(session, f"fuzz_{direction.replace('-', '_')}", *options)
         return
     for direction in ("torch_to_jax", "jax_to_torch"):
-        session.run("python", f"tests/fuzz_{direction}.py", "--minutes", "60")
+        program(session, f"fuzz_{direction}", "--minutes", "60")
 
 
 @nox.session
@@ -129,7 +134,7 @@ def simulated(session: nox.Session) -> None:
     mistakes = ("pieces", "event", "buffer", "stream", "handover")
     for mistake in mistakes:
         session.run(
-            *(*python, "-x", "tests/test_link.py", "tests/test_loader.py"),
+            *(*python, "-x", "tests/moves/test_link.py", "tests/moves/test_loader.py"),
             env={"PYTHONPATH": "tests", "SIMULATED_GPU_MISTAKE": mistake},
             success_codes=[1],
         )
@@ -139,7 +144,7 @@ def simulated(session: nox.Session) -> None:
 def fuzz_files(session: nox.Session) -> None:
     """Damage a million files of programs: `nox -s fuzz_files -- --seed 3 --minutes 10`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
-    session.run("python", "tests/fuzz_files.py", *session.posargs)
+    program(session, "fuzz_files", *session.posargs)
 
 
 @nox.session
@@ -182,7 +187,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(reuse_venv=False)
 def wheel(session: nox.Session) -> None:
     """Build the wheel, install it with the core dependencies only, test it outside the checkout."""
-    smoke = Path("tests/smoke.py").resolve()
+    smoke = Path("tests/support/smoke.py").resolve()
     built = Path(session.create_tmp())
     session.run("python", "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(built), ".")
     (archive,) = built.glob("fmapper-*.whl")

@@ -3,7 +3,7 @@
     python benchmarks/conversion_time.py [--case ARCHITECTURE/Class ...] [--rounds 3]
                                          [--clock wall|cpu] [--json FILE]
 
-Classes of transformers in a small size with random weights, as `tests/tiny_models.py` makes them.
+Classes of transformers in a small size with random weights, made by `tests/models/tiny_models.py`.
 Each sample is taken in a process of its own, forked from one in which everything is imported and
 the model is built; before the clock starts, it converts a `torch.nn.Linear` in the same way, so
 that neither side pays for what a process does once. The sides take turns, in an order of its own
@@ -258,6 +258,7 @@ def print_row(row: Found) -> None:
 def prepare() -> None:
     """Import everything before processes are forked; JAX must not compute before that."""
     import jax
+    import tiny_models
     import torch
     import torchax
     import transformers
@@ -265,7 +266,6 @@ def prepare() -> None:
     import fmapper_adapters.jax.aten.table
     import fmapper_adapters.jax.model.jax_model
     import fmapper_adapters.torch.record.export
-    import tiny_models
 
     assert all((jax, torch, torchax, transformers))
     fmapper_adapters.jax.aten.table.load()

@@ -1,7 +1,8 @@
 """A framework of its own, taught to fmapper: a toy of forty lines, and the adapter for it.
 
 Run it with `python examples/custom_adapter.py`. A package would ship the adapter through the entry
-point group `fmapper.adapters`; here it is registered by hand. `tests/conformance.py` checks it.
+point group `fmapper.adapters`; here it is registered by hand. The suite in
+`tests/support/conformance.py` checks it.
 """
 
 from __future__ import annotations

@@ -11,15 +11,7 @@ import pytest
 from hypothesis import settings
 
 # Programs and tables of cases: they need frameworks, and have no doctests.
-collect_ignore_glob = [
-    "sweep_*.py",
-    "fuzz*.py",
-    "uses_*.py",
-    "tiny_*.py",
-    "nn_cases.py",
-    "jax_models_*.py",
-    "support/*",
-]
+collect_ignore_glob = ["support/*", "models/*", "sweeps/*"]
 
 MAPPINGS = 20_000  # of memory, after which a process forgets compiled programs
 
@@ -73,7 +65,7 @@ def compiled_programs() -> Iterator[None]:
 def xp(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A backend that differentiates and compiles, in float64."""
     pytest.importorskip(request.param)
-    import transformed
+    from support import transformed
 
     with transformed.backend(request.param) as found:
         yield found

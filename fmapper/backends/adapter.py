@@ -126,8 +126,8 @@ class Adapter(ABC):
     """All that fmapper knows of one framework.
 
     A subclass answers the abstract methods; the others have defaults that are right for a
-    framework with one device, no views and no node types of its own. `tests/conformance.py` is the
-    suite that an adapter must pass.
+    framework with one device, no views and no node types of its own. The suite that an adapter
+    must pass is `tests/support/conformance.py`.
 
     Attributes:
         name: The backend's name, as in `torch:cuda:0`.

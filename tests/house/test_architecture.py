@@ -1,0 +1,147 @@
+"""Who may import whom: rooms in one direction, a core without frameworks, adapters by faces."""
+
+import ast
+import importlib
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import fmapper
+
+ROOT = Path(__file__).parents[2]
+ADAPTERS_ROOT = ROOT / "adapters" / "fmapper_adapters"
+FRAMEWORKS = {"numpy", "torch", "jax", "flax", "optree", "array_api_compat", "ml_dtypes"}
+CORE = sorted((ROOT / "fmapper").rglob("*.py"))
+ADAPTERS = sorted(ADAPTERS_ROOT.rglob("*.py"))
+
+# A room imports those above it, and its equals where the second of the two does not import back.
+FLOORS = (
+    ("errors", "warn", "lazy", "renames"),
+    ("tree",),
+    ("backends",),
+    ("moves", "random", "nn"),
+    ("states", "transforms"),
+    ("programs",),
+    ("profiles", "cli"),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+FACES = ("fmapper", "fmapper.backends", "fmapper.programs", "fmapper.random")
+
+FILES_IN_A_FOLDER = 14
+USERS_NAMES = 70  # beside errors and warnings
+
+
+@cache
+def imports(path, *, everywhere, typing=True):
+    """The (module, name) pairs that a file imports, at module level or everywhere."""
+
+    def look(nodes):
+        for node in nodes:
+            if isinstance(node, ast.Import):
+                yield from ((alias.name, None) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield from ((node.module or "", alias.name) for alias in node.names)
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                if typing and everywhere:
+                    yield from look(node.body)
+            elif everywhere:
+                yield from look(ast.iter_child_nodes(node))
+
+    return tuple(look(ast.parse(path.read_text()).body))
+
+
+def core_modules(path):
+    """The modules of the core that a file imports, wherever in it, but not for types alone."""
+    for module, name in imports(path, everywhere=True, typing=False):
+        if module.partition(".")[0] == "fmapper":
+            inner = ROOT / Path(*module.split(".")) / f"{name}.py"
+            yield f"{module}.{name}" if name and inner.exists() else module
+
+
+def room_of(module):
+    return module.split(".")[1] if "." in module else None
+
+
+def module_of(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT).with_suffix(""))
+
+
+def test_there_is_something_to_look_at():
+    assert len(CORE) > 10
+    assert {path.parent.name for path in ADAPTERS} >= {"numpy", "torch", "jax"}
+    rooms = {path.relative_to(ROOT / "fmapper").parts[0].removesuffix(".py") for path in CORE}
+    assert rooms - {"__init__", "__main__"} == set(FLOOR)
+
+
+def test_tests_lie_in_rooms():
+    tests = ROOT / "tests"
+    assert [path.name for path in tests.glob("*.py")] == ["conftest.py"]
+    folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")}
+    rooms = {room for rooms in FLOORS for room in rooms}
+    assert folders <= rooms | {"to_jax", "to_torch", "house"}
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_the_core_imports_no_framework_and_no_adapter(path):
+    tops = {module.partition(".")[0] for module, _ in imports(path, everywhere=False)}
+    assert not tops & FRAMEWORKS
+    tops = {module.partition(".")[0] for module, _ in imports(path, everywhere=True)}
+    assert not tops & {"torch", "jax", "flax", "fmapper_adapters"}
+
+
+@pytest.mark.parametrize("path", [p for p in CORE if room_of(module_of(p)) in FLOOR], ids=name_of)
+def test_a_room_imports_nothing_from_the_floors_above(path):
+    own = FLOOR[room_of(module_of(path))]
+    found = [m for m in core_modules(path) if room_of(m) in FLOOR and FLOOR[room_of(m)] > own]
+    assert found == []
+
+
+def test_rooms_of_one_floor_do_not_import_each_other_both_ways():
+    pairs = defaultdict(set)
+    for path in CORE:
+        for module in core_modules(path):
+            pairs[room_of(module_of(path))].add(room_of(module))
+    for rooms in FLOORS:
+        for room in rooms:
+            assert not {other for other in pairs[room] & {*rooms} - {room} if room in pairs[other]}
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=name_of)
+def test_adapters_use_public_names_and_no_other_adapter(path):
+    own = path.relative_to(ADAPTERS_ROOT).parts[0]
+    allowed = {own} | ({"jax"} if own == "flax" else set())
+    for module, name in imports(path, everywhere=True):
+        if module.partition(".")[0] == "fmapper":
+            assert module in FACES
+            public = importlib.import_module(module).__all__
+            assert name is None or name in public or f"{module}.{name}" in FACES, name
+        if module.startswith("fmapper_adapters."):
+            assert module.split(".")[1] in allowed
+
+
+def folders():
+    return sorted({path.parent for path in CORE + ADAPTERS})
+
+
+@pytest.mark.parametrize("folder", folders(), ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_has_a_face_and_few_files(folder):
+    files = [path.name for path in folder.glob("*.py")]
+    assert len(files) - files.count("__init__.py") <= FILES_IN_A_FOLDER
+    face = ast.parse((folder / "__init__.py").read_text())
+    assert ast.get_docstring(face), "a room says what it is for"
+
+
+def test_users_find_few_names():
+    names = [n for n in fmapper.__all__ if not n.endswith(("Error", "Warning"))]
+    assert len(names) <= USERS_NAMES
+
+
+def test_the_faces_share_no_name():
+    faces = [importlib.import_module(face).__all__ for face in FACES[:3]]
+    assert sum(map(len, faces)) == len(set().union(*faces))

@@ -1,0 +1,136 @@
+"""Convolutions: converted and compared with torch."""
+
+import pytest
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+from support.converting import check, check_gradients  # noqa: E402
+
+F = torch.nn.functional
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+CASES = {
+    "plain": {},
+    "strides": {"stride": 2},
+    "padding": {"padding": 2},
+    "dilation": {"dilation": 2},
+    "groups": {"groups": 2},
+    "all": {"stride": 2, "padding": 1, "dilation": 2, "groups": 2},
+    "same": {"padding": "same", "dilation": 3},
+    "valid": {"padding": "valid", "stride": 2},
+}
+TRANSPOSED = {
+    "plain": {},
+    "strides": {"stride": 3, "padding": 1, "output_padding": 2},
+    "groups": {"groups": 2},
+    "dilation": {"dilation": 2, "padding": 1},
+    "all": {"stride": 2, "padding": 1, "dilation": 2, "groups": 2, "output_padding": 1},
+}
+
+
+def convolution(dims, transposed):
+    return getattr(F, f"conv_transpose{dims}d" if transposed else f"conv{dims}d")
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions(dims):
+    conv = convolution(dims, False)
+
+    def function(x, half, full, bias):
+        found = {
+            name: conv(x, half if "groups" in case else full, bias, **case)
+            for name, case in CASES.items()
+        }
+        found["without batch"] = conv(x[0], full)
+        found["empty batch"] = conv(x[:0], full, bias)
+        return found
+
+    size = (9, 8, 7)[:dims]
+    kernel = (4, 3, 2)[:dims]
+    inputs = torch.randn(2, 4, *size), torch.randn(6, 2, *kernel), torch.randn(6, 4, *kernel)
+    check(function, *inputs, torch.randn(6))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_transposed_convolutions(dims):
+    conv = convolution(dims, True)
+
+    def function(x, half, full, bias):
+        found = {
+            name: conv(x, half if "groups" in case else full, bias, **case)
+            for name, case in TRANSPOSED.items()
+        }
+        found["without batch"] = conv(x[0], full)
+        found["empty batch"] = conv(x[:0], full, bias)
+        return found
+
+    size = (5, 4, 3)[:dims]
+    kernel = (4, 3, 2)[:dims]
+    inputs = torch.randn(2, 4, *size), torch.randn(4, 3, *kernel), torch.randn(4, 6, *kernel)
+    check(function, *inputs, torch.randn(6))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_convolutions(transposed):
+    conv = convolution(2, transposed)
+    case = (TRANSPOSED if transposed else CASES)["all"]
+    weight = torch.randn(4, 3, 3, 2) if transposed else torch.randn(6, 2, 3, 2)
+    check_gradients(
+        lambda x, w, b: conv(x, w, b, **case), torch.randn(2, 4, 7, 6), weight, torch.randn(6)
+    )
+
+
+def test_convolutions_of_other_kinds():
+    def function(x, weight, z, w):
+        return {
+            "depthwise": F.conv2d(x, weight[:4, :1], groups=4),
+            "two for each": F.conv2d(x, weight[:, :1], groups=4),
+            "integers": F.conv2d((x * 9).long(), (weight * 9).long()[:, :4]),
+            "complex": F.conv1d(z, w, padding=1),
+            "half": F.conv2d(x.bfloat16(), weight.bfloat16()),
+            "kernel of one": F.conv2d(x, weight[:, :, :1, :1], stride=2),
+        }
+
+    complex_ = {"dtype": torch.complex64}
+    check(
+        function,
+        torch.randn(2, 4, 6, 6),
+        torch.randn(8, 4, 3, 3),
+        torch.randn(2, 3, 5, **complex_),
+        torch.randn(4, 3, 2, **complex_),
+    )
+
+
+def test_time_batch_channels():
+    check(
+        lambda x, w, b: torch.conv_tbc(x, w, b, 1),
+        torch.randn(7, 2, 3),
+        torch.randn(2, 3, 4),
+        torch.randn(4),
+    )
+
+
+def test_transposed_ones_that_cut_off_at_the_borders():
+    """Padding that is larger than the kernel leaves out what it would give there."""
+    x = torch.randn(2, 4, 5, 6)
+    for kernel, options in (1, {}), (1, {"stride": 2, "output_padding": 1}), (2, {"groups": 2}):
+        model = torch.nn.ConvTranspose2d(4, 6, kernel, padding=2, **options)
+        check(model, x)
+        check_gradients(model, x)
+
+
+def test_in_whole_modules():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding="same", padding_mode="circular"),
+        torch.nn.ConvTranspose2d(8, 4, 3, stride=2, groups=2, dilation=2, output_padding=1),
+        torch.nn.Conv2d(4, 4, 3, padding=2, padding_mode="reflect", groups=4),
+        torch.nn.MaxPool2d(3, 2, 1),
+    )
+    check(model, torch.randn(2, 3, 8, 8))

@@ -1,0 +1,87 @@
+"""Operations with effects, which torch records with tokens, and what it says of sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+from support import converting  # noqa: E402
+
+
+def test_prints_come_in_order_when_the_program_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    def loud(x: Any) -> Any:
+        torch.ops.aten._print("first")
+        torch.ops.aten._print("second")
+        return x + 1
+
+    model = fmapper.convert(converting.Function(loud), "jax", (torch.ones(2),))
+    capfd.readouterr()
+    assert np.asarray(model(np.ones(2, "float32"))).tolist() == [2, 2]
+    jax.effects_barrier()
+    assert capfd.readouterr().out.split() == ["first", "second"]
+
+
+@torch.library.custom_op("fmapper_tests::both", mutates_args=())
+def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x * 2, x * 3
+
+
+@both.register_fake
+def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x)
+
+
+@torch.library.custom_op("fmapper_tests::one", mutates_args=())
+def one(x: torch.Tensor) -> torch.Tensor:
+    return x * 5
+
+
+@one.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_results_behind_tokens() -> None:
+    effects = pytest.importorskip("torch._higher_order_ops.effects")
+    for name in ("one", "both"):
+        effects._register_effectful_op(f"fmapper_tests::{name}", effects._EffectType.ORDERED)
+    fmapper.lowering("fmapper_tests::one")(lambda x: x * 5)
+    fmapper.lowering("fmapper_tests::both")(lambda x: (x * 2, x * 3))
+    converting.check(lambda x: (both(x)[1] + 1, one(x) - 1, both(one(x))), torch.randn(3))
+
+
+def test_effects_without_a_lowering_are_missing() -> None:
+    effects = pytest.importorskip("torch._higher_order_ops.effects")
+
+    @torch.library.custom_op("fmapper_tests::unknown", mutates_args=())
+    def unknown(x: torch.Tensor) -> None:
+        pass
+
+    unknown.register_fake(lambda x: None)
+    effects._register_effectful_op("fmapper_tests::unknown", effects._EffectType.ORDERED)
+
+    def forward(x: Any) -> Any:
+        unknown(x)
+        return x
+
+    with pytest.raises(fmapper.UnsupportedOpsError, match="fmapper_tests::unknown"):
+        fmapper.convert(converting.Function(forward), "jax", (torch.randn(3),))
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (1, 3)])
+def test_masked_select_of_fewer_elements_than_the_mask_has(shape: tuple[int, ...]) -> None:
+    mask = torch.tensor([[True, True, True], [True, False, True]])
+    converting.check(
+        lambda x: (torch.masked_select(x, mask), x.masked_select(mask)), torch.randn(shape)
+    )
+
+
+def test_views_whose_place_in_the_storage_depends_on_values() -> None:
+    converting.check(torch.tensor_split, torch.randn(6, 3), torch.tensor([1, 4]))

@@ -1,0 +1,401 @@
+"""Gradients that a module has of its own, and what is changed behind their back."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+from support import converting  # noqa: E402
+
+Autograd: Any = torch.autograd.Function
+
+
+class Reversed(Autograd):
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return -ctx.factor * gradient, None
+
+
+reverse = Reversed.apply
+
+
+class Spike(Autograd):
+    """As spiking networks: a step forwards, a smooth slope backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        slope = gradient.clone()
+        slope[x.abs() > 1] = 0.0
+        return slope / (1 + x.abs()) ** 2
+
+
+class Scaled(Autograd):
+    """Two inputs, one of which is stretched, and two outputs, one of which has no gradient."""
+
+    @staticmethod
+    def forward(x: Any, w: Any) -> Any:
+        return x * w, (x + w).argmax(-1), (x - w).relu()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1], output[2])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, *_: Any) -> Any:
+        x, w = ctx.saved_tensors
+        given = gradient * w * 3 if ctx.needs_input_grad[0] else None
+        return given, (gradient * x.tanh()).sum(0)
+
+
+class Outer(Autograd):
+    """Calls others in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return Reversed.apply(x, 2.0).sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return Reversed.apply(gradient, 1.0) * ctx.saved_tensors[0]
+
+
+def used(x: Any) -> Any:
+    y, at, rest = Scaled.apply(x, x.mean(0))
+    return Spike.apply(y), reverse(y, 0.5), Outer.apply(x), at, x + rest
+
+
+def test_functions_with_gradients_of_their_own() -> None:
+    x = torch.randn(4, 3)
+    converting.check(used, x)
+    converting.check_gradients(used, x)
+
+
+def test_gradients_of_their_own_in_transforms_and_files(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = torch.nn.Linear(3, 3)
+            self.drop = torch.nn.Dropout(0.5)
+
+        def forward(self, x: Any) -> Any:
+            return Spike.apply(self.drop(self.dense(x)))
+
+    module = Net()
+    x = torch.randn(4, 3)
+    model = fmapper.convert(module, "jax", (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    model.save(tmp_path / "model.safetensors")
+    model = type(model).load(tmp_path / "model.safetensors")
+    module.eval()(x[:2]).sum().backward()
+
+    def loss(params: Any, x: Any) -> Any:
+        return model.replace(params=params)(x).sum()
+
+    each = jax.vmap(jax.grad(loss), in_axes=(None, 0))(model.params, x[:2, None].numpy())
+    want = module.dense.weight.grad
+    np.testing.assert_allclose(each["dense.weight"].sum(0), want, rtol=1e-4, atol=1e-6)
+
+    trained = fmapper.convert(module, "jax", (x,), train=True)
+
+    @jax.jit
+    def value(params: Any, key: Any) -> Any:
+        return trained.replace(params=params)(x.numpy(), key=key).sum()
+
+    jax.grad(value)(trained.params, jax.random.key(0))
+
+
+def test_gradients_of_complex_numbers_of_their_own() -> None:
+    class Turned(Autograd):
+        @staticmethod
+        def forward(ctx: Any, z: Any) -> Any:
+            ctx.save_for_backward(z)
+            return z * z
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * (2 * ctx.saved_tensors[0]).conj() * (1 + 2j)
+
+    def turned(x: Any) -> Any:
+        return torch.view_as_real(Turned.apply(torch.complex(x, x * 2) * (2 - 1j)))
+
+    converting.check_gradients(turned, torch.randn(5))
+
+
+def test_gradients_of_gradients_of_their_own() -> None:
+    class Cube(Autograd):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * ctx.saved_tensors[0] ** 2
+
+    model = fmapper.convert(converting.Function(Cube.apply), "jax", (torch.ones(()),))
+    first = jax.grad(model)
+    assert float(first(2.0)) == 4.0
+    assert float(jax.grad(first)(2.0)) == 4.0
+
+
+def test_a_backward_that_cannot_be_recorded_is_refused_when_it_is_needed() -> None:
+    class Unknown(Autograd):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return torch.from_numpy(gradient.numpy() * 2)
+
+    model = fmapper.convert(converting.Function(Unknown.apply), "jax", (torch.ones(2),))
+    assert model(np.ones(2, "float32")).tolist() == [2, 2]
+    with pytest.raises(NotImplementedError, match=r"Unknown.* whose backward cannot be recorded"):
+        jax.grad(lambda x: model(x).sum())(np.ones(2, "float32"))
+
+
+@pytest.mark.parametrize("way", ["grad", "backward"])
+def test_a_backward_that_differentiates_is_refused_when_it_is_needed(way: str) -> None:
+    """torch.export fails where it meets the results, and records the module without them."""
+
+    class Recomputed(Autograd):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x.sin()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            with torch.enable_grad():
+                x = ctx.saved_tensors[0].detach().requires_grad_()
+                y = x.tanh()
+            if way == "grad":
+                return torch.autograd.grad(y, x, gradient)[0]
+            torch.autograd.backward(y, gradient)
+            return x.grad
+
+    x = torch.randn(3)
+    model = converting.check(Recomputed.apply, x)
+    with pytest.raises(NotImplementedError, match=r"Recomputed.* cannot be recorded"):
+        jax.grad(lambda x: model(x).sum())(x.numpy())
+
+
+def test_gradients_of_functions_that_change_their_input() -> None:
+    class Doubled(Autograd):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            return gradient * 3
+
+    def used(x: Any) -> Any:
+        y = x * 1.5
+        z = Doubled.apply(y)
+        Doubled.apply(y)
+        return z.sin(), y.cos()
+
+    x = torch.randn(3, 4)
+    converting.check(used, x)
+    converting.check_gradients(used, x)
+
+
+class Averaged(torch.nn.Module):
+    """Buffers that change behind `data`, as the code books of many quantisers do."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.dense = torch.nn.Linear(4, 4)
+        self.register_buffer("book", torch.randn(5, 4))
+        self.register_buffer("steps", torch.tensor(0))
+        self.way = way
+
+    def forward(self, x: Any) -> Any:
+        x = self.dense(x)
+        mean = x.detach().mean(0)
+        if self.way == "data":
+            self.book.data.mul_(0.9).add_(0.1 * mean)
+            self.steps.data.add_(1)
+        elif self.way == "no_grad":
+            with torch.no_grad():
+                self.book.data.copy_(0.9 * self.book + 0.1 * mean)
+        elif self.way == "index":
+            self.book.data[1:3] = mean
+        else:
+            self.book.data = 0.9 * self.book + 0.1 * mean
+        return x * self.dense.weight.data.sum()
+
+
+@pytest.mark.parametrize("way", ["data", "no_grad", "index", "assign"])
+def test_what_changes_behind_data(way: str) -> None:
+    module = Averaged(way)
+    x = torch.randn(3, 4)
+    model = fmapper.convert(copy.deepcopy(module), "jax", (x,))
+    _, model = model(x.numpy(), mutable=True)
+    y, model = model(x.numpy(), mutable=True)
+    module(x)
+    converting.compare(y, module(x))
+    converting.compare(model.buffers["book"], module.book)
+    assert int(model.buffers["steps"]) == int(module.steps)
+
+
+def test_data_of_what_is_computed_is_read_and_not_changed() -> None:
+    def read(x: Any) -> Any:
+        return x.exp() * x.exp().data
+
+    def rounded(x: Any) -> Any:
+        y = x.exp()
+        y.data.round_()
+        return y
+
+    def assigned(x: Any) -> Any:
+        y = x.exp()
+        y.data = y.round()
+        return y
+
+    class Net(torch.nn.Module):
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.inner = converting.Function(function)
+            self.w = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x * self.w)
+
+    converting.check_gradients(read, torch.randn(3))
+    for function in rounded, assigned:
+        with pytest.raises(fmapper.ConversionError, match=r"Net: inner: .*detach\(\)"):
+            fmapper.convert(Net(function), "jax", (torch.randn(3),))
+
+
+def test_buffers_that_a_recorded_module_leaves_alone_are_noticed() -> None:
+    class Aware(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            if self.training and not torch.compiler.is_compiling():
+                self.steps += 1
+            return x * 2
+
+    model = fmapper.convert(Aware(), "jax", (torch.ones(2),), train=True)
+    _, after = model(np.ones(2, "float32"), mutable=True)
+    assert float(after.buffers["steps"]) == 1
+
+
+class Follower(torch.nn.Module):
+    """One half follows the other, as in momentum contrast and BYOL."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.online = torch.nn.Linear(4, 4)
+        self.target = torch.nn.Linear(4, 4).requires_grad_(False)
+        self.way = way
+
+    def forward(self, x: Any) -> Any:
+        for a, b in zip(self.online.parameters(), self.target.parameters(), strict=True):
+            if self.way == "data":
+                b.data.mul_(0.9).add_(a.data, alpha=0.1)
+            elif self.way == "assign":
+                b.data = b.data * 0.9 + a.data * 0.1
+            else:
+                with torch.no_grad():
+                    b.mul_(0.9).add_(a, alpha=0.1)
+        return self.online(x) - self.target(x)
+
+
+@pytest.mark.parametrize("way", ["data", "assign", "no_grad"])
+def test_parameters_that_forward_changes(way: str) -> None:
+    module = Follower(way)
+    before = copy.deepcopy(module.state_dict())
+    x = torch.randn(3, 4)
+    model = fmapper.convert(module, "jax", (x,))
+    for name, array in module.state_dict().items():
+        assert torch.equal(array, before[name]), f"{name} was changed by the conversion"
+    _, model = model(x.numpy(), mutable=True)
+    y, model = model(x.numpy(), mutable=True)
+    module(x)
+    converting.compare(y, module(x))
+    converting.compare(model.params["target.weight"], module.target.weight.detach())
+
+
+def test_rows_that_are_looked_up_often_get_smaller_gradients() -> None:
+    indices = torch.tensor([[1, 2, 2], [2, 0, 5]])
+    module = torch.nn.Embedding(6, 3, padding_idx=0, scale_grad_by_freq=True)
+    factors = torch.rand(2, 3, 3)
+    (module(indices) * factors).sum().backward()
+    model = fmapper.convert(module, "jax", (indices,))
+
+    def loss(params: Any) -> Any:
+        return (model.replace(params=params)(indices.numpy()) * factors.numpy()).sum()
+
+    got = jax.grad(loss)(model.params)["weight"]
+    np.testing.assert_allclose(got, module.weight.grad, rtol=1e-5)
+
+
+def test_what_is_drawn_has_no_gradient() -> None:
+    def drawn(x: Any) -> Any:
+        return torch.normal(x, x.exp()) + torch.normal(x, 2.0) + x * 3
+
+    model = fmapper.convert(converting.Function(drawn), "jax", (torch.zeros(2),))
+    key = jax.random.key(0)
+    got = jax.grad(lambda x: model(x, key=key).sum())(np.zeros(2, "float32"))
+    assert got.tolist() == [3, 3]
+
+
+class Strict(torch.nn.Module):
+    """Torch can record it only when it reads the bytecode."""
+
+    def forward(self, x: Any) -> Any:
+        y = Reversed.apply(x * 2, 3.0)
+        if torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling():
+            raise ValueError("cannot be called so")
+        return y
+
+
+def test_gradients_that_the_strict_way_forgets_are_not_lost_in_silence() -> None:
+    x = torch.ones(3)
+    with pytest.raises(fmapper.ConversionError, match=r"Reversed has a gradient .* be called so"):
+        fmapper.convert(Strict(), "jax", (x,))
+    model = fmapper.convert(Strict(), "jax", (x,), check=False)
+    np.testing.assert_array_equal(model(x.numpy()), Strict()(x))
+    fmapper.convert(torch.nn.Linear(3, 2), "jax", (x,))
+
+
+def test_a_conversion_inside_of_a_recording_leaves_torch_as_it_was() -> None:
+    from fmapper_adapters.torch.record import operations
+
+    level: Any = torch.autograd.function._SingleLevelFunction
+    before = torch.nn.Module.to, torch.nn.BatchNorm1d.forward, level.apply
+    x = torch.ones(3)
+    with operations.stand_ins():
+        inside = torch.nn.Module.to
+        fmapper.convert(converting.Function(lambda x: reverse(x, 2.0)), "jax", (x,))
+        assert torch.nn.Module.to is inside
+        assert level.apply != before[2]
+    assert (torch.nn.Module.to, torch.nn.BatchNorm1d.forward, level.apply) == before

@@ -1,0 +1,179 @@
+"""Sizes that depend on values: programs that compile all the same, for any values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+from support import converting  # noqa: E402
+
+
+def check(module: Any, *examples: tuple[Any, ...]) -> Any:
+    """Converts for the first inputs; is right for all under `jax.jit`, with parameters given."""
+    if not isinstance(module, torch.nn.Module):
+        module = converting.Function(module)
+    model = fmapper.convert(module, "jax", examples[0])
+    compiled = jax.jit(lambda params, *args: model.replace(params=params)(*args))
+    for args in examples:
+        converting.compare(compiled(model.params, *[x.numpy() for x in args]), module(*args))
+    return model
+
+
+X = torch.randn(6, 4)
+MASKS = (
+    torch.tensor([True, False, True, True, False, False]),
+    torch.tensor([False, False, False, False, True, True]),
+    torch.zeros(6, dtype=torch.bool),
+    torch.ones(6, dtype=torch.bool),
+)
+
+
+def replaced(x: Any, mask: Any) -> Any:
+    y = x.clone()
+    y[mask] = torch.nn.functional.layer_norm(x[mask] * 2, (4,)).tanh()
+    return y
+
+
+def moved(x: Any, mask: Any) -> Any:
+    """Rows of one mask to the places of another that has as many."""
+    y = x.clone()
+    y[mask.flip(0)] = x[mask].exp()
+    return y
+
+
+def scattered(x: Any, mask: Any) -> Any:
+    rows = (x[mask] @ torch.arange(16.0).reshape(4, 4)).reshape(-1, 2, 2).transpose(1, 2)
+    return x.masked_scatter(mask[:, None].expand_as(x), rows.reshape(-1, 4) + 1)
+
+
+def added(x: Any, mask: Any) -> Any:
+    (places,) = torch.where(mask)
+    rows = torch.nn.functional.silu(x[places]).softmax(-1)
+    return torch.ones(7, 4).index_add(0, places + 1, rows)
+
+
+def put(x: Any, mask: Any) -> Any:
+    rows, columns = torch.nonzero(mask[:, None] & (x > 0), as_tuple=True)
+    y = torch.zeros(6, 4)
+    y[rows, columns] = x[rows, columns] * 3
+    return y.index_put((rows, columns), x.flatten()[rows * 4 + columns], accumulate=True)
+
+
+def summed(x: Any, mask: Any) -> Any:
+    kept = x[mask]
+    return kept.sum(0), (kept > 1).any(), kept.sum() / mask.sum(), x.masked_select(x > 0).sum()
+
+
+def counted(x: Any, mask: Any) -> Any:
+    kept = x[mask]
+    return x * kept.shape[0], x * x.masked_select(mask[:, None]).numel()
+
+
+def looked_up(x: Any, mask: Any) -> Any:
+    """Kept rows, and each place among them."""
+    kept = torch.cat([x[mask], x[mask] + 1], -1)
+    order = mask.cumsum(0) - 1
+    return torch.where(mask[:, None], kept[order.clamp(min=0)], 0)
+
+
+CASES = [replaced, scattered, added, put, summed, counted]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_rows_that_a_mask_keeps(case: Any) -> None:
+    model = check(case, *[(X, mask) for mask in MASKS])
+    assert not model._code.concrete
+
+
+def test_rows_that_a_mask_keeps_in_other_places() -> None:
+    check(moved, *[(X, mask) for mask in MASKS])
+
+
+def test_too_few_rows_are_an_error_as_in_torch() -> None:
+    def forward(x: Any, mask: Any, where: Any) -> Any:
+        return x.masked_scatter(where[:, None].expand_as(x), x[mask] * 2)
+
+    few, many = MASKS[1], MASKS[3]
+    model = check(forward, (X, MASKS[0], few), (X, many, many))
+    with pytest.raises(fmapper.ProgramInputError, match="masked_scatter"):
+        model(X.numpy(), few.numpy(), many.numpy())
+
+
+class Experts(torch.nn.Module):
+    """Routes each token to two of four experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(4, 4)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        hits = torch.nn.functional.one_hot(chosen, 4).permute(2, 1, 0)
+        found = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            rank, token = torch.where(hits[i])
+            found.index_add_(0, token, expert(x[token]) * weights[token, rank, None])
+        return found
+
+
+def test_experts_that_get_any_number_of_tokens() -> None:
+    torch.manual_seed(0)
+    module = Experts()
+    x = torch.randn(5, 4)
+    same = x[:1].expand(5, 4).contiguous()
+    model = check(module, (x,), (-x,), (same,), (torch.randn(5, 4) * 9,))
+    module(x).square().sum().backward()
+    gradients = jax.jit(jax.grad(lambda p: (model.replace(params=p)(x.numpy()) ** 2).sum()))(
+        model.params
+    )
+    for name, parameter in module.named_parameters():
+        converting.compare(gradients[name], parameter.grad)
+
+
+def test_a_result_whose_size_depends_on_values_stays_eager() -> None:
+    with pytest.warns(fmapper.NotCompiledWarning, match="specialize=True"):
+        model = fmapper.convert(converting.Function(lambda x, m: x[m] * 2), "jax", (X, MASKS[0]))
+    assert model._code.concrete
+    for mask in MASKS:
+        converting.compare(model(X.numpy(), mask.numpy()), X[mask] * 2)
+
+
+def test_what_runs_eagerly_only_is_said_with_its_lines_and_can_be_specialised() -> None:
+    def forward(x: Any, m: Any) -> Any:
+        return x[m].flip(0) * 2, x.unique_consecutive()
+
+    x = torch.tensor([1.0, 1.0, 2.0, 0.0, 0.0, 3.0])
+    with pytest.warns(
+        fmapper.NotCompiledWarning, match=r"specialize=True(.|\n)*aten::index"
+    ) as seen:
+        fmapper.convert(converting.Function(forward), "jax", (x, MASKS[0]))
+    assert seen[0].filename == __file__
+    model = fmapper.convert(converting.Function(forward), "jax", (x, MASKS[0]), specialize=True)
+    assert not model._code.concrete
+    other = torch.tensor([5.0, 5.0, 2.0, 4.0, 4.0, 3.0])
+    for given, mask in ((x, MASKS[0]), (other, MASKS[0].flip(0))):
+        converting.compare(jax.jit(model)(given.numpy(), mask.numpy()), forward(given, mask))
+    for given, mask in ((x, MASKS[1]), (torch.arange(6.0), MASKS[0]), (x * 0, MASKS[0])):
+        with pytest.raises(fmapper.ProgramInputError, match="asserts"):
+            model(given.numpy(), mask.numpy())
+
+
+def test_known_sizes_of_repeated_rows_and_sorted_values() -> None:
+    def forward(x: Any, n: Any) -> Any:
+        values, inverse, counts = n.unique(return_inverse=True, return_counts=True)
+        return x.repeat_interleave(n, 0), values, inverse, counts, n.nonzero()
+
+    n = torch.tensor([3, 0, 1, 3, 0, 1])
+    model = fmapper.convert(converting.Function(forward), "jax", (X, n), specialize=True)
+    for given in (n, n.flip(0)):
+        converting.compare(jax.jit(model)(X.numpy(), given.numpy()), forward(X, given))
+    with pytest.raises(fmapper.ProgramInputError, match="asserts"):
+        model(X.numpy(), np.array([4, 0, 2, 2, 0, 0]))
