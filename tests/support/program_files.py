@@ -253,7 +253,7 @@ def operations() -> dict[str, Callable[[], Any]]:
 
 def targets(name: str) -> tuple[str, ...]:
     """What a file of the corpus is converted to."""
-    return ("jax", "flax") if name.endswith("_torch") else ("torch",)
+    return ("jax", "torch", "flax") if name.endswith("_torch") else ("torch",)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ assert torch.equal(model(x), want)
 
 
 UNRECORDABLE = {
-    "branch": (lambda x: x if x.sum() > 0 else -x, r"test_convert.*branch on a value.*cond"),
+    "branch": (lambda x: x if x.sum() > 0 else -x, r"test_api.*branch on a value.*cond"),
     "loop": (lambda x: sum(x for _ in range(x.sum().astype(int))), "as a Python int"),
     "NumPy": (lambda x: np.sin(np.asarray(x)), "use jax.numpy"),
     "mask": (lambda x: x[x > 0], "use jnp.where"),

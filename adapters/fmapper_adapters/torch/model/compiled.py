@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from fmapper import ProgramInputError, functor
 from fmapper.backends import Observation
 from fmapper.programs import Input, Lowering, Program, Ref, Scalar, size_of
+from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table, types
 from fmapper_adapters.torch.model import constants, emit, fx_passes, quoted
 
@@ -39,6 +40,7 @@ class Code:
         modules: The functions within it.
         constants: Tensors that it needs beside the arrays of the program.
         changed: The arrays of the module that a call changes.
+        changed_inputs: Which of its tensors it changes, behind those in what `function` gives.
     """
 
     def __init__(
@@ -98,9 +100,12 @@ class Code:
             for out in program.outputs
             if out.kind in ("buffer", "parameter")
         ]
-        lowerings = table.find_all(
-            {op: at for op, at in program.ops().items() if not op.startswith("sym::")}, added
-        )
+        places = {i.target: at for at, i in enumerate(i for i in self.users if i.kind == "user")}
+        self.changed_inputs = [places[out.target] for out in program.outputs if out.kind == "input"]
+        ops = {op: at for op, at in program.ops().items() if op != "sym::getitem"}
+        self._is_native = not any(op.startswith("lax::") for op in ops)
+        own = calls.known(ops, added) if self._is_native else {}
+        lowerings = table.find_all(ops, {**added, **own})
         emitter = self._emitted(lowerings)
         self.graph = emitter.graph
         results = [(call, emitter.nodes_of(call.name)) for call in program.graph.calls
@@ -162,10 +167,12 @@ class Code:
 
     def _emitted(self, lowerings: Mapping[str, Lowering]) -> emit.Emitter:
         program = self.program
-        mode = FakeTensorMode(shape_env=ShapeEnv() if program.symbols else None)
+        varies = program.symbols or self._is_native
+        mode = FakeTensorMode(shape_env=ShapeEnv() if varies else None)
         emitter = emit.Emitter(
-            lowerings, self.renamed, mode, fused=self._fused, lines=program.lines
-        )
+            lowerings, self.renamed, mode, fused=self._fused, lines=program.lines,
+            native=self._is_native,
+        )  # fmt: skip
         fakes = emit.fakes(program, self.renamed, mode)
         changed = {str(o.target) for o in program.outputs if o.kind in ("buffer", "parameter")}
         for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
@@ -180,7 +187,9 @@ class Code:
                 if given.target in changed and value.is_floating_point():
                     emitter.replace(name, value.clone())  # else autograd sees the new value
         for name, given in zip(program.graph.inputs, program.inputs, strict=True):
-            if given.kind != "static":
+            if given.kind == "static":
+                emitter.replace(name, given.value)
+            else:
                 emitter.carry(name)
             for i, size in enumerate(given.shape):
                 if isinstance(size, str):
@@ -188,10 +197,12 @@ class Code:
         outputs = emitter.run(program.graph)
         users: list[Any] = []
         written: list[Any] = []
+        inputs: list[Any] = []
+        to = {"user": users, "input": inputs}
         for ref, out in zip(outputs, program.outputs, strict=True):
             value = emitter.value(ref, seen=True) if _is_array(ref) else ref
-            (users if out.kind == "user" else written).append(value)
-        emitter.output((tuple(users), tuple(written)))
+            to.get(out.kind, written).append(value)
+        emitter.output((tuple(users), (*written, *inputs)))
         return emitter
 
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fmapper_adapters.torch.model import fx_passes
+
 _LARGEST = 1 << 22  # elements; what is larger is made anew in each call
 _SMALL = 1 << 16
 _MOST_WORK = 1 << 27  # element operations, of all constants of a graph
@@ -51,7 +53,7 @@ def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
             taken = node.args[1]
             if isinstance(taken, fx.Node) and (taken.meta["val"].shape == node.meta["val"].shape):
                 node.replace_all_uses_with(taken)
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    graph.eliminate_dead_code(fx_passes.is_kept)
     used = {node.target for node in graph.nodes if node.op == "get_attr"}
     return {name: tensor for name, tensor in found.items() if name in used}
 
@@ -118,8 +120,9 @@ def _is_device(node: fx.Node) -> bool:
 
 
 def _is_special(node: fx.Node) -> bool:
-    """Whether a call is of a function that is no plain one of torch's, as a loop."""
-    return bool(getattr(node.target, "is_control_flow", False))
+    """Whether a call is of what is no plain function of torch's: loops, random numbers, checks."""
+    is_loop = bool(getattr(node.target, "is_control_flow", False))
+    return is_loop or fx_passes.draws(node) or fx_passes.is_kept(node)
 
 
 def _values(graph: fx.Graph, chosen: list[fx.Node]) -> list[tuple[fx.Node, torch.Tensor]]:

@@ -98,3 +98,58 @@ class _Function(torch.autograd.Function):
                 "as an argument"
             )
         return (None, *full)
+
+
+def with_gradient(
+    backward: Body | str,
+    ys: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    places: Sequence[int],
+) -> tuple[Tensor, ...]:
+    """Gives results whose derivative is a function.
+
+    Args:
+        backward: From the gradients of the results, and what is kept, to those of the arguments;
+            where there is none, the reason, which is the error of who asks for it.
+        ys: The results.
+        xs: The arguments.
+        kept: What `backward` takes beside the gradients.
+        places: Which argument each of its results is for.
+    """
+    plan = backward, len(ys), len(xs), tuple(places)
+    found: tuple[Tensor, ...] = _WithGradient.apply(  # type: ignore[no-untyped-call]
+        plan, *(y.detach() for y in ys), *xs, *kept
+    )
+    return found
+
+
+class _WithGradient(torch.autograd.Function):
+    """Results with a derivative that is known beside them."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(plan: Any, *tensors: Tensor) -> Any:
+        return tuple(y.view_as(y) for y in tensors[: plan[1]])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        plan, *tensors = inputs
+        ctx.plan = plan
+        ctx.count = len(tensors)
+        ctx.save_for_backward(*tensors[plan[1] + plan[2] :])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        backward, results, _, places = ctx.plan
+        if isinstance(backward, str):
+            raise RuntimeError(backward)
+        full: list[Any] = [None] * ctx.count
+        found = backward(*gradients, *ctx.saved_tensors)
+        for place, gradient in zip(places, found, strict=True):
+            full[results + place] = gradient
+        return (None, *full)
+
+
+with_gradient.is_control_flow = True  # type: ignore[attr-defined]

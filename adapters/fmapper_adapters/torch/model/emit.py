@@ -17,7 +17,7 @@ from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar,
 from fmapper_adapters.torch.fuse import simplified
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.table import TABLE, About
-from fmapper_adapters.torch.model import bits, quoted
+from fmapper_adapters.torch.model import bits, fx_passes, quoted
 
 _EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
 _MOST_STEPS = 20_000  # that one call may become: a few thousand is what written-out loops take
@@ -150,6 +150,7 @@ class Emitter:
         mode: For what is known of tensors; shared by a graph and those within it.
         fused: Use what torch has whole where the program spells it out.
         lines: The code at the sources that calls name.
+        native: The program was recorded from torch: its operations are called as they are.
     """
 
     def __init__(
@@ -160,8 +161,10 @@ class Emitter:
         *,
         fused: bool = True,
         lines: Mapping[str, str] = MappingProxyType({}),
+        native: bool = False,
     ) -> None:
         self._fused = fused
+        self._native = native
         self._lines = lines
         self.graph = fx.Graph()
         self.modules: dict[str, fx.GraphModule] = {}
@@ -181,7 +184,8 @@ class Emitter:
 
     def dtype(self, name: str) -> torch.dtype:
         """How values of a dtype of the program are carried."""
-        return types.carrier_of(self._renamed.get(name, name))
+        name = self._renamed.get(name, name)
+        return types.dtype_of(name) if self._native else types.carrier_of(name)
 
     def placeholder(self, name: str, kind: tuple[str, tuple[Any, ...]], fake: Any) -> Any:
         """An input of the graph, carried as it is seen."""
@@ -209,7 +213,7 @@ class Emitter:
     def carry(self, name: str) -> None:
         """An input that users give as unsigned integers, as it is carried."""
         dtype, _ = self._kinds[name]
-        if types.is_carried(dtype):
+        if types.is_carried(dtype) and not self._native:
             self._env[name] = self._env[name].view(types.carrier_of(dtype))
 
     def replace(self, name: str, value: Any) -> None:
@@ -245,7 +249,7 @@ class Emitter:
         """Ends the graph."""
         nodes = fx.node.map_aggregate(values, lambda v: v.node if isinstance(v, fx.Proxy) else v)
         self.graph.create_node("output", "output", (nodes,), {})
-        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        self.graph.eliminate_dead_code(fx_passes.is_kept)
 
     # --- what lowerings may ask for ---
 
@@ -291,7 +295,8 @@ class Emitter:
         """The results of a function within the program, whose calls are emitted here."""
         env, kinds, place = self._env, self._kinds, self._tracer.place
         self._env = dict(zip(graph.inputs, operands, strict=True))
-        self._kinds = dict(zip(graph.inputs, graph.kinds, strict=True))
+        kinds_of_inputs = graph.kinds or (None,) * len(graph.inputs)
+        self._kinds = dict(zip(graph.inputs, kinds_of_inputs, strict=True))
         try:
             return tuple(self.value(out) for out in self.run(graph))
         finally:
@@ -312,7 +317,9 @@ class Emitter:
         _Current.emitter = self
         kinds = {name: self._kinds[name] for name in graph.inputs if name in self._kinds}
         try:
-            graph, moved = simplified(graph, kinds, self._roles, fused=self._fused)
+            moved: Mapping[str, Any] = {}
+            if not self._native:
+                graph, moved = simplified(graph, kinds, self._roles, fused=self._fused)
             for call in graph.calls:
                 self._tracer.place = call.module, call.source
                 self._tracer.steps = 0
@@ -351,7 +358,8 @@ class Emitter:
             kwargs["about"] = About(operands, tuple(call.result))
         self._tracer.result = functools.partial(self._fake, call.result)
         found = lowering.function(*args, **kwargs)
-        self._check(call, found)
+        if not self._native:
+            self._check(call, found)
         return found
 
     def _kind(self, arg: Any) -> Any:
@@ -424,8 +432,9 @@ class Emitter:
     def _function(self, graph: Graph) -> fx.GraphModule:
         """A graph within the program as a module."""
         inner = Emitter(
-            self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines
-        )
+            self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines,
+            native=self._native,
+        )  # fmt: skip
         inner.is_inner = True
         for name, kind in zip(graph.inputs, graph.kinds, strict=True):
             inner.placeholder(name, kind, self._fake([kind])[0])

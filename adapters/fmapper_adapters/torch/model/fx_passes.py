@@ -9,6 +9,19 @@ from torch import fx
 
 from fmapper_adapters.torch.model import fast_attention
 
+_ASSERTIONS = {torch.ops.aten._assert_async.msg, torch.ops.aten._assert_scalar.default}
+
+
+def is_kept(node: fx.Node) -> bool:
+    """Whether a node stays though nothing takes what it gives."""
+    return node.op in ("placeholder", "output") or node.target in _ASSERTIONS
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether an operation of torch gives other numbers each time."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
 
 def share(graph: fx.Graph) -> None:
     """Computes once what a graph computes several times from the same values."""
@@ -18,6 +31,8 @@ def share(graph: fx.Graph) -> None:
         if node.op not in ("call_function", "call_method", "get_attr"):
             continue
         if node in changed or _is_in_place(node) or getattr(node.target, "is_control_flow", False):
+            continue
+        if draws(node) or is_kept(node):
             continue
         key = node.op, node.target, _frozen(node.args), _frozen(node.kwargs)
         try:
@@ -60,7 +75,7 @@ def compose_permutations(graph: fx.Graph) -> None:
             graph.erase_node(node)
         else:
             node.target, node.args, node.kwargs = "permute", (source, composed), {}
-    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    graph.eliminate_dead_code(is_kept)
 
 
 def _permutation(node: Any) -> tuple[int, ...] | None:

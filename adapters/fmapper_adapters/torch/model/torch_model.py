@@ -14,7 +14,6 @@ from torch import fx
 
 from fmapper import (
     ProgramInputError,
-    UnsupportedOpsError,
     convert,
     load_program,
     save_program,
@@ -110,8 +109,9 @@ class TorchModel(Part):
             code = self._code
         leaves = code.leaves(args, kwargs)
         outputs, changed = code.function(self, *leaves)
-        for target, value in zip(code.changed, changed, strict=True):
-            array = get(self, target)
+        arrays = [get(self, target) for target in code.changed]
+        arrays += [leaves[i] for i in code.changed_inputs]
+        for array, value in zip(arrays, changed, strict=True):
             if isinstance(array, torch.nn.Parameter):
                 with torch.no_grad():
                     array.copy_(value)
@@ -349,19 +349,7 @@ def from_program(
         fused: Use what torch has whole, as softmax and attention, where the program spells it out.
 
     Raises:
-        ConversionError: It was not recorded from JAX.
-        UnsupportedOpsError: Primitives have no lowering; lists all of them.
+        ConversionError: It cannot be lowered.
+        UnsupportedOpsError: Operations have no lowering; lists all of them.
     """
-    try:
-        return TorchModel(program, lowerings, fused=fused)
-    except UnsupportedOpsError as error:
-        if not any(op.startswith("aten::") for op in error.ops):
-            raise
-        raise UnsupportedOpsError(
-            f"{program.name} was recorded from torch: its operations are torch's own, and nothing "
-            'lowers them to torch. Convert the program to "jax" or "flax". Its weights go back '
-            "into the module that it comes from: "
-            "module.load_state_dict(fmapper.to_torch({**program.parameters, **program.buffers}), "
-            "strict=False)",
-            error.ops,
-        ) from None
+    return TorchModel(program, lowerings, fused=fused)
