@@ -14,6 +14,7 @@ from typing import Any
 
 from fmapper.programs.file_json import Misfit, shown
 from fmapper.programs.program import (
+    FEW_BITS,
     RELATIONS,
     VARIABLE_TYPES,
     Call,
@@ -353,6 +354,13 @@ def _check_names(program: Program, whole: Program) -> None:
         if type(name) is not str or name not in arrays:
             raise Misfit(f"there is no {shown(name)}", "variable_types")
         _one_of(sorted(VARIABLE_TYPES), kind, "variable_types")
+    _of(dict, program.few_bits, "few_bits")
+    for name, dtype in program.few_bits.items():
+        if type(name) is not str or name not in arrays:
+            raise Misfit(f"there is no {shown(name)}", "few_bits")
+        _one_of(FEW_BITS, dtype, "few_bits")
+        if arrays[name].dtype.name != FEW_BITS[dtype]:
+            raise Misfit(f"{shown(name)} holds no {dtype}", "few_bits")
 
 
 # --- graphs ---------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ _APART = {"parameters", "buffers", "constants", "evaluation", "lines"}
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 
 # Not in files that were written before, nor where they are empty.
-_LATER = {"guards", "fixed", "variable_types"}
+_LATER = {"guards", "fixed", "variable_types", "few_bits"}
 _MOST_VALUES = 10_000_000  # a call of a program has some fifty
 _DEEPEST = 256  # lists and objects within each other
 _LARGEST = 1 << 64

@@ -231,6 +231,9 @@ VARIABLE_TYPES = frozenset({
     "RngState", "RngKey", "RngCount", "OptState", "OptArray", "OptVariable",
 })  # fmt: skip
 
+# Integers that are held in bytes -> what they are held in.
+FEW_BITS = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8"}
+
 RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -259,6 +262,8 @@ class Program:
         variable_types: For arrays that were in variables of Flax: their names -> the type of the
             variable, one of `VARIABLE_TYPES` or, until the program is saved, another by module and
             name. It is never looked up by import.
+        few_bits: For arrays of bytes that hold integers of fewer bits: their names -> the dtype of
+            those, one of `FEW_BITS`.
         symbols: Sizes that may vary -> the smallest and largest value, None for no bound.
         guards: What must hold of those sizes beside, since Python decided something by it.
         fixed: Sizes that were to vary and do not, each in a sentence with the reason.
@@ -286,6 +291,7 @@ class Program:
     frozen: tuple[str, ...] = ()
     transient: tuple[str, ...] = ()
     variable_types: dict[str, str] = field(default_factory=dict)
+    few_bits: dict[str, str] = field(default_factory=dict)
     symbols: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     fixed: tuple[str, ...] = ()

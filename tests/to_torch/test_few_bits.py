@@ -90,6 +90,58 @@ def test_a_layer_of_weights_in_four_bits(tmp_path):
     assert fmapper.verify(net, model, x)
 
 
+@pytest.mark.parametrize("to", ["jax", "flax"])
+def test_they_come_back_as_what_they_were(to, tmp_path):
+    net, x = Quantised(), np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    there = fmapper.convert(net, "torch", (x,))
+    there.save(tmp_path / "there.safetensors")
+    there = type(there).load(tmp_path / "there.safetensors")
+    given = torch.from_numpy(x)
+    outer = torch.nn.Sequential(there, torch.nn.Identity())
+    for module, name in ((there, "weight"), (outer, "0.weight")):
+        back = fmapper.convert(module, to, (given,))
+        arrays = fmapper.state(back)
+        weight = next(a for path, a in arrays.items() if name in path.removesuffix(".value"))
+        assert weight.dtype == jnp.int4
+        np.testing.assert_array_equal(weight, net.weight[...])
+        np.testing.assert_allclose(back(x), net(x), rtol=1e-6)
+        if to == "jax":
+            np.testing.assert_allclose(jax.jit(lambda m, x: m(x))(back, x), net(x), rtol=1e-6)
+        back.save(tmp_path / "back.safetensors")
+        again = fmapper.convert(fmapper.load_program(tmp_path / "back.safetensors"), to)
+        assert jnp.dtype("int4") in {a.dtype for a in fmapper.fleaves(fmapper.state(again))}
+        np.testing.assert_array_equal(again(x), back(x))
+        once_more = fmapper.convert(back, "torch", (x,))
+        assert torch.int8 in {b.dtype for b in once_more.buffers()}
+        torch.testing.assert_close(once_more(given), there(given))
+
+
+def test_integers_that_have_become_larger_do_not_come_back():
+    net, x = Quantised(), np.ones((2, 4), np.float32)
+    there = fmapper.convert(net, "torch", (x,))
+    there.weight.fill_(100)
+    with pytest.raises(fmapper.LossyCastError, match=r"weight.*int8 to int4"):
+        fmapper.convert(there, "jax", (torch.from_numpy(x),), check=False)
+
+
+class Counting(nnx.Module):
+    def __init__(self):
+        self.count = nnx.Variable(jnp.zeros(3, jnp.int4))
+
+    def __call__(self, x):
+        self.count[...] = self.count[...] + jnp.int4(1)
+        return x + self.count[...].astype(jnp.float32)
+
+
+def test_those_that_a_call_changes():
+    x = np.ones(3, np.float32)
+    there = fmapper.convert(Counting(), "torch", (x,))
+    back = fmapper.convert(there, "jax", (torch.from_numpy(x),))
+    after = back.call((x,), {}).model
+    assert [b.tolist() for b in after.buffers.values()] == [[1, 1, 1]]
+    assert all(b.dtype == jnp.int4 for b in after.buffers.values())
+
+
 def test_an_input_of_four_bits():
     x = jnp.asarray([[-8, 7], [3, 1]], jnp.int4)
     model = fmapper.convert(lambda x: x.astype(jnp.float32) * 2, "torch", (x,))

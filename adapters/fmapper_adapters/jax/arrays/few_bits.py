@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fmapper import LossyCastError
+
 _HELD_IN = {"int4": "int8", "int2": "int8", "uint4": "uint8", "uint2": "uint8"}
 # Of such integers they give others, whatever the dtype is; all other results are cut to the bits.
 _CLOSED = frozenset(
@@ -32,6 +34,23 @@ def in_bytes(array: Any) -> Any:
     """An array, as it is held."""
     name = str(array.dtype)
     return array.astype(_HELD_IN[name]) if name in _HELD_IN else array
+
+
+def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
+    """An array of bytes as the integers of few bits that it holds.
+
+    Raises:
+        LossyCastError: It holds others.
+    """
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return array.update(dtype=jnp.dtype(dtype))
+    limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
+    if array.size and not int(limits.min) <= int(array.min()) <= int(array.max()) <= limits.max:
+        raise LossyCastError(
+            f"{name}: integers do not fit going from {array.dtype} to {dtype}, which they were in "
+            "the model that was converted. Keep them in that range"
+        )
+    return array.astype(dtype)
 
 
 def is_refused(eqn: Any) -> bool:

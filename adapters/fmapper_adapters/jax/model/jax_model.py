@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from fmapper import (
 )
 from fmapper.backends import Observation
 from fmapper.programs import Call, Input, Lowering, Program, Ref
+from fmapper_adapters.jax.arrays import few_bits
 from fmapper_adapters.jax.aten import table, types
 from fmapper_adapters.jax.model import call_cache, channels_last, interpret, meshes, narrow_ints
 
@@ -327,8 +329,8 @@ class JaxModel:
         """The program with the arrays of this model, to be saved or lowered again."""
         return dataclasses.replace(
             self.program,
-            parameters=dict(self.params),
-            buffers=dict(self.buffers),
+            parameters={name: few_bits.in_bytes(x) for name, x in self.params.items()},
+            buffers={name: few_bits.in_bytes(x) for name, x in self.buffers.items()},
             constants=dict(self._code.constants),
         )
 
@@ -428,6 +430,10 @@ def from_program(
             error.ops,
         ) from None
     arrays = _moved({"params": program.parameters, "buffers": program.buffers})
+    for kind, name in itertools.product(arrays, program.few_bits):
+        if name in arrays[kind]:
+            dtype = program.few_bits[name]
+            arrays[kind][name] = few_bits.out_of_bytes(arrays[kind][name], dtype, name)
     constants = to_numpy(program.constants)
     code = Code(program.without_state(), lowerings, constants)
     return JaxModel(arrays["params"], arrays["buffers"], code, precision)
@@ -489,7 +495,8 @@ def _execute(  # static_argnums goes by position
                 jnp.asarray(narrow_ints.narrowed(array, f"{program.name}: {spec.target}"))
             )
         else:
-            array = narrow_ints.narrowed(next(named[spec.kind]), f"{program.name}: {spec.target}")
+            held = few_bits.in_bytes(next(named[spec.kind]))
+            array = narrow_ints.narrowed(held, f"{program.name}: {spec.target}")
             inputs.append(jnp.asarray(array))
     run = interpret.Run(code.lowerings, key, observe, problems=code.problems)
     with _settings(program, precision):
@@ -505,7 +512,8 @@ def _execute(  # static_argnums goes by position
         elif output.kind == "input":
             changed_inputs[int(output.target)] = value
         else:
-            changed[str(output.target)] = value
+            dtype = program.few_bits.get(str(output.target))
+            changed[str(output.target)] = value if dtype is None else value.astype(dtype)
     checks = [jnp.asarray(check).reshape(()).astype(bool) for check in run.checks]
     return users, changed, changed_inputs, jnp.stack(checks) if checks else None
 

@@ -195,6 +195,11 @@ def recorded(
         frozen=source.frozen,
         transient=source.transient,
         variable_types=source.variable_types,
+        few_bits={
+            n: str(x.dtype)
+            for n, x in (*source.parameters.items(), *source.buffers.items())
+            if few_bits.holder(str(x.dtype)) != str(x.dtype)
+        },
         symbols=outcome.symbols,
         guards=outcome.guards,
         fixed=tuple(

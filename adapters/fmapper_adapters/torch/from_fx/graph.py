@@ -84,7 +84,8 @@ def program(
         aliases=names.aliases,
         frozen=tuple(n for n, p in names.parameters.items() if not p.requires_grad),
         transient=names.transient,
-        variable_types=_variable_types(module, names),
+        variable_types=_from_parts(module, names, "_variable_types"),
+        few_bits=_from_parts(module, names, "_few_bits"),
         symbols=_symbols(exported),
         default_dtype=_name(torch.get_default_dtype()),
         train=train,
@@ -95,11 +96,11 @@ def program(
     return assertions.fold(found)
 
 
-def _variable_types(module: torch.nn.Module, names: _Names) -> dict[str, str]:
-    """The types of variables that parts of a module had which were converted from Flax."""
+def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[str, str]:
+    """What parts of a module that were converted before say of their arrays, by name."""
     found = {}
     for path, part in module.named_modules():
-        for name, kind in getattr(part, "_variable_types", {}).items():
+        for name, kind in getattr(part, attribute, {}).items():
             full = names.canonical(f"{path}.{name}" if path else name)
             if full in names.parameters or full in names.buffers:
                 found[full] = kind

@@ -60,6 +60,7 @@ class TorchModel(Part):
         self._tied = {places.names[name]: places.names[first]
                       for name, first in program.aliases.items()}  # fmt: skip
         self._variable_types = {places.names[n]: t for n, t in program.variable_types.items()}
+        self._few_bits = {places.names[n]: t for n, t in program.few_bits.items()}
         self._codes: dict[str, Code] = {}
         for mode, one in programs.items():
             constants = {}
