@@ -100,8 +100,10 @@ def ours(model: Any, inputs: Found, clock: Clock) -> tuple[Found, Any]:
         for name, value in inputs.items()
     }
     times = [clock()]
+    whole = fmapper.backends.get_adapter("jax").lowers_whole({})
+    options = {"dynamic_shapes": None, "train": False, "check": True, "strict": None}
     program = fmapper.backends.get_adapter("torch").export_program(
-        model, (), inputs, dynamic_shapes=None, train=False, check=True, strict=None
+        model, (), inputs, **options, whole=whole
     )
     times.append(clock())
     converted = fmapper.convert(program, "jax")

@@ -581,14 +581,38 @@ class Adapter(ABC):
         check: bool,
         strict: bool | None,
         specialize: bool = False,
+        whole: Collection[str] = (),
     ) -> Program:
         """Records what a model of this framework computes for example inputs.
+
+        Args:
+            model: The model.
+            args: Its inputs by position.
+            kwargs: Its inputs by keyword.
+            dynamic_shapes: Which sizes may vary.
+            train: Whether what it does in training is recorded.
+            check: Whether what was recorded is compared with the model.
+            strict: Whether arrays of objects that nobody declared are an error.
+            specialize: Whether sizes that depend on values are those of the examples.
+            whole: The operations that the target lowers whole, as `lowers_whole` gives them. A
+                recorder that would take one apart leaves it. Without a target there are none.
 
         Raises:
             ConversionError: It cannot be recorded; says why, and where. With `check`: what was
                 recorded gives other results for the examples.
         """
         raise ConversionError(f"models of {self.name} cannot be recorded")
+
+    def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
+        """The operations that a recorder leaves whole in programs for this framework.
+
+        Args:
+            lowerings: Those that the user has added, by operation.
+
+        Returns:
+            Their names: `aten::gelu`, or `aten::std.correction` for one overload.
+        """
+        return ()
 
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
@@ -662,9 +686,21 @@ class Adapter(ABC):
         return array
 
     def watch(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """Every operation of a call, in order; None where they cannot be told."""
+        """Every operation of a call, in order; None where they cannot be told.
+
+        Args:
+            model: The model.
+            args: Its inputs by position.
+            kwargs: Its inputs by keyword.
+            whole: The operations that are left whole where the model is recorded.
+        """
         return None
 
 

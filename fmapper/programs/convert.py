@@ -38,12 +38,14 @@ def lowering(
     scalar: bool = False,
     numbers: bool = False,
     about: bool = False,
+    whole: bool = True,
 ) -> Callable[[F], F]:
     """Says how operations are computed in a target framework, such as custom operations of yours.
 
     The function takes the arguments as the schema of the operation has them, with arrays of the
     target in place of tensors, and returns arrays. A name without an overload stands for all that
-    have no lowering of their own; a lowering added here wins over a built-in one.
+    have no lowering of their own; a lowering added here wins over a built-in one, and the operation
+    is recorded whole, so that the function is called.
 
     Args:
         ops: Their names, as `mylib::op` or `aten::add.Tensor`.
@@ -56,6 +58,8 @@ def lowering(
         numbers: The function takes a scalar beside an array as a Python number.
         about: The function takes a keyword `about`, with the dtypes and shapes of operands and
             results as the source framework has them.
+        whole: The operation is recorded as it is. False where the recorder may write it in terms of
+            others, as it does of those that nothing lowers.
 
     Returns:
         A decorator that gives the function back.
@@ -80,7 +84,7 @@ def lowering(
         for op in ops:
             target = to or ("torch" if op.startswith("lax::") else "jax")
             _added.setdefault(target, {})[op] = Lowering(
-                function, random, concrete, scalar, numbers, about
+                function, random, concrete, scalar, numbers, about, whole
             )
         return function
 
@@ -345,6 +349,7 @@ def recorded(
             train=train,
             check=check,
             strict=strict,
+            whole=target.lowers_whole(added_for(target)),
             **({"specialize": True} if specialize else {}),
         )
 
@@ -363,12 +368,16 @@ def recorded(
     return program
 
 
+def added_for(target: Adapter) -> dict[str, Lowering]:
+    """The lowerings to a framework that the user has added, by operation."""
+    return {**_added.get(target.lowers_like, {}), **_added.get(target.name, {})}
+
+
 @in_turn
 def lower(program: Program, target: Adapter, **options: Any) -> Any:
     """The model of a target framework for a program."""
-    added = {**_added.get(target.lowers_like, {}), **_added.get(target.name, {})}
     try:
-        return target.from_program(program, added, **options)
+        return target.from_program(program, added_for(target), **options)
     except FmapperError:
         raise
     except Exception as error:  # of what a call says: a file may say anything

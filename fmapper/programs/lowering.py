@@ -45,6 +45,7 @@ class LoweringTable:
         scalar: bool = False,
         numbers: bool = False,
         about: bool = False,
+        whole: bool = True,
     ) -> Callable[[F], F]:
         """Enters a function for operations; the flags are those of `Lowering`.
 
@@ -58,7 +59,9 @@ class LoweringTable:
             for op in ops:
                 if op in self.entries:
                     raise ValueError(f"two lowerings for {op}")
-                self.entries[op] = Lowering(function, random, concrete, scalar, numbers, about)
+                self.entries[op] = Lowering(
+                    function, random, concrete, scalar, numbers, about, whole
+                )
             return function
 
         return add
@@ -98,6 +101,12 @@ class LoweringTable:
         if missing:
             raise UnsupportedOpsError(self._complaint(missing), missing)
         return {op: lowering for op, lowering in found.items() if lowering is not None}
+
+    def lowers_whole(self, added: Mapping[str, Lowering]) -> frozenset[str]:
+        """The operations that a recorder leaves as they are, with those that the user has added."""
+        self.load()
+        tables = (self.entries, added)
+        return frozenset(op for table in tables for op, found in table.items() if found.whole)
 
     def _complaint(self, missing: Mapping[str, list[str]]) -> str:
         lines = []

@@ -402,6 +402,8 @@ class Lowering:
         numbers: It takes a `Scalar` beside an array as a Python number.
         about: It takes a keyword `about`, which tells the dtypes and shapes of operands and results
             as the source framework has them.
+        whole: A recorder leaves the operation as it is. False where it may write it in terms of
+            others, as it does of those that nothing lowers.
     """
 
     function: Callable[..., Any]
@@ -410,6 +412,7 @@ class Lowering:
     scalar: bool = False
     numbers: bool = False
     about: bool = False
+    whole: bool = True
 
 
 def graphs_in(value: Any) -> Iterator[Graph]:

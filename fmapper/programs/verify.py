@@ -13,7 +13,7 @@ from fmapper.backends.discovery import adapter_of, adapters, get_adapter
 from fmapper.backends.equality import equals
 from fmapper.errors import NotAFunctorError
 from fmapper.moves.mover import mover_to, to_numpy
-from fmapper.programs.convert import source_of_callable
+from fmapper.programs.convert import added_for, source_of_callable
 from fmapper.programs.record_lock import in_turn
 from fmapper.tree.fmap import fmap
 
@@ -192,10 +192,13 @@ class _Side:
             return self.model(*self.args, **self.kwargs)
         return self.adapter.call(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
 
-    def operations(self) -> Iterable[Observation] | None:
-        if self.adapter is None:
+    def operations(self, other: Adapter | None) -> Iterable[Observation] | None:
+        """What it computes, taken apart as it is for the framework of the other."""
+        if self.adapter is None or other is None:
             return None
-        return self.adapter.watch(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
+        given = inputs_for(self.adapter, self.args, self.kwargs)
+        whole = other.lowers_whole(added_for(other))
+        return self.adapter.watch(self.model, *given, whole=whole)
 
     def output_in_float64(self) -> Any | None:
         if self.adapter is None:
@@ -375,7 +378,8 @@ def _compared(a: Any, b: Any) -> tuple[float, float, str, str]:
 
 def _first(sides: list[_Side], rtol: float | None, atol: float | None) -> Difference | None:
     """The first operation, in the order of `a`, whose results differ."""
-    watched = [side.operations() for side in sides]
+    a, b = sides
+    watched = [a.operations(b.adapter), b.operations(a.adapter)]
     if watched[0] is None or watched[1] is None:
         return None
     theirs = dict(_numbered(watched[1]))

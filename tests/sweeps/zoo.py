@@ -283,6 +283,7 @@ def recorded_difference(
     """How far what torch.export records is off, in torch: models can tell that they are traced."""
     import torch
 
+    from fmapper_adapters.jax.aten import table
     from fmapper_adapters.torch.record import export as _export
     from fmapper_adapters.torch.record import foreign_classes
 
@@ -291,7 +292,7 @@ def recorded_difference(
         foreign_classes.known(model, (args, kwargs)),
         torch.no_grad(),
     ):
-        exported = _export.recorded(model, args, kwargs, None)
+        exported = _export.recorded(model, args, kwargs, None, whole=table.lowers_whole({}))
         return difference(exported.module()(*args, **kwargs), want)[0]
 
 

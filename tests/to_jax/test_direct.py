@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("jax")
 
+from fmapper_adapters.jax.aten import table  # noqa: E402
 from fmapper_adapters.torch.from_fx import decompositions, fast_decompose  # noqa: E402
 from fmapper_adapters.torch.record import export, gradient_ends  # noqa: E402
 
@@ -128,7 +130,11 @@ def recorded(function: Any, **options: Any) -> Any:
 
 
 def taken_apart(exported: Any) -> bool:
-    return fast_decompose.taken_apart(exported, decompositions.table(exported))
+    return fast_decompose.taken_apart(exported, chosen(exported))
+
+
+def chosen(exported: Any) -> Any:
+    return decompositions.choose(exported, table.lowers_whole({}))
 
 
 def operations(exported: Any) -> list[Any]:
@@ -156,7 +162,7 @@ def operations(exported: Any) -> list[Any]:
 def test_as_the_decompositions_of_torch(name: str) -> None:
     direct, traced = (recorded(CASES[name]) for _ in range(2))
     assert taken_apart(direct)
-    traced = traced.run_decompositions(decompositions.table(traced))
+    traced = traced.run_decompositions(chosen(traced).table)
     assert operations(direct) == operations(traced)
     given = x.clone()
     want = Function(CASES[name]).eval()(x)
@@ -168,7 +174,7 @@ def test_as_the_decompositions_of_torch(name: str) -> None:
 def test_what_is_left_to_them(name: str) -> None:
     exported = recorded(LEFT[name])
     assert not taken_apart(exported)
-    found = exported.run_decompositions(decompositions.table(exported)).module()(x)
+    found = exported.run_decompositions(chosen(exported).table).module()(x)
     if name != "dropout":
         torch.testing.assert_close(found, Function(LEFT[name])(x), rtol=0, atol=0)
 
@@ -181,5 +187,7 @@ def test_sizes_that_vary_are_left_to_them() -> None:
 
 def test_the_way_of_convert() -> None:
     """That it is taken at all."""
-    program = export.export_program(Function(CASES["transposed"]), (x,), {})
+    program = export.export_program(
+        Function(CASES["transposed"]), (x,), {}, whole=table.lowers_whole({})
+    )
     assert {call.op for call in program.graph.calls} >= {"aten::permute.default"}

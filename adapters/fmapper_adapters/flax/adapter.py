@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from fmapper.backends import NodeAdapter, NodeType, Observation
@@ -59,6 +59,12 @@ class FlaxAdapter(NodeAdapter):
             return linen_nodes.node_type(cls)
         return None
 
+    def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
+        """The operations of `jax/aten/`."""
+        from fmapper_adapters.jax.aten import table
+
+        return table.lowers_whole(lowerings)
+
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
@@ -98,6 +104,7 @@ class FlaxAdapter(NodeAdapter):
         check: bool,
         strict: bool | None,
         specialize: bool = False,
+        whole: Collection[str] = (),
     ) -> Program:
         """What `jax.make_jaxpr` records of a module with its variables."""
         from fmapper_adapters.flax import source as _source
@@ -136,7 +143,12 @@ class FlaxAdapter(NodeAdapter):
         return loaded is not None and isinstance(model, loaded.FlaxModel)
 
     def watch(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
         """The calls of a converted model, or of the program that is recorded of another one."""
         from fmapper_adapters.flax import flax_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from operator import attrgetter
@@ -318,6 +318,12 @@ class JaxAdapter(Adapter):
         """Enters the class into `jax.tree_util`."""
         tree.register_functor(cls)
 
+    def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
+        """The operations of `jax/aten/`."""
+        from fmapper_adapters.jax.aten import table
+
+        return table.lowers_whole(lowerings)
+
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
@@ -357,6 +363,7 @@ class JaxAdapter(Adapter):
         check: bool,
         strict: bool | None,
         specialize: bool = False,
+        whole: Collection[str] = (),
     ) -> Program:
         """What `jax.make_jaxpr` records."""
         from fmapper_adapters.jax.record import source as _source
@@ -380,7 +387,12 @@ class JaxAdapter(Adapter):
         return found
 
     def watch(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
         """The calls of a converted model, or of the program that is recorded of another one."""
         if self.is_model(model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -355,6 +355,7 @@ class TorchAdapter(Adapter):
         check: bool,
         strict: bool | None,
         specialize: bool = False,
+        whole: Collection[str] = (),
     ) -> Program:
         """What `torch.export` records."""
         from fmapper_adapters.torch.record import export as _export
@@ -367,6 +368,7 @@ class TorchAdapter(Adapter):
             train=train,
             check=check,
             specialize=specialize,
+            whole=whole,
         )
         own = getattr(model, "program", None) if hasattr(model, "as_program") else None
         if own is not None:  # it was converted to torch: its forward takes anything
@@ -405,12 +407,17 @@ class TorchAdapter(Adapter):
         return verify.call_in_float64(model, args, kwargs)
 
     def watch(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
         """The operations of the program that `convert` records."""
         from fmapper_adapters.torch import verify
 
-        return verify.watch(model, args, kwargs)
+        return verify.watch(model, args, kwargs, whole)
 
 
 _WITH_PARAMETERS = (torch.nn.Module, torch.optim.Optimizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def watch(
-    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: Collection[str]
 ) -> Iterator[Observation] | None:
     """Every operation of the program that is recorded for these inputs, as torch computes it."""
     if not isinstance(model, torch.nn.Module):
@@ -83,9 +83,9 @@ def watch(
     with export.mode(model, train=False), foreign_classes.known(model, (args, kwargs)):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         with _encoders.leaving_out(encoders):
-            exported = export.recorded(model, args, dict(kwargs), None)
+            exported = export.recorded(model, args, dict(kwargs), None, whole=whole)
         inputs = _flat_inputs(exported, args, kwargs)
-    return _run(exported, inputs)
+    return _run(exported, inputs, whole)
 
 
 def _flat_inputs(
@@ -101,7 +101,9 @@ def _flat_inputs(
     ]
 
 
-def _run(exported: torch.export.ExportedProgram, inputs: Any) -> Iterator[Observation]:
+def _run(
+    exported: torch.export.ExportedProgram, inputs: Any, whole: Collection[str]
+) -> Iterator[Observation]:
     seen: list[Observation] = []
 
     class Watching(torch.fx.Interpreter):
@@ -112,7 +114,7 @@ def _run(exported: torch.export.ExportedProgram, inputs: Any) -> Iterator[Observ
                 if check.leaves_open(n.target):
                     tensors = ()
                 path, source = graph.place(n)
-                seen.append(Observation(path, graph.op_name(n), source, tensors))
+                seen.append(Observation(path, graph.op_name(n, whole), source, tensors))
             return result
 
     with torch.no_grad():

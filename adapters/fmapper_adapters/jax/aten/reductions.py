@@ -45,7 +45,7 @@ def _inexact(x: Any) -> bool:
 # --- sums and products ----------------------------------------------------------------------
 
 
-@lowering("aten::sum")
+@lowering("aten::sum", whole=False)
 def total(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
     """The sum; integers and bool give int64, halves are added in float32."""
     if dtype is None:
@@ -158,7 +158,7 @@ def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     return found.astype(x.dtype) if x.dtype == np.uint8 else found
 
 
-@lowering("aten::all")
+@lowering("aten::all", whole=False)
 def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Whether no element is zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)

@@ -10,3 +10,4 @@ lowering = TABLE.lowering
 load = TABLE.load
 find = TABLE.find
 find_all = TABLE.find_all
+lowers_whole = TABLE.lowers_whole

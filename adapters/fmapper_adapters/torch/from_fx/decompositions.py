@@ -1,67 +1,75 @@
-"""Which ATen operations are taken apart before lowering, and which are lowered whole."""
+"""Which ATen operations are taken apart before lowering, and which the target lowers whole."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
 
 import torch
 
-# Whole where the target has it whole, or where torch's own decomposition rounds differently.
-_KEPT = """
-linear matmul einsum scaled_dot_product_attention bilinear layer_norm native_layer_norm
-group_norm native_group_norm rms_norm conv1d conv2d conv3d conv_transpose1d
-conv_transpose2d conv_transpose3d convolution embedding embedding_bag _embedding_bag softmax
-log_softmax _softmax _log_softmax logsumexp gelu silu mish elu selu celu hardswish hardsigmoid
-hardtanh leaky_relu softplus softshrink hardshrink log_sigmoid log_sigmoid_forward relu6 prelu
-threshold glu rrelu_with_noise logit upsample_nearest1d upsample_nearest2d upsample_nearest3d
-_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d
-upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa
-_upsample_bicubic2d_aa adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d avg_pool1d
-avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices max_unpool2d max_unpool3d
-fractional_max_pool2d fractional_max_pool3d pixel_shuffle pixel_unshuffle channel_shuffle im2col
-col2im grid_sampler grid_sampler_2d grid_sampler_3d affine_grid_generator baddbmm addmm addmv
-addbmm addr addcmul addcdiv var std var_mean std_mean norm linalg_vector_norm cdist
-_cdist_forward native_dropout dropout bernoulli multinomial normal tril triu roll flip rot90
-repeat_interleave one_hot index_add index_copy index_fill index_reduce scatter_add
-scatter_reduce masked_fill masked_scatter index_select take take_along_dim gather put
-select_scatter slice_scatter diagonal_scatter as_strided_scatter searchsorted bucketize
-unique_consecutive histc logcumsumexp cumsum cumprod cummax cummin trace kron isin sinc xlogy
-special_xlog1py i0 special_i0e special_i1 special_i1e special_ndtri special_log_ndtr
-special_erfcx nan_to_num lerp hypot deg2rad rad2deg sgn frac heaviside copysign logaddexp
-logaddexp2 aminmax count_nonzero mode nansum nanmedian median floor_divide square linspace
-logspace eye full_like zeros_like ones_like new_zeros new_ones new_full rand randn randint
-randperm rand_like randn_like randint_like gru lstm rnn_tanh rnn_relu nll_loss_forward
-nll_loss2d_forward mse_loss pad reflection_pad1d reflection_pad2d
-reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _pad_circular
-smooth_l1_loss huber_loss binary_cross_entropy
-multi_margin_loss
-multilabel_margin_loss_forward ctc_loss _ctc_loss lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-rrelu_with_noise_functional _fused_rms_norm _scaled_dot_product_flash_attention_for_cpu
-"""
-
-_NAMES = frozenset(_KEPT.split())
-
-
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # torch has no public name for it
-
-
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+Table = dict[Any, Callable[..., Any]]
 
 
-class _Kept:
-    """The last table, and the operations outside of ATen that were there when it was made."""
+class Decompositions:
+    """Torch's own decompositions, less those of what a target lowers whole.
 
-    table: dict[Any, Any] | None = None
+    Args:
+        table: All of them.
+        whole: The operations that stay, as `aten::gelu`; `aten::std.correction` for one overload.
+
+    Attributes:
+        table: Those that are left, for `run_decompositions`.
+    """
+
+    def __init__(self, table: Table, whole: Collection[str]) -> None:
+        self._whole = frozenset(whole)
+        self._kept = {op for op in table if self._is_whole(op)}
+        self.table = {op: function for op, function in table.items() if op not in self._kept}
+        self.table[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
+        self.table.update(_UNCHECKED)
+
+    def leave(self, target: Any) -> bool:
+        """Whether they leave an operation as it is.
+
+        Composite operations that change what they are given, or give it back, torch takes apart in
+        any case.
+        """
+        if not isinstance(target, _OVERLOAD) or target.namespace != "aten" or target in self.table:
+            return False
+        if target._schema.is_mutable:
+            return False
+        if target.has_kernel_for_dispatch_key(_COMPOSITE):
+            return target in self._kept
+        if target.__name__.startswith(("_assert", "_print")):  # effects, which get tokens
+            return False
+        return self._is_whole(target) or torch.Tag.core in target.tags
+
+    def _is_whole(self, target: Any) -> bool:
+        """Whether the target lowers an operation whole, or all overloads of its name."""
+        name = target._schema.name
+        overload = target._schema.overload_name or "default"
+        return name in self._whole or f"{name}.{overload}" in self._whole
+
+
+class _Cache:
+    """Torch's last table, and the operations outside of ATen that were there when it was made."""
+
+    table: Table | None = None
     known: frozenset[Any] = frozenset()
-    whole: frozenset[Any] = frozenset()  # that torch would have taken apart
+    chosen: ClassVar[dict[frozenset[str], Decompositions]] = {}
 
 
-def table(exported: torch.export.ExportedProgram) -> dict[Any, Any]:
-    """Torch's own table of decompositions without what is lowered whole.
+def choose(exported: torch.export.ExportedProgram, whole: Collection[str] = ()) -> Decompositions:
+    """The decompositions for a program and a target.
 
-    torch lists all operations there are for it, so it is made anew only for a program with custom
-    operations that no earlier one had: they may have been registered since.
+    torch lists all operations there are for it, so they are made anew only for a program with
+    custom operations that no earlier one had: they may have been registered since.
+
+    Args:
+        exported: The program.
+        whole: What the target lowers whole.
     """
     custom = {
         node.target
@@ -70,44 +78,15 @@ def table(exported: torch.export.ExportedProgram) -> dict[Any, Any]:
         for node in owner.graph.nodes
         if isinstance(node.target, _OVERLOAD) and node.target.namespace != "aten"
     }
-    if _Kept.table is None or not custom <= _Kept.known:
-        _Kept.known = _Kept.known | custom
-        _Kept.table = _table()
-    return _Kept.table
-
-
-def stays(target: Any, table: dict[Any, Any]) -> bool:
-    """Whether the decompositions of a table leave an operation as it is.
-
-    Composite operations that change what they are given, or give it back, torch takes apart in any
-    case.
-    """
-    if not isinstance(target, _OVERLOAD) or target.namespace != "aten" or target in table:
-        return False
-    if target._schema.is_mutable:
-        return False
-    if target.has_kernel_for_dispatch_key(_COMPOSITE):
-        return target in _Kept.whole
-    name = target.overloadpacket.__name__
-    if name.startswith(("_assert", "_print")):  # effects, which get tokens
-        return False
-    return name in _NAMES or torch.Tag.core in target.tags
-
-
-def _table() -> dict[Any, Any]:
-    chosen: Any = torch.export.default_decompositions()
-    whole = set()
-    for name in sorted(_NAMES):
-        packet = getattr(torch.ops.aten, name, None)
-        if packet is None:  # another version of torch has no such operation
-            continue
-        for overload in packet.overloads():
-            if chosen.pop(getattr(packet, overload), None) is not None:
-                whole.add(getattr(packet, overload))
-    _Kept.whole = frozenset(whole)
-    chosen[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
-    chosen.update(_UNCHECKED)
-    return dict(chosen.items())
+    if _Cache.table is None or not custom <= _Cache.known:
+        _Cache.known = _Cache.known | custom
+        torchs: Any = torch.export.default_decompositions()
+        _Cache.table = dict(torchs.items())
+        _Cache.chosen.clear()
+    key = frozenset(whole)
+    if key not in _Cache.chosen:
+        _Cache.chosen[key] = Decompositions(_Cache.table, key)
+    return _Cache.chosen[key]
 
 
 # Without the check that a factorisation has worked, which would be an effect in the program. One

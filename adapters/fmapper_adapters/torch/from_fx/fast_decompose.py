@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fmapper_adapters.torch.from_fx import decompositions
+from fmapper_adapters.torch.from_fx.decompositions import Decompositions
 
 _aten: Any = torch.ops.aten
 _fmapper: Any = torch.ops.fmapper
@@ -39,19 +39,19 @@ def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
         owner.recompile()
 
 
-def taken_apart(exported: torch.export.ExportedProgram, table: dict[Any, Any]) -> bool:
+def taken_apart(exported: torch.export.ExportedProgram, table: Decompositions) -> bool:
     """Whether it could be done. If not, the program still computes what it did.
 
     Args:
         exported: As torch has recorded it; it is changed.
-        table: Torch's decompositions without those of what is lowered whole.
+        table: Torch's decompositions less those of what is lowered whole.
     """
     owner = exported.graph_module
     if exported.range_constraints or not _is_simple(owner, table):
         return False
     _inline(owner)
     for node in list(owner.graph.nodes):
-        if node.op == "call_function" and node.target in _REWRITES:
+        if node.target in _REWRITES and not table.leave(node.target):
             new = _rewritten(owner, node)
             if new is None:
                 return False
@@ -67,7 +67,7 @@ def taken_apart(exported: torch.export.ExportedProgram, table: dict[Any, Any]) -
     return True
 
 
-def _is_simple(owner: GraphModule, table: dict[Any, Any]) -> bool:
+def _is_simple(owner: GraphModule, table: Decompositions) -> bool:
     """Whether all sizes are known and every operation stays as it is or has a rewrite."""
     for node in owner.graph.nodes:
         if node.op == "get_attr":
@@ -82,7 +82,7 @@ def _is_simple(owner: GraphModule, table: dict[Any, Any]) -> bool:
             if node.target in _IN_PLACE and not _is_seen_once(owner, node):
                 return False
             if node.target not in _REWRITES and not (
-                node.target is _METADATA or decompositions.stays(node.target, table)
+                node.target is _METADATA or table.leave(node.target)
             ):
                 return False
         elif node.op not in ("placeholder", "output"):

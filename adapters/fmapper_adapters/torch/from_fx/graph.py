@@ -8,7 +8,7 @@ import inspect
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -22,8 +22,6 @@ from fmapper_adapters.torch.record import autograd
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
-_DROPOUT_INSIDE = {"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"}
-_DROPOUT_INSIDE |= {"rrelu_with_noise", "rrelu_with_noise_functional"}
 _CHECKS = frozenset({"aten::_assert_tensor_metadata", "aten::sym_constrain_range"})
 _EFFECTS = ("aten::_assert", "aten::_print")
 _WITH_EFFECTS = "higher_order::with_effects"
@@ -33,16 +31,26 @@ _ALIASES = re.compile(r"^L(\['self'\]|__self__)\.?")
 
 
 def program(
-    module: torch.nn.Module, exported: torch.export.ExportedProgram, *, train: bool
+    module: torch.nn.Module,
+    exported: torch.export.ExportedProgram,
+    *,
+    train: bool,
+    whole: Collection[str] = (),
 ) -> Program:
     """The program of what `torch.export` has recorded and taken apart.
+
+    Args:
+        module: The module.
+        exported: What was recorded of it.
+        train: Whether it was in training mode.
+        whole: What the target lowers whole.
 
     Raises:
         ConversionError: The graph holds what is no plain data.
     """
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    graph = _without_tokens(_GraphReader(exported.graph_module).graph(), signature)
+    graph = _without_tokens(_GraphReader(exported.graph_module, whole).graph(), signature)
     graph = static_sizes.static(graph, exported.graph_module)
     names = _Names(module, exported)
     inputs = tuple(
@@ -208,8 +216,9 @@ class _Names:
 class _GraphReader:
     """Reads one graph; inner graphs by further readers."""
 
-    def __init__(self, owner: torch.fx.GraphModule) -> None:
+    def __init__(self, owner: torch.fx.GraphModule, whole: Collection[str]) -> None:
         self._owner = owner
+        self._whole = whole
         self._inner: dict[str, Graph | Ref] = {}
         self._effects: dict[str, int] = {}  # with the numbers of their results
 
@@ -225,7 +234,7 @@ class _GraphReader:
             elif node.op == "output":
                 outputs = self._plain(node.args[0], node)
             elif node.op == "call_function":
-                op = op_name(node)
+                op = op_name(node, self._whole)
                 if op == _WITH_EFFECTS:
                     calls += self._effect(node)
                 elif self._is_behind(node):
@@ -278,7 +287,7 @@ class _GraphReader:
                 f"{node.name}: {node.target} is a {type(value).__name__} inside an inner function; "
                 "give it to that function as an argument"
             )
-        self._inner[node.name] = _GraphReader(value).graph()
+        self._inner[node.name] = _GraphReader(value, self._whole).graph()
 
     def _call(self, node: torch.fx.Node, op: str, given: Any = None, results: Any = None) -> Call:
         args = self._plain(node.args if given is None else given, node)
@@ -353,15 +362,19 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)
 _HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
 
 
-def op_name(node: torch.fx.Node) -> str:
-    """The name that a program has for what a node calls."""
+def op_name(node: torch.fx.Node, whole: Collection[str]) -> str:
+    """The name that a program has for what a node calls.
+
+    Operations with dropout inside draw random numbers only where it is switched on. There they have
+    a name of their own, if the target lowers that.
+    """
     target = node.target
     if isinstance(target, _OVERLOAD):
         _, name, overload = str(target).split(".")
-        if name == "packed_network" and _drops(node, target):
-            return "fmapper::packed_network_with_dropout.default"
-        if name in _DROPOUT_INSIDE and _drops(node, target):
-            return f"fmapper::{name}_with_dropout.{overload}"
+        drawing = f"fmapper::{name}_with_dropout"
+        is_lowered = drawing in whole or f"{drawing}.{overload}" in whole
+        if (is_lowered or target.namespace == "fmapper") and _drops(node, target):
+            return f"{drawing}.{overload}"
         return name_of_overload(target)
     name = getattr(target, "__name__", str(target))
     if isinstance(target, _HIGHER_ORDER):

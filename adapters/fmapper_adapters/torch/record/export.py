@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,12 +60,14 @@ def export_program(
     train: bool = False,
     check: bool = True,
     specialize: bool = False,
+    whole: Collection[str] = (),
 ) -> Program:
     """The program of a module for example inputs.
 
     The module is recorded in evaluation mode, or for `train=True` in training mode; a module that
     is in training mode already keeps the modes of its submodules. Its modes, parameters and buffers
-    are afterwards what they were.
+    are afterwards what they were. Operations that are not in `whole`, nor in torch's core ATen, are
+    taken apart.
 
     Raises:
         ConversionError: torch cannot record it; gives torch's reason and the usual remedy. Or what
@@ -80,6 +82,7 @@ def export_program(
     if obstacles.without_values(module, (args, inputs)):
         recording, (args, inputs) = obstacles.with_shapes(module, (args, inputs))
         check = False
+    settings: dict[str, Any] = {"check": check, "whole": whole}
     with (
         contextlib.nullcontext() if turns.taken else turns,
         mode(recording, train=train),
@@ -89,13 +92,13 @@ def export_program(
         for path in later:
             warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())
         with _encoders.leaving_out(encoders):
-            lowered = recorded(recording, args, inputs, dynamic_shapes, check=check)
-        found = graph.program(module, lowered, train=train)
+            lowered = recorded(recording, args, inputs, dynamic_shapes, **settings)
+        found = graph.program(module, lowered, train=train, whole=whole)
         if specialize and static_sizes.remaining(found):
             ways = _WAYS_FOR_VALUES[::-1]
             with _encoders.leaving_out(encoders):
-                lowered = recorded(recording, args, inputs, dynamic_shapes, check=check, ways=ways)
-            found = graph.program(module, lowered, train=train)
+                lowered = recorded(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
+            found = graph.program(module, lowered, train=train, whole=whole)
     _warn_of_sizes(found, specialize=specialize)
     return graph.with_integers_as_buffers(found) if packed else found
 
@@ -126,6 +129,7 @@ def recorded(
     *,
     check: bool = False,
     ways: Sequence[_Way] = (),
+    whole: Collection[str] = (),
 ) -> torch.export.ExportedProgram:
     """The program as torch has it, with nothing changed in place and what is not lowered apart.
 
@@ -137,7 +141,8 @@ def recorded(
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
     with obstacles.uncompiled(), keyword_arguments.named(module, kwargs, dynamic_shapes) as shapes:
-        return _recorded_somehow(module, args, kwargs, shapes, check=check, ways=ways)
+        settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
+        return _recorded_somehow(module, args, kwargs, shapes, **settings)
 
 
 def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
@@ -185,7 +190,8 @@ def _recorded_somehow(
     dynamic_shapes: Any,
     *,
     check: bool,
-    ways: Sequence[_Way] = (),
+    ways: Sequence[_Way],
+    whole: Collection[str],
 ) -> torch.export.ExportedProgram:
     reasons: list[Exception] = []
     for_values = [] if ways else [*_WAYS_FOR_VALUES]
@@ -202,7 +208,7 @@ def _recorded_somehow(
                 if check:
                     _refuse_lost_gradients(module, way, reasons)
                     exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
-                return _taken_apart(exported)
+                return _taken_apart(exported, whole)
         except ConversionError:
             raise
         except _packed.Refused as error:
@@ -276,14 +282,16 @@ def _as_it_runs(
     return exported
 
 
-def _taken_apart(exported: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+def _taken_apart(
+    exported: torch.export.ExportedProgram, whole: Collection[str]
+) -> torch.export.ExportedProgram:
     gradient_ends.mark(exported)
     fast_decompose.drop_idle_dropout(exported)
-    table = decompositions.table(exported)
+    table = decompositions.choose(exported, whole)
     if fast_decompose.taken_apart(exported, table):
         return exported
     with _quiet():
-        found: torch.export.ExportedProgram = exported.run_decompositions(table)
+        found: torch.export.ExportedProgram = exported.run_decompositions(table.table)
         return found
 
 

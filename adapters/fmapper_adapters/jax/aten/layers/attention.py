@@ -65,7 +65,7 @@ def attention_with_dropout(
     return _applied(weights, value, query.dtype)
 
 
-@lowering("aten::_scaled_dot_product_attention_math")
+@lowering("aten::_scaled_dot_product_attention_math", whole=False)
 def attention_math(
     query: Any,
     key: Any,
@@ -179,7 +179,7 @@ def overrideable_attention(
     return _with_nothing(_applied(weights, value, query.dtype), sums, query, key)
 
 
-@lowering("aten::_safe_softmax")
+@lowering("aten::_safe_softmax", whole=False)
 def safe_softmax(x: Any, dim: int, dtype: Any = None) -> jax.Array:
     """Softmax, but zeros where everything is minus infinity."""
     out = x.dtype if dtype is None else dtype

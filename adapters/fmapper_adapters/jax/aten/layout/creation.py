@@ -41,7 +41,8 @@ def new_full(x: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any = None)
     return full(size, fill_value, dtype=x.dtype if dtype is None else dtype)
 
 
-@lowering("aten::zeros", "aten::empty", "aten::_efficientzerotensor")
+@lowering("aten::empty", "aten::_efficientzerotensor")
+@lowering("aten::zeros", whole=False)
 def zeros(size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     """Zeros; also for arrays whose values are left open."""
     return full(size, 0, dtype=default_dtype() if dtype is None else dtype)
@@ -53,13 +54,15 @@ def empty_strided(size: Sequence[Any], layout: Sequence[Any], *, dtype: Any = No
     return zeros(size, dtype=dtype)
 
 
-@lowering("aten::zeros_like", "aten::empty_like")
+@lowering("aten::zeros_like")
+@lowering("aten::empty_like", whole=False)
 def zeros_like(x: Any, *, dtype: Any = None) -> jax.Array:
     """Zeros in the shape of another array."""
     return full_like(x, 0, dtype=dtype)
 
 
-@lowering("aten::new_zeros", "aten::new_empty")
+@lowering("aten::new_zeros")
+@lowering("aten::new_empty", whole=False)
 def new_zeros(x: Any, size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     """Zeros in the dtype of another array."""
     return new_full(x, size, 0, dtype=dtype)
@@ -73,7 +76,7 @@ def new_empty_strided(
     return new_full(x, size, 0, dtype=dtype)
 
 
-@lowering("aten::ones")
+@lowering("aten::ones", whole=False)
 def ones(size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     """Ones."""
     return full(size, 1, dtype=default_dtype() if dtype is None else dtype)
@@ -108,13 +111,14 @@ def resize(x: Any, size: Sequence[Any], *, memory_format: Any = None) -> jax.Arr
 # --- ranges ---------------------------------------------------------------------------------
 
 
-@lowering("aten::arange.default")
+@lowering("aten::arange.default", whole=False)
 def arange_to(end: Any, *, dtype: Any = None) -> jax.Array:
     """Whole numbers below an end."""
     return arange(0, end, 1, dtype=dtype)
 
 
-@lowering("aten::arange.start", "aten::arange.start_step")
+@lowering("aten::arange.start_step")
+@lowering("aten::arange.start", whole=False)
 def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> jax.Array:
     """Numbers from start to below end; the length is worked out in float64, as in torch."""
     floats = any(isinstance(value, float) for value in (start, end, step))

@@ -14,14 +14,16 @@ from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
 
 
-@lowering("aten::index", "aten::_unsafe_index")
+@lowering("aten::index")
+@lowering("aten::_unsafe_index", whole=False)
 def index(x: Any, indices: Sequence[Any]) -> jax.Array:
     """`x[indices]`, where None is a whole dimension; masks stand for where they are true."""
     # what is out of range is NaN, rather than another element
     return x.at[_positions(indices)].get(mode="fill")
 
 
-@lowering("aten::index_put", "aten::_unsafe_index_put")
+@lowering("aten::index_put")
+@lowering("aten::_unsafe_index_put", whole=False)
 def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> jax.Array:
     """The array with elements replaced or, for `accumulate`, added to; also more than once."""
     values = cast(values, x.dtype)
@@ -35,7 +37,7 @@ def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = Fa
     return at.max(values) if x.dtype == bool else at.add(values)
 
 
-@lowering("aten::_unsafe_masked_index")
+@lowering("aten::_unsafe_masked_index", whole=False)
 def masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> jax.Array:
     """`x[indices]` where the mask holds, else a number."""
     at = tuple(
@@ -44,7 +46,7 @@ def masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> jax.Ar
     return jnp.where(mask, x[at], cast(fill, x.dtype))
 
 
-@lowering("aten::_unsafe_masked_index_put_accumulate")
+@lowering("aten::_unsafe_masked_index_put_accumulate", whole=False)
 def masked_index_put_accumulate(
     x: Any, mask: Any, indices: Sequence[Any], values: Any
 ) -> jax.Array:
@@ -187,13 +189,14 @@ def masked_select(x: Any, mask: Any) -> jax.Array:
     return jnp.take(x.reshape(-1), jnp.asarray(np.flatnonzero(np.asarray(mask))))
 
 
-@lowering("aten::nonzero", "aten::argwhere", concrete=True)
+@lowering("aten::nonzero", concrete=True)
+@lowering("aten::argwhere", concrete=True, whole=False)
 def nonzero(x: Any) -> jax.Array:
     """The indices of elements that are not zero, one row for each."""
     return jnp.asarray(np.argwhere(np.asarray(x)), dtype_of("int64"))
 
 
-@lowering("aten::nonzero_numpy", concrete=True)
+@lowering("aten::nonzero_numpy", concrete=True, whole=False)
 def nonzero_numpy(x: Any) -> tuple[jax.Array, ...]:
     """The indices of elements that are not zero, one array per dimension."""
     return tuple(

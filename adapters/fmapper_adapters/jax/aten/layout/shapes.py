@@ -14,8 +14,8 @@ from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import is_complex, promote
 
 
-@lowering("aten::view", "aten::view_copy", "aten::reshape", "aten::_unsafe_view",
-          "aten::_reshape_copy")  # fmt: skip
+@lowering("aten::view", "aten::view_copy", "aten::reshape", "aten::_reshape_copy")
+@lowering("aten::_unsafe_view", whole=False)
 def view(x: Any, size: Any) -> jax.Array:
     """The elements row by row in another shape; one size may be -1. Or, for a dtype, their bits."""
     if not isinstance(size, tuple):
@@ -60,13 +60,14 @@ def permute(x: Any, dims: Sequence[int]) -> jax.Array:
     return jnp.transpose(x, dims)
 
 
-@lowering("aten::transpose", "aten::swapaxes", "aten::swapdims")
+@lowering("aten::swapaxes", "aten::swapdims")
+@lowering("aten::transpose", whole=False)
 def transpose(x: Any, dim0: int, dim1: int) -> jax.Array:
     """Two dimensions swapped."""
     return x if x.ndim == 0 else jnp.swapaxes(x, dim0, dim1)
 
 
-@lowering("aten::t")
+@lowering("aten::t", whole=False)
 def t(x: Any) -> jax.Array:
     """A matrix transposed."""
     return x.T
@@ -78,7 +79,7 @@ def unsqueeze(x: Any, dim: int) -> jax.Array:
     return jnp.expand_dims(x, dim)
 
 
-@lowering("aten::squeeze")
+@lowering("aten::squeeze", whole=False)
 def squeeze(x: Any, dim: Any = None) -> jax.Array:
     """Without dimensions of size one: all of them, or those among `dim`."""
     if dim is None:
@@ -107,13 +108,14 @@ def cat(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
     return jnp.concatenate(kept, dim)
 
 
-@lowering("aten::stack")
+@lowering("aten::stack", whole=False)
 def stack(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
     """Arrays of one shape along a new dimension."""
     return jnp.stack(promote(*arrays), dim)
 
 
-@lowering("aten::repeat", "aten::tile")
+@lowering("aten::repeat")
+@lowering("aten::tile", whole=False)
 def repeat(x: Any, repeats: Sequence[Any]) -> jax.Array:
     """The whole array so often along each dimension; new dimensions come first."""
     return jnp.tile(x, tuple(repeats))
@@ -143,7 +145,8 @@ def rot90(x: Any, k: int = 1, dims: tuple[int, int] = (0, 1)) -> jax.Array:
     return jnp.rot90(x, k, dims)
 
 
-@lowering("aten::diagonal", "aten::diagonal_copy", "aten::linalg_diagonal")
+@lowering("aten::diagonal", "aten::linalg_diagonal")
+@lowering("aten::diagonal_copy", whole=False)
 def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     """The diagonals of the matrices that two dimensions span, as the last dimension."""
     return jnp.diagonal(x, offset, dim1, dim2)
@@ -159,7 +162,8 @@ def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.A
     return jnp.moveaxis(y, (-2, -1), (dim1, dim2))
 
 
-@lowering("aten::unfold", "aten::unfold_copy")
+@lowering("aten::unfold")
+@lowering("aten::unfold_copy", whole=False)
 def unfold(x: Any, dimension: int, size: int, step: int) -> jax.Array:
     """Windows of a size, a step apart, along a dimension; their elements are the last one."""
     if x.ndim == 0:
@@ -234,7 +238,8 @@ def pixel_unshuffle(x: Any, downscale_factor: int) -> jax.Array:
     return y.reshape(*batch, c * r * r, h // r, w // r)
 
 
-@lowering("aten::channel_shuffle", "aten::native_channel_shuffle")
+@lowering("aten::channel_shuffle")
+@lowering("aten::native_channel_shuffle", whole=False)
 def channel_shuffle(x: Any, groups: int) -> jax.Array:
     """Channels of all groups in turn."""
     n, c, *space = x.shape

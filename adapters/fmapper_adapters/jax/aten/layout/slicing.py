@@ -56,8 +56,8 @@ def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
     return jax.lax.slice_in_dim(x, start, start + length, 1, dim)
 
 
-@lowering("aten::split_with_sizes", "aten::split_with_sizes_copy",
-          "aten::unsafe_split_with_sizes", "aten::split.sizes", "aten::split.default")  # fmt: skip
+@lowering("aten::split_with_sizes", "aten::split.sizes", "aten::split.default")
+@lowering("aten::split_with_sizes_copy", "aten::unsafe_split_with_sizes", whole=False)
 def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[jax.Array, ...]:
     """Parts of given sizes, one after the other."""
     parts = []
@@ -68,7 +68,8 @@ def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[
     return tuple(parts)
 
 
-@lowering("aten::split.Tensor", "aten::split_copy.Tensor", "aten::unsafe_split.Tensor")
+@lowering("aten::split_copy.Tensor")
+@lowering("aten::split.Tensor", "aten::unsafe_split.Tensor", whole=False)
 def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
     """Parts of one size; the last one has what is left."""
     size = x.shape[dim]
@@ -93,7 +94,8 @@ def tensor_split_sections(x: Any, sections: int, dim: int = 0) -> tuple[jax.Arra
     return split_with_sizes(x, (small + 1,) * more + (small,) * (sections - more), dim)
 
 
-@lowering("aten::unbind", "aten::unbind_copy")
+@lowering("aten::unbind_copy")
+@lowering("aten::unbind", whole=False)
 def unbind(x: Any, dim: int = 0) -> tuple[jax.Array, ...]:
     """All indices of a dimension."""
     return tuple(jax.lax.index_in_dim(x, i, dim, keepdims=False) for i in range(x.shape[dim]))

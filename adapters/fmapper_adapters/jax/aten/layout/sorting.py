@@ -56,19 +56,19 @@ def stable_sort(
     return _taken(x, order_of(x, dim % x.ndim, descending=descending), dim % x.ndim)
 
 
-@lowering("aten::argsort.default")
+@lowering("aten::argsort.default", whole=False)
 def argsort(x: Any, dim: int = -1, descending: bool = False) -> jax.Array:
     """Where the elements in order are."""
     return sort(x, dim, descending)[1]
 
 
-@lowering("aten::argsort.stable")
+@lowering("aten::argsort.stable", whole=False)
 def stable_argsort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> jax.Array:
     """Where the elements in order are."""
     return sort(x, dim, descending)[1]
 
 
-@lowering("aten::msort")
+@lowering("aten::msort", whole=False)
 def msort(x: Any) -> jax.Array:
     """In order along the first dimension."""
     return sort(x, 0)[0]

@@ -82,7 +82,7 @@ def lu_factor(
     return _lu(a)
 
 
-@lowering("aten::_lu_with_info")
+@lowering("aten::_lu_with_info", whole=False)
 def lu_with_info(
     a: Any, pivot: bool = True, check_errors: bool = True
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -341,7 +341,8 @@ def eig(a: Any) -> tuple[jax.Array, jax.Array]:
     return w, v
 
 
-@lowering("aten::linalg_eigvals", "aten::_linalg_eigvals")
+@lowering("aten::_linalg_eigvals")
+@lowering("aten::linalg_eigvals", whole=False)
 def eigvals(a: Any) -> jax.Array:
     """Eigenvalues of matrices that need not be symmetric."""
     return jnp.linalg.eigvals(a)

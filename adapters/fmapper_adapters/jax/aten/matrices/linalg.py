@@ -31,26 +31,27 @@ def linear(x: Any, weight: Any, bias: Any = None) -> jax.Array:
     return y if bias is None else y + cast(bias, y.dtype)
 
 
-@lowering("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::linalg_matmul")
+@lowering("aten::mm", "aten::bmm", "aten::matmul")
+@lowering("aten::mv", "aten::dot", whole=False)
 def matmul(x: Any, y: Any) -> jax.Array:
     """The product of matrices, in batches where there are more dimensions."""
     return jnp.matmul(*of_one_dtype(x, y))
 
 
-@lowering("aten::vdot")
+@lowering("aten::vdot", whole=False)
 def vdot(x: Any, y: Any) -> jax.Array:
     """The sum of products with the conjugate of the first."""
     return jnp.vdot(*of_one_dtype(x, y))
 
 
-@lowering("aten::linalg_vecdot")
+@lowering("aten::linalg_vecdot", whole=False)
 def vecdot(x: Any, y: Any, *, dim: int = -1) -> jax.Array:
     """The sums of products with the conjugate of the first, along a dimension."""
     x, y = jnp.broadcast_arrays(*of_one_dtype(x, y))
     return jnp.vecdot(x, y, axis=dim)
 
 
-@lowering("aten::outer", "aten::ger")
+@lowering("aten::outer", whole=False)
 def outer(x: Any, y: Any) -> jax.Array:
     """All products of two vectors."""
     x, y = promote(x, y)

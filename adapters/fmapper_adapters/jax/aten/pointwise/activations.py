@@ -145,7 +145,7 @@ def prelu(x: Any, weight: Any) -> jax.Array:
     return prelu_kernel(x, weight)
 
 
-@lowering("aten::_prelu_kernel")
+@lowering("aten::_prelu_kernel", whole=False)
 def prelu_kernel(x: Any, weight: Any) -> jax.Array:
     """As prelu, with weights that broadcast already."""
     return jnp.where(x > 0, x, (x * weight).astype(x.dtype))

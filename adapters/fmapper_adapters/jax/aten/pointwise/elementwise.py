@@ -71,7 +71,7 @@ def sub(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     return (x - _times(_factor(alpha, dtype), y)).astype(dtype)
 
 
-@lowering("aten::rsub")
+@lowering("aten::rsub", whole=False)
 def rsub(x: Any, y: Any, alpha: Any = 1) -> jax.Array:
     """`y - alpha * x`."""
     return sub(y, x, alpha=alpha)
@@ -88,7 +88,7 @@ def mul(x: Any, y: Any) -> jax.Array:
     return x & y if _is_bool(dtype) else (x * y).astype(dtype)
 
 
-@lowering("aten::div", "aten::true_divide")
+@lowering("aten::div")
 def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
     """The quotient; integers give floats unless it is rounded (`trunc` or `floor`)."""
     dtype, (x, y) = in_opmath(x, y, to_float=rounding_mode is None, exact=True)
@@ -310,7 +310,7 @@ _unary(lambda x: x * (np.pi / 180), "aten::deg2rad", to_float=True)
 _unary(lambda x: x * (180 / np.pi), "aten::rad2deg", to_float=True)
 _unary(_whole(jnp.floor), "aten::floor")
 _unary(_whole(jnp.ceil), "aten::ceil")
-_unary(_whole(jnp.trunc), "aten::trunc", "aten::fix")
+_unary(_whole(jnp.trunc), "aten::trunc")
 _unary(lambda x: x - jnp.trunc(x), "aten::frac")
 
 
@@ -366,7 +366,7 @@ def hypot(x: Any, y: Any) -> jax.Array:
     return jnp.hypot(x, y).astype(dtype)
 
 
-@lowering("aten::atan2", "aten::arctan2")
+@lowering("aten::atan2")
 def atan2(x: Any, y: Any) -> jax.Array:
     """The angle of the point (y, x)."""
     dtype, (x, y) = in_opmath(x, y, to_float=True)
@@ -448,25 +448,27 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> jax.Array:
     return x
 
 
-@lowering("aten::clamp_min")
+@lowering("aten::clamp_min", whole=False)
 def clamp_min(x: Any, min: Any) -> jax.Array:
     """Not below a bound."""
     return clamp(x, min)
 
 
-@lowering("aten::clamp_max")
+@lowering("aten::clamp_max", whole=False)
 def clamp_max(x: Any, max: Any) -> jax.Array:
     """Not above a bound."""
     return clamp(x, None, max)
 
 
-@lowering("aten::maximum", "aten::max.other")
+@lowering("aten::maximum")
+@lowering("aten::max.other", whole=False)
 def maximum(x: Any, y: Any) -> jax.Array:
     """The larger one, or NaN where one is NaN."""
     return _maximum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
-@lowering("aten::minimum", "aten::min.other")
+@lowering("aten::minimum")
+@lowering("aten::min.other", whole=False)
 def minimum(x: Any, y: Any) -> jax.Array:
     """The smaller one, or NaN where one is NaN."""
     return _minimum(*jnp.broadcast_arrays(*promote(x, y)))
@@ -529,9 +531,9 @@ _comparison(jnp.less, "aten::lt")
 _comparison(jnp.less_equal, "aten::le")
 _comparison(jnp.greater, "aten::gt")
 _comparison(jnp.greater_equal, "aten::ge")
-_binary(jnp.bitwise_and, "aten::bitwise_and", "aten::__and__")
-_binary(jnp.bitwise_or, "aten::bitwise_or", "aten::__or__")
-_binary(jnp.bitwise_xor, "aten::bitwise_xor", "aten::__xor__")
+_binary(jnp.bitwise_and, "aten::bitwise_and")
+_binary(jnp.bitwise_or, "aten::bitwise_or")
+_binary(jnp.bitwise_xor, "aten::bitwise_xor")
 lowering("aten::logical_and")(jnp.logical_and)
 lowering("aten::logical_or")(jnp.logical_or)
 lowering("aten::logical_xor")(jnp.logical_xor)
@@ -542,7 +544,9 @@ lowering("aten::isinf")(lambda x: jnp.isinf(x) if _inexact(x) else jnp.zeros(x.s
 lowering("aten::isfinite")(lambda x: jnp.isfinite(x) if _inexact(x) else jnp.ones(x.shape, bool))
 lowering("aten::isposinf")(lambda x: x == jnp.inf if _inexact(x) else jnp.zeros(x.shape, bool))
 lowering("aten::isneginf")(lambda x: x == -jnp.inf if _inexact(x) else jnp.zeros(x.shape, bool))
-lowering("aten::isreal")(lambda x: x.imag == 0 if is_complex(x) else jnp.ones(x.shape, bool))
+lowering("aten::isreal", whole=False)(
+    lambda x: x.imag == 0 if is_complex(x) else jnp.ones(x.shape, bool)
+)
 
 
 def _inexact(x: Any) -> bool:
@@ -579,8 +583,8 @@ def right_shift(x: Any, y: Any) -> jax.Array:
     return jnp.where(inside, jnp.right_shift(x, jnp.where(inside, y, 0)), left).astype(x.dtype)
 
 
-@lowering("aten::where.self", "aten::where.ScalarOther", "aten::where.ScalarSelf",
-          "aten::where.Scalar")  # fmt: skip
+@lowering("aten::where.self")
+@lowering("aten::where.ScalarOther", "aten::where.ScalarSelf", "aten::where.Scalar", whole=False)
 def where(condition: Any, x: Any, y: Any) -> jax.Array:
     """X where the condition holds, else y."""
     x, y = promote(x, y)
@@ -631,8 +635,15 @@ def to_copy(x: Any, *, dtype: Any = None) -> jax.Array:
     return x if dtype is None else cast(x, dtype)
 
 
-@lowering("aten::clone", "aten::alias", "aten::detach", "aten::contiguous", "aten::lift_fresh_copy",
-          "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh")  # fmt: skip
+@lowering(
+    "aten::clone",
+    "aten::alias",
+    "aten::contiguous",
+    "aten::resolve_conj",
+    "aten::resolve_neg",
+    "aten::lift_fresh",
+)
+@lowering("aten::detach", "aten::lift_fresh_copy", whole=False)
 def clone(x: Any) -> jax.Array:
     """The array itself: there are no views here."""
     return x
@@ -644,7 +655,7 @@ def copy(x: Any, source: Any, non_blocking: bool = False) -> jax.Array:
     return jnp.broadcast_to(cast(source, x.dtype), x.shape)
 
 
-@lowering("aten::fill")
+@lowering("aten::fill", whole=False)
 def fill(x: Any, value: Any) -> jax.Array:
     """One value, in the shape and dtype of the array."""
     return jnp.broadcast_to(cast(value, x.dtype), x.shape)

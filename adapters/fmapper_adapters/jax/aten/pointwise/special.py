@@ -53,21 +53,20 @@ def _binary(*ops: str) -> Callable[[Function], Function]:
     return add
 
 
-_unary("aten::erf", "aten::special_erf")(jax.lax.erf)
-_unary("aten::erfc", "aten::special_erfc")(jax.lax.erfc)
-_unary("aten::erfinv", "aten::special_erfinv")(jax.lax.erf_inv)
-_unary("aten::i0", "aten::special_i0", "aten::special_modified_bessel_i0")(jsp.i0)
+_unary("aten::erf")(jax.lax.erf)
+_unary("aten::erfc")(jax.lax.erfc)
+_unary("aten::erfinv")(jax.lax.erf_inv)
+_unary("aten::i0", "aten::special_modified_bessel_i0")(jsp.i0)
 _unary("aten::special_i0e")(jsp.i0e)
 _unary("aten::special_i1", "aten::special_modified_bessel_i1")(jsp.i1)
 _unary("aten::special_i1e")(jsp.i1e)
 _unary("aten::special_ndtri")(jsp.ndtri)
-_unary("aten::special_ndtr")(jsp.ndtr)
 _unary("aten::special_log_ndtr")(jsp.log_ndtr)
 _unary("aten::special_entr")(jsp.entr)
 _binary("aten::logaddexp2")(jnp.logaddexp2)
 
 
-@_unary("aten::lgamma", "aten::special_gammaln")
+@_unary("aten::lgamma")
 def lgamma(x: Any) -> jax.Array:
     """Exactly 0 at 1 and 2, where XLA is off by rounding."""
     y = jax.lax.lgamma(x)
@@ -90,7 +89,7 @@ def logaddexp(x: Any, y: Any) -> jax.Array:
     return jnp.where(infinite, both, found)
 
 
-@_unary("aten::digamma", "aten::special_digamma", "aten::special_psi")
+@_unary("aten::digamma")
 def digamma(x: Any) -> jax.Array:
     """The derivative of lgamma; infinite at zero, with the other sign."""
     zero = x == 0
@@ -130,7 +129,7 @@ def _hurwitz_slope(primals: Any, tangents: Any) -> Any:
 _binary("aten::special_zeta")(_hurwitz)
 
 
-@lowering("aten::polygamma", "aten::special_polygamma")
+@lowering("aten::polygamma")
 def polygamma(n: int, x: Any) -> jax.Array:
     """The nth derivative of digamma."""
     (x,) = promote(x, to_float=True)
@@ -141,13 +140,13 @@ def polygamma(n: int, x: Any) -> jax.Array:
     return (factor * _hurwitz(jnp.full_like(y, n + 1), y)).astype(x.dtype)
 
 
-@_binary("aten::igamma", "aten::special_gammainc")
+@_binary("aten::igamma")
 def igamma(a: Any, x: Any) -> jax.Array:
     """The lower incomplete gamma function, over gamma."""
     return _gamma_ends(a, x, jsp.gammainc, 1.0, 0.0)
 
 
-@_binary("aten::igammac", "aten::special_gammaincc")
+@_binary("aten::igammac")
 def igammac(a: Any, x: Any) -> jax.Array:
     """The upper incomplete gamma function, over gamma."""
     return _gamma_ends(a, x, jsp.gammaincc, 0.0, 1.0)
@@ -163,7 +162,7 @@ def _gamma_ends(a: Any, x: Any, function: Function, for_zero_a: float, zero_x: f
     return jnp.where(plain, found, ends)
 
 
-@lowering("aten::logit", "aten::special_logit")
+@lowering("aten::logit")
 def logit(x: Any, eps: float | None = None) -> jax.Array:
     """`log(x / (1 - x))`, where x is first brought within eps of 0 and 1."""
     (x,) = promote(x, to_float=True)
@@ -173,7 +172,7 @@ def logit(x: Any, eps: float | None = None) -> jax.Array:
     return jnp.log(y / (1 - y)).astype(x.dtype)
 
 
-@_binary("aten::xlogy", "aten::special_xlogy")
+@_binary("aten::xlogy")
 def xlogy(x: Any, y: Any) -> jax.Array:
     """`x * log(y)`, zero where x is; NaN where y is."""
     return _x_log(jnp.log, x, y)

@@ -23,7 +23,7 @@ def getitem(x: Any, index: Any) -> Any:
     return x[index]
 
 
-@lowering("aten::sym_size", scalar=True)
+@lowering("aten::sym_size", scalar=True, whole=False)
 def sym_size(x: Any, dim: int) -> Any:
     """A size as it is when the program is traced."""
     return x.shape[dim]
@@ -109,7 +109,8 @@ def sym_sqrt(a: Any) -> Any:
     return jnp.sqrt(a) if isinstance(a, jax.Array) else math.sqrt(a)
 
 
-@lowering("aten::_local_scalar_dense", "aten::item", scalar=True)
+@lowering("aten::_local_scalar_dense", scalar=True)
+@lowering("aten::item", scalar=True, whole=False)
 def local_scalar_dense(x: Any) -> Any:
     """The value of an array of one element: a number where it is known, else what stands for one.
 
