@@ -19,7 +19,7 @@ from fmapper.errors import (
 )
 from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
-from fmapper.programs.program import Lowering, Program
+from fmapper.programs.program import Int64, Lowering, Program
 from fmapper.programs.record_lock import in_turn
 from fmapper.tree.fmap import fleaves
 from fmapper.tree.functor import declaration_of
@@ -39,6 +39,8 @@ def lowering(
     numbers: bool = False,
     about: bool = False,
     whole: bool = True,
+    int64: Int64 = "computes",
+    elements: tuple[int, ...] = (),
 ) -> Callable[[F], F]:
     """Says how operations are computed in a target framework, such as custom operations of yours.
 
@@ -60,6 +62,12 @@ def lowering(
             results as the source framework has them.
         whole: The operation is recorded as it is. False where the recorder may write it in terms of
             others, as it does of those that nothing lowers.
+        int64: What it does with integers of 64 bits where the target has 32. `computes`: a program
+            that gives it one that does not fit is refused. With the ends of int64, which only mark
+            places: `moves` its elements or chooses between them; `picks` them, with their places as
+            its second result; `casts` them; `looks` at them, for a comparison, say.
+        elements: The positions of numbers among its arguments that become elements, or are computed
+            with them.
 
     Returns:
         A decorator that gives the function back.
@@ -84,7 +92,7 @@ def lowering(
         for op in ops:
             target = to or ("torch" if op.startswith("lax::") else "jax")
             _added.setdefault(target, {})[op] = Lowering(
-                function, random, concrete, scalar, numbers, about, whole
+                function, random, concrete, scalar, numbers, about, whole, int64, elements
             )
         return function
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from fmapper.errors import UnsupportedOpsError
-from fmapper.programs.program import Lowering
+from fmapper.programs.program import Call, Int64, Lowering
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,6 +46,8 @@ class LoweringTable:
         numbers: bool = False,
         about: bool = False,
         whole: bool = True,
+        int64: Int64 | Callable[[Call], Int64] = "computes",
+        elements: tuple[int, ...] = (),
     ) -> Callable[[F], F]:
         """Enters a function for operations; the flags are those of `Lowering`.
 
@@ -60,7 +62,7 @@ class LoweringTable:
                 if op in self.entries:
                     raise ValueError(f"two lowerings for {op}")
                 self.entries[op] = Lowering(
-                    function, random, concrete, scalar, numbers, about, whole
+                    function, random, concrete, scalar, numbers, about, whole, int64, elements
                 )
             return function
 

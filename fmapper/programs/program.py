@@ -388,6 +388,15 @@ class Program:
         return {op: list(modules) for op, modules in found.items()}
 
 
+Int64 = Literal["computes", "moves", "picks", "casts", "looks"]
+"""What an operation does with the elements of arrays of integers.
+
+`computes`: makes others of them. `moves`: gives elements of its arguments, or a choice between
+them. `picks`: moves, and its second result are their places. `casts`: moves if the dtype stays.
+`looks`: gives none, and the same for any two integers in one order.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Lowering:
     """How one operation is computed in a target framework.
@@ -404,6 +413,11 @@ class Lowering:
             as the source framework has them.
         whole: A recorder leaves the operation as it is. False where it may write it in terms of
             others, as it does of those that nothing lowers.
+        int64: What it does with integers of 64 bits, for targets that hold 32: `Int64`, or a
+            function of the call that says so. Numbers that mark a place, as the ends of int64 do,
+            become the ends of int32 where no operation computes with them.
+        elements: Where it takes numbers that become elements, or are computed with them, by
+            position; those that do not fit into 32 bits are lost. All others are sizes and places.
     """
 
     function: Callable[..., Any]
@@ -413,6 +427,8 @@ class Lowering:
     numbers: bool = False
     about: bool = False
     whole: bool = True
+    int64: Int64 | Callable[[Call], Int64] = "computes"
+    elements: tuple[int, ...] = ()
 
 
 def graphs_in(value: Any) -> Iterator[Graph]:

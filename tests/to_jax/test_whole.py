@@ -60,6 +60,17 @@ def test_one_that_need_not_be_whole_is_taken_apart(added: Any) -> None:
     assert model(jnp.asarray(X.numpy())) == X.nanmean().item()
 
 
+def test_a_lowering_of_the_users_says_what_it_does_with_the_ends_of_int64(added: Any) -> None:
+    last = torch.iinfo(torch.int64).max
+    mask, x = torch.tensor([True, False]), torch.tensor([5, 6])
+    module = Function(lambda x: x.masked_fill(mask, last).flip(0) == last)
+    fmapper.lowering("aten::flip", int64="moves")(jnp.flip)
+    assert fmapper.convert(module, "jax", (x,))(jnp.asarray([5, 6])).tolist() == [False, True]
+    fmapper.lowering("aten::flip")(jnp.flip)
+    with pytest.raises(fmapper.LossyCastError, match="32 bits"):
+        fmapper.convert(module, "jax", (x,))
+
+
 def test_a_recorder_without_a_target_takes_apart_what_torch_does() -> None:
     module, whole = torch.nn.functional.layer_norm, {"aten::layer_norm"}
     assert "aten::layer_norm.default" not in ops(lambda x: module(x, (3,)), X)

@@ -15,7 +15,7 @@ from fmapper_adapters.jax.aten.types import is_weak
 Function = Callable[..., Any]
 
 
-@lowering("fmapper::stop_gradient")
+@lowering("fmapper::stop_gradient", int64="moves")
 def stop_gradient(x: Any) -> jax.Array:
     """The array, as a constant to differentiation."""
     return jax.lax.stop_gradient(x)

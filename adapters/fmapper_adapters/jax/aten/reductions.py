@@ -150,7 +150,7 @@ def renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> jax.Array:
 # --- any, all, counts -----------------------------------------------------------------------
 
 
-@lowering("aten::any")
+@lowering("aten::any", int64="looks")
 def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Whether some element is not zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
@@ -158,7 +158,7 @@ def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     return found.astype(x.dtype) if x.dtype == np.uint8 else found
 
 
-@lowering("aten::all", whole=False)
+@lowering("aten::all", whole=False, int64="looks")
 def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Whether no element is zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
@@ -196,17 +196,17 @@ def _lowest(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
 
 
 # where several elements are the largest their gradients are even, as in torch
-lowering("aten::amax", "aten::max.default")(_highest)
-lowering("aten::amin", "aten::min.default")(_lowest)
+lowering("aten::amax", "aten::max.default", int64="moves")(_highest)
+lowering("aten::amin", "aten::min.default", int64="moves")(_lowest)
 
 
-@lowering("aten::argmax")
+@lowering("aten::argmax", int64="looks")
 def argmax(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Where the first largest element is; NaN is larger than all others."""
     return _place(jnp.argmax, x, dim, keepdim)
 
 
-@lowering("aten::argmin")
+@lowering("aten::argmin", int64="looks")
 def argmin(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
     """Where the first smallest element is; NaN is smaller than all others."""
     return _place(jnp.argmin, x, dim, keepdim)
@@ -226,19 +226,19 @@ def _at(x: Any, index: Any, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Arr
     return (values, index) if keepdim else (jnp.squeeze(values, dim), jnp.squeeze(index, dim))
 
 
-@lowering("aten::max.dim")
+@lowering("aten::max.dim", int64="picks")
 def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
     """The largest elements along a dimension and where the first of each is."""
     return _at(x, argmax(x, dim, True), dim, keepdim)
 
 
-@lowering("aten::min.dim")
+@lowering("aten::min.dim", int64="picks")
 def min_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
     """The smallest elements along a dimension and where the first of each is."""
     return _at(x, argmin(x, dim, True), dim, keepdim)
 
 
-@lowering("aten::aminmax")
+@lowering("aten::aminmax", int64="moves")
 def aminmax(x: Any, *, dim: Any = None, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
     """The smallest and the largest elements."""
     return _lowest(x, dim, keepdim), _highest(x, dim, keepdim)
@@ -335,13 +335,13 @@ def _logcumsumexp(x: Any, dim: int) -> jax.Array:
     return jnp.moveaxis(sums, 0, dim)
 
 
-@lowering("aten::cummax")
+@lowering("aten::cummax", int64="picks")
 def cummax(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
     """Running maxima and where the last of each is; after NaN all are NaN."""
     return _running(x, dim, lambda new, old: new >= old)
 
 
-@lowering("aten::cummin")
+@lowering("aten::cummin", int64="picks")
 def cummin(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
     """Running minima and where the last of each is; after NaN all are NaN."""
     return _running(x, dim, lambda new, old: new <= old)

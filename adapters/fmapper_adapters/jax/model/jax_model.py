@@ -90,7 +90,7 @@ class Code:
         )
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()
-        self.too_wide = narrow_ints.problem(program, constants)
+        self.too_wide = narrow_ints.problem(program, constants, lowerings)
         self.checks = [call for call in program.graph.calls if interpret.is_check(call)]
         self.problems: list[str] | None = None
         self.check_width()

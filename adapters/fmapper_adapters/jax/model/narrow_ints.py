@@ -2,56 +2,22 @@
 
 The two ends of int64, which programs fill arrays with to mark a place, become the ends of int32.
 They may be moved, selected and compared, which comes to the same; a program that computes with
-them is refused.
+them is refused. What an operation does with them stands at its lowering, as `int64`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fmapper import LossyCastError
-from fmapper.programs import Call, Graph, Program, Ref
+from fmapper.programs import Call, Graph, Lowering, Program, Ref
 from fmapper_adapters.jax.aten import types
 
 _ENDS = (-(2**63), 2**63 - 1)
 _SPAN = np.iinfo(np.int32)
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Where a call takes a number that becomes an element, by position; all others are sizes and places.
-_FILLS = {
-    "full": (1,), "full_like": (1,), "new_full": (2,), "scalar_tensor": (0,), "fill": (1,),
-    "masked_fill": (2,), "index_fill": (3,), "scatter": (3,), "where": (1, 2),
-    "constant_pad_nd": (2,),
-}  # fmt: skip
-_ARITHMETIC = _words("""
-add sub rsub mul div floor_divide remainder fmod pow bitwise_and bitwise_or bitwise_xor __and__
-__or__ __xor__
-""")
-# What gives elements of its arguments, or a choice between them.
-_MOVES = _words("""
-full full_like new_full scalar_tensor fill masked_fill index_fill where constant_pad_nd scatter
-view _unsafe_view reshape expand permute transpose t unsqueeze squeeze select slice narrow split
-split_with_sizes chunk unbind cat stack clone alias lift_fresh_copy detach copy index index_select
-gather take take_along_dim repeat repeat_interleave flip roll rot90 unfold diagonal tril triu sort
-topk kthvalue max min amax amin aminmax maximum minimum clamp clamp_min clamp_max cummax cummin
-index_put index_copy masked_scatter masked_select select_scatter slice_scatter diagonal_scatter
-contiguous as_strided getitem stop_gradient
-""")
-# What does not give elements of its first argument, and is the same for both kinds of ends.
-_LOOKS = _words("""
-eq ne lt le gt ge argmax argmin argsort isin searchsorted bucketize any all logical_not
-logical_and logical_or logical_xor zeros_like ones_like empty_like new_zeros new_ones new_empty
-sym_size sym_numel size numel equal sign isnan isinf isfinite nonzero
-""")
-_CASTS = ("_to_copy", "to")  # moves, where the dtype stays
-_WITH_PLACES = ("sort", "topk", "kthvalue", "max", "min", "cummax", "cummin")
 
 
 def narrowed(array: Any, where: str) -> Any:
@@ -92,12 +58,15 @@ def _message(where: str, what: str) -> str:
     )
 
 
-def problem(program: Program, constants: Mapping[str, Any]) -> str:
+def problem(
+    program: Program, constants: Mapping[str, Any], lowerings: Mapping[str, Lowering]
+) -> str:
     """What would be lost of a program's 64-bit integers; empty where nothing is.
 
     Args:
         program: The program.
         constants: Its constants, on the host.
+        lowerings: Those of its operations.
     """
     marked: dict[str, str] = {}
     dtypes: dict[str, str] = {}
@@ -110,7 +79,7 @@ def problem(program: Program, constants: Mapping[str, Any]) -> str:
                 return message
             if np.isin(array, _ENDS).any():
                 marked[name] = f"constant {spec.target}"
-    found = _Ends(marked, dtypes).problem(program.graph)
+    found = _Ends(marked, dtypes, lowerings).problem(program.graph)
     return f"{program.name}: {found}" if found else ""
 
 
@@ -121,70 +90,74 @@ class _Ends:
         marked: Results that may hold one -> where it comes from.
     """
 
-    def __init__(self, marked: dict[str, str], dtypes: dict[str, str]) -> None:
+    def __init__(
+        self,
+        marked: dict[str, str],
+        dtypes: dict[str, str],
+        lowerings: Mapping[str, Lowering],
+    ) -> None:
         self.marked = marked
         self._dtypes = dtypes
+        self._lowerings = lowerings
         self._with_places: set[str] = set()
 
     def problem(self, graph: Graph) -> str:
         """What is wrong with the first call that loses something."""
         for call in graph.calls:
-            found = self._problem_of(call) or next(filter(None, map(_inside, call.graphs())), "")
+            inner = (self._problem_inside(graph) for graph in call.graphs())
+            found = self._problem_of(call) or next(filter(None, inner), "")
             if found:
                 return found
         return ""
 
     def _problem_of(self, call: Call) -> str:
-        name = call.op.split("::")[1].split(".")[0]
+        lowering = self._lowerings[call.op]
+        use = _use_of(call, lowering)
         dtype = self._dtypes[call.name] = call.result[0][0] if call.result else ""
         sources = [ref for ref in call.refs() if ref in self.marked]
-        if sources and not self._is_place(call, name) and name not in _LOOKS:
-            if name in _CASTS and dtype == "bool":
+        if sources and not self._is_place(call) and use != "looks":
+            if use == "casts" and dtype == "bool":
                 return ""
-            moved = (name in _MOVES and not _adds(call, name)) or name in _CASTS
-            if not moved or dtype not in ("int64", ""):
+            if use == "computes" or dtype not in ("int64", ""):
                 end = f"the end of int64 that comes from {self.marked[sources[0]]}"
                 return _message(_where(call), end)
             self.marked[call.name] = self.marked[sources[0]]
-            if name in _WITH_PLACES:
+            if use == "picks":
                 self._with_places.add(call.name)
         if dtype == "int64":
-            for number in _wide_numbers(call, name):
-                if number not in _ENDS or name not in _FILLS:
+            for number in _wide_numbers(call, lowering.elements):
+                if number not in _ENDS or use != "moves":
                     return _message(_where(call), str(number))
                 self.marked[call.name] = _where(call)
         return ""
 
-    def _is_place(self, call: Call, name: str) -> bool:
+    def _is_place(self, call: Call) -> bool:
         """Whether a call reads the places from what sorts or selects, which are no elements."""
         source = call.args[0] if call.args else None
         known = isinstance(source, Ref) and source.name in self._with_places
-        return name == "getitem" and known and call.args[1] == 1
+        return call.op == "sym::getitem" and known and call.args[1] == 1
+
+    def _problem_inside(self, graph: Graph) -> str:
+        """What is wrong with a function that a call takes; no end may come out of it."""
+        ends = _Ends({}, {}, self._lowerings)
+        found = ends.problem(graph)
+        outputs = graph.outputs if isinstance(graph.outputs, tuple) else (graph.outputs,)
+        marked = [ref.name for ref in outputs if isinstance(ref, Ref) and ref.name in ends.marked]
+        if marked and not found:
+            return _message(ends.marked[marked[0]], "the end of int64 inside a function")
+        return found
 
 
-def _inside(graph: Graph) -> str:
-    """What is wrong with a function that a call takes; no end may come out of it."""
-    ends = _Ends({}, {})
-    found = ends.problem(graph)
-    outputs = graph.outputs if isinstance(graph.outputs, tuple) else (graph.outputs,)
-    coming_out = [ref.name for ref in outputs if isinstance(ref, Ref) and ref.name in ends.marked]
-    if coming_out and not found:
-        return _message(ends.marked[coming_out[0]], "the end of int64 inside a function")
-    return found
-
-
-def _wide_numbers(call: Call, name: str) -> list[int]:
+def _wide_numbers(call: Call, elements: Sequence[int]) -> list[int]:
     """The numbers among the elements that a call takes that need more than 32 bits."""
-    at = (0, 1) if name in _ARITHMETIC else _FILLS.get(name, ())
-    given = [call.args[i] for i in at if i < len(call.args)]
+    given = [call.args[i] for i in elements if i < len(call.args)]
     numbers = [n for n in given if isinstance(n, int) and not isinstance(n, bool)]
     return [n for n in numbers if not _SPAN.min <= n <= _SPAN.max]
 
 
-def _adds(call: Call, name: str) -> bool:
-    """Whether a call that puts elements somewhere computes with those that are there."""
-    accumulates = name == "index_put" and len(call.args) > 3 and call.args[3]
-    return bool(accumulates) or "reduce" in call.op or "reduce" in call.kwargs
+def _use_of(call: Call, lowering: Lowering) -> str:
+    """What a call does with integers of 64 bits."""
+    return lowering.int64(call) if callable(lowering.int64) else lowering.int64
 
 
 def _where(call: Call) -> str:

@@ -22,20 +22,20 @@ from fmapper_adapters.jax.aten.types import (
 )
 
 
-@lowering("aten::full")
+@lowering("aten::full", int64="moves", elements=(1,))
 def full(size: Sequence[Any], fill_value: Any, *, dtype: Any = None) -> jax.Array:
     """An array of one value."""
     dtype = result_type(fill_value) if dtype is None else dtype
     return jnp.broadcast_to(cast(fill_value, dtype), tuple(size))
 
 
-@lowering("aten::full_like")
+@lowering("aten::full_like", int64="moves", elements=(1,))
 def full_like(x: Any, fill_value: Any, *, dtype: Any = None) -> jax.Array:
     """An array of one value, in the shape of another."""
     return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype)
 
 
-@lowering("aten::new_full")
+@lowering("aten::new_full", int64="moves", elements=(2,))
 def new_full(x: Any, size: Sequence[Any], fill_value: Any, *, dtype: Any = None) -> jax.Array:
     """An array of one value, in the dtype of another."""
     return full(size, fill_value, dtype=x.dtype if dtype is None else dtype)
@@ -54,15 +54,15 @@ def empty_strided(size: Sequence[Any], layout: Sequence[Any], *, dtype: Any = No
     return zeros(size, dtype=dtype)
 
 
-@lowering("aten::zeros_like")
-@lowering("aten::empty_like", whole=False)
+@lowering("aten::zeros_like", int64="looks")
+@lowering("aten::empty_like", whole=False, int64="looks")
 def zeros_like(x: Any, *, dtype: Any = None) -> jax.Array:
     """Zeros in the shape of another array."""
     return full_like(x, 0, dtype=dtype)
 
 
-@lowering("aten::new_zeros")
-@lowering("aten::new_empty", whole=False)
+@lowering("aten::new_zeros", int64="looks")
+@lowering("aten::new_empty", whole=False, int64="looks")
 def new_zeros(x: Any, size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     """Zeros in the dtype of another array."""
     return new_full(x, size, 0, dtype=dtype)
@@ -82,19 +82,19 @@ def ones(size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     return full(size, 1, dtype=default_dtype() if dtype is None else dtype)
 
 
-@lowering("aten::ones_like")
+@lowering("aten::ones_like", int64="looks")
 def ones_like(x: Any, *, dtype: Any = None) -> jax.Array:
     """Ones in the shape of another array."""
     return full_like(x, 1, dtype=dtype)
 
 
-@lowering("aten::new_ones")
+@lowering("aten::new_ones", int64="looks")
 def new_ones(x: Any, size: Sequence[Any], *, dtype: Any = None) -> jax.Array:
     """Ones in the dtype of another array."""
     return new_full(x, size, 1, dtype=dtype)
 
 
-@lowering("aten::scalar_tensor")
+@lowering("aten::scalar_tensor", int64="moves", elements=(0,))
 def scalar_tensor(value: Any, *, dtype: Any = None) -> jax.Array:
     """A number as an array; float unless a dtype is given."""
     return cast(value, default_dtype() if dtype is None else dtype)

@@ -10,20 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper.programs import Call, Int64
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
 
 
-@lowering("aten::index")
-@lowering("aten::_unsafe_index", whole=False)
+@lowering("aten::index", int64="moves")
+@lowering("aten::_unsafe_index", whole=False, int64="moves")
 def index(x: Any, indices: Sequence[Any]) -> jax.Array:
     """`x[indices]`, where None is a whole dimension; masks stand for where they are true."""
     # what is out of range is NaN, rather than another element
     return x.at[_positions(indices)].get(mode="fill")
 
 
-@lowering("aten::index_put")
-@lowering("aten::_unsafe_index_put", whole=False)
+def _moves_or_adds(call: Call) -> Int64:
+    """What `index_put` does with elements: `accumulate` is its fourth argument."""
+    return "computes" if call.kwargs.get("accumulate", any(call.args[3:4])) else "moves"
+
+
+@lowering("aten::index_put", int64=_moves_or_adds)
+@lowering("aten::_unsafe_index_put", whole=False, int64=_moves_or_adds)
 def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> jax.Array:
     """The array with elements replaced or, for `accumulate`, added to; also more than once."""
     values = cast(values, x.dtype)
@@ -96,7 +102,7 @@ def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> 
     return x | added if x.dtype == bool else x + added
 
 
-@lowering("aten::index_select", "aten::index_select_copy")
+@lowering("aten::index_select", "aten::index_select_copy", int64="moves")
 def index_select(x: Any, dim: int, index: Any) -> jax.Array:
     """Indices of one dimension, in the order of an array."""
     if x.ndim == 0:
@@ -104,7 +110,7 @@ def index_select(x: Any, dim: int, index: Any) -> jax.Array:
     return jnp.take(x, index.reshape(-1), axis=dim)
 
 
-@lowering("aten::take")
+@lowering("aten::take", int64="moves")
 def take(x: Any, index: Any) -> jax.Array:
     """Elements of the array as one row."""
     if x.size == 0:  # which jnp.take gives back as it is
@@ -133,14 +139,14 @@ def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> j
     return (at.max(source) if x.dtype == bool else at.add(source)).reshape(x.shape)
 
 
-@lowering("aten::index_copy")
+@lowering("aten::index_copy", int64="moves")
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
     """Slices put at indices of a dimension."""
     at, source = _at(x, dim, index, cast(source, x.dtype))
     return at.set(source).reshape(x.shape)
 
 
-@lowering("aten::index_fill")
+@lowering("aten::index_fill", int64="moves", elements=(3,))
 def index_fill(x: Any, dim: int, index: Any, value: Any) -> jax.Array:
     """One number at indices of a dimension."""
     at, _ = _at(x, dim, index, jnp.zeros(()))
@@ -158,7 +164,7 @@ def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
     return x.at[where], source
 
 
-@lowering("aten::masked_fill")
+@lowering("aten::masked_fill", int64="moves", elements=(2,))
 def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
     """A number where the mask holds; the dtype of the array stays.
 
@@ -171,7 +177,7 @@ def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
     return jnp.where(mask, cast(value, x.dtype), x)
 
 
-@lowering("aten::masked_scatter")
+@lowering("aten::masked_scatter", int64="moves")
 def masked_scatter(x: Any, mask: Any, source: Any) -> jax.Array:
     """Where the mask holds, the next element of the source."""
     x, mask = jnp.broadcast_arrays(x, mask.astype(bool))
@@ -182,14 +188,14 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> jax.Array:
     return jnp.where(mask, taken.reshape(x.shape), x)
 
 
-@lowering("aten::masked_select", concrete=True)
+@lowering("aten::masked_select", concrete=True, int64="moves")
 def masked_select(x: Any, mask: Any) -> jax.Array:
     """The elements where the mask holds, as one row."""
     x, mask = jnp.broadcast_arrays(x, mask.astype(bool))
     return jnp.take(x.reshape(-1), jnp.asarray(np.flatnonzero(np.asarray(mask))))
 
 
-@lowering("aten::nonzero", concrete=True)
+@lowering("aten::nonzero", concrete=True, int64="looks")
 @lowering("aten::argwhere", concrete=True, whole=False)
 def nonzero(x: Any) -> jax.Array:
     """The indices of elements that are not zero, one row for each."""
@@ -213,7 +219,7 @@ def nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> jax.Array:
     return jnp.stack(rows, -1).astype(dtype_of("int64"))
 
 
-@lowering("aten::repeat_interleave.self_int")
+@lowering("aten::repeat_interleave.self_int", int64="moves")
 def repeat_interleave(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
@@ -228,7 +234,7 @@ def repeat_interleave(
     return y.reshape(*x.shape[:dim], x.shape[dim] * repeats, *x.shape[dim + 1 :])
 
 
-@lowering("aten::repeat_interleave.self_Tensor")
+@lowering("aten::repeat_interleave.self_Tensor", int64="moves")
 def repeat_interleave_by(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
@@ -240,7 +246,7 @@ def repeat_interleave_by(
     return jnp.take(x, repeat_indices(repeats, output_size=output_size), axis=dim)
 
 
-@lowering("aten::repeat_interleave.Tensor")
+@lowering("aten::repeat_interleave.Tensor", int64="moves")
 def repeat_indices(repeats: Any, *, output_size: Any = None) -> jax.Array:
     """Each index as often as an array says."""
     at = jnp.arange(repeats.shape[0], dtype=dtype_of("int64"))

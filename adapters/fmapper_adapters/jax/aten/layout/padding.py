@@ -12,7 +12,7 @@ from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
 
 
-@lowering("aten::constant_pad_nd")
+@lowering("aten::constant_pad_nd", int64="moves", elements=(2,))
 def constant_pad(x: Any, pad: Sequence[Any], value: Any = 0) -> jax.Array:
     """A value around the last dimensions, given from the last one on; negative widths crop."""
     widths = [(0, 0, 0)] * (x.ndim - len(pad) // 2)

@@ -13,7 +13,7 @@ from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, is_floating, wide
 
 
-@lowering("aten::gather")
+@lowering("aten::gather", int64="moves")
 def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> jax.Array:
     """For each element of index, the element of x at that index of one dimension."""
     if index.size == 0:
@@ -25,7 +25,7 @@ def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> jax.Ar
     return jnp.take_along_axis(x, index, dim)
 
 
-@lowering("aten::take_along_dim")
+@lowering("aten::take_along_dim", int64="moves")
 def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> jax.Array:
     """As `gather`, with the other dimensions broadcast; without a dimension, of x as one row."""
     if dim is None:
@@ -58,7 +58,7 @@ def is_array(x: Any) -> bool:
     return isinstance(x, jax.Array) and not getattr(x, "weak_type", False)
 
 
-@lowering("aten::scatter.src", "aten::scatter.value")
+@lowering("aten::scatter.src", "aten::scatter.value", int64="moves", elements=(3,))
 def scatter(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
     """The array with elements replaced at indices of one dimension."""
     if index.size == 0:
@@ -77,7 +77,7 @@ def scatter_add(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
     return (at.max(source) if x.dtype == bool else at.add(source)).reshape(x.shape)
 
 
-@lowering("aten::scatter.reduce", "aten::scatter.value_reduce")
+@lowering("aten::scatter.reduce", "aten::scatter.value_reduce", elements=(3,))
 def scatter_by(x: Any, dim: int, index: Any, source: Any, *, reduce: str) -> jax.Array:
     """Elements added or multiplied into the array."""
     if reduce == "add":

@@ -14,8 +14,8 @@ from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import is_complex, promote
 
 
-@lowering("aten::view", "aten::view_copy", "aten::reshape", "aten::_reshape_copy")
-@lowering("aten::_unsafe_view", whole=False)
+@lowering("aten::view", "aten::view_copy", "aten::reshape", "aten::_reshape_copy", int64="moves")
+@lowering("aten::_unsafe_view", whole=False, int64="moves")
 def view(x: Any, size: Any) -> jax.Array:
     """The elements row by row in another shape; one size may be -1. Or, for a dtype, their bits."""
     if not isinstance(size, tuple):
@@ -54,32 +54,32 @@ def _known_sizes(x: Any, size: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(missing if isinstance(s, int) and s == -1 else s for s in size)
 
 
-@lowering("aten::permute", "aten::permute_copy")
+@lowering("aten::permute", "aten::permute_copy", int64="moves")
 def permute(x: Any, dims: Sequence[int]) -> jax.Array:
     """The dimensions in another order."""
     return jnp.transpose(x, dims)
 
 
 @lowering("aten::swapaxes", "aten::swapdims")
-@lowering("aten::transpose", whole=False)
+@lowering("aten::transpose", whole=False, int64="moves")
 def transpose(x: Any, dim0: int, dim1: int) -> jax.Array:
     """Two dimensions swapped."""
     return x if x.ndim == 0 else jnp.swapaxes(x, dim0, dim1)
 
 
-@lowering("aten::t", whole=False)
+@lowering("aten::t", whole=False, int64="moves")
 def t(x: Any) -> jax.Array:
     """A matrix transposed."""
     return x.T
 
 
-@lowering("aten::unsqueeze")
+@lowering("aten::unsqueeze", int64="moves")
 def unsqueeze(x: Any, dim: int) -> jax.Array:
     """A dimension of size one more."""
     return jnp.expand_dims(x, dim)
 
 
-@lowering("aten::squeeze", whole=False)
+@lowering("aten::squeeze", whole=False, int64="moves")
 def squeeze(x: Any, dim: Any = None) -> jax.Array:
     """Without dimensions of size one: all of them, or those among `dim`."""
     if dim is None:
@@ -90,7 +90,7 @@ def squeeze(x: Any, dim: Any = None) -> jax.Array:
     return jnp.squeeze(x, gone)
 
 
-@lowering("aten::expand")
+@lowering("aten::expand", int64="moves")
 def expand(x: Any, size: Sequence[Any], *, implicit: bool = False) -> jax.Array:
     """Broadcast to a size, where -1 keeps what is there."""
     front = len(size) - x.ndim
@@ -100,7 +100,7 @@ def expand(x: Any, size: Sequence[Any], *, implicit: bool = False) -> jax.Array:
     return jnp.broadcast_to(x, shape)
 
 
-@lowering("aten::cat")
+@lowering("aten::cat", int64="moves")
 def cat(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
     """Arrays one after the other; those of shape (0,) are left out, as in torch."""
     arrays = promote(*arrays)
@@ -108,26 +108,26 @@ def cat(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
     return jnp.concatenate(kept, dim)
 
 
-@lowering("aten::stack", whole=False)
+@lowering("aten::stack", whole=False, int64="moves")
 def stack(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
     """Arrays of one shape along a new dimension."""
     return jnp.stack(promote(*arrays), dim)
 
 
-@lowering("aten::repeat")
+@lowering("aten::repeat", int64="moves")
 @lowering("aten::tile", whole=False)
 def repeat(x: Any, repeats: Sequence[Any]) -> jax.Array:
     """The whole array so often along each dimension; new dimensions come first."""
     return jnp.tile(x, tuple(repeats))
 
 
-@lowering("aten::flip")
+@lowering("aten::flip", int64="moves")
 def flip(x: Any, dims: Sequence[int]) -> jax.Array:
     """Backwards along dimensions."""
     return jnp.flip(x, tuple(dims)) if x.ndim else x
 
 
-@lowering("aten::roll")
+@lowering("aten::roll", int64="moves")
 def roll(x: Any, shifts: Any, dims: Any = ()) -> jax.Array:
     """Rotated along dimensions; without dimensions, as one row."""
     if x.size == 0 or x.ndim == 0:
@@ -139,14 +139,14 @@ def roll(x: Any, shifts: Any, dims: Any = ()) -> jax.Array:
     return jnp.roll(x, shifts, dims)
 
 
-@lowering("aten::rot90")
+@lowering("aten::rot90", int64="moves")
 def rot90(x: Any, k: int = 1, dims: tuple[int, int] = (0, 1)) -> jax.Array:
     """Rotated by k quarter turns in the plane of two dimensions."""
     return jnp.rot90(x, k, dims)
 
 
-@lowering("aten::diagonal", "aten::linalg_diagonal")
-@lowering("aten::diagonal_copy", whole=False)
+@lowering("aten::diagonal", "aten::linalg_diagonal", int64="moves")
+@lowering("aten::diagonal_copy", whole=False, int64="moves")
 def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     """The diagonals of the matrices that two dimensions span, as the last dimension."""
     return jnp.diagonal(x, offset, dim1, dim2)
@@ -162,8 +162,8 @@ def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.A
     return jnp.moveaxis(y, (-2, -1), (dim1, dim2))
 
 
-@lowering("aten::unfold")
-@lowering("aten::unfold_copy", whole=False)
+@lowering("aten::unfold", int64="moves")
+@lowering("aten::unfold_copy", whole=False, int64="moves")
 def unfold(x: Any, dimension: int, size: int, step: int) -> jax.Array:
     """Windows of a size, a step apart, along a dimension; their elements are the last one."""
     if x.ndim == 0:
@@ -187,7 +187,7 @@ def view_as_real(x: Any) -> jax.Array:
     return jnp.stack([x.real, x.imag], -1)
 
 
-@lowering("aten::as_strided", "aten::as_strided_copy")
+@lowering("aten::as_strided", "aten::as_strided_copy", int64="moves")
 def as_strided(
     x: Any, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
 ) -> jax.Array:

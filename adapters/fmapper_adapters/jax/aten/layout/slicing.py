@@ -13,7 +13,7 @@ from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast
 
 
-@lowering("aten::select", "aten::select_copy")
+@lowering("aten::select", "aten::select_copy", int64="moves")
 def select(x: Any, dim: int, index: Any) -> jax.Array:
     """One index of a dimension, which is gone afterwards; negative ones count from the end."""
     if isinstance(index, jax.Array):
@@ -21,7 +21,7 @@ def select(x: Any, dim: int, index: Any) -> jax.Array:
     return jax.lax.index_in_dim(x, index, dim, keepdims=False)
 
 
-@lowering("aten::slice", "aten::slice_copy")
+@lowering("aten::slice", "aten::slice_copy", int64="moves")
 def slice_(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> jax.Array:
     """A slice as in Python, with a step of at least one."""
     start, end = bounds(x.shape[dim], start, end)
@@ -45,7 +45,7 @@ def _is_huge(x: Any) -> bool:
     return isinstance(x, int) and x >= sys.maxsize
 
 
-@lowering("aten::narrow", "aten::narrow_copy")
+@lowering("aten::narrow", "aten::narrow_copy", int64="moves")
 def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
     """`length` elements from `start` on."""
     if isinstance(start, int) and start < 0:
@@ -56,8 +56,10 @@ def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
     return jax.lax.slice_in_dim(x, start, start + length, 1, dim)
 
 
-@lowering("aten::split_with_sizes", "aten::split.sizes", "aten::split.default")
-@lowering("aten::split_with_sizes_copy", "aten::unsafe_split_with_sizes", whole=False)
+@lowering("aten::split_with_sizes", "aten::split.sizes", "aten::split.default", int64="moves")
+@lowering(
+    "aten::split_with_sizes_copy", "aten::unsafe_split_with_sizes", whole=False, int64="moves"
+)
 def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[jax.Array, ...]:
     """Parts of given sizes, one after the other."""
     parts = []
@@ -68,8 +70,8 @@ def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[
     return tuple(parts)
 
 
-@lowering("aten::split_copy.Tensor")
-@lowering("aten::split.Tensor", "aten::unsafe_split.Tensor", whole=False)
+@lowering("aten::split_copy.Tensor", int64="moves")
+@lowering("aten::split.Tensor", "aten::unsafe_split.Tensor", whole=False, int64="moves")
 def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
     """Parts of one size; the last one has what is left."""
     size = x.shape[dim]
@@ -78,7 +80,7 @@ def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
     return split_with_sizes(x, (*sizes, size - split_size * (count - 1)), dim)
 
 
-@lowering("aten::chunk", "aten::unsafe_chunk")
+@lowering("aten::chunk", "aten::unsafe_chunk", int64="moves")
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
     """At most so many parts of one size."""
     size = x.shape[dim]
@@ -94,14 +96,14 @@ def tensor_split_sections(x: Any, sections: int, dim: int = 0) -> tuple[jax.Arra
     return split_with_sizes(x, (small + 1,) * more + (small,) * (sections - more), dim)
 
 
-@lowering("aten::unbind_copy")
-@lowering("aten::unbind", whole=False)
+@lowering("aten::unbind_copy", int64="moves")
+@lowering("aten::unbind", whole=False, int64="moves")
 def unbind(x: Any, dim: int = 0) -> tuple[jax.Array, ...]:
     """All indices of a dimension."""
     return tuple(jax.lax.index_in_dim(x, i, dim, keepdims=False) for i in range(x.shape[dim]))
 
 
-@lowering("aten::select_scatter")
+@lowering("aten::select_scatter", int64="moves")
 def select_scatter(x: Any, source: Any, dim: int, index: Any) -> jax.Array:
     """The array with one index of a dimension replaced."""
     if isinstance(index, jax.Array):
@@ -109,7 +111,7 @@ def select_scatter(x: Any, source: Any, dim: int, index: Any) -> jax.Array:
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(cast(source, x.dtype))
 
 
-@lowering("aten::slice_scatter")
+@lowering("aten::slice_scatter", int64="moves")
 def slice_scatter(
     x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> jax.Array:
@@ -122,7 +124,7 @@ def slice_scatter(
     return x.at[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)].set(source)
 
 
-@lowering("aten::diagonal_scatter")
+@lowering("aten::diagonal_scatter", int64="moves")
 def diagonal_scatter(
     x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> jax.Array:

@@ -40,13 +40,13 @@ def _alone(x: Any) -> Pair:
     return x, jnp.zeros((), dtype_of("int64"))
 
 
-@lowering("aten::sort.default")
+@lowering("aten::sort.default", int64="picks")
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Pair:
     """The elements in order and where they were."""
     return stable_sort(x, stable=True, dim=dim, descending=descending)
 
 
-@lowering("aten::sort.stable")
+@lowering("aten::sort.stable", int64="picks")
 def stable_sort(
     x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Pair:
@@ -56,13 +56,13 @@ def stable_sort(
     return _taken(x, order_of(x, dim % x.ndim, descending=descending), dim % x.ndim)
 
 
-@lowering("aten::argsort.default", whole=False)
+@lowering("aten::argsort.default", whole=False, int64="looks")
 def argsort(x: Any, dim: int = -1, descending: bool = False) -> jax.Array:
     """Where the elements in order are."""
     return sort(x, dim, descending)[1]
 
 
-@lowering("aten::argsort.stable", whole=False)
+@lowering("aten::argsort.stable", whole=False, int64="looks")
 def stable_argsort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> jax.Array:
     """Where the elements in order are."""
     return sort(x, dim, descending)[1]
@@ -74,7 +74,7 @@ def msort(x: Any) -> jax.Array:
     return sort(x, 0)[0]
 
 
-@lowering("aten::topk")
+@lowering("aten::topk", int64="picks")
 def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     """The k largest or smallest elements, in order, and where they are."""
     if x.ndim == 0:
@@ -84,7 +84,7 @@ def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = Tru
     return _taken(x, jax.lax.slice_in_dim(order, 0, k, axis=dim), dim)
 
 
-@lowering("aten::kthvalue")
+@lowering("aten::kthvalue", int64="picks")
 def kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Pair:
     """The kth smallest element, counted from one, and where it is."""
     if x.ndim == 0:
@@ -189,7 +189,7 @@ def _unique(
 # --- search -------------------------------------------------------------------------------------
 
 
-@lowering("aten::searchsorted")
+@lowering("aten::searchsorted", int64="looks")
 def searchsorted(
     edges: Any,
     x: Any,
@@ -235,7 +235,7 @@ def _places(edges: Any, x: Any, behind: bool) -> jax.Array:
     return jax.lax.fori_loop(0, rounds, step, (low, high))[0]
 
 
-@lowering("aten::bucketize")
+@lowering("aten::bucketize", int64="looks")
 def bucketize(
     x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False
 ) -> jax.Array:
@@ -243,7 +243,7 @@ def bucketize(
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 
-@lowering("aten::isin")
+@lowering("aten::isin", int64="looks")
 def isin(
     elements: Any, among: Any, *, assume_unique: bool = False, invert: bool = False
 ) -> jax.Array:

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from fmapper_adapters.jax.aten.table import lowering
 
 
-@lowering("aten::tril")
+@lowering("aten::tril", int64="moves")
 def tril(x: Any, diagonal: int = 0) -> jax.Array:
     """Matrices with zeros above a diagonal, whatever was there."""
     return _kept(x, lambda row, column: column - row <= diagonal)
 
 
-@lowering("aten::triu")
+@lowering("aten::triu", int64="moves")
 def triu(x: Any, diagonal: int = 0) -> jax.Array:
     """Matrices with zeros below a diagonal, whatever was there."""
     return _kept(x, lambda row, column: column - row >= diagonal)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import ConversionError
+from fmapper.programs import Int64
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import (
     cast,
@@ -55,7 +56,7 @@ def _factor(number: Any, dtype: Any) -> Any:
     return 1 if one else cast(number, dtype).astype(wide(dtype))
 
 
-@lowering("aten::add")
+@lowering("aten::add", elements=(0, 1))
 def add(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     """`x + alpha * y`; or, for bool, logical or."""
     dtype, (x, y) = in_opmath(x, y)
@@ -64,14 +65,14 @@ def add(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     return (x + _times(_factor(alpha, dtype), y)).astype(dtype)
 
 
-@lowering("aten::sub")
+@lowering("aten::sub", elements=(0, 1))
 def sub(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
     """`x - alpha * y`."""
     dtype, (x, y) = in_opmath(x, y)
     return (x - _times(_factor(alpha, dtype), y)).astype(dtype)
 
 
-@lowering("aten::rsub", whole=False)
+@lowering("aten::rsub", whole=False, elements=(0, 1))
 def rsub(x: Any, y: Any, alpha: Any = 1) -> jax.Array:
     """`y - alpha * x`."""
     return sub(y, x, alpha=alpha)
@@ -81,14 +82,14 @@ def _times(number: Any, x: Any) -> Any:
     return x if isinstance(number, int | float) and number == 1 else cast(number, x.dtype) * x
 
 
-@lowering("aten::mul")
+@lowering("aten::mul", elements=(0, 1))
 def mul(x: Any, y: Any) -> jax.Array:
     """The product; for bool, logical and."""
     dtype, (x, y) = in_opmath(x, y, exact=True)
     return x & y if _is_bool(dtype) else (x * y).astype(dtype)
 
 
-@lowering("aten::div")
+@lowering("aten::div", elements=(0, 1))
 def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
     """The quotient; integers give floats unless it is rounded (`trunc` or `floor`)."""
     dtype, (x, y) = in_opmath(x, y, to_float=rounding_mode is None, exact=True)
@@ -100,7 +101,7 @@ def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
     return (jnp.trunc(x / y) if rounding_mode == "trunc" else _floor_of(x, y)).astype(dtype)
 
 
-@lowering("aten::floor_divide")
+@lowering("aten::floor_divide", elements=(0, 1))
 def floor_divide(x: Any, y: Any) -> jax.Array:
     """The quotient rounded down."""
     return div(x, y, rounding_mode="floor")
@@ -117,7 +118,7 @@ def _floor_of(x: Any, y: Any) -> jax.Array:
     return jnp.where(y == 0, x / y, whole)
 
 
-@lowering("aten::remainder")
+@lowering("aten::remainder", elements=(0, 1))
 def remainder(x: Any, y: Any) -> jax.Array:
     """The rest of the division rounded down, of the sign of the divisor."""
     dtype, (x, y) = in_opmath(x, y)
@@ -126,14 +127,14 @@ def remainder(x: Any, y: Any) -> jax.Array:
     return jnp.where(other_sign, rest + y, rest).astype(dtype)
 
 
-@lowering("aten::fmod")
+@lowering("aten::fmod", elements=(0, 1))
 def fmod(x: Any, y: Any) -> jax.Array:
     """The rest of the division rounded to zero, of the sign of the dividend."""
     dtype, (x, y) = in_opmath(x, y)
     return jax.lax.rem(*jnp.broadcast_arrays(x, y)).astype(dtype)
 
 
-@lowering("aten::pow")
+@lowering("aten::pow", elements=(0, 1))
 def power(x: Any, y: Any) -> jax.Array:
     """`x ** y`, with torch's special cases for exponents that are numbers."""
     dtype, (base, exponent) = in_opmath(x, y, exact=True)
@@ -219,7 +220,9 @@ def lerp(start: Any, end: Any, weight: Any) -> jax.Array:
     return jnp.where(near, x + w * (y - x), y - (y - x) * (1 - w)).astype(dtype)
 
 
-def _unary(function: Callable[..., Any], *ops: str, to_float: bool = False) -> None:
+def _unary(
+    function: Callable[..., Any], *ops: str, to_float: bool = False, int64: Int64 = "computes"
+) -> None:
     """Enters a function of one array; halves are computed in float32 and rounded once."""
 
     def lowered(x: Any) -> jax.Array:
@@ -228,7 +231,7 @@ def _unary(function: Callable[..., Any], *ops: str, to_float: bool = False) -> N
             return function(x.astype(wide(x.dtype))).astype(x.dtype)
         return function(x)
 
-    lowering(*ops)(lowered)
+    lowering(*ops, int64=int64)(lowered)
 
 
 def absolute(x: Any) -> jax.Array:
@@ -280,7 +283,7 @@ def _sinc(x: Any) -> jax.Array:
 _unary(jnp.negative, "aten::neg")
 _unary(lambda x: x, "aten::positive")
 _unary(absolute, "aten::abs")
-_unary(_sign, "aten::sign", "aten::sgn")
+_unary(_sign, "aten::sign", "aten::sgn", int64="looks")
 _unary(lambda x: x.astype(dtype_of("int64")) if x.dtype == bool else x * x, "aten::square")
 _unary(lambda x: 1 / x, "aten::reciprocal", to_float=True)
 _unary(jnp.sqrt, "aten::sqrt", to_float=True)
@@ -435,7 +438,7 @@ def gelu(x: Any, *, approximate: str = "none") -> jax.Array:
 # --- the larger and the smaller -------------------------------------------------------------
 
 
-@lowering("aten::clamp")
+@lowering("aten::clamp", int64="moves")
 def clamp(x: Any, min: Any = None, max: Any = None) -> jax.Array:
     """Within bounds, the upper one first; NaN on any side stays; x at a bound has a gradient."""
     if is_integral(x):
@@ -448,27 +451,27 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> jax.Array:
     return x
 
 
-@lowering("aten::clamp_min", whole=False)
+@lowering("aten::clamp_min", whole=False, int64="moves")
 def clamp_min(x: Any, min: Any) -> jax.Array:
     """Not below a bound."""
     return clamp(x, min)
 
 
-@lowering("aten::clamp_max", whole=False)
+@lowering("aten::clamp_max", whole=False, int64="moves")
 def clamp_max(x: Any, max: Any) -> jax.Array:
     """Not above a bound."""
     return clamp(x, None, max)
 
 
-@lowering("aten::maximum")
-@lowering("aten::max.other", whole=False)
+@lowering("aten::maximum", int64="moves")
+@lowering("aten::max.other", whole=False, int64="moves")
 def maximum(x: Any, y: Any) -> jax.Array:
     """The larger one, or NaN where one is NaN."""
     return _maximum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
-@lowering("aten::minimum")
-@lowering("aten::min.other", whole=False)
+@lowering("aten::minimum", int64="moves")
+@lowering("aten::min.other", whole=False, int64="moves")
 def minimum(x: Any, y: Any) -> jax.Array:
     """The smaller one, or NaN where one is NaN."""
     return _minimum(*jnp.broadcast_arrays(*promote(x, y)))
@@ -517,12 +520,12 @@ def fmin(x: Any, y: Any) -> jax.Array:
 
 
 def _binary(function: Callable[..., Any], *ops: str) -> None:
-    lowering(*ops)(lambda x, y: function(*promote(x, y)))
+    lowering(*ops, elements=(0, 1))(lambda x, y: function(*promote(x, y)))
 
 
 def _comparison(function: Callable[..., Any], *ops: str) -> None:
     """Enters one of two operands; a number that no integer reaches is infinite."""
-    lowering(*ops)(lambda x, y: function(*promote(within(x, y), within(y, x))))
+    lowering(*ops, int64="looks")(lambda x, y: function(*promote(within(x, y), within(y, x))))
 
 
 _comparison(jnp.equal, "aten::eq")
@@ -534,14 +537,18 @@ _comparison(jnp.greater_equal, "aten::ge")
 _binary(jnp.bitwise_and, "aten::bitwise_and")
 _binary(jnp.bitwise_or, "aten::bitwise_or")
 _binary(jnp.bitwise_xor, "aten::bitwise_xor")
-lowering("aten::logical_and")(jnp.logical_and)
-lowering("aten::logical_or")(jnp.logical_or)
-lowering("aten::logical_xor")(jnp.logical_xor)
-lowering("aten::logical_not")(jnp.logical_not)
+lowering("aten::logical_and", int64="looks")(jnp.logical_and)
+lowering("aten::logical_or", int64="looks")(jnp.logical_or)
+lowering("aten::logical_xor", int64="looks")(jnp.logical_xor)
+lowering("aten::logical_not", int64="looks")(jnp.logical_not)
 lowering("aten::bitwise_not")(jnp.invert)
-lowering("aten::isnan")(is_nan)
-lowering("aten::isinf")(lambda x: jnp.isinf(x) if _inexact(x) else jnp.zeros(x.shape, bool))
-lowering("aten::isfinite")(lambda x: jnp.isfinite(x) if _inexact(x) else jnp.ones(x.shape, bool))
+lowering("aten::isnan", int64="looks")(is_nan)
+lowering("aten::isinf", int64="looks")(
+    lambda x: jnp.isinf(x) if _inexact(x) else jnp.zeros(x.shape, bool)
+)
+lowering("aten::isfinite", int64="looks")(
+    lambda x: jnp.isfinite(x) if _inexact(x) else jnp.ones(x.shape, bool)
+)
 lowering("aten::isposinf")(lambda x: x == jnp.inf if _inexact(x) else jnp.zeros(x.shape, bool))
 lowering("aten::isneginf")(lambda x: x == -jnp.inf if _inexact(x) else jnp.zeros(x.shape, bool))
 lowering("aten::isreal", whole=False)(
@@ -583,8 +590,15 @@ def right_shift(x: Any, y: Any) -> jax.Array:
     return jnp.where(inside, jnp.right_shift(x, jnp.where(inside, y, 0)), left).astype(x.dtype)
 
 
-@lowering("aten::where.self")
-@lowering("aten::where.ScalarOther", "aten::where.ScalarSelf", "aten::where.Scalar", whole=False)
+@lowering("aten::where.self", int64="moves", elements=(1, 2))
+@lowering(
+    "aten::where.ScalarOther",
+    "aten::where.ScalarSelf",
+    "aten::where.Scalar",
+    whole=False,
+    int64="moves",
+    elements=(1, 2),
+)
 def where(condition: Any, x: Any, y: Any) -> jax.Array:
     """X where the condition holds, else y."""
     x, y = promote(x, y)
@@ -629,7 +643,7 @@ def angle(x: Any) -> jax.Array:
 # --- copies ---------------------------------------------------------------------------------
 
 
-@lowering("aten::_to_copy", "aten::to")
+@lowering("aten::_to_copy", "aten::to", int64="casts")
 def to_copy(x: Any, *, dtype: Any = None) -> jax.Array:
     """The array as another dtype."""
     return x if dtype is None else cast(x, dtype)
@@ -642,20 +656,21 @@ def to_copy(x: Any, *, dtype: Any = None) -> jax.Array:
     "aten::resolve_conj",
     "aten::resolve_neg",
     "aten::lift_fresh",
+    int64="moves",
 )
-@lowering("aten::detach", "aten::lift_fresh_copy", whole=False)
+@lowering("aten::detach", "aten::lift_fresh_copy", whole=False, int64="moves")
 def clone(x: Any) -> jax.Array:
     """The array itself: there are no views here."""
     return x
 
 
-@lowering("aten::copy")
+@lowering("aten::copy", int64="moves")
 def copy(x: Any, source: Any, non_blocking: bool = False) -> jax.Array:
     """The values of another array, in the shape and dtype of this one."""
     return jnp.broadcast_to(cast(source, x.dtype), x.shape)
 
 
-@lowering("aten::fill", whole=False)
+@lowering("aten::fill", whole=False, int64="moves", elements=(1,))
 def fill(x: Any, value: Any) -> jax.Array:
     """One value, in the shape and dtype of the array."""
     return jnp.broadcast_to(cast(value, x.dtype), x.shape)

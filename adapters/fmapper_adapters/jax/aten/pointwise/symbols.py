@@ -17,19 +17,19 @@ for _name in ("add", "sub", "mul", "neg", "pos", "eq", "ne", "lt", "le", "gt", "
     lowering(f"sym::{_name}", scalar=True)(getattr(operator, _name))
 
 
-@lowering("sym::getitem", scalar=True)
+@lowering("sym::getitem", scalar=True, int64="moves")
 def getitem(x: Any, index: Any) -> Any:
     """One of several results."""
     return x[index]
 
 
-@lowering("aten::sym_size", scalar=True, whole=False)
+@lowering("aten::sym_size", scalar=True, whole=False, int64="looks")
 def sym_size(x: Any, dim: int) -> Any:
     """A size as it is when the program is traced."""
     return x.shape[dim]
 
 
-@lowering("aten::sym_numel", scalar=True)
+@lowering("aten::sym_numel", scalar=True, int64="looks")
 def sym_numel(x: Any) -> Any:
     """The number of elements."""
     return math.prod(x.shape)
