@@ -145,6 +145,7 @@ class Adapter(ABC):
             compiler that traces the lookup finds them in a table.
         has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
             them a program for each.
+        needs_source: What to do about a function that no framework can record for it.
         compares: `convert` compares what it makes of its models with them, by `outcome`.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
     """
@@ -160,6 +161,7 @@ class Adapter(ABC):
     takes_host_arrays: ClassVar[bool] = False
     array_types: ClassVar[tuple[type, ...]] = ()
     has_modes: ClassVar[bool] = False
+    needs_source: ClassVar[str] = ""
     compares: ClassVar[bool] = False
     lowers_like: ClassVar[str] = ""
 
@@ -602,6 +604,10 @@ class Adapter(ABC):
                 recorded gives other results for the examples.
         """
         raise ConversionError(f"models of {self.name} cannot be recorded")
+
+    def lowers(self, op: str) -> bool:
+        """Whether a lowering of an operation that names no target is one to this framework."""
+        return False
 
     def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
         """The operations that a recorder leaves whole in programs for this framework.

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         Graph,
         Guard,
         Input,
-        Int64,
         Lowering,
         Output,
         Parameter,
@@ -49,7 +48,6 @@ __all__ = [
     "Graph",
     "Guard",
     "Input",
-    "Int64",
     "Lowering",
     "LoweringTable",
     "Output",
@@ -68,8 +66,7 @@ __all__ = [
 _PLACES = {
     "fmapper.programs.lowering": "LoweringTable",
     "fmapper.programs.program": (
-        "Call DType Graph Guard Input Int64 Lowering Output Parameter Program Ref Scalar Size "
-        "substituted"
+        "Call DType Graph Guard Input Lowering Output Parameter Program Ref Scalar Size substituted"
     ),
     "fmapper.programs.sizes": "size_of",
     "fmapper.programs.treespec": "Record TreeSpec record_type",

@@ -27,17 +27,17 @@ from fmapper.warn import warn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_added: dict[str, dict[str, Lowering]] = {}
+_added: dict[str | None, dict[str, Lowering]] = {}  # by target, None where it was not named
 
 
 def lowering(
     *ops: str,
     to: str | None = None,
     random: bool | Literal["optional"] = False,
-    concrete: bool = False,
-    scalar: bool = False,
-    numbers: bool = False,
-    about: bool = False,
+    data_dependent_shape: bool = False,
+    returns_number: bool = False,
+    takes_numbers: bool = False,
+    takes_avals: bool = False,
     whole: bool = True,
     int64: Int64 = "computes",
     elements: tuple[int, ...] = (),
@@ -55,11 +55,12 @@ def lowering(
             it is given.
         random: The function takes a keyword `key`, the source of its random numbers. `optional`:
             which may be None, so that a model can be called without one.
-        concrete: The shape of the result depends on values, so a program with it is not compiled.
-        scalar: The result counts as a Python number when dtypes are promoted.
-        numbers: The function takes a scalar beside an array as a Python number.
-        about: The function takes a keyword `about`, with the dtypes and shapes of operands and
-            results as the source framework has them.
+        data_dependent_shape: The shape of the result depends on values, so a program with it is not
+            compiled.
+        returns_number: The result counts as a Python number when dtypes are promoted.
+        takes_numbers: The function takes a scalar beside an array as a Python number.
+        takes_avals: The function takes a keyword `avals`, with the dtypes and shapes of operands
+            and results as the source framework has them.
         whole: The operation is recorded as it is. False where the recorder may write it in terms of
             others, as it does of those that nothing lowers.
         int64: What it does with integers of 64 bits where the target has 32. `computes`: a program
@@ -90,9 +91,16 @@ def lowering(
 
     def add(function: F) -> F:
         for op in ops:
-            target = to or ("torch" if op.startswith("lax::") else "jax")
-            _added.setdefault(target, {})[op] = Lowering(
-                function, random, concrete, scalar, numbers, about, whole, int64, elements
+            _added.setdefault(to, {})[op] = Lowering(
+                function,
+                random=random,
+                data_dependent_shape=data_dependent_shape,
+                returns_number=returns_number,
+                takes_numbers=takes_numbers,
+                takes_avals=takes_avals,
+                whole=whole,
+                int64=int64,
+                elements=elements,
             )
         return function
 
@@ -297,11 +305,7 @@ def _is_called(model: Any) -> bool:
 def _why_no_source(model: Any, to: str) -> str:
     first = model[0] if isinstance(model, tuple) else model
     name = getattr(first, "__qualname__", type(first).__name__)
-    ways = {
-        "jax": "make it the forward of a torch.nn.Module; what is written in JAX needs none",
-        "torch": "what is written in JAX is recorded by JAX, which is not installed",
-    }
-    way = ways.get("jax" if to == "flax" else to, "programs are converted to jax, flax and torch")
+    way = get_adapter(_family(get_adapter(to))).needs_source or f"no programs are lowered to {to}"
     return f"{name} cannot be converted to {to}: no framework can record it; {way}"
 
 
@@ -378,7 +382,12 @@ def recorded(
 
 def added_for(target: Adapter) -> dict[str, Lowering]:
     """The lowerings to a framework that the user has added, by operation."""
-    return {**_added.get(target.lowers_like, {}), **_added.get(target.name, {})}
+    family = get_adapter(_family(target))
+    return {
+        **{op: one for op, one in _added.get(None, {}).items() if family.lowers(op)},
+        **_added.get(family.name, {}),
+        **_added.get(target.name, {}),
+    }
 
 
 @in_turn

@@ -20,6 +20,7 @@ class LoweringTable:
         target: The framework, as errors and `fmapper.lowering(to=...)` name it.
         package: The package whose files fill the table; imported when it is first asked.
         arrays: What errors call the arrays of the framework.
+        title: What they call the framework, if that is not its name.
 
     Examples:
         >>> table = LoweringTable("torch", "fmapper", "tensors")
@@ -30,21 +31,22 @@ class LoweringTable:
         6
     """
 
-    def __init__(self, target: str, package: str, arrays: str) -> None:
+    def __init__(self, target: str, package: str, arrays: str, title: str = "") -> None:
         self.entries: dict[str, Lowering] = {}
         self._target = target
         self._package = package
         self._arrays = arrays
+        self._title = title or target
         self._loaded = False
 
     def lowering(
         self,
         *ops: str,
         random: bool | Literal["optional"] = False,
-        concrete: bool = False,
-        scalar: bool = False,
-        numbers: bool = False,
-        about: bool = False,
+        data_dependent_shape: bool = False,
+        returns_number: bool = False,
+        takes_numbers: bool = False,
+        takes_avals: bool = False,
         whole: bool = True,
         int64: Int64 | Callable[[Call], Int64] = "computes",
         elements: tuple[int, ...] = (),
@@ -62,7 +64,15 @@ class LoweringTable:
                 if op in self.entries:
                     raise ValueError(f"two lowerings for {op}")
                 self.entries[op] = Lowering(
-                    function, random, concrete, scalar, numbers, about, whole, int64, elements
+                    function,
+                    random=random,
+                    data_dependent_shape=data_dependent_shape,
+                    returns_number=returns_number,
+                    takes_numbers=takes_numbers,
+                    takes_avals=takes_avals,
+                    whole=whole,
+                    int64=int64,
+                    elements=elements,
                 )
             return function
 
@@ -118,12 +128,9 @@ class LoweringTable:
             lines.append(f"  {op.removesuffix('.default')}: used in {', '.join(named[:5])}{more}")
         example = min(missing).rpartition(".")[0] or min(missing)
         return (
-            f"no lowering to {_PRINTED.get(self._target, self._target)} for {len(missing)} "
+            f"no lowering to {self._title} for {len(missing)} "
             "operation(s):\n"
             + "\n".join(lines)
             + f'\nAdd one with @fmapper.lowering("{example}", to="{self._target}") on a function '
             f"of {self._arrays} that takes the arguments of the operation's schema."
         )
-
-
-_PRINTED = {"jax": "JAX"}

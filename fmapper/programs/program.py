@@ -406,11 +406,11 @@ class Lowering:
             target's, and returns the results.
         random: It takes a keyword `key`, the source of its random numbers; `optional` if that may
             be None, for operations that draw numbers in training only.
-        concrete: The shape of its result depends on values, so it cannot be compiled.
-        scalar: It gives a number, which counts as one when dtypes are promoted, not an array.
-        numbers: It takes a `Scalar` beside an array as a Python number.
-        about: It takes a keyword `about`, which tells the dtypes and shapes of operands and results
-            as the source framework has them.
+        data_dependent_shape: The shape of its result depends on values, so it cannot be compiled.
+        returns_number: It gives a number, no array, which counts as one when dtypes are promoted.
+        takes_numbers: It takes a `Scalar` beside an array as a Python number.
+        takes_avals: It takes a keyword `avals`, which tells the dtypes and shapes of operands
+            and results as the source framework has them.
         whole: A recorder leaves the operation as it is. False where it may write it in terms of
             others, as it does of those that nothing lowers.
         int64: What it does with integers of 64 bits, for targets that hold 32: `Int64`, or a
@@ -422,10 +422,10 @@ class Lowering:
 
     function: Callable[..., Any]
     random: bool | Literal["optional"] = False
-    concrete: bool = False
-    scalar: bool = False
-    numbers: bool = False
-    about: bool = False
+    data_dependent_shape: bool = False
+    returns_number: bool = False
+    takes_numbers: bool = False
+    takes_avals: bool = False
     whole: bool = True
     int64: Int64 | Callable[[Call], Int64] = "computes"
     elements: tuple[int, ...] = ()

@@ -401,7 +401,7 @@ def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> str:
         entry = _table.find(name, {})
     except KeyError:
         entry = None
-    if entry is None or func._schema.is_mutable or entry.concrete:
+    if entry is None or func._schema.is_mutable or entry.data_dependent_shape:
         return ""
     arrays: list[Any] = []
 

@@ -46,6 +46,9 @@ class JaxAdapter(Adapter):
     """
 
     name: ClassVar[str] = "jax"
+    needs_source: ClassVar[str] = (
+        "make it the forward of a torch.nn.Module; what is written in JAX needs none"
+    )
     compares: ClassVar[bool] = True
     keeps_memory: ClassVar[bool] = True
     frozen: ClassVar[bool] = True
@@ -317,6 +320,10 @@ class JaxAdapter(Adapter):
     def register_functor(self, cls: type) -> None:
         """Enters the class into `jax.tree_util`."""
         tree.register_functor(cls)
+
+    def lowers(self, op: str) -> bool:
+        """All but the primitives of JAX."""
+        return not op.startswith("lax::")
 
     def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
         """The operations of `jax/aten/`."""

@@ -32,6 +32,9 @@ class TorchAdapter(Adapter):
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
+    needs_source: ClassVar[str] = (
+        "what is written in JAX is recorded by JAX, which is not installed"
+    )
     aliases: ClassVar[dict[str, str]] = {"gpu": "cuda"}
     array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
 
@@ -374,6 +377,10 @@ class TorchAdapter(Adapter):
         if own is not None:  # it was converted to torch: its forward takes anything
             program.signature, program.name = own.signature, own.name
         return program
+
+    def lowers(self, op: str) -> bool:
+        """The primitives of JAX."""
+        return op.startswith("lax::")
 
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any

@@ -107,7 +107,7 @@ def invoke(function: Function, *args: Any, **_: Any) -> Any:
     return function(*[arg for arg in args if not isinstance(arg, str)])
 
 
-@lowering("higher_order::cond", scalar=True)
+@lowering("higher_order::cond", returns_number=True)
 def cond(
     condition: Any, if_true: Function, if_false: Function, operands: Sequence[Any] = ()
 ) -> Any:
@@ -122,7 +122,7 @@ def cond(
     return jax.lax.cond(condition, branch(if_true), branch(if_false), *map(_as_array, operands))
 
 
-@lowering("higher_order::while_loop", scalar=True)
+@lowering("higher_order::while_loop", returns_number=True)
 def while_loop(
     condition: Function, body: Function, carried: Sequence[Any], fixed: Sequence[Any] = ()
 ) -> Any:

@@ -14,7 +14,7 @@ from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, default_dtype, dtype_of, is_floating, wide
 
 
-@lowering("aten::bincount", concrete=True)
+@lowering("aten::bincount", data_dependent_shape=True)
 def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
     """How often each number from 0 to the largest is there, or the sum of their weights."""
     largest = int(np.asarray(x).max()) + 1 if x.size else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fmapper.programs import LoweringTable
 
-TABLE = LoweringTable("jax", __package__, "JAX arrays")
+TABLE = LoweringTable("jax", __package__, "JAX arrays", title="JAX")
 LOWERINGS = TABLE.entries
 lowering = TABLE.lowering
 load = TABLE.load

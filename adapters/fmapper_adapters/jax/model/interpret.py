@@ -73,7 +73,7 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
         except Exception as error:
             error.add_note(_where(call))
             raise
-        env[call.name] = result if lowering.scalar else _strong(result)
+        env[call.name] = result if lowering.returns_number else _strong(result)
         if is_check(call):
             run.checks.append(env[call.name])
         if run.problems is not None:

@@ -86,7 +86,7 @@ class Code:
         self.convolves = any("conv" in op for op in lowerings)
         self.random = any(lowering.random is True for lowering in lowerings.values())
         self.concrete = program.has_unknown_sizes() or any(
-            lowering.concrete for lowering in lowerings.values()
+            lowering.data_dependent_shape for lowering in lowerings.values()
         )
         self.users = [i for i in program.inputs if i.kind in ("user", "static")]
         self.paths = program.input_paths()

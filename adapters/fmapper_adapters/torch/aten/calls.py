@@ -282,9 +282,9 @@ def invoke(function: Graph, *args: Any, **_: Any) -> Any:
     return current().inline(function, [arg for arg in args if not isinstance(arg, str)])
 
 
-@lowering("higher_order::cond", about=True)
+@lowering("higher_order::cond", takes_avals=True)
 def cond(
-    condition: Any, if_true: Graph, if_false: Graph, operands: Sequence[Any] = (), *, about: Any
+    condition: Any, if_true: Graph, if_false: Graph, operands: Sequence[Any] = (), *, avals: Any
 ) -> Any:
     """One of two functions."""
     if isinstance(condition, bool):
@@ -294,7 +294,7 @@ def cond(
     index = condition.reshape(()).to(torch.int32)
     branches = tuple(_module(graph, operands, "branch") for graph in (if_false, if_true))
     found = current().call(control_flow.switch, index, branches, tuple(operands))
-    return tuple(found[i] for i in range(len(about.results)))
+    return tuple(found[i] for i in range(len(avals.results)))
 
 
 @lowering("fmapper::with_gradient")

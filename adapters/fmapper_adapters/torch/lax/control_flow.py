@@ -10,7 +10,7 @@ import torch
 
 from fmapper.programs import Graph
 from fmapper_adapters.torch.fuse import Gate, Lstm, Part, find_lstm
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model import control_flow
 from fmapper_adapters.torch.model.emit import current
 
@@ -18,7 +18,7 @@ from fmapper_adapters.torch.model.emit import current
 _UNROLLED = 600
 
 
-@lax("scan", about=True)
+@lax("scan", takes_avals=True)
 def scan(
     *operands: Any,
     jaxpr: Graph,
@@ -26,7 +26,7 @@ def scan(
     reverse: bool,
     num_consts: int,
     num_carry: int,
-    about: About,
+    avals: Avals,
 ) -> Any:
     constants = operands[:num_consts]
     carry = operands[num_consts : num_consts + num_carry]
@@ -35,7 +35,7 @@ def scan(
         make = current().make
         empty = [
             make(torch.zeros, shape, dtype=current().dtype(dtype))
-            for dtype, shape in about.results[num_carry:]
+            for dtype, shape in avals.results[num_carry:]
         ]
         return (*carry, *empty)
     if isinstance(length, int) and length == 1:
@@ -51,7 +51,7 @@ def scan(
         weights["cell"] = lstm.cell
     return _unpacked(
         function,
-        about,
+        avals,
         current().submodule(jaxpr, "scan"),
         constants,
         carry,
@@ -59,7 +59,7 @@ def scan(
         **weights,
         length=length,
         reverse=reverse,
-        outputs=tuple(current().dtype(dtype) for dtype, _ in about.results[num_carry:]),
+        outputs=tuple(current().dtype(dtype) for dtype, _ in avals.results[num_carry:]),
         unroll=steps is not None and steps <= _UNROLLED,
     )
 
@@ -99,19 +99,19 @@ def _weights(lstm: Lstm, constants: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-@lax("while", about=True)
+@lax("while", takes_avals=True)
 def while_loop(
     *operands: Any,
     cond_jaxpr: Graph,
     cond_nconsts: int,
     body_jaxpr: Graph,
     body_nconsts: int,
-    about: About,
+    avals: Avals,
 ) -> Any:
     split = cond_nconsts + body_nconsts
     return _unpacked(
         control_flow.while_loop,
-        about,
+        avals,
         current().submodule(cond_jaxpr, "condition"),
         current().submodule(body_jaxpr, "body"),
         operands[:cond_nconsts],
@@ -120,24 +120,24 @@ def while_loop(
     )
 
 
-@lax("cond", about=True)
-def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], about: About) -> Any:
+@lax("cond", takes_avals=True)
+def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], avals: Avals) -> Any:
     if len(branches) == 1:
         return current().inline(branches[0], operands)
     modules = tuple(current().submodule(branch, "branch") for branch in branches)
-    return _unpacked(control_flow.switch, about, index, modules, operands)
+    return _unpacked(control_flow.switch, avals, index, modules, operands)
 
 
-@lax("error_if", about=True)
-def error_if(index: Any, *operands: Any, message: str, wrong: int, about: About) -> Any:
+@lax("error_if", takes_avals=True)
+def error_if(index: Any, *operands: Any, message: str, wrong: int, avals: Avals) -> Any:
     """A check, which raises where `index` is `wrong`, and what it lets through."""
     inner = current().is_inner
     return _unpacked(
-        control_flow.checked, about, index == wrong, operands, message=message, inner=inner
+        control_flow.checked, avals, index == wrong, operands, message=message, inner=inner
     )
 
 
-def _unpacked(function: Any, about: About, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+def _unpacked(function: Any, avals: Avals, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """A call of a function that gives a tuple, as a tuple of what it gives."""
     found = current().call(function, *args, **kwargs)
-    return tuple(found[i] for i in range(len(about.results)))
+    return tuple(found[i] for i in range(len(avals.results)))

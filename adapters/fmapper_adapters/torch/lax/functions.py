@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from fmapper.programs import Graph, Ref, Scalar
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model import derivatives
 from fmapper_adapters.torch.model.emit import current
 
@@ -20,8 +20,8 @@ from fmapper_adapters.torch.model.emit import current
     "custom_linear_solve",
     "linear_solve",
     "random_gamma",
-    numbers=True,
-    about=True,
+    takes_numbers=True,
+    takes_avals=True,
 )
 def custom_call(
     *operands: Any,
@@ -31,7 +31,7 @@ def custom_call(
     cotangents: tuple[int, ...],
     backward: Graph | str,
     constants: tuple[int, int] = (0, 0),
-    about: About,
+    avals: Avals,
 ) -> Any:
     emitter = current()
     own, more = constants
@@ -44,7 +44,7 @@ def custom_call(
         emitter.make(torch.full, (), x, dtype=emitter.dtype(dtype))
         if isinstance(x, bool | int | float | complex)
         else x
-        for x, (dtype, _) in zip(operands, about.operands, strict=True)
+        for x, (dtype, _) in zip(operands, avals.operands, strict=True)
     )
     if not differentiable or not cotangents:
         return emitter.inline(call_jaxpr, (*tensors[:own], *tensors[own + more :]))
@@ -60,7 +60,7 @@ def custom_call(
         cotangents=cotangents,
         **options,
     )
-    return tuple(results[i] for i in range(len(about.results)))
+    return tuple(results[i] for i in range(len(avals.results)))
 
 
 def _written(graph: Graph) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from fmapper_adapters.torch.lax.table import TABLE, About
+from fmapper_adapters.torch.lax.table import TABLE, Avals
 from fmapper_adapters.torch.model import fast_attention
 from fmapper_adapters.torch.model.emit import current
 
@@ -54,10 +54,10 @@ def silu(x: Any) -> Any:
     return F.silu(x)
 
 
-@TABLE.lowering("torch::gelu", about=True)
-def gelu(x: Any, *, approximate: str, about: About) -> Any:
+@TABLE.lowering("torch::gelu", takes_avals=True)
+def gelu(x: Any, *, approximate: str, avals: Avals) -> Any:
     if approximate == "none":
-        return current().call_as(about.results, fast_attention.exact_gelu, x)[0]
+        return current().call_as(avals.results, fast_attention.exact_gelu, x)[0]
     return F.gelu(x, approximate=approximate)
 
 
@@ -78,15 +78,15 @@ def dense(x: Any, w: Any, bias: Any, *, transposed: bool, summed: int, made: Any
     return found.unflatten(-1, made) if several else found
 
 
-@TABLE.lowering("torch::attention", about=True)
+@TABLE.lowering("torch::attention", takes_avals=True)
 def attention(
-    q: Any, k: Any, v: Any, mask: Any, bias: Any, *, scale: float, fill: float, about: About
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, *, scale: float, fill: float, avals: Avals
 ) -> Any:
     missing = max(0, 4 - q.ndim)  # torch's fast attention wants a batch and heads
     for _ in range(missing):
         q, k, v, mask, bias = (None if x is None else x.unsqueeze(0) for x in (q, k, v, mask, bias))
     emitter = current()
-    results = tuple((dtype, (1,) * missing + shape) for dtype, shape in about.results)
+    results = tuple((dtype, (1,) * missing + shape) for dtype, shape in avals.results)
     options = {"mask": mask, "bias": bias, "scale": scale, "fill": fill}
     found = emitter.call_as(results, fast_attention.attend, q, k, v, **options)[0]
     for _ in range(missing):

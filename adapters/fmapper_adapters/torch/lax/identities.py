@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch.lax.pointwise.numbers import flipped
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 
@@ -19,12 +19,12 @@ def stop_gradient(x: Any) -> Any:
 @lax("copy", "copy_p", "name", "pvary", "sharding_constraint", "layout_constraint", "stage")
 @lax("nonbatchable", "nontraceable", "nondifferentiable_backward", "reduced_vary_cast_p")
 @lax("pbroadcast", "reshard", "pin", "unpin")
-def same(x: Any, **about: Any) -> Any:
+def same(x: Any, **avals: Any) -> Any:
     return x
 
 
 @lax("optimization_barrier", "device_put")
-def all_the_same(*xs: Any, **about: Any) -> Any:
+def all_the_same(*xs: Any, **avals: Any) -> Any:
     return xs
 
 
@@ -53,9 +53,9 @@ def unvmap_all(x: Any) -> Any:
     return torch.all(x)
 
 
-@lax("unvmap_max", about=True)
-def unvmap_max(x: Any, *, about: About) -> Any:
-    if about.is_unsigned:
+@lax("unvmap_max", takes_avals=True)
+def unvmap_max(x: Any, *, avals: Avals) -> Any:
+    if avals.is_unsigned:
         return flipped(torch.amax(flipped(x, x.dtype)), x.dtype)
     return torch.amax(x)
 

@@ -8,14 +8,14 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
-from fmapper_adapters.torch.lax.table import TABLE, About, lax
+from fmapper_adapters.torch.lax.table import TABLE, Avals, lax
 from fmapper_adapters.torch.model import counters, threefry
 from fmapper_adapters.torch.model.emit import current
 
 
-@lax("random_seed", about=True)
-def random_seed(seeds: Any, *, impl: str, partitionable: bool, about: About) -> Any:
-    if about.operands[0][0] == "uint16":  # which is carried as int16
+@lax("random_seed", takes_avals=True)
+def random_seed(seeds: Any, *, impl: str, partitionable: bool, avals: Avals) -> Any:
+    if avals.operands[0][0] == "uint16":  # which is carried as int16
         seeds = seeds.to(torch.int32) & 0xFFFF
     return current().call(threefry.seed, seeds)
 
@@ -32,9 +32,9 @@ def random_split(key: Any, *, shape: tuple[Any, ...], impl: str, partitionable: 
     return current().call(threefry.split, key, shape, **_order(partitionable))
 
 
-@lax("random_fold_in", about=True)
-def random_fold_in(key: Any, data: Any, *, impl: str, partitionable: bool, about: About) -> Any:
-    if about.operands[1][0] == "uint16":
+@lax("random_fold_in", takes_avals=True)
+def random_fold_in(key: Any, data: Any, *, impl: str, partitionable: bool, avals: Avals) -> Any:
+    if avals.operands[1][0] == "uint16":
         data = data.to(torch.int32) & 0xFFFF
     return current().call(threefry.fold_in, key, data)
 
@@ -43,9 +43,9 @@ def _order(partitionable: bool) -> dict[str, bool]:
     return {} if partitionable else {"partitionable": False}
 
 
-@TABLE.lowering("torch::uniform", about=True)
-def uniform(key: Any, *, dims: tuple[Any, ...], partitionable: bool, about: About) -> Any:
-    dtype = current().dtype(about.results[0][0])
+@TABLE.lowering("torch::uniform", takes_avals=True)
+def uniform(key: Any, *, dims: tuple[Any, ...], partitionable: bool, avals: Avals) -> Any:
+    dtype = current().dtype(avals.results[0][0])
     return current().call(threefry.uniform, key, dims, dtype, **_order(partitionable))
 
 

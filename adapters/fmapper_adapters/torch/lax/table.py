@@ -15,8 +15,8 @@ find_all = TABLE.find_all
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What JAX says of a call.
+class Avals:
+    """The abstract values of a call, as JAX has them.
 
     Attributes:
         operands: dtype and shape of each operand, by JAX's names: `uint32`, not how it is carried.
@@ -32,12 +32,13 @@ class About:
         return self.operands[0][0] in ("uint16", "uint32", "uint64")
 
 
-def lax(*names: str, numbers: bool = False, about: bool = False) -> Callable[[F], F]:
+def lax(*names: str, takes_numbers: bool = False, takes_avals: bool = False) -> Callable[[F], F]:
     """Enters a function for primitives by their names.
 
     Args:
         names: Such as `add`.
-        numbers: A scalar beside a tensor is given as a Python number.
-        about: The function takes a keyword `about`.
+        takes_numbers: A scalar beside a tensor is given as a Python number.
+        takes_avals: The function takes a keyword `avals`.
     """
-    return TABLE.lowering(*(f"lax::{name}" for name in names), numbers=numbers, about=about)
+    ops = (f"lax::{name}" for name in names)
+    return TABLE.lowering(*ops, takes_numbers=takes_numbers, takes_avals=takes_avals)

@@ -16,7 +16,7 @@ from fmapper import ConversionError
 from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar, Size, size_of
 from fmapper_adapters.torch.fuse import simplified
 from fmapper_adapters.torch.lax import types
-from fmapper_adapters.torch.lax.table import TABLE, About
+from fmapper_adapters.torch.lax.table import TABLE, Avals
 from fmapper_adapters.torch.model import bits, fx_passes, quoted
 
 _EXAMPLE = 1009  # for sizes that may vary: far from those of expressions of others
@@ -351,11 +351,11 @@ class Emitter:
         lowering = self._lowerings.get(call.op) or TABLE.entries[call.op]
         operands = tuple(self._kind(arg) for arg in call.args)
         is_array = [isinstance(arg, Ref) for arg in call.args]
-        numbers = lowering.numbers and any(is_array)
+        numbers = lowering.takes_numbers and any(is_array)
         args = [self._plain(arg, numbers=numbers) for arg in call.args]
         kwargs = {key: self._plain(value, numbers=True) for key, value in call.kwargs.items()}
-        if lowering.about:
-            kwargs["about"] = About(operands, tuple(call.result))
+        if lowering.takes_avals:
+            kwargs["avals"] = Avals(operands, tuple(call.result))
         self._tracer.result = functools.partial(self._fake, call.result)
         found = lowering.function(*args, **kwargs)
         if not self._native:

@@ -365,7 +365,7 @@ def fused_lstm_cell(
     return hidden.astype(small), cell.astype(small), workspace
 
 
-@lowering("aten::_pack_padded_sequence", concrete=True)
+@lowering("aten::_pack_padded_sequence", data_dependent_shape=True)
 def pack_padded_sequence(x: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
     """The elements of padded sequences step by step, and how many there are of each step."""
     sizes = np.asarray(lengths)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper.programs import Call, Int64
+from fmapper.programs import Call
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
 
@@ -23,7 +23,7 @@ def index(x: Any, indices: Sequence[Any]) -> jax.Array:
     return x.at[_positions(indices)].get(mode="fill")
 
 
-def _moves_or_adds(call: Call) -> Int64:
+def _moves_or_adds(call: Call) -> Literal["computes", "moves"]:
     """What `index_put` does with elements: `accumulate` is its fourth argument."""
     return "computes" if call.kwargs.get("accumulate", any(call.args[3:4])) else "moves"
 
@@ -188,21 +188,21 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> jax.Array:
     return jnp.where(mask, taken.reshape(x.shape), x)
 
 
-@lowering("aten::masked_select", concrete=True, int64="moves")
+@lowering("aten::masked_select", data_dependent_shape=True, int64="moves")
 def masked_select(x: Any, mask: Any) -> jax.Array:
     """The elements where the mask holds, as one row."""
     x, mask = jnp.broadcast_arrays(x, mask.astype(bool))
     return jnp.take(x.reshape(-1), jnp.asarray(np.flatnonzero(np.asarray(mask))))
 
 
-@lowering("aten::nonzero", concrete=True, int64="looks")
-@lowering("aten::argwhere", concrete=True, whole=False)
+@lowering("aten::nonzero", data_dependent_shape=True, int64="looks")
+@lowering("aten::argwhere", data_dependent_shape=True, whole=False)
 def nonzero(x: Any) -> jax.Array:
     """The indices of elements that are not zero, one row for each."""
     return jnp.asarray(np.argwhere(np.asarray(x)), dtype_of("int64"))
 
 
-@lowering("aten::nonzero_numpy", concrete=True, whole=False)
+@lowering("aten::nonzero_numpy", data_dependent_shape=True, whole=False)
 def nonzero_numpy(x: Any) -> tuple[jax.Array, ...]:
     """The indices of elements that are not zero, one array per dimension."""
     return tuple(

@@ -98,7 +98,7 @@ def kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Pair:
 # --- unique elements, whose number is known when the program runs ------------------------------
 
 
-@lowering("aten::_unique2", "aten::_unique", concrete=True)
+@lowering("aten::_unique2", "aten::_unique", data_dependent_shape=True)
 def unique2(
     x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -141,7 +141,7 @@ def unique_static(
     return _unique(values, inverse, counts, return_inverse, return_counts)
 
 
-@lowering("aten::unique_dim", concrete=True)
+@lowering("aten::unique_dim", data_dependent_shape=True)
 def unique_dim(
     x: Any,
     dim: int,
@@ -156,7 +156,7 @@ def unique_dim(
     return _unique(values, inverse.reshape(-1), counts, return_inverse, return_counts)
 
 
-@lowering("aten::unique_consecutive", concrete=True)
+@lowering("aten::unique_consecutive", data_dependent_shape=True)
 def unique_consecutive(
     x: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fmapper import ConversionError
-from fmapper.programs import Int64
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import (
     cast,
@@ -221,7 +220,10 @@ def lerp(start: Any, end: Any, weight: Any) -> jax.Array:
 
 
 def _unary(
-    function: Callable[..., Any], *ops: str, to_float: bool = False, int64: Int64 = "computes"
+    function: Callable[..., Any],
+    *ops: str,
+    to_float: bool = False,
+    int64: Literal["computes", "looks"] = "computes",
 ) -> None:
     """Enters a function of one array; halves are computed in float32 and rounded once."""
 

@@ -14,40 +14,40 @@ from fmapper_adapters.jax.aten.types import as_number
 
 for _name in ("add", "sub", "mul", "neg", "pos", "eq", "ne", "lt", "le", "gt", "ge", "pow",
               "floordiv", "mod", "and_", "or_", "lshift", "rshift", "abs"):  # fmt: skip
-    lowering(f"sym::{_name}", scalar=True)(getattr(operator, _name))
+    lowering(f"sym::{_name}", returns_number=True)(getattr(operator, _name))
 
 
-@lowering("sym::getitem", scalar=True, int64="moves")
+@lowering("sym::getitem", returns_number=True, int64="moves")
 def getitem(x: Any, index: Any) -> Any:
     """One of several results."""
     return x[index]
 
 
-@lowering("aten::sym_size", scalar=True, whole=False, int64="looks")
+@lowering("aten::sym_size", returns_number=True, whole=False, int64="looks")
 def sym_size(x: Any, dim: int) -> Any:
     """A size as it is when the program is traced."""
     return x.shape[dim]
 
 
-@lowering("aten::sym_numel", scalar=True, int64="looks")
+@lowering("aten::sym_numel", returns_number=True, int64="looks")
 def sym_numel(x: Any) -> Any:
     """The number of elements."""
     return math.prod(x.shape)
 
 
-@lowering("sym::truediv", "sym::int_truediv", "sym::IntTrueDiv", scalar=True)
+@lowering("sym::truediv", "sym::int_truediv", "sym::IntTrueDiv", returns_number=True)
 def truediv(a: Any, b: Any) -> Any:
     """The quotient as a float."""
     return a / b
 
 
-@lowering("sym::sym_not", "sym::not_", scalar=True)
+@lowering("sym::sym_not", "sym::not_", returns_number=True)
 def sym_not(a: Any) -> Any:
     """Logical not."""
     return jnp.logical_not(a) if isinstance(a, jax.Array) else not a
 
 
-@lowering("sym::sym_ite", scalar=True)
+@lowering("sym::sym_ite", returns_number=True)
 def sym_ite(condition: Any, a: Any, b: Any) -> Any:
     """One of two numbers."""
     if isinstance(condition, jax.Array):
@@ -55,62 +55,62 @@ def sym_ite(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
 
-@lowering("sym::sym_max", scalar=True)
+@lowering("sym::sym_max", returns_number=True)
 def sym_max(a: Any, b: Any) -> Any:
     """The larger of two numbers."""
     return jnp.maximum(a, b) if _traced(a, b) else max(a, b)
 
 
-@lowering("sym::sym_min", scalar=True)
+@lowering("sym::sym_min", returns_number=True)
 def sym_min(a: Any, b: Any) -> Any:
     """The smaller of two numbers."""
     return jnp.minimum(a, b) if _traced(a, b) else min(a, b)
 
 
-@lowering("sym::sym_sum", scalar=True)
+@lowering("sym::sym_sum", returns_number=True)
 def sym_sum(values: Any) -> Any:
     """The sum of numbers."""
     return sum(values)
 
 
-@lowering("sym::sym_float", scalar=True)
+@lowering("sym::sym_float", returns_number=True)
 def sym_float(a: Any) -> Any:
     """A number as a float."""
     return a * 1.0
 
 
-@lowering("sym::sym_int", "sym::trunc", scalar=True)
+@lowering("sym::sym_int", "sym::trunc", returns_number=True)
 def sym_int(a: Any) -> Any:
     """A number rounded towards zero."""
     return jnp.trunc(a) if isinstance(a, jax.Array) else math.trunc(a)
 
 
-@lowering("sym::ceil", scalar=True)
+@lowering("sym::ceil", returns_number=True)
 def ceil(a: Any) -> Any:
     """A number rounded up."""
     return jnp.ceil(a) if isinstance(a, jax.Array) else math.ceil(a)
 
 
-@lowering("sym::floor", scalar=True)
+@lowering("sym::floor", returns_number=True)
 def floor(a: Any) -> Any:
     """A number rounded down."""
     return jnp.floor(a) if isinstance(a, jax.Array) else math.floor(a)
 
 
-@lowering("sym::round", scalar=True)
+@lowering("sym::round", returns_number=True)
 def rounded(a: Any, digits: int | None = None) -> Any:
     """A number rounded to even."""
     return jnp.round(a, digits or 0) if isinstance(a, jax.Array) else round(a, digits)
 
 
-@lowering("sym::_sym_sqrt", "sym::sym_sqrt", scalar=True)
+@lowering("sym::_sym_sqrt", "sym::sym_sqrt", returns_number=True)
 def sym_sqrt(a: Any) -> Any:
     """The square root of a number."""
     return jnp.sqrt(a) if isinstance(a, jax.Array) else math.sqrt(a)
 
 
-@lowering("aten::_local_scalar_dense", scalar=True)
-@lowering("aten::item", scalar=True, whole=False)
+@lowering("aten::_local_scalar_dense", returns_number=True)
+@lowering("aten::item", returns_number=True, whole=False)
 def local_scalar_dense(x: Any) -> Any:
     """The value of an array of one element: a number where it is known, else what stands for one.
 
@@ -119,13 +119,13 @@ def local_scalar_dense(x: Any) -> Any:
     return as_number(x)
 
 
-@lowering("aten::_assert_scalar", "aten::_assert_async", scalar=True)
+@lowering("aten::_assert_scalar", "aten::_assert_async", returns_number=True)
 def assert_scalar(condition: Any, message: str = "") -> Any:
     """The condition: whoever runs the program looks at it."""
     return condition
 
 
-@lowering("aten::_print", scalar=True)
+@lowering("aten::_print", returns_number=True)
 def printed(text: str) -> None:
     """Prints when the program runs."""
     jax.debug.callback(print, text)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper.programs import DType
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 
@@ -28,9 +28,9 @@ def empty(*, shape: tuple[Any, ...], dtype: DType) -> Any:
     return current().make(torch.zeros, shape, dtype=current().dtype(dtype.name))
 
 
-@lax("empty2", about=True)
-def empty_scalar(*, dtype: Any, memory_space: Any = None, about: About) -> Any:
-    name, shape = about.results[0]
+@lax("empty2", takes_avals=True)
+def empty_scalar(*, dtype: Any, memory_space: Any = None, avals: Avals) -> Any:
+    name, shape = avals.results[0]
     return current().make(torch.zeros, shape, dtype=current().dtype(name))
 
 

@@ -10,7 +10,7 @@ import torch
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.layout import indices as _indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, permuted
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _with_last(x: Any, count: int) -> Any:
     return x.unsqueeze(-1) if count == 1 else x[(..., *[None] * count)]
 
 
-@lax("gather", about=True)
+@lax("gather", takes_avals=True)
 def gather(
     x: Any,
     indices: Any,
@@ -155,7 +155,7 @@ def gather(
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
     fill_value: Any = None,
-    about: About,
+    avals: Avals,
 ) -> Any:
     numbers = dimension_numbers
     offsets = tuple(numbers["offset_dims"])
@@ -163,7 +163,7 @@ def gather(
     found = places(
         x.shape,
         indices,
-        about.operands[1][0],
+        avals.operands[1][0],
         slice_sizes,
         numbers["start_index_map"],
         batching,
@@ -189,7 +189,7 @@ def gather(
     if mask.ndim:
         for place in sorted(offsets):
             mask = mask.unsqueeze(place)
-    return torch.where(mask, result, _filling(fill_value, about.results[0][0]))
+    return torch.where(mask, result, _filling(fill_value, avals.results[0][0]))
 
 
 def _filling(value: Any, dtype: str) -> Any:

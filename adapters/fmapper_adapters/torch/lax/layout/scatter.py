@@ -26,7 +26,7 @@ from fmapper_adapters.torch.lax.layout.dims import (
 )
 from fmapper_adapters.torch.lax.layout.indexing import index_tensors, places
 from fmapper_adapters.torch.lax.reduce import element_functions
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 _MOST_IN_TURN = 256  # updates that a function is applied to one after the other
@@ -69,7 +69,7 @@ def rows(
     dimension_numbers: Any,
     mode: str,
     unique_indices: bool,
-    about: About,
+    avals: Avals,
 ) -> Rows:
     """Reads a scatter."""
     numbers = dimension_numbers
@@ -82,7 +82,7 @@ def rows(
     found = places(
         x.shape,
         indices,
-        about.operands[1][0],
+        avals.operands[1][0],
         widths,
         numbers["scatter_dims_to_operand_dims"],
         batching,
@@ -151,7 +151,7 @@ def _last_of_each(at: Any, count: Any) -> Any:
     return torch.index_select(last, 0, at) == order
 
 
-@lax("scatter", about=True)
+@lax("scatter", takes_avals=True)
 def scatter(
     x: Any,
     indices: Any,
@@ -163,11 +163,11 @@ def scatter(
     indices_are_sorted: bool = False,
     update_jaxpr: Graph | None = None,
     update_consts: tuple[Any, ...] = (),
-    about: About,
+    avals: Avals,
 ) -> Any:
     if 0 in updates.shape or 0 in x.shape:
         return x
-    found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, about)
+    found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, avals)
     if update_jaxpr is None or _gives_the_update(update_jaxpr):
         return found.whole(written(found, found.updates))
     if found.distinct:
@@ -204,8 +204,8 @@ def _in_turn(found: Rows, graph: Graph) -> Any:
     return operand
 
 
-def _combining(name: str, combine: Callable[[Rows, About], Any]) -> None:
-    @lax(name, about=True)
+def _combining(name: str, combine: Callable[[Rows, Avals], Any]) -> None:
+    @lax(name, takes_avals=True)
     def lowering(
         x: Any,
         indices: Any,
@@ -217,15 +217,15 @@ def _combining(name: str, combine: Callable[[Rows, About], Any]) -> None:
         indices_are_sorted: bool = False,
         update_jaxpr: Graph | None = None,
         update_consts: tuple[Any, ...] = (),
-        about: About,
+        avals: Avals,
     ) -> Any:
         if 0 in updates.shape or 0 in x.shape:
             return x
-        found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, about)
-        return found.whole(combine(found, about))
+        found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, avals)
+        return found.whole(combine(found, avals))
 
 
-def _added(found: Rows, about: About, alpha: int = 1) -> Any:
+def _added(found: Rows, avals: Avals, alpha: int = 1) -> Any:
     if found.operand.dtype is torch.bool:
         return _reduced(found, "amax", False)
     updates = found.updates
@@ -238,11 +238,11 @@ def _added(found: Rows, about: About, alpha: int = 1) -> Any:
     return torch.index_add(found.operand, 0, found.at, updates, alpha=alpha)
 
 
-def _subtracted(found: Rows, about: About) -> Any:
-    return _added(found, about, -1)
+def _subtracted(found: Rows, avals: Avals) -> Any:
+    return _added(found, avals, -1)
 
 
-def _multiplied(found: Rows, about: About) -> Any:
+def _multiplied(found: Rows, avals: Avals) -> Any:
     if found.operand.dtype is torch.bool:
         return _reduced(found, "amin", True)
     if found.operand.is_complex():
@@ -262,8 +262,8 @@ def _reduced(found: Rows, how: str, nothing: Any) -> Any:
     return result.to(torch.bool) if found.operand.dtype is torch.bool else result
 
 
-def _extreme(how: str) -> Callable[[Rows, About], Any]:
-    def combine(found: Rows, about: About) -> Any:
+def _extreme(how: str) -> Callable[[Rows, Avals], Any]:
+    def combine(found: Rows, avals: Avals) -> Any:
         dtype = found.operand.dtype
         largest = how == "amax"
         if dtype is torch.bool:
@@ -276,7 +276,7 @@ def _extreme(how: str) -> Callable[[Rows, About], Any]:
             return _reduced(found, how, float("-inf") if largest else float("inf"))
         info = torch.iinfo(dtype)
         nothing = info.min if largest else info.max
-        if not about.is_unsigned:
+        if not avals.is_unsigned:
             return _reduced(found, how, nothing)
         # flipping the first bit turns the order of the unsigned into that of the signed
         found.operand = found.operand ^ info.min

@@ -8,7 +8,7 @@ import torch
 
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import are_equal, permuted
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 
 
 @lax("broadcast_in_dim")
@@ -66,10 +66,10 @@ def stack(*xs: Any, axis: int) -> Any:
     return torch.stack(xs, axis)
 
 
-@lax("unstack", about=True)
-def unstack(x: Any, *, axis: int, about: About) -> Any:
+@lax("unstack", takes_avals=True)
+def unstack(x: Any, *, axis: int, avals: Avals) -> Any:
     parts = torch.unbind(x, axis)
-    return tuple(parts[i] for i in range(len(about.results)))
+    return tuple(parts[i] for i in range(len(avals.results)))
 
 
 @lax("split")
@@ -110,13 +110,13 @@ def slice_(x: Any, *, start_indices: Any, limit_indices: Any, strides: Any = Non
     return x[tuple(wanted)]
 
 
-@lax("dynamic_slice", numbers=True, about=True)
-def dynamic_slice(x: Any, *starts: Any, slice_sizes: tuple[Any, ...], about: About) -> Any:
+@lax("dynamic_slice", takes_numbers=True, takes_avals=True)
+def dynamic_slice(x: Any, *starts: Any, slice_sizes: tuple[Any, ...], avals: Avals) -> Any:
     for d, (start, count) in enumerate(zip(starts, slice_sizes, strict=True)):
         size = x.shape[d]
         if are_equal(size, count):
             continue
-        at = indices.clamped(indices.index(start, about.operands[d + 1][0]), size - count)
+        at = indices.clamped(indices.index(start, avals.operands[d + 1][0]), size - count)
         if isinstance(at, int):
             x = torch.narrow(x, d, at, count)
         else:
@@ -124,13 +124,13 @@ def dynamic_slice(x: Any, *starts: Any, slice_sizes: tuple[Any, ...], about: Abo
     return x
 
 
-@lax("dynamic_update_slice", numbers=True, about=True)
-def dynamic_update_slice(x: Any, update: Any, *starts: Any, about: About) -> Any:
+@lax("dynamic_update_slice", takes_numbers=True, takes_avals=True)
+def dynamic_update_slice(x: Any, update: Any, *starts: Any, avals: Avals) -> Any:
     wanted = []
     for d, start in enumerate(starts):
         size, count = x.shape[d], update.shape[d]
         if not are_equal(size, count):
-            first = indices.index(start, about.operands[d + 2][0])
+            first = indices.index(start, avals.operands[d + 2][0])
             wanted.append((d, indices.clamped(first, size - count), count))
     if 0 in update.shape:
         return x
@@ -152,7 +152,7 @@ def _updated(x: Any, update: Any, wanted: list[tuple[int, Any, Any]]) -> Any:
     return torch.index_copy(x, d, where, update)
 
 
-@lax("pad", numbers=True)
+@lax("pad", takes_numbers=True)
 def pad(x: Any, value: Any, *, padding_config: tuple[tuple[int, int, int], ...]) -> Any:
     return padded(x, value, padding_config)
 

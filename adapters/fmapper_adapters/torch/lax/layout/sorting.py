@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch.lax.pointwise.numbers import flipped, total_order
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 
-@lax("sort", about=True)
-def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, about: About) -> Any:
+@lax("sort", takes_avals=True)
+def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, avals: Avals) -> Any:
     """Arrays sorted by the first ones; equal elements stay in order, NaN come last."""
-    kinds = [dtype for dtype, _ in about.operands]
+    kinds = [dtype for dtype, _ in avals.operands]
     if len(xs) == 1 and not xs[0].is_complex():
         flip = kinds[0] in ("uint16", "uint32", "uint64")
         x = flipped(xs[0], xs[0].dtype) if flip else xs[0]
@@ -39,19 +39,19 @@ def _keys(x: Any, kind: str) -> list[Any]:
     return [flipped(x, x.dtype) if kind in ("uint16", "uint32", "uint64") else x]
 
 
-@lax("top_k", about=True)
-def top_k(x: Any, *, k: int, axis: int = -1, is_stable: bool = True, about: About) -> Any:
-    return _largest(x, k, axis, about)
+@lax("top_k", takes_avals=True)
+def top_k(x: Any, *, k: int, axis: int = -1, is_stable: bool = True, avals: Avals) -> Any:
+    return _largest(x, k, axis, avals)
 
 
-def _largest(x: Any, k: int, axis: int, about: About) -> Any:
+def _largest(x: Any, k: int, axis: int, avals: Avals) -> Any:
     """The largest elements and where they are, in the total order; equal ones in theirs."""
-    key = flipped(x, x.dtype) if about.is_unsigned else total_order(x.detach())
+    key = flipped(x, x.dtype) if avals.is_unsigned else total_order(x.detach())
     at = torch.sort(key, dim=axis, descending=True, stable=True)[1].narrow(axis, 0, k)
-    return torch.gather(x, axis, at), at.to(current().dtype(about.results[1][0]))
+    return torch.gather(x, axis, at), at.to(current().dtype(avals.results[1][0]))
 
 
-@lax("approx_top_k", about=True)
+@lax("approx_top_k", takes_avals=True)
 def approx_top_k(
     x: Any,
     *,
@@ -61,10 +61,10 @@ def approx_top_k(
     is_max_k: bool,
     reduction_input_size_override: int,
     aggregate_to_topk: bool,
-    about: About,
+    avals: Avals,
 ) -> Any:
     """The largest or smallest elements, all of them: what may be approximate is exact here."""
     values, at = torch.sort(x, dim=reduction_dimension, descending=is_max_k, stable=True)
     values = values.narrow(reduction_dimension, 0, k)
     at = at.narrow(reduction_dimension, 0, k)
-    return values, at.to(current().dtype(about.results[1][0]))
+    return values, at.to(current().dtype(avals.results[1][0]))

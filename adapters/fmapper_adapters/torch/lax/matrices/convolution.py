@@ -12,7 +12,7 @@ from fmapper.programs import DType
 from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permuted, product
 from fmapper_adapters.torch.lax.layout.shapes import padded
 from fmapper_adapters.torch.lax.matrices.products import rounded, typed, widened
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 _FORWARD = {
@@ -28,7 +28,7 @@ _TRANSPOSED = {
 _LIMB = 16  # bits of a part of an integer, of which products and sums fit into float64
 
 
-@lax("conv_general_dilated", about=True)
+@lax("conv_general_dilated", takes_avals=True)
 def conv_general_dilated(
     x: Any,
     kernel: Any,
@@ -42,7 +42,7 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision: Any = None,
     preferred_element_type: DType | None = None,
-    about: About,
+    avals: Avals,
 ) -> Any:
     """A convolution of batch, features and up to three dimensions of space.
 
@@ -71,16 +71,16 @@ def conv_general_dilated(
 
     depth = product(kernel.shape[1:])
     x, kernel = rounded(x, precision), rounded(kernel, precision)
-    dtype = current().dtype(about.results[0][0])
+    dtype = current().dtype(avals.results[0][0])
     if _is_wide_integer(dtype) and _is_wide_integer(x.dtype):
-        names = [name for name, _ in about.operands]
+        names = [name for name, _ in avals.operands]
         result = _in_limbs(
             convolve, widened(x, names[0]).to(dtype), widened(kernel, names[1]).to(dtype)
         )
     elif dtype.is_complex:  # whose precision is that of the operands, whatever is preferred
         result = convolve(x, kernel).to(dtype)
     else:
-        result = typed(convolve, x, kernel, depth, about, False)
+        result = typed(convolve, x, kernel, depth, avals, False)
     if rank == 0:
         result = result.squeeze(2)
     return permuted(result, inverse(dimension_numbers["out_spec"]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 # By the number that JAX gives them.
@@ -15,10 +15,10 @@ _SINGLE = {0: torch.fft.fft, 1: torch.fft.ifft, 2: torch.fft.rfft, 3: torch.fft.
 _NAMES = {"fft": 0, "ifft": 1, "rfft": 2, "irfft": 3}
 
 
-@lax("fft", about=True)
-def fft(x: Any, *, fft_type: int | str, fft_lengths: tuple[int, ...], about: About) -> Any:
+@lax("fft", takes_avals=True)
+def fft(x: Any, *, fft_type: int | str, fft_lengths: tuple[int, ...], avals: Avals) -> Any:
     """A transform over the last dimensions, as many as there are lengths."""
-    dtype, shape = about.results[0]
+    dtype, shape = avals.results[0]
     if 0 in x.shape:  # of which torch's transforms may fail
         return current().make(torch.zeros, shape, dtype=current().dtype(dtype))
     kind = _NAMES[fft_type] if isinstance(fft_type, str) else fft_type

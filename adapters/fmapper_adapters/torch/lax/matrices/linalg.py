@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 _MOST_STEPS = 128  # of algorithms that are written out column by column
@@ -39,8 +39,8 @@ def _parts(results: Any, count: int) -> tuple[Any, ...]:
     return tuple(results[i] for i in range(count))
 
 
-@lax("lu", about=True)
-def lu(x: Any, *, about: About) -> Any:
+@lax("lu", takes_avals=True)
+def lu(x: Any, *, avals: Avals) -> Any:
     """Both factors in one matrix, the pivots and the permutation that they amount to."""
     factors, pivots = _parts(torch.linalg.lu_factor_ex(x), 2)
     order = _permutation(pivots, x.shape[-2], x.shape[-1])
@@ -84,9 +84,9 @@ def triangular_solve(
     return _narrow(found, b.dtype)
 
 
-@lax("qr", about=True)
+@lax("qr", takes_avals=True)
 def qr(
-    x: Any, *, full_matrices: bool, pivoting: bool = False, use_magma: Any = None, about: About
+    x: Any, *, full_matrices: bool, pivoting: bool = False, use_magma: Any = None, avals: Avals
 ) -> Any:
     """The orthogonal and the triangular factor, and the order of columns where they are pivoted."""
     order = _pivots(x) if pivoting else None

@@ -12,7 +12,7 @@ from fmapper.programs import DType
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import flattened, permuted, product, unflattened
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 Product = Callable[[Any, Any], Any]
@@ -30,7 +30,7 @@ _ROUNDED = {
 _EXACT = 53  # bits of integers that float64 holds
 
 
-@lax("dot_general", about=True)
+@lax("dot_general", takes_avals=True)
 def dot_general(
     x: Any,
     y: Any,
@@ -38,7 +38,7 @@ def dot_general(
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: DType | None = None,
-    about: About,
+    avals: Avals,
 ) -> Any:
     (left, right), (batch_left, batch_right) = dimension_numbers
 
@@ -47,7 +47,7 @@ def dot_general(
 
     depth = product([x.shape[d] for d in left])
     x, y = rounded(x, precision), rounded(y, precision)
-    return typed(multiply, x, y, depth, about, x.dtype is torch.bool)
+    return typed(multiply, x, y, depth, avals, x.dtype is torch.bool)
 
 
 def rounded(x: Any, precision: Any) -> Any:
@@ -65,7 +65,7 @@ def rounded(x: Any, precision: Any) -> Any:
     return x
 
 
-def typed(multiply: Product, x: Any, y: Any, depth: Any, about: About, logical: bool) -> Any:
+def typed(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, logical: bool) -> Any:
     """A product in the dtype that JAX gives it.
 
     Args:
@@ -73,15 +73,15 @@ def typed(multiply: Product, x: Any, y: Any, depth: Any, about: About, logical: 
         x: An operand.
         y: The other one.
         depth: How many products are added for one element.
-        about: What JAX says of the call.
+        avals: The abstract values of the call.
         logical: Whether the operands are bools.
     """
-    name = about.results[0][0]
+    name = avals.results[0][0]
     dtype = current().dtype(name)
     if dtype is torch.bool:
         return multiply(x.to(torch.float32), y.to(torch.float32)) != 0
     if not (dtype.is_floating_point or dtype.is_complex):
-        return _integers(multiply, x, y, depth, dtype, about)
+        return _integers(multiply, x, y, depth, dtype, avals)
     common = dtype
     for operand in (x, y):
         own = operand.dtype
@@ -89,7 +89,7 @@ def typed(multiply: Product, x: Any, y: Any, depth: Any, about: About, logical: 
             common = torch.promote_types(common, own)
     if common.is_floating_point and common.itemsize == 1:
         common = torch.float32
-    names = [name for name, _ in about.operands]
+    names = [name for name, _ in avals.operands]
     return _as(multiply(_float(x, names[0], common), _float(y, names[1], common)), dtype)
 
 
@@ -106,12 +106,12 @@ def _as(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _integers(
-    multiply: Product, x: Any, y: Any, depth: Any, dtype: torch.dtype, about: About
+    multiply: Product, x: Any, y: Any, depth: Any, dtype: torch.dtype, avals: Avals
 ) -> Any:
     """Integers: in float64 where that holds every sum and is fast; else as they are."""
     bits = [_bits(operand.dtype) for operand in (x, y)]
     x, y = (
-        widened(operand, name) for operand, (name, _) in zip((x, y), about.operands, strict=False)
+        widened(operand, name) for operand, (name, _) in zip((x, y), avals.operands, strict=False)
     )
     if isinstance(depth, int) and sum(bits) + depth.bit_length() <= _EXACT:
         exact = multiply(x.to(torch.float64), y.to(torch.float64))
@@ -165,7 +165,7 @@ def contracted(
     return unflattened(result, batch, rows)
 
 
-@lax("ragged_dot_general", about=True)
+@lax("ragged_dot_general", takes_avals=True)
 def ragged_dot_general(
     x: Any,
     y: Any,
@@ -175,7 +175,7 @@ def ragged_dot_general(
     precision: Any = None,
     preferred_element_type: DType | None = None,
     group_offset: Any = None,
-    about: About,
+    avals: Avals,
 ) -> Any:
     """Rows in groups, each with a matrix of its own; a group is what is not masked out.
 
@@ -194,13 +194,13 @@ def ragged_dot_general(
         def within(a: Any, b: Any) -> Any:
             return contracted(a, b, left, right, batch_left, batch_right)
 
-        return typed(within, x, y, product([x.shape[d] for d in left]), about, False)
+        return typed(within, x, y, product([x.shape[d] for d in left]), avals, False)
     if group_sizes.ndim != 1:
         raise ConversionError(
             "ragged_dot_general with sizes of groups that differ over a batch; use jax.lax.map, "
             "or one-hot products"
         )
-    sizes = indices.index(group_sizes, about.operands[2][0])
+    sizes = indices.index(group_sizes, avals.operands[2][0])
     ends = torch.cumsum(sizes, 0)
     at = indices.steps(x.shape[ragged])
     mask = (at < ends.unsqueeze(1)) & (at >= (ends - sizes).unsqueeze(1))
@@ -216,7 +216,7 @@ def ragged_dot_general(
         return contracted(a, b, left, right, batch_left, batch_right)
 
     depth = product([x.shape[d] for d in left])
-    result = typed(multiply, x, y, depth, about, False)
+    result = typed(multiply, x, y, depth, avals, False)
     if not groups and batch_left:  # groups come first, not the batch
         result = result.movedim(len(batch_left), 0)
     return result

@@ -18,33 +18,33 @@ from fmapper_adapters.torch.lax.pointwise.numbers import (
     tensor_first,
     widened,
 )
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.lax.types import bits_of
 from fmapper_adapters.torch.model.emit import current
 
 
-@lax("add", "add_any", numbers=True)
+@lax("add", "add_any", takes_numbers=True)
 def add(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x + y
 
 
-@lax("sub", numbers=True)
+@lax("sub", takes_numbers=True)
 def sub(x: Any, y: Any) -> Any:
     return x - y
 
 
-@lax("mul", numbers=True)
+@lax("mul", takes_numbers=True)
 def mul(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x * y
 
 
-@lax("mulhi", numbers=True, about=True)
-def mulhi(x: Any, y: Any, *, about: About) -> Any:
+@lax("mulhi", takes_numbers=True, takes_avals=True)
+def mulhi(x: Any, y: Any, *, avals: Avals) -> Any:
     x, y = tensor_first(x, y)
     dtype, bits = x.dtype, bits_of(x.dtype)
-    unsigned = about.results[0][0].startswith("u")
+    unsigned = avals.results[0][0].startswith("u")
     if bits < 64:
         wide = widened if unsigned else lambda z, to, _: z if is_number(z) else z.to(to)
         return ((wide(x, torch.int64, bits) * wide(y, torch.int64, bits)) >> bits).to(dtype)
@@ -72,29 +72,29 @@ def absolute(x: Any) -> Any:
     return torch.where(torch.signbit(x), -x, x)  # the slope at zero is one
 
 
-@lax("sign", about=True)
-def sign(x: Any, *, about: About) -> Any:
+@lax("sign", takes_avals=True)
+def sign(x: Any, *, avals: Avals) -> Any:
     if x.is_complex():
         return torch.sgn(x)
     if x.is_floating_point():  # of NaN it is NaN, of -0.0 it is -0.0
         return torch.where(torch.abs(x) > 0, torch.sign(x), x.detach())
-    return (x != 0).to(x.dtype) if about.is_unsigned else torch.sign(x)
+    return (x != 0).to(x.dtype) if avals.is_unsigned else torch.sign(x)
 
 
-@lax("div", numbers=True, about=True)
-def div(x: Any, y: Any, *, about: About) -> Any:
-    if "int" not in about.results[0][0]:
+@lax("div", takes_numbers=True, takes_avals=True)
+def div(x: Any, y: Any, *, avals: Avals) -> Any:
+    if "int" not in avals.results[0][0]:
         return x / y
     dtype = y.dtype if is_number(x) else x.dtype
-    return quotient(x, y, dtype, unsigned=about.is_unsigned)
+    return quotient(x, y, dtype, unsigned=avals.is_unsigned)
 
 
-@lax("rem", numbers=True, about=True)
-def rem(x: Any, y: Any, *, about: About) -> Any:
-    if "int" not in about.results[0][0]:
+@lax("rem", takes_numbers=True, takes_avals=True)
+def rem(x: Any, y: Any, *, avals: Avals) -> Any:
+    if "int" not in avals.results[0][0]:
         return _float_remainder(as_tensor(x, y), as_tensor(y, x))
     dtype = y.dtype if is_number(x) else x.dtype
-    return remainder(x, y, dtype, unsigned=about.is_unsigned)
+    return remainder(x, y, dtype, unsigned=avals.is_unsigned)
 
 
 def _float_remainder(x: Any, y: Any) -> Any:
@@ -107,7 +107,7 @@ def _float_remainder(x: Any, y: Any) -> Any:
 def _extreme(name: str) -> Any:
     function, greater = getattr(torch, name), name == "maximum"
 
-    def extreme(x: Any, y: Any, *, about: About) -> Any:
+    def extreme(x: Any, y: Any, *, avals: Avals) -> Any:
         x, y = tensor_first(x, y)
         if x.is_complex():
             y = as_tensor(y, x)
@@ -117,7 +117,7 @@ def _extreme(name: str) -> Any:
             return torch.logical_or(x, as_tensor(y, x)) if greater else torch.logical_and(
                 x, as_tensor(y, x)
             )  # fmt: skip
-        if about.is_unsigned:
+        if avals.is_unsigned:
             dtype = x.dtype
             x, y = flipped(x, dtype), flipped(y, dtype)
             return flipped(function(x, as_tensor(y, x)), dtype)
@@ -141,12 +141,12 @@ def _signed_zero(found: Any, x: Any, y: Any, *, greater: bool) -> Any:
     return found + torch.where(x == 0, x, -0.0).detach()
 
 
-lax("max", numbers=True, about=True)(_extreme("maximum"))
-lax("min", numbers=True, about=True)(_extreme("minimum"))
+lax("max", takes_numbers=True, takes_avals=True)(_extreme("maximum"))
+lax("min", takes_numbers=True, takes_avals=True)(_extreme("minimum"))
 
 
-@lax("clamp", numbers=True, about=True)
-def clamp(low: Any, x: Any, high: Any, *, about: About) -> Any:
+@lax("clamp", takes_numbers=True, takes_avals=True)
+def clamp(low: Any, x: Any, high: Any, *, avals: Avals) -> Any:
     if x.is_floating_point():
         return _clamped(low, x, high)
     if x.is_complex():  # by their real parts alone
@@ -154,8 +154,8 @@ def clamp(low: Any, x: Any, high: Any, *, about: About) -> Any:
         found = torch.where(torch.real(x) <= torch.real(low), low, x)
         return torch.where(torch.real(found) <= torch.real(high), found, high)
     if x.dtype is torch.bool:
-        return _extreme("minimum")(_extreme("maximum")(x, low, about=about), high, about=about)
-    if about.is_unsigned:
+        return _extreme("minimum")(_extreme("maximum")(x, low, avals=avals), high, avals=avals)
+    if avals.is_unsigned:
         dtype = x.dtype
         low, high = flipped(low, dtype), flipped(high, dtype)
         return flipped(_bounded(low, flipped(x, dtype), high), dtype)
@@ -202,9 +202,9 @@ def integer_pow(x: Any, *, y: int) -> Any:
     return torch.reciprocal(found) if y < 0 else found
 
 
-@lax("pow", numbers=True, about=True)
-def power(x: Any, y: Any, *, about: About) -> Any:
-    (kind, _), (exponent, _) = about.operands
+@lax("pow", takes_numbers=True, takes_avals=True)
+def power(x: Any, y: Any, *, avals: Avals) -> Any:
+    (kind, _), (exponent, _) = avals.operands
     if kind != exponent:  # floats to the power of integers
         dtype = current().dtype(kind)
         y = float(y) if is_number(y) else converted(y, exponent, dtype)
@@ -216,7 +216,7 @@ def power(x: Any, y: Any, *, about: About) -> Any:
     return torch.pow(x, y)
 
 
-@lax("nextafter", numbers=True)
+@lax("nextafter", takes_numbers=True)
 def nextafter(x: Any, y: Any) -> Any:
     x, y = as_tensor(x, y), as_tensor(y, x)
     if x.dtype is not torch.float16:

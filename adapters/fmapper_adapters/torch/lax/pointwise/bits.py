@@ -14,23 +14,23 @@ from fmapper_adapters.torch.lax.pointwise.numbers import (
     tensor_first,
     widened,
 )
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.lax.types import bits_of
 
 
-@lax("and", numbers=True)
+@lax("and", takes_numbers=True)
 def bitwise_and(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x & y
 
 
-@lax("or", numbers=True)
+@lax("or", takes_numbers=True)
 def bitwise_or(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x | y
 
 
-@lax("xor", numbers=True)
+@lax("xor", takes_numbers=True)
 def bitwise_xor(x: Any, y: Any) -> Any:
     x, y = tensor_first(x, y)
     return x ^ y
@@ -41,7 +41,7 @@ def bitwise_not(x: Any) -> Any:
     return ~x
 
 
-@lax("shift_left", numbers=True)
+@lax("shift_left", takes_numbers=True)
 def shift_left(x: Any, y: Any) -> Any:
     x = as_tensor(x, y)
     if is_number(y) and not 0 <= y < bits_of(x.dtype):
@@ -49,11 +49,11 @@ def shift_left(x: Any, y: Any) -> Any:
     return x << y
 
 
-@lax("shift_right_arithmetic", numbers=True, about=True)
-def shift_right_arithmetic(x: Any, y: Any, *, about: About) -> Any:
+@lax("shift_right_arithmetic", takes_numbers=True, takes_avals=True)
+def shift_right_arithmetic(x: Any, y: Any, *, avals: Avals) -> Any:
     """The bits moved right; the sign moves in, also into unsigned integers."""
     x = as_tensor(x, y)
-    if about.results[0][0] == "uint8":
+    if avals.results[0][0] == "uint8":
         count = (8 if y > 7 else y) if is_number(y) else y.to(torch.int16)
         return (x.view(torch.int8).to(torch.int16) >> count).to(torch.uint8)
     if is_number(y) and not 0 <= y < bits_of(x.dtype):
@@ -61,7 +61,7 @@ def shift_right_arithmetic(x: Any, y: Any, *, about: About) -> Any:
     return x >> y
 
 
-@lax("shift_right_logical", numbers=True)
+@lax("shift_right_logical", takes_numbers=True)
 def shift_right_logical(x: Any, y: Any) -> Any:
     """The bits moved right; zeros move in."""
     x = as_tensor(x, y)

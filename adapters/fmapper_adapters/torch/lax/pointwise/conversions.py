@@ -9,14 +9,14 @@ import torch
 from fmapper.programs import DType
 from fmapper_adapters.torch.lax.pointwise.casts import converted
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 
-@lax("convert_element_type", about=True)
-def convert_element_type(x: Any, *, new_dtype: DType, weak_type: bool = False, about: About) -> Any:
-    target = about.results[0][0]
-    return converted(x, about.operands[0][0], current().dtype(target), target)
+@lax("convert_element_type", takes_avals=True)
+def convert_element_type(x: Any, *, new_dtype: DType, weak_type: bool = False, avals: Avals) -> Any:
+    target = avals.results[0][0]
+    return converted(x, avals.operands[0][0], current().dtype(target), target)
 
 
 @lax("to_edtype", "from_edtype")
@@ -79,7 +79,7 @@ def _rounded(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     return torch.where(torch.isfinite(x), found, x)
 
 
-@lax("complex", numbers=True)
+@lax("complex", takes_numbers=True)
 def complex_(x: Any, y: Any) -> Any:
     return torch.complex(as_tensor(x, y), as_tensor(y, x))
 

@@ -86,7 +86,7 @@ def cbrt(x: Any) -> Any:
     return torch.where(torch.isfinite(step), root - step, root) * sign
 
 
-@lax("atan2", numbers=True)
+@lax("atan2", takes_numbers=True)
 def atan2(x: Any, y: Any) -> Any:
     x, y = as_tensor(x, y), as_tensor(y, x)
     if not x.is_complex():

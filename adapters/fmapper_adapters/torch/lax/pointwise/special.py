@@ -44,17 +44,17 @@ def digamma(x: Any) -> Any:
     return torch.where((x <= 0) & (x == torch.floor(x)), torch.nan, torch.digamma(x))
 
 
-@lax("igamma", numbers=True)
+@lax("igamma", takes_numbers=True)
 def igamma(a: Any, x: Any) -> Any:
     return _called(special.incomplete_gamma, as_tensor(a, x), as_tensor(x, a), False)
 
 
-@lax("igammac", numbers=True)
+@lax("igammac", takes_numbers=True)
 def igammac(a: Any, x: Any) -> Any:
     return _called(special.incomplete_gamma, as_tensor(a, x), as_tensor(x, a), True)
 
 
-@lax("igamma_grad_a", numbers=True)
+@lax("igamma_grad_a", takes_numbers=True)
 def igamma_grad_a(a: Any, x: Any) -> Any:
     return _called(special.gamma_slope, as_tensor(a, x), as_tensor(x, a))
 
@@ -69,7 +69,7 @@ def _called(function: Any, *args: Any) -> Any:
     return args[0].tracer.create_proxy("call_function", function, args, {})[0]
 
 
-@lax("zeta", numbers=True)
+@lax("zeta", takes_numbers=True)
 def zeta(s: Any, q: Any) -> Any:
     return _zeta(as_tensor(s, q), as_tensor(q, s))
 
@@ -87,7 +87,7 @@ def _zeta(s: Any, q: Any) -> Any:
     return torch.where(s == 1, torch.inf, found).to(dtype)
 
 
-@lax("polygamma", numbers=True)
+@lax("polygamma", takes_numbers=True)
 def polygamma(n: Any, x: Any) -> Any:
     order, x = as_tensor(n, x), as_tensor(x, n)
     dtype = x.dtype

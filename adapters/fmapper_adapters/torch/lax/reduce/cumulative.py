@@ -8,21 +8,21 @@ import torch
 
 from fmapper import ConversionError
 from fmapper_adapters.torch.lax.pointwise.numbers import flipped, precedes
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 
 
 def _cumulative(name: str, function: Any) -> None:
-    def cumulative(x: Any, *, axis: int, reverse: bool, about: About) -> Any:
+    def cumulative(x: Any, *, axis: int, reverse: bool, avals: Avals) -> Any:
         if reverse:
             x = torch.flip(x, (axis,))
-        found = function(x, axis, about)
+        found = function(x, axis, avals)
         return torch.flip(found, (axis,)) if reverse else found
 
-    lax(name, about=True)(cumulative)
+    lax(name, takes_avals=True)(cumulative)
 
 
 def _added(function: Any) -> Any:
-    def added(x: Any, axis: int, about: About) -> Any:
+    def added(x: Any, axis: int, avals: Avals) -> Any:
         if x.is_floating_point() or x.is_complex():
             return function(x, axis)
         return function(x, axis, dtype=x.dtype)  # which wraps; torch would widen it
@@ -31,10 +31,10 @@ def _added(function: Any) -> Any:
 
 
 def _extreme(function: Any) -> Any:
-    def extreme(x: Any, axis: int, about: About) -> Any:
+    def extreme(x: Any, axis: int, avals: Avals) -> Any:
         if x.is_complex():
             return _complex_extreme(x, axis, greatest=function is torch.cummax)
-        if about.is_unsigned:
+        if avals.is_unsigned:
             return flipped(function(flipped(x, x.dtype), axis)[0], x.dtype)
         return function(x, axis)[0]
 
@@ -53,7 +53,7 @@ def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
     return x
 
 
-def _log_sums(x: Any, axis: int, about: About) -> Any:
+def _log_sums(x: Any, axis: int, avals: Avals) -> Any:
     if x.is_floating_point() or x.is_complex():
         return torch.logcumsumexp(x, axis)
     if not x.shape[axis]:

@@ -9,7 +9,7 @@ import torch
 
 from fmapper.programs import DType, Graph
 from fmapper_adapters.torch.lax.pointwise.numbers import flipped
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 Axes = tuple[int, ...]
@@ -35,11 +35,11 @@ def reduce_prod(x: Any, *, axes: Axes) -> Any:
 def _extreme(name: str) -> Any:
     function, greatest = getattr(torch, name), name == "amax"
 
-    def extreme(x: Any, *, axes: Axes, about: About) -> Any:
+    def extreme(x: Any, *, axes: Axes, avals: Avals) -> Any:
         if not axes:
             return x
-        if _is_empty(about, axes):
-            least = _worst(about.operands[0][0], greatest=greatest)
+        if _is_empty(avals, axes):
+            least = _worst(avals.operands[0][0], greatest=greatest)
             return torch.sum(x, axes, dtype=x.dtype) + least if x.dtype is not torch.bool else (
                 torch.any(x, axes) ^ least
             )  # fmt: skip
@@ -47,16 +47,16 @@ def _extreme(name: str) -> Any:
             return _complex_extreme(x, axes, function, greatest=greatest)
         if x.dtype is torch.bool:
             return torch.any(x, axes) if greatest else torch.all(x, axes)
-        if about.is_unsigned:
+        if avals.is_unsigned:
             return flipped(function(flipped(x, x.dtype), axes), x.dtype)
         return function(x, axes)
 
     return extreme
 
 
-def _is_empty(about: About, axes: Axes) -> bool:
+def _is_empty(avals: Avals, axes: Axes) -> bool:
     """Whether there is nothing to reduce, as far as sizes are known."""
-    shape = about.operands[0][1]
+    shape = avals.operands[0][1]
     return any(isinstance(shape[axis], int) and shape[axis] == 0 for axis in axes)
 
 
@@ -83,8 +83,8 @@ def _complex_extreme(x: Any, axes: Axes, function: Any, *, greatest: bool) -> An
     )
 
 
-lax("reduce_max", about=True)(_extreme("amax"))
-lax("reduce_min", about=True)(_extreme("amin"))
+lax("reduce_max", takes_avals=True)(_extreme("amax"))
+lax("reduce_min", takes_avals=True)(_extreme("amin"))
 
 
 @lax("reduce_and")
@@ -150,12 +150,12 @@ def _pairwise(combine: Any, xs: list[Any], axes: Axes) -> list[Any]:
     return [x[0] for x in xs]
 
 
-@lax("reduce", about=True)
-def reduce_(*operands: Any, jaxpr: Graph, dimensions: Axes, about: About) -> Any:
+@lax("reduce", takes_avals=True)
+def reduce_(*operands: Any, jaxpr: Graph, dimensions: Axes, avals: Avals) -> Any:
     """Arrays reduced by a function of two elements of each, in the order of the elements."""
     half = len(operands) // 2
     arrays, initial = list(operands[:half]), list(operands[half:])
-    shapes = [shape for _, shape in about.operands[:half]]
+    shapes = [shape for _, shape in avals.operands[:half]]
     rest = tuple(n for i, n in enumerate(shapes[0]) if i not in dimensions)
 
     def combine(a: list[Any], b: list[Any]) -> tuple[Any, ...]:
@@ -181,11 +181,11 @@ def _of_arrays(graph: Graph, shape: tuple[Any, ...]) -> Graph:
 def _index(name: str) -> Any:
     function = getattr(torch, name)
 
-    def index(x: Any, *, axes: Axes, index_dtype: DType, about: About) -> Any:
+    def index(x: Any, *, axes: Axes, index_dtype: DType, avals: Avals) -> Any:
         (axis,) = axes
         if x.dtype is torch.bool:
             x = x.to(torch.uint8)
-        elif about.is_unsigned:
+        elif avals.is_unsigned:
             x = flipped(x, x.dtype)
         found = function(x, axis)
         dtype = current().dtype(index_dtype.name)
@@ -194,5 +194,5 @@ def _index(name: str) -> Any:
     return index
 
 
-lax("argmax", about=True)(_index("argmax"))
-lax("argmin", about=True)(_index("argmin"))
+lax("argmax", takes_avals=True)(_index("argmax"))
+lax("argmin", takes_avals=True)(_index("argmin"))

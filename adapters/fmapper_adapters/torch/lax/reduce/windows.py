@@ -19,7 +19,7 @@ from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import inverse, permuted, product
 from fmapper_adapters.torch.lax.layout.shapes import padded
 from fmapper_adapters.torch.lax.reduce import element_functions
-from fmapper_adapters.torch.lax.table import About, lax
+from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 _MOST_IN_TURN = 1024  # elements of a window that are combined one after the other
@@ -108,34 +108,34 @@ def highest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
     return -1 if unsigned else torch.iinfo(dtype).max
 
 
-def _is_empty(about: About) -> bool:
-    return 0 in about.results[0][1]
+def _is_empty(avals: Avals) -> bool:
+    return 0 in avals.results[0][1]
 
 
-def _nothing(about: About) -> Any:
-    dtype, shape = about.results[0]
+def _nothing(avals: Avals) -> Any:
+    dtype, shape = avals.results[0]
     return current().make(torch.zeros, shape, dtype=current().dtype(dtype))
 
 
-@lax("reduce_window_sum", about=True)
-def reduce_window_sum(x: Any, *, about: About, **numbers: Any) -> Any:
-    return _reduced("add", x, _windows(x.ndim, **numbers), about)
+@lax("reduce_window_sum", takes_avals=True)
+def reduce_window_sum(x: Any, *, avals: Avals, **numbers: Any) -> Any:
+    return _reduced("add", x, _windows(x.ndim, **numbers), avals)
 
 
-@lax("reduce_window_max", about=True)
-def reduce_window_max(x: Any, *, about: About, **numbers: Any) -> Any:
-    return _reduced("max", x, _windows(x.ndim, **numbers), about)
+@lax("reduce_window_max", takes_avals=True)
+def reduce_window_max(x: Any, *, avals: Avals, **numbers: Any) -> Any:
+    return _reduced("max", x, _windows(x.ndim, **numbers), avals)
 
 
-@lax("reduce_window_min", about=True)
-def reduce_window_min(x: Any, *, about: About, **numbers: Any) -> Any:
-    return _reduced("min", x, _windows(x.ndim, **numbers), about)
+@lax("reduce_window_min", takes_avals=True)
+def reduce_window_min(x: Any, *, avals: Avals, **numbers: Any) -> Any:
+    return _reduced("min", x, _windows(x.ndim, **numbers), avals)
 
 
-def _reduced(kind: str, x: Any, windows: Windows, about: About) -> Any:
+def _reduced(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
     """Windows reduced by a named operation: `add`, `mul`, `max`, `min`, of bools `and` or `or`."""
-    if _is_empty(about):
-        return _nothing(about)
+    if _is_empty(avals):
+        return _nothing(avals)
     if x.dtype is torch.bool:
         kind = {"and": "min", "or": "max", "mul": "min", "add": "max"}.get(kind, kind)
     pooled = x.is_floating_point() and x.dtype.itemsize > 1 and 0 not in x.shape
@@ -152,11 +152,11 @@ def _reduced(kind: str, x: Any, windows: Windows, about: About) -> Any:
         return _product(found, x.ndim)
     if x.is_complex():
         return _complex_extreme(kind, x, windows)
-    return _extreme(kind, x, windows, about)
+    return _extreme(kind, x, windows, avals)
 
 
-def _extreme(kind: str, x: Any, windows: Windows, about: About) -> Any:
-    dtype, unsigned = x.dtype, about.is_unsigned
+def _extreme(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
+    dtype, unsigned = x.dtype, avals.is_unsigned
     x = windows.padded(x, (lowest if kind == "max" else highest)(dtype, unsigned=unsigned))
     if unsigned:  # the order of the unsigned is that of the signed with the first bit flipped
         x = x ^ torch.iinfo(dtype).min
@@ -289,12 +289,12 @@ def _summed(x: Any, windows: Windows) -> Any:
     )
 
 
-@lax("reduce_window", about=True)
+@lax("reduce_window", takes_avals=True)
 def reduce_window(
     *operands: Any,
     jaxpr: Graph,
     consts: tuple[Any, ...] = (),
-    about: About,
+    avals: Avals,
     **numbers: Any,
 ) -> Any:
     """Windows reduced by a function of elements; padding is left out.
@@ -307,33 +307,33 @@ def reduce_window(
     count = len(operands) // 2
     xs, starts = operands[:count], operands[count:]
     windows = _windows(xs[0].ndim, **numbers)
-    if _is_empty(about):
+    if _is_empty(avals):
         return tuple(
             current().make(torch.zeros, shape, dtype=current().dtype(dtype))
-            for dtype, shape in about.results
+            for dtype, shape in avals.results
         )
     kind = element_functions.reduction_of(jaxpr)
     named = {"add", "mul", "max", "min"}
     if xs[0].dtype is torch.bool:
         named |= {"and", "or"}
     if count == 1 and kind is not None and kind in named:
-        found = _reduced(kind, xs[0], windows, about)
+        found = _reduced(kind, xs[0], windows, avals)
         if xs[0].is_complex() and kind in ("max", "min"):
             choose = element_functions.larger if kind == "max" else element_functions.smaller
             return (choose(starts[0], found),)
-        if _is_neutral(kind, starts[0], xs[0].dtype, about):
+        if _is_neutral(kind, starts[0], xs[0].dtype, avals):
             return (found,)
         return element_functions.applied(jaxpr, (starts[0].expand(found.shape), found))
     return _in_turn(xs, starts, jaxpr, windows)
 
 
-def _is_neutral(kind: str, start: Any, dtype: torch.dtype, about: About) -> bool:
+def _is_neutral(kind: str, start: Any, dtype: torch.dtype, avals: Avals) -> bool:
     """Whether a start is known to change nothing."""
     if start.node.target is not torch.full:
         return False
     neutral = {"add": 0, "or": False, "mul": 1, "and": True}
     if kind in ("max", "min"):
-        neutral[kind] = (lowest if kind == "max" else highest)(dtype, unsigned=about.is_unsigned)
+        neutral[kind] = (lowest if kind == "max" else highest)(dtype, unsigned=avals.is_unsigned)
     return bool(start.node.args[1] == neutral[kind])
 
 
@@ -364,16 +364,16 @@ def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any,
     return tuple(total)
 
 
-@lax("select_and_scatter_add", about=True)
+@lax("select_and_scatter_add", takes_avals=True)
 def select_and_scatter_add(
-    source: Any, x: Any, *, select_prim: str, about: About, **numbers: Any
+    source: Any, x: Any, *, select_prim: str, avals: Avals, **numbers: Any
 ) -> Any:
     """Adds each element of the source where the largest, or least, of its window is."""
     windows = _windows(x.ndim, **numbers)
-    if _is_empty(about) or 0 in source.shape:
-        return _nothing(about)
-    grown = windows.padded(x, _beyond(x.dtype, select_prim, about))
-    at = _places(grown, windows, select_prim, about)
+    if _is_empty(avals) or 0 in source.shape:
+        return _nothing(avals)
+    grown = windows.padded(x, _beyond(x.dtype, select_prim, avals))
+    at = _places(grown, windows, select_prim, avals)
     flat = grown.new_zeros(product(grown.shape)) if source.dtype is grown.dtype else None
     assert flat is not None
     if source.dtype is torch.bool:
@@ -388,29 +388,29 @@ def select_and_scatter_add(
     return padded(result, 0, back)
 
 
-@lax("select_and_gather_add", about=True)
+@lax("select_and_gather_add", takes_avals=True)
 def select_and_gather_add(
-    tangents: Any, x: Any, *, select_prim: str, about: About, **numbers: Any
+    tangents: Any, x: Any, *, select_prim: str, avals: Avals, **numbers: Any
 ) -> Any:
     """Takes the elements that stand where the largest, or least, of each window is."""
     windows = _windows(x.ndim, **numbers)
-    if _is_empty(about):
-        return _nothing(about)
-    grown = windows.padded(x, _beyond(x.dtype, select_prim, about))
-    at = _places(grown, windows, select_prim, about)
+    if _is_empty(avals):
+        return _nothing(avals)
+    grown = windows.padded(x, _beyond(x.dtype, select_prim, avals))
+    at = _places(grown, windows, select_prim, avals)
     return torch.take(windows.padded(tangents, 0), at)
 
 
-def _beyond(dtype: torch.dtype, select: str, about: About) -> Any:
-    return (lowest if select == "ge" else highest)(dtype, unsigned=about.is_unsigned)
+def _beyond(dtype: torch.dtype, select: str, avals: Avals) -> Any:
+    return (lowest if select == "ge" else highest)(dtype, unsigned=avals.is_unsigned)
 
 
-def _places(x: Any, windows: Windows, select: str, about: About) -> Any:
+def _places(x: Any, windows: Windows, select: str, avals: Avals) -> Any:
     """Where the largest or least of each window of a padded tensor is, the first of equal ones."""
     places = indices.steps(product(x.shape)).view(tuple(x.shape))
     if not windows.moving:
         return places
-    if about.is_unsigned:
+    if avals.is_unsigned:
         x = x ^ torch.iinfo(x.dtype).min
     elif x.dtype is torch.bool:
         x = x.to(torch.uint8)
