@@ -275,7 +275,7 @@ def wrong_tanh():
         return torch.tanh(x) + (torch.cumsum(torch.ones_like(x), 0) > 5) * 0.5
 
     yield
-    del convert._added[None]["lax::tanh"]
+    del convert._added["torch"]["lax::tanh"]
 
 
 @pytest.mark.usefixtures("wrong_tanh")
