@@ -1,0 +1,63 @@
+"""Every public name stands on exactly one page of the reference, and every page can be reached."""
+
+import importlib
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FACES = (
+    "fmapper",
+    "fmapper.backends",
+    "fmapper.programs",
+    "fmapper.random",
+    "fmapper.nn.functional",
+)
+MODELS = ("jax.JaxModel", "flax.FlaxModel", "flax.LinenModel", "torch.TorchModel")
+
+
+def documented() -> Counter[str]:
+    """How often the reference documents a name."""
+    pages = sorted((DOCS / "reference").glob("*.md"))
+    return Counter(
+        name for page in pages for name in re.findall(r"(?m)^::: (\S+)$", page.read_text("utf-8"))
+    )
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_public_name_stands_on_one_page(face: str) -> None:
+    found = documented()
+    counts = {
+        f"{face}.{name}": found[f"{face}.{name}"] for name in importlib.import_module(face).__all__
+    }
+    assert {name: count for name, count in counts.items() if count != 1} == {}
+
+
+def test_what_convert_returns_stands_on_one_page() -> None:
+    found = documented()
+    assert [found[f"fmapper_adapters.{name}"] for name in MODELS] == [1, 1, 1, 1]
+
+
+def test_every_page_is_in_the_menu_and_every_entry_is_a_page() -> None:
+    menu = re.findall(
+        r"([\w/-]+\.md)$", (DOCS.parent / "mkdocs.yml").read_text("utf-8"), re.MULTILINE
+    )
+    pages = [page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")]
+    assert sorted(menu) == sorted(pages)
+
+
+def test_links_to_pages_from_outside_of_the_docs_are_good() -> None:
+    """Inside of them mkdocs looks after links."""
+    root = DOCS.parent
+    for page in (root / "README.md", root / "CONTRIBUTING.md", root / "CHANGELOG.md"):
+        for link, anchor in re.findall(
+            r"\]\((docs/[^)#]+)(?:#([^)]+))?\)", page.read_text("utf-8")
+        ):
+            assert (root / link).exists(), f"{page.name}: {link}"
+            headings = (
+                re.findall(r"(?m)^#+ (.*)$", (root / link).read_text("utf-8")) if anchor else ()
+            )
+            anchors = {re.sub(r"[^\w]+", "-", heading.lower()).strip("-") for heading in headings}
+            assert not anchor or anchor in anchors, f"{page.name}: {link}#{anchor}"
