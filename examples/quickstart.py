@@ -23,20 +23,29 @@ for setting in ("OMP_NUM_THREADS", "NPROC"):  # read by torch and by XLA when th
     os.environ.setdefault(setting, str(options.threads))
 
 print("importing torch, JAX, Flax and transformers ...", flush=True)
-import jax
-import numpy as np
-import optax
-import torch
-from flax import nnx
-from sklearn.datasets import load_digits
-from transformers import ViTConfig, ViTForImageClassification
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+import torch  # noqa: E402
+from flax import nnx  # noqa: E402
+from sklearn.datasets import load_digits  # noqa: E402
+from transformers import ViTConfig, ViTForImageClassification  # noqa: E402
 
-import fmapper
-from fmapper import array_namespace, fleaves, fmap, functor, to_gpu, to_jax, to_numpy, to_torch
+import fmapper  # noqa: E402
+from fmapper import (  # noqa: E402
+    array_namespace,
+    fleaves,
+    fmap,
+    functor,
+    to_gpu,
+    to_jax,
+    to_numpy,
+    to_torch,
+)
 
 
 def digits():
-    """Images of shape (n, 8, 8) in [0, 1] and labels of shape (n,): 1347 to train on, 450 to test."""
+    """Images of shape (n, 8, 8) in [0, 1] with labels of shape (n,): 1347 to train, 450 to test."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images, labels = data.images[order].astype(np.float32) / 16, data.target[order]
@@ -130,10 +139,12 @@ def own_class(train, test):
         fmapper.use_backend(device.backend)
         runs.append((device.backend, fmap(to_gpu, to_numpy(model))))
     reference = None
-    print(f"\n  {'backend':<8}{'device':<8}{'accuracy':>9}{'max difference':>16}{'ms a batch of 450':>19}")
+    columns = f"{'accuracy':>9}{'max difference':>16}{'ms a batch of 450':>19}"
+    print(f"\n  {'backend':<8}{'device':<8}{columns}")
     for backend, moved in runs:
         device = fmapper.get_device(moved)
-        forward = jax.jit(lambda model, x: model(x)) if backend == "jax" else lambda model, x: model(x)
+        jit = jax.jit if backend == "jax" else lambda function: function
+        forward = jit(lambda model, x: model(x))
         mover = getattr(fmapper, f"to_{backend}")
         images = mover(test[0], device=None if device.kind == "cpu" else device)
         logits = to_numpy(forward(moved, images))
@@ -166,7 +177,8 @@ def torch_to_flax(train, test):
 
     start = time.perf_counter()
     model = fmapper.convert(module, "flax", (x,), train=True)
-    print(f"  converted in {time.perf_counter() - start:.1f} s: {type(model).__name__}, an nnx.Module")
+    took = time.perf_counter() - start
+    print(f"  converted in {took:.1f} s: {type(model).__name__}, an nnx.Module")
     model.eval()
     report = fmapper.verify(module, model, x)
     print(f"  verified: {report}")
@@ -221,7 +233,8 @@ def flax_to_torch(train, test):
     model.eval()
     start = time.perf_counter()
     module = fmapper.convert(model, "torch", (test[0][:64],), dynamic_shapes=["batch, _, _"])
-    print(f"  converted in {time.perf_counter() - start:.1f} s: {type(module).__name__}, an nn.Module")
+    took = time.perf_counter() - start
+    print(f"  converted in {took:.1f} s: {type(module).__name__}, an nn.Module")
     report = fmapper.verify(model, module, test[0][:7])
     print(f"  verified: {report}")
     assert report
