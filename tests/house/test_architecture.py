@@ -145,3 +145,24 @@ def test_users_find_few_names():
 def test_the_faces_share_no_name():
     faces = [importlib.import_module(face).__all__ for face in FACES[:3]]
     assert sum(map(len, faces)) == len(set().union(*faces))
+
+
+def strings(node):
+    """The strings in a file that are values, not docstrings."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child.value
+        elif not (isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)):
+            yield from strings(child)
+
+
+@pytest.mark.parametrize("room", ["tree", "states", "transforms", "programs"])
+def test_no_framework_is_named(room):
+    """What one framework has of its own, its adapter says."""
+    found = {
+        (name_of(path), string)
+        for path in (ROOT / "fmapper" / room).rglob("*.py")
+        for string in strings(ast.parse(path.read_text()))
+        if string in FRAMEWORKS or string.startswith(("aten::", "lax::"))
+    }
+    assert not found

@@ -293,7 +293,6 @@ LEFT_OUT = {
     "aten::_grid_sampler_2d_cpu_fallback",
     "aten::resize",
     "aten::as_strided_scatter",
-    "aten::index_select_copy",
 }
 
 

@@ -102,7 +102,7 @@ def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> 
     return x | added if x.dtype == bool else x + added
 
 
-@lowering("aten::index_select", "aten::index_select_copy", int64="moves")
+@lowering("aten::index_select", int64="moves")
 def index_select(x: Any, dim: int, index: Any) -> jax.Array:
     """Indices of one dimension, in the order of an array."""
     if x.ndim == 0:
