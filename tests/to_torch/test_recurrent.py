@@ -1,4 +1,4 @@
-"""LSTM cells in a scan are torch's LSTM, in any way to write them, and only they are."""
+"""LSTM and GRU cells in a scan are torch's, in any way to write them, and only they are."""
 
 import functools
 
@@ -81,7 +81,7 @@ def without_biases(x, w, u, h, c):
 
 def calls(model):
     return [node.target.__name__ for node in model.graph.nodes if node.op == "call_function"
-            and node.target.__name__ in ("lstm", "scan")]  # fmt: skip
+            and node.target.__name__ in ("lstm", "gru", "scan")]  # fmt: skip
 
 
 MATRIX = np.concatenate(WEIGHTS[:2])
@@ -216,3 +216,120 @@ def test_odd_numbers_and_other_uses():
     plain = fmapper.convert(function, "torch", args, fused=False)
     assert calls(plain) == ["scan"]
     torch.testing.assert_close(plain(*inputs)[1], want)
+
+
+# --- GRU ------------------------------------------------------------------------------------------
+
+GRU = array(WIDTH, 3 * SIZE), array(SIZE, 3 * SIZE), array(3 * SIZE), array(SIZE)
+
+
+def gru(mix, order="rzn"):
+    """The state after a step by one of several formulas, the gates in any order."""
+
+    def function(x, w, u, b, d, h):
+        def step(h, x):
+            given = dict(zip(order, jnp.split(x @ w + b, 3, -1), strict=True))
+            kept = dict(zip(order, jnp.split(h @ u, 3, -1), strict=True))
+            r, z = (jax.nn.sigmoid(given[name] + kept[name]) for name in "rz")
+            n = jnp.tanh(given["n"] + r * (kept["n"] + d))
+            h = mix(z, h, n)
+            return h, h
+
+        return jax.lax.scan(step, h, x)
+
+    return function
+
+
+def kept_and_new(z, h, n):
+    return (1 - z) * n + z * h
+
+
+GRUS = {
+    "as Flax": gru(kept_and_new),
+    "another order": gru(kept_and_new, "zrn"),
+    "the new one first": gru(kept_and_new, "nzr"),
+    "the other way round": gru(lambda z, h, n: h * z + n * (1.0 - z)),
+    "as Equinox": gru(lambda z, h, n: n + z * (h - n)),
+}
+
+
+@pytest.mark.parametrize("name", GRUS)
+def test_a_gru_is_one_call(name):
+    assert calls(check(GRUS[name], X, *GRU, STATES[0])) == ["gru"]
+
+
+def test_a_gru_without_a_batch_from_the_end():
+    def function(x, w, u, h):
+        def step(h, x):
+            i, k = jnp.split(w.T @ x, 3), jnp.split(u.T @ h, 3)
+            r, z = jax.nn.sigmoid(i[0] + k[0] + 1.0), jax.nn.sigmoid(k[1] + i[1])
+            return kept_and_new(z, h, jnp.tanh(r * k[2] + i[2])), None
+
+        return jax.lax.scan(step, h, x, reverse=True)[0]
+
+    assert calls(check(function, X[:, 0], *GRU[:2], STATES[0][0])) == ["gru"]
+
+
+def reset_first(x, w, u, b, d, h):
+    """As Haiku: what is reset is the state, not its product."""
+
+    def step(h, x):
+        i, m = jnp.split(x @ w + b, 3, -1), jnp.split(u, 3, -1)
+        r, z = jax.nn.sigmoid(i[0] + h @ m[0]), jax.nn.sigmoid(i[1] + h @ m[1])
+        h = (1 - z) * h + z * jnp.tanh(i[2] + (r * h) @ m[2])
+        return h, h
+
+    return jax.lax.scan(step, h, x)
+
+
+def more_is_shown(x, *weights):
+    def step(h, x):
+        h, _ = gru(kept_and_new)(x[None], *weights[:4], h)
+        return h, 2 * h
+
+    return jax.lax.scan(step, weights[4], x)
+
+
+ALMOST = {
+    "reset first": reset_first,
+    "what is kept is new": gru(lambda z, h, n: (1 - z) * h + z * n),
+    "another one": gru(lambda z, h, n: (2 - z) * n + z * h),
+    "the wrong difference": gru(lambda z, h, n: n + z * (n - h)),
+    "nothing new": gru(lambda z, h, n: z * h + (1 - z) * h),
+    "more is shown": more_is_shown,
+}
+
+
+@pytest.mark.parametrize("name", ALMOST)
+def test_what_is_nearly_a_gru_is_a_loop(name):
+    assert "gru" not in calls(check(ALMOST[name], X, *GRU, STATES[0]))
+
+
+def test_products_of_what_is_given_are_taken_out_of_a_loop():
+    model = check(reset_first, X, *GRU, STATES[0])
+    assert [n.target for n in model.graph.nodes].count(torch.matmul) == 1
+    (loop,) = (m for name, m in model.named_modules() if name.endswith("_scan_0"))
+    shapes = [tuple(n.meta["val"].shape) for n in loop.graph.nodes if n.op == "call_function"
+              and torch.is_tensor(n.meta["val"])]  # fmt: skip
+    assert shapes.count((BATCH, 3 * SIZE)) == 1  # with the bias
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_the_gru_of_flax(library, reverse):
+    nnx = pytest.importorskip("flax.nnx")
+    linen = pytest.importorskip("flax.linen")
+    x = X.transpose(1, 0, 2)
+    if library == "nnx":
+        net = nnx.RNN(nnx.GRUCell(WIDTH, SIZE, rngs=nnx.Rngs(0)), reverse=reverse)
+    else:
+        rnn = linen.RNN(linen.GRUCell(SIZE), reverse=reverse)
+        net = rnn, rnn.init(jax.random.key(0), x)
+    model = fmapper.convert(net, "torch", (x,)).eval()
+    assert calls(model) == ["gru"]
+    assert fmapper.verify(net, model, x)
+    model(torch.tensor(x)).square().sum().backward()
+    if library == "nnx":
+        gradients = nnx.grad(lambda net: jnp.square(net(x)).sum())(net)
+        for path, want in nnx.to_flat_state(gradients):
+            same(functools.reduce(getattr, path, model).grad, want[...])

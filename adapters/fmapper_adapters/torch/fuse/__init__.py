@@ -5,6 +5,8 @@ of what computes them, and what nobody uses any more is left out. Each file know
 The results are those of the primitives up to rounding, and so are the gradients.
 """
 
+from fmapper_adapters.torch.fuse.gru import Gru as Gru
+from fmapper_adapters.torch.fuse.gru import find_gru as find_gru
 from fmapper_adapters.torch.fuse.recurrent import Gate as Gate
 from fmapper_adapters.torch.fuse.recurrent import Lstm as Lstm
 from fmapper_adapters.torch.fuse.recurrent import Part as Part

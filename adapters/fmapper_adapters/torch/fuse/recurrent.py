@@ -72,7 +72,7 @@ def find_lstm(graph: Graph, constants: int, carry: int) -> Lstm | None:
         gates = _gates(look, before, after, shown)
         if gates is None:
             continue
-        reader = _Reader(look, Ref(names[-1]), hidden, set(names[:constants]), state[-1])
+        reader = Reader(look, Ref(names[-1]), hidden, set(names[:constants]), state[-1])
         read = [reader.gate(gate) for gate in gates]
         if all(gate is not None for gate in read):
             return Lstm(cell, state[-1], tuple(gate for gate in read if gate is not None))
@@ -111,7 +111,7 @@ def _argument(look: Any, value: Any, name: str) -> Any | None:
     return None if call is None else call.args[0]
 
 
-class _Reader:
+class Reader:
     """Takes the sums apart that go into gates.
 
     Args:
@@ -127,10 +127,15 @@ class _Reader:
 
     def gate(self, value: Any) -> Gate | None:
         """The gate whose sum a value is."""
-        found: dict[str, list[Any]] = {"x": [], "h": [], "bias": [], "number": []}
-        if not self._add(value, 0, found) or len(found["x"]) != 1 or len(found["h"]) != 1:
+        found = self.terms([value])
+        if found is None or len(found["x"]) != 1 or len(found["h"]) != 1:
             return None
         return Gate(found["x"][0], found["h"][0], tuple(found["bias"]), sum(found["number"]))
+
+    def terms(self, values: list[Any]) -> dict[str, list[Any]] | None:
+        """The terms of a sum, by kind: of x, of h, biases, numbers; None if one is none of them."""
+        found: dict[str, list[Any]] = {"x": [], "h": [], "bias": [], "number": []}
+        return found if all(self._add(value, 0, found) for value in values) else None
 
     def _add(self, value: Any, start: int, found: dict[str, list[Any]]) -> bool:
         """Enters the terms of the units of a value from one on; False if one is something else."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from typing import Any
 
 import torch
 
 from fmapper.programs import Graph
-from fmapper_adapters.torch.fuse import Gate, Lstm, Part, find_lstm
+from fmapper_adapters.torch.fuse import find_gru, find_lstm
+from fmapper_adapters.torch.lax import recurrent
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model import control_flow
 from fmapper_adapters.torch.model.emit import current
@@ -42,13 +41,22 @@ def scan(
         found = current().inline(jaxpr, (*constants, *carry, *(x[0] for x in xs)))
         return (*found[:num_carry], *(y.unsqueeze(0) for y in found[num_carry:]))
     steps = sum(1 for _ in jaxpr.walk()) * length if isinstance(length, int) else None
-    lstm = find_lstm(jaxpr, num_consts, num_carry) if current().fused else None
     function: Any = control_flow.scan
     weights: dict[str, Any] = {}
-    if lstm is not None:
-        function = control_flow.lstm
-        weights = {"weights": _weights(lstm, dict(zip(jaxpr.inputs, constants, strict=False)))}
-        weights["cell"] = lstm.cell
+    if current().fused:
+        own = dict(zip(jaxpr.inputs, constants, strict=False))
+        lstm = find_lstm(jaxpr, num_consts, num_carry)
+        gru = find_gru(jaxpr, num_consts, num_carry)
+        if lstm is not None:
+            function = control_flow.lstm
+            weights = {"weights": recurrent.of_lstm(lstm, own), "cell": lstm.cell}
+        elif gru is not None:
+            function = control_flow.gru
+            weights = {"weights": recurrent.of_gru(gru, own)}
+        else:
+            jaxpr, xs = recurrent.with_products_of_all_rows(
+                jaxpr, constants, (*constants, *carry), xs
+            )
     return _unpacked(
         function,
         avals,
@@ -61,41 +69,6 @@ def scan(
         reverse=reverse,
         outputs=tuple(current().dtype(dtype) for dtype, _ in avals.results[num_carry:]),
         unroll=steps is not None and steps <= _UNROLLED,
-    )
-
-
-def _weights(lstm: Lstm, constants: dict[str, Any]) -> tuple[Any, ...]:
-    """The two matrices of an LSTM and the sum of its biases, as torch has them."""
-    size = lstm.size
-
-    def matrix(parts: list[Part]) -> Any:
-        first = parts[0]
-        whole = constants[first.name]
-        turned = whole if first.units_first else whole.t()
-        same = {(part.name, part.rows, part.units_first) for part in parts}
-        if len(same) == 1 and [part.start for part in parts] == [size * i for i in range(4)]:
-            row, count = first.rows
-            is_all = turned.fake.shape == (4 * size, count)
-            return turned if is_all else turned.narrow(0, 0, 4 * size).narrow(1, row, count)
-        return torch.cat([one(part) for part in parts], 0)
-
-    def one(part: Part) -> Any:
-        whole = constants[part.name]
-        turned = whole if part.units_first else whole.t()
-        return turned.narrow(0, part.start, size).narrow(1, *part.rows)
-
-    def bias(gate: Gate) -> Any:
-        parts = [constants[part.name].narrow(0, part.start, size) for part in gate.biases]
-        if not parts:
-            like = constants[gate.x.name]
-            return like.new_full((size,), gate.number)
-        total = functools.reduce(operator.add, parts)
-        return total + gate.number if gate.number else total
-
-    return (
-        matrix([gate.x for gate in lstm.gates]),
-        matrix([gate.h for gate in lstm.gates]),
-        torch.cat([bias(gate) for gate in lstm.gates], 0),
     )
 
 

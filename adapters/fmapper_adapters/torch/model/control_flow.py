@@ -119,6 +119,48 @@ def lstm(
     return (*(last if cell == 0 else last[::-1]), *(shown for _ in outputs))
 
 
+@_control_flow
+def gru(
+    body: Body,
+    constants: Sequence[Tensor],
+    carry: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    *,
+    weights: Sequence[Tensor],
+    length: int,
+    reverse: bool,
+    outputs: Sequence[torch.dtype],
+    unroll: bool,
+) -> tuple[Tensor, ...]:
+    """A `scan` whose steps are a GRU, by torch's own where that computes just that: on a CPU.
+
+    Args:
+        body: As in `scan`, as the rest.
+        constants: The same.
+        carry: The hidden state.
+        xs: What each step is given.
+        weights: Of the inputs and of the hidden state, and their biases, in torch's layout.
+        length: The number of steps.
+        reverse: Begins with the last row.
+        outputs: The dtype of each output, all of them the hidden state.
+        unroll: As in `scan`.
+    """
+    (x,) = xs
+    if torch.compiler.is_compiling() or not fast_attention.is_quick_on_cpu(x, *carry, *weights):
+        return scan(body, constants, carry, xs, length=length, reverse=reverse, outputs=outputs,
+                    unroll=unroll)  # fmt: skip
+    is_one = x.ndim == 2
+    x = x.flip(0) if reverse else x
+    h = carry[0][None, None] if is_one else carry[0][None]
+    states, last = torch.gru(
+        x[:, None] if is_one else x, h, list(weights), True, 1, 0.0, torch.is_grad_enabled(),
+        False, False,
+    )  # fmt: skip
+    states = states[:, 0] if is_one else states
+    shown = states.flip(0) if reverse else states
+    return (last[0, 0] if is_one else last[0], *(shown for _ in outputs))
+
+
 def _scan_in_graph(
     body: Body,
     constants: Sequence[Tensor],

@@ -13,6 +13,7 @@ from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import flattened, permuted, product, unflattened
 from fmapper_adapters.torch.lax.table import Avals, lax
+from fmapper_adapters.torch.model import wide_products
 from fmapper_adapters.torch.model.emit import current
 
 Product = Callable[[Any, Any], Any]
@@ -47,7 +48,14 @@ def dot_general(
 
     depth = product([x.shape[d] for d in left])
     x, y = rounded(x, precision), rounded(y, precision)
+    is_wide = current().dtype(avals.results[0][0]) is torch.float32
+    if is_wide and {x.dtype, y.dtype} <= {*wide_products.HALVES} and left and not batch_left:
+        return contracted(x, y, left, right, (), (), _of_halves)
     return typed(multiply, x, y, depth, avals, x.dtype is torch.bool)
+
+
+def _of_halves(x: Any, y: Any) -> Any:
+    return current().call(wide_products.matmul, x, y)
 
 
 def rounded(x: Any, precision: Any) -> Any:
@@ -135,6 +143,7 @@ def contracted(
     right: Sequence[int],
     batch_left: Sequence[int],
     batch_right: Sequence[int],
+    matmul: Product = torch.matmul,
 ) -> Any:
     """The sum of products over dimensions: what is left of x, then of y, after those in common."""
     pairs = sorted(zip(left, right, strict=True))
@@ -157,7 +166,7 @@ def contracted(
     y = flattened(y, batch, len(left))
     if not batch:
         y = flattened(y, 1, len(columns)) if len(columns) > 1 else y
-        result = torch.matmul(x, y)
+        result = matmul(x, y)
         return unflattened(result, -1, columns) if len(columns) > 1 else result
     x = flattened(x, batch, len(rows))
     y = flattened(y, batch + 1, len(columns))

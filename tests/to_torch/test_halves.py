@@ -1,0 +1,81 @@
+"""Products of halves in float32: what JAX gives, without a float32 copy of each matrix."""
+
+import itertools
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+jnp = pytest.importorskip("jax.numpy")
+
+from fmapper_adapters.torch.model import wide_products  # noqa: E402
+
+
+def network(params, x):
+    for weight in params:
+        y = jnp.dot(x, weight, preferred_element_type=jnp.float32)
+        x = jax.nn.relu(y).astype(x.dtype)
+    return y
+
+
+def case(dtype, *sizes):
+    rng = np.random.default_rng(0)
+    params = [
+        jnp.asarray(rng.normal(size=shape) / shape[0] ** 0.5, dtype)
+        for shape in itertools.pairwise(sizes)
+    ]
+    return params, jnp.asarray(rng.normal(size=(2, 3, sizes[0])), dtype)
+
+
+@pytest.mark.parametrize("block", [1 << 23, 5000])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_values_and_gradients_are_those_of_jax(dtype, block, monkeypatch):
+    monkeypatch.setattr(wide_products, "_BLOCK", block)
+    params, x = case(dtype, 256, 300, 320, 256)
+    model = fmapper.convert((network, params), "torch", (x,))
+    given = fmapper.to_torch(x)
+    with torch.no_grad():
+        np.testing.assert_allclose(model(given), network(params, x), rtol=1e-5, atol=1e-5)
+    model(given).square().sum().backward()
+    gradients = jax.grad(lambda p: jnp.square(network(p, x)).sum())(params)
+    own = [p.grad for _, p in sorted(model.named_parameters())]
+    for got, theirs in zip(own, gradients, strict=True):
+        assert str(got.dtype) == f"torch.{dtype}"
+        want = np.asarray(theirs, np.float32)
+        np.testing.assert_allclose(got.float(), want, rtol=2e-2, atol=1e-2 * abs(want).max())
+
+
+def test_autograd_keeps_no_copies():
+    params, x = case("bfloat16", 512, 512, 512)
+    model = fmapper.convert((network, params), "torch", (x,))
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(fmapper.to_torch(x))
+    assert not [t for t in kept if t.dtype is torch.float32 and t.numel() >= 512 * 512]
+
+
+def test_it_is_differentiated_twice_and_compiled():
+    params, x = case("bfloat16", 256, 256)
+    model = fmapper.convert((network, params), "torch", (x,))
+    given = fmapper.to_torch(x).requires_grad_()
+    (first,) = torch.autograd.grad(model(given).sin().sum(), given, create_graph=True)
+    (second,) = torch.autograd.grad(first.float().sum(), given)
+
+    def once(x):
+        return jax.grad(lambda x: jnp.sin(network(params, x)).sum())(x).astype(jnp.float32).sum()
+
+    want = np.asarray(jax.grad(once)(x), np.float32)
+    np.testing.assert_allclose(second.float(), want, rtol=5e-2, atol=2e-2 * abs(want).max())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(given), model(given), rtol=1e-5, atol=1e-5)
+    batched = torch.func.vmap(model)(torch.stack([given.detach()] * 2))
+    torch.testing.assert_close(batched[1], model(given).detach(), rtol=1e-5, atol=1e-5)
