@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from fmapper import backends as _backends
 from fmapper import programs as _programs
 from fmapper.backends import registries as _registries  # noqa: F401  (listens to `functor`)
-from fmapper.backends.adapter import Device, DeviceInfo
+from fmapper.backends.arrays import Device, DeviceInfo
 from fmapper.backends.device import device_info, devices, get_device
 from fmapper.backends.namespace import array_namespace
-from fmapper.backends.trainable import trainables
 from fmapper.errors import (
     BackendUnavailableError,
     BatchError,
@@ -52,6 +51,7 @@ from fmapper.moves.mover import Mover, to_cpu, to_device, to_gpu, to_jax, to_num
 from fmapper.moves.route import use_backend
 from fmapper.renames import install as _find_renamed_modules
 from fmapper.states.state import destructure, load_state, state
+from fmapper.transforms.trainable import trainables
 from fmapper.tree.fmap import (
     children,
     collecting_walk,

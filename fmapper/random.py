@@ -11,6 +11,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of, get_adapter
 from fmapper.errors import LossyCastError, UnsupportedLeafError
 
@@ -60,7 +61,7 @@ def key(seed: int) -> Any:
     number = operator.index(seed)
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"a seed has 64 bits at most, {number} has {number.bit_length()}")
-    return get_adapter("numpy").random.key(number)
+    return get_adapter("numpy", Compute).random.key(number)
 
 
 def split(key: Any, num: int | Sequence[int] = 2, *, like: Any = None) -> Any:
@@ -339,7 +340,7 @@ def _native(name: str, key: Any, like: Any, *args: Any, dtype: str = "") -> Any:
         words = target.put(words, like)
     _check_storable(like, dtype)
     if name != "permutation" and target.on_host(words, dtype) and _plain(args):
-        found = getattr(get_adapter("numpy").random, name)(target.to_host(words), *args)
+        found = getattr(get_adapter("numpy", Compute).random, name)(target.to_host(words), *args)
         return target.put(found, words)
     return getattr(target, name)(words, *args)
 
@@ -354,7 +355,7 @@ def _drawn(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
     own, words = _source(key)
     if not own.HOST and not own.on_host(words, dtype):
         return _native(name, key, key if like is None else like, *args, dtype=dtype)
-    found = getattr(get_adapter("numpy").random, name)(own.to_host(words), *args)
+    found = getattr(get_adapter("numpy", Compute).random, name)(own.to_host(words), *args)
     place = words if like is None else like
     _check_storable(place, dtype)
     return _kernels(place, "like").put(found, place)
@@ -376,7 +377,7 @@ def _kernels(x: Any, what: str) -> Any:
     if adapter is None:
         hint = "Write fmapper.random.key(seed)." if what == "key" else "Give an array."
         raise TypeError(f"{what}={x!r} is a {type(x).__name__}, not an array. {hint}")
-    kernels = adapter.random
+    kernels = adapter.random if isinstance(adapter, Compute) else None
     if kernels is None:
         raise UnsupportedLeafError(f"the {adapter.name} adapter draws no random numbers")
     return kernels

@@ -12,7 +12,7 @@ from typing import Any
 
 RENAMES = {
     "fmapper._accelerator": "fmapper.profiles.accelerator",
-    "fmapper._counts": "fmapper.backends.counts",
+    "fmapper._counts": "fmapper.backends.compute",
     "fmapper._device": "fmapper.backends.device",
     "fmapper._errors": "fmapper.errors",
     "fmapper._inventory": "fmapper.states.inventory",
@@ -22,7 +22,7 @@ RENAMES = {
     "fmapper._program": "fmapper.programs.program",
     "fmapper._summary": "fmapper.states.summary",
     "fmapper._timing": "fmapper.profiles.timing",
-    "fmapper._trainable": "fmapper.backends.trainable",
+    "fmapper._trainable": "fmapper.transforms.trainable",
     "fmapper._trees": "fmapper.programs.treespec",
     "fmapper._verify": "fmapper.programs.verify",
     "fmapper_adapters.flax._linen_model": "fmapper_adapters.flax.linen_model",

@@ -1,19 +1,21 @@
 """What fmapper asks of a framework, for authors of adapters.
 
-An adapter derives from `Adapter` (or `NodeAdapter`, where the arrays are those of another
-framework), and is found through the entry point group `fmapper.adapters` or `register_adapter`.
-Docs: "Add a framework".
+An adapter derives from the facets that its framework has, `Arrays`, `Nodes`, `Compute` and
+`Models`, or from `Adapter`, which is all four; it is found through the entry point group
+`fmapper.adapters` or `register_adapter`. Docs: "Add a framework".
 
-    adapter     the questions that an adapter answers
+    arrays      what arrays are, and how they travel
+    nodes       which classes are taken apart
+    compute     kernels, transformations, compiled calls
+    models      models as programs, and back
+    adapter     all four
     discovery   how adapters are found
     device      names of devices, and what is here
     dtypes      dtypes by name
     namespace   the array API namespace of a tree
-    trainable   which arrays are trained
     undeclared  objects that hold arrays and were never declared
     registries  functors in the pytree registries of others
     equality    when two constants are the same
-    counts      what a run asks of an accelerator
     machine     processor and memory of the host
 """
 
@@ -22,10 +24,13 @@ from typing import TYPE_CHECKING
 from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
-    from fmapper.backends.adapter import Adapter, Exchange, Memory, NodeAdapter, Observation
-    from fmapper.backends.counts import Counts
+    from fmapper.backends.adapter import Adapter
+    from fmapper.backends.arrays import Arrays, Exchange, Memory
+    from fmapper.backends.compute import Compute, Counts
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
+    from fmapper.backends.models import Models, Observation
+    from fmapper.backends.nodes import Nodes
     from fmapper.backends.registries import (
         Constant,
         PyTreeRules,
@@ -41,15 +46,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Adapter",
+    "Arrays",
     "Aside",
     "BoxKey",
+    "Compute",
     "Constant",
     "Counts",
     "Exchange",
     "Fitting",
     "Memory",
-    "NodeAdapter",
+    "Models",
     "NodeType",
+    "Nodes",
     "Observation",
     "PyTreeRules",
     "Static",
@@ -67,8 +75,11 @@ __all__ = [
 ]
 
 _PLACES = {
-    "fmapper.backends.adapter": "Adapter Exchange Memory NodeAdapter Observation",
-    "fmapper.backends.counts": "Counts",
+    "fmapper.backends.adapter": "Adapter",
+    "fmapper.backends.arrays": "Arrays Exchange Memory",
+    "fmapper.backends.compute": "Compute Counts",
+    "fmapper.backends.models": "Models Observation",
+    "fmapper.backends.nodes": "Nodes",
     "fmapper.backends.discovery": "get_adapter register_adapter unregister_adapter",
     "fmapper.backends.equality": "equals",
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic put_together take_apart",

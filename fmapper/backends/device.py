@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.backends.adapter import Device, DeviceInfo
+from fmapper.backends.arrays import Arrays, Device, DeviceInfo
 from fmapper.backends.discovery import (
     adapter_of,
     adapters,
@@ -57,7 +57,7 @@ def parse_device(device: Any) -> DeviceSpec:
             raise DeviceError(f"{device} is several devices; name one of them.")
         return DeviceSpec(device.backend, device.kind, device.index)
     if not isinstance(device, str):
-        own = next(filter(None, (adapter.as_device(device) for adapter in adapters())), None)
+        own = next(filter(None, (adapter.as_device(device) for adapter in adapters(Arrays))), None)
         if own is not None:
             return parse_device(own)
     found = _SPEC.fullmatch(device) if isinstance(device, str) else None
@@ -76,7 +76,7 @@ def _check_installed(device: str, backend: str | None) -> None:
     if backend is None or backend in installed_backends() or backend not in known_backends():
         return
     try:
-        get_adapter(backend)
+        get_adapter(backend, Arrays)
     except BackendUnavailableError as error:
         raise DeviceUnavailableError(
             f"{device} is not available: {str(error).rstrip('.')}. "
@@ -90,7 +90,7 @@ def _is_known(backend: str | None, kind: str) -> bool:
         return False
     return kind in _KINDS or any(
         kind in adapter.aliases or any(device.kind == kind for device in adapter.devices())
-        for adapter in adapters()
+        for adapter in adapters(Arrays)
     )
 
 
@@ -120,7 +120,7 @@ def devices() -> list[Device]:
     found: list[Device] = []
     for name in installed_backends():
         try:
-            found.extend(get_adapter(name).devices())
+            found.extend(get_adapter(name, Arrays).devices())
         except ImportError:  # installed in name only, or without an adapter for its version
             continue
     return found
@@ -156,7 +156,7 @@ def device_info(device: Any) -> DeviceInfo:
     spec = parse_device(device)
     if spec.backend is None:
         raise DeviceError(f"{spec} does not say whose device: write torch:{spec}, for example.")
-    adapter = get_adapter(spec.backend)
+    adapter = get_adapter(spec.backend, Arrays)
     return adapter.device_info(adapter.find_device(spec.kind, spec.index))
 
 
@@ -165,7 +165,7 @@ def missing() -> dict[str, str]:
     reasons: dict[str, str] = {}
     for name in known_backends():
         try:
-            adapter = get_adapter(name)
+            adapter = get_adapter(name, Arrays)
         except ImportError as error:
             reasons[name] = str(error)
             continue

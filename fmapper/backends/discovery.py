@@ -8,9 +8,11 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
-from fmapper.backends.adapter import Adapter, NodeAdapter
+from fmapper.backends.arrays import Arrays
+from fmapper.backends.framework import Framework
+from fmapper.backends.nodes import Nodes
 from fmapper.errors import BackendUnavailableError, FmapperWarning
 from fmapper.tree import nodes
 from fmapper.tree.nodes import Kind, NodeType
@@ -18,6 +20,8 @@ from fmapper.warn import warn
 
 GROUP = "fmapper.adapters"
 _PACKAGE = "fmapper_adapters"
+
+Facet = TypeVar("Facet", bound=Framework)
 
 
 @functools.cache
@@ -43,12 +47,12 @@ def _load_builtin(name: str) -> Any:
     return importlib.import_module(f"{_PACKAGE}.{name}").adapter
 
 
-_loaded: dict[str, Adapter] = {}
-_by_framework: dict[str, Adapter | None] = {}
-_by_type: dict[type, Adapter | None] = {}
+_loaded: dict[str, Framework] = {}
+_by_framework: dict[str, Framework | None] = {}
+_by_type: dict[type, Arrays | None] = {}
 
 
-def register_adapter(adapter: Adapter) -> Adapter:
+def register_adapter(adapter: Facet) -> Facet:
     """Adds an adapter by hand: in a notebook, a test, or before it has an entry point.
 
     An adapter of the same name is replaced. Installed packages ship theirs through the entry point
@@ -66,10 +70,10 @@ def register_adapter(adapter: Adapter) -> Adapter:
     return adapter
 
 
-_on_adapter: list[Callable[[Adapter], None]] = []
+_on_adapter: list[Callable[[Framework], None]] = []
 
 
-def on_adapter(hook: Callable[[Adapter], None]) -> None:
+def on_adapter(hook: Callable[[Framework], None]) -> None:
     """Calls `hook` with every adapter that is loaded from now on."""
     _on_adapter.append(hook)
 
@@ -83,7 +87,7 @@ def unregister_adapter(name: str) -> None:
 
 def _forget_types() -> None:
     _by_type.clear()
-    for adapter in _loaded.values():
+    for adapter in _having(Arrays):
         _by_type.update(dict.fromkeys(adapter.array_types, adapter))
 
 
@@ -104,25 +108,45 @@ def _is_ready(name: str) -> bool:
     return not getattr(spec, "_initializing", False)
 
 
-def _load(framework: str) -> Adapter:
+def _load(framework: str) -> Framework:
     made = _sources()[framework]()
-    adapter: Adapter = made() if isinstance(made, type) else made
+    adapter: Framework = made() if isinstance(made, type) else made
     _by_framework[framework] = adapter
     return register_adapter(adapter)
 
 
-def adapters() -> tuple[Adapter, ...]:
-    """The adapters of all frameworks that are imported."""
+@overload
+def adapters() -> tuple[Framework, ...]: ...
+@overload
+def adapters(facet: type[Facet]) -> tuple[Facet, ...]: ...
+def adapters(facet: type[Framework] = Framework) -> tuple[Framework, ...]:
+    """Returns the adapters of all imported frameworks, those with a facet if one is given."""
     load_new()
-    return tuple(_loaded.values())
+    return _having(facet)
 
 
-def get_adapter(name: str) -> Adapter:
-    """The adapter of a backend, asked for by name; its framework is imported if need be.
+def _having(facet: type[Facet]) -> tuple[Facet, ...]:
+    return tuple(adapter for adapter in _loaded.values() if isinstance(adapter, facet))
+
+
+@overload
+def get_adapter(name: str) -> Framework: ...
+@overload
+def get_adapter(name: str, facet: type[Facet]) -> Facet: ...
+def get_adapter(name: str, facet: type[Framework] = Framework) -> Framework:
+    """Returns the adapter of a backend, asked for by name; imports its framework if need be.
 
     Raises:
-        BackendUnavailableError: The framework is not installed, or there is no such adapter.
+        BackendUnavailableError: The framework is not installed, there is no such adapter, or it
+            has not the facet that is asked for.
     """
+    found = _get_adapter(name)
+    if not isinstance(found, facet):
+        raise BackendUnavailableError(f"{found.name} has no {facet.lacking}")
+    return found
+
+
+def _get_adapter(name: str) -> Framework:
     load_new()
     found = _loaded.get(name) or _by_framework.get(name)
     if found is not None and found.name in _loaded:
@@ -163,7 +187,7 @@ def _has_arrays(name: str) -> bool:
     """Whether an adapter is of a backend; to load it, only to ask, would import its framework."""
     adapter = _loaded.get(name) or _by_framework.get(name)
     if adapter is not None:
-        return not isinstance(adapter, NodeAdapter)
+        return isinstance(adapter, Arrays)
     return name not in _builtin() or name not in importlib.import_module(_PACKAGE).WITHOUT_ARRAYS
 
 
@@ -173,13 +197,13 @@ def _importable(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def adapter_of(x: Any) -> Adapter | None:
+def adapter_of(x: Any) -> Arrays | None:
     """The adapter whose array `x` is; None if it is no array of any backend that is loaded."""
     cls = type(x)
     try:
         return _by_type[cls]
     except KeyError:
-        found = _by_type[cls] = next((a for a in adapters() if a.is_array_type(cls)), None)
+        found = _by_type[cls] = next((a for a in adapters(Arrays) if a.is_array_type(cls)), None)
         return found
 
 
@@ -187,22 +211,22 @@ def adapter_of(x: Any) -> Adapter | None:
 
 
 def _framework_type(cls: type) -> NodeType | None:
-    return next(filter(None, (adapter.node_type(cls) for adapter in adapters())), None)
+    return next(filter(None, (adapter.node_type(cls) for adapter in adapters(Nodes))), None)
 
 
 def _registered_type(cls: type) -> NodeType | None:
-    return next(filter(None, (adapter.registered_type(cls) for adapter in adapters())), None)
+    return next(filter(None, (adapter.registered_type(cls) for adapter in adapters(Nodes))), None)
 
 
 def _array_kind(cls: type) -> Kind | None:
-    if not any(adapter.is_array_type(cls) for adapter in adapters()):
+    if not any(adapter.is_array_type(cls) for adapter in adapters(Arrays)):
         return None
-    interned = any(adapter.is_interned_type(cls) for adapter in adapters())
+    interned = any(adapter.is_interned_type(cls) for adapter in adapters(Arrays))
     return Kind.INTERNED if interned else Kind.LEAF
 
 
 def _is_fitted(cls: type) -> bool:
-    return any(adapter.is_fitted_type(cls) for adapter in adapters())
+    return any(adapter.is_fitted_type(cls) for adapter in adapters(Nodes))
 
 
 nodes.before_walk(load_new)

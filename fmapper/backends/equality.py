@@ -74,7 +74,7 @@ def equal_arrays(a: Any, b: Any) -> bool:
 
 def _on_host(array: Any) -> Any:
     """Returns the values of an array as NumPy has them."""
-    from fmapper.backends.adapter import Device
+    from fmapper.backends.arrays import Device
     from fmapper.backends.discovery import adapter_of
 
     adapter = adapter_of(array)

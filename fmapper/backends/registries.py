@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
-from fmapper.backends.adapter import Adapter
 from fmapper.backends.discovery import adapter_of, adapters, on_adapter
 from fmapper.backends.equality import digest, equals
+from fmapper.backends.framework import Framework
+from fmapper.backends.nodes import Nodes
 from fmapper.backends.undeclared import holds_arrays
 from fmapper.errors import TransformError
 from fmapper.tree import nodes
@@ -376,14 +377,15 @@ def _enroll(cls: type) -> None:
             return
         _classes[cls] = None
         _new_for_optree.append(cls)
-        for adapter in adapters():
+        for adapter in adapters(Nodes):
             adapter.register_functor(cls)
     _register_with_optree()
 
 
-def _enroll_all(adapter: Adapter) -> None:
-    for cls in tuple(_classes):
-        adapter.register_functor(cls)
+def _enroll_all(adapter: Framework) -> None:
+    if isinstance(adapter, Nodes):
+        for cls in tuple(_classes):
+            adapter.register_functor(cls)
 
 
 def _is_plain_functor(cls: type) -> bool:
@@ -391,7 +393,7 @@ def _is_plain_functor(cls: type) -> bool:
     declaration = declaration_of(cls)
     if declaration is None or declaration.leaf or issubclass(cls, CONTAINERS):
         return False
-    return all(adapter.node_type(cls) is None for adapter in adapters())
+    return all(adapter.node_type(cls) is None for adapter in adapters(Nodes))
 
 
 def _register_with_optree() -> None:

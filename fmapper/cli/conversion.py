@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from fmapper.backends.arrays import Arrays
 from fmapper.backends.device import get_device
 from fmapper.backends.discovery import adapter_of, get_adapter
+from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.moves.plan import readable_bytes
 from fmapper.profiles import timing
@@ -23,13 +25,11 @@ from fmapper.programs.verify import Report, inputs_for, verify
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fmapper.backends.adapter import Adapter
-
 _FIRST_KINDS = 8  # of operations that are printed
 
 
 @dataclass(frozen=True, slots=True)
-class Arrays:
+class Amount:
     """What parameters or buffers amount to; tied ones count once.
 
     Attributes:
@@ -43,7 +43,7 @@ class Arrays:
     nbytes: int
 
     @classmethod
-    def of(cls, arrays: Mapping[str, Any]) -> Arrays:
+    def of(cls, arrays: Mapping[str, Any]) -> Amount:
         """The sums over arrays of any backend."""
         known = [(adapter_of(array), array) for array in arrays.values()]
         sizes = [(math.prod(a.shape(x)), a.nbytes(x)) for a, x in known if a is not None]
@@ -176,7 +176,7 @@ def measured(
     Raises:
         ConversionError: As `convert`; also if it is no model.
     """
-    target = get_adapter(to)
+    target = get_adapter(to, Models)
     source = source_of(model) or source_of_callable(model, target)
     if source is None or source is target:
         what = "no model whose program can be recorded"
@@ -199,8 +199,8 @@ def measured(
         "model": program.name or type(model).__name__,
         "target": to,
         "train": train,
-        "parameters": Arrays.of(program.parameters),
-        "buffers": Arrays.of(program.buffers),
+        "parameters": Amount.of(program.parameters),
+        "buffers": Amount.of(program.buffers),
         "ops": dict(Counter(call.op for call in program.graph.walk()).most_common()),
         "export_seconds": exported - start,
         "lowering_seconds": finished - exported,
@@ -223,7 +223,7 @@ def measured(
 
 
 def _waiting(
-    adapter: Adapter, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    adapter: Models, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], float]:
     """A call with inputs of its own, which may be changed: until its results are there."""
     given = inputs_for(adapter, args, kwargs, copy=True)
@@ -234,7 +234,7 @@ def _waiting(
         result = call(*given)
         device = get_device(result)
         if device is not None:
-            get_adapter(device.backend).wait(device, result)
+            get_adapter(device.backend, Arrays).wait(device, result)
         return timing.clock() - start
 
     return run

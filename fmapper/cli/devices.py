@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fmapper.backends.adapter import Device, DeviceInfo
+from fmapper.backends.arrays import Device, DeviceInfo
 from fmapper.backends.device import device_info, missing
 from fmapper.backends.device import devices as every_device
 

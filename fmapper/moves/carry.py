@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.backends.adapter import Adapter, Device, Exchange
+from fmapper.backends.arrays import Arrays, Device, Exchange
 from fmapper.backends.discovery import get_adapter
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import (
@@ -49,8 +49,8 @@ class Route:
         note: Why they stay although they were to go.
     """
 
-    source: Adapter
-    target: Adapter
+    source: Arrays
+    target: Arrays
     origin: Device
     device: Device
     dtype: str
@@ -327,7 +327,7 @@ def _cast_on_host(batch: _Batch, exchange: Exchange, casts: Sequence[int]) -> Ex
     """The exchange with some of its arrays cast into memory of their own."""
     if not casts or exchange.device is not None:
         return exchange
-    data = _cast(get_adapter("numpy"), exchange.data, casts, batch)
+    data = _cast(get_adapter("numpy", Arrays), exchange.data, casts, batch)
     own = {*exchange.private, *casts}
     return dataclasses.replace(exchange, data=data, private=own, owners=None)
 
@@ -339,7 +339,7 @@ def _no_copy(batch: _Batch, at: int) -> Exception:
 
 
 def _cast(
-    adapter: Adapter, arrays: Iterable[Any], chosen: Sequence[int], batch: _Batch
+    adapter: Arrays, arrays: Iterable[Any], chosen: Sequence[int], batch: _Batch
 ) -> list[Any]:
     """The arrays, the chosen ones in the dtypes of their routes.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from fmapper.backends.adapter import Adapter
+from fmapper.backends.arrays import Arrays
 from fmapper.backends.discovery import adapter_of, adapters
 from fmapper.errors import FmapperWarning
 from fmapper.tree.walk import visit
@@ -208,7 +208,7 @@ class _Worker:
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(ahead):
             self._permits.put(None)
-        settings = [adapter.thread_settings() for adapter in adapters()]
+        settings = [adapter.thread_settings() for adapter in adapters(Arrays)]
         self.thread = threading.Thread(
             target=contextvars.copy_context().run,
             args=(self._run, source, mover, reading, settings),
@@ -302,7 +302,7 @@ class _Worker:
 
 def _handed_over(batch: Any) -> list[Callable[[], object]]:
     """What the consumer has to call before it uses the arrays of a batch."""
-    found: dict[str, tuple[Adapter, list[Any]]] = {}
+    found: dict[str, tuple[Arrays, list[Any]]] = {}
     for _, leaf, node_type in visit(batch, once=True):
         adapter = adapter_of(leaf) if node_type is None else None
         if adapter is not None:

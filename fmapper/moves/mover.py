@@ -7,10 +7,12 @@ import enum
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.adapter import Adapter, Device, NodeAdapter
+from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.device import DeviceSpec, parse_device
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter
 from fmapper.backends.dtypes import dtype_name, wanted_dtype
+from fmapper.backends.framework import Framework
+from fmapper.backends.models import Models
 from fmapper.backends.undeclared import check_carried, check_leaf
 from fmapper.errors import (
     ConversionError,
@@ -202,7 +204,7 @@ class Mover:
         It goes to another device of its backend. It has no counterpart in another backend, draws
         its numbers where it is, and stays there.
         """
-        for adapter in adapters():
+        for adapter in adapters(Arrays):
             origin = adapter.generator_device(leaf)
             if origin is None:
                 continue
@@ -214,7 +216,7 @@ class Mover:
             return Generator(adapter, origin, device, self.copy is not True and origin == device)
         return None
 
-    def _placed_target(self, adapter: Adapter, origin: Device, where: Where, place: int) -> Target:
+    def _placed_target(self, adapter: Arrays, origin: Device, where: Where, place: int) -> Target:
         try:
             return self._target(adapter, origin)
         except (DeviceError, DeviceUnavailableError) as error:
@@ -222,7 +224,7 @@ class Mover:
             raise
 
     def _route(
-        self, places: Sequence[int], leaves: Sequence[Any], adapter: Adapter, where: Where
+        self, places: Sequence[int], leaves: Sequence[Any], adapter: Arrays, where: Where
     ) -> Route:
         first = leaves[places[0]]
         try:
@@ -246,10 +248,10 @@ class Mover:
         arrays = leaves if len(places) == len(leaves) else [leaves[place] for place in places]
         return Route(adapter, target, origin, device, dtype, wanted, held, places, arrays, note)
 
-    def _target(self, adapter: Adapter, origin: Device) -> Target:
+    def _target(self, adapter: Arrays, origin: Device) -> Target:
         """Whose array a leaf of this backend on this device becomes, and where."""
         if self.backend is not None:
-            target = adapter if adapter.name == self.backend else get_adapter(self.backend)
+            target = adapter if adapter.name == self.backend else get_adapter(self.backend, Arrays)
             return Target(target, self._device_of(target, adapter, origin))
         spec = self.spec
         if spec is None:  # only the dtype changes
@@ -268,7 +270,7 @@ class Mover:
                 raise
             return Target(adapter, origin, str(error))
 
-    def _device_of(self, target: Adapter, adapter: Adapter, origin: Device) -> Device:
+    def _device_of(self, target: Arrays, adapter: Arrays, origin: Device) -> Device:
         if self.spec is not None:
             return self._on(target, self.spec, origin)
         if target is adapter:
@@ -277,7 +279,7 @@ class Mover:
         index = origin.index if kind != "cpu" and isinstance(origin.index, int) else None
         return target.find_device("gpu" if kind == "cuda" else kind, index)
 
-    def _on(self, adapter: Adapter, spec: DeviceSpec, origin: Device) -> Device:
+    def _on(self, adapter: Arrays, spec: DeviceSpec, origin: Device) -> Device:
         kind = adapter.aliases.get(spec.kind, spec.kind)
         is_kind = origin.kind == kind or (spec.kind == "gpu" and origin.kind not in ("cpu", "meta"))
         if (origin.backend == adapter.name and is_kind) and (
@@ -371,7 +373,7 @@ Examples:
 """
 
 
-def _why_unsupported(adapter: Adapter, leaf: Any, target: Adapter, dtype: str) -> str:
+def _why_unsupported(adapter: Arrays, leaf: Any, target: Arrays, dtype: str) -> str:
     """Why a dtype cannot go: in the words of its own adapter, if that gives it to nobody."""
     try:
         adapter.check(leaf)
@@ -404,16 +406,17 @@ def _warn_no_gpu(reason: str, strict: bool | None) -> None:
     )
 
 
-def mover_to(adapter: Adapter) -> Mover:
-    """The mover that makes arrays for models of a framework.
+def mover_to(adapter: Framework) -> Mover:
+    """Returns the mover that makes arrays for a framework: its own, or those its models take.
 
     Raises:
         ConversionError: The framework has no arrays, neither its own nor those of another one.
     """
-    if isinstance(adapter, NodeAdapter) and not adapter.lowers_like:
+    family = adapter.lowers_like if isinstance(adapter, Models) else ""
+    if not family and not isinstance(adapter, Arrays):
         raise ConversionError(
             f"{adapter.name} has no arrays of its own, and its adapter does not say whose arrays "
             "its models take (lowers_like): nothing can be moved to it."
         )
-    backend = adapter.lowers_like or adapter.name
+    backend = family or adapter.name
     return Mover(f"to_{backend}", backend=backend)

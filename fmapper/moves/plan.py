@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from fmapper.backends.adapter import Device
+from fmapper.backends.arrays import Device
 from fmapper.backends.dtypes import itemsize
 from fmapper.errors import FmapperError
 from fmapper.moves.carry import UNTOUCHED, Route, carry_out

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from fmapper.backends.adapter import Adapter, Device
+from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.device import DeviceSpec
 from fmapper.backends.discovery import get_adapter, installed_backends
 from fmapper.errors import BackendUnavailableError, DeviceError, DeviceUnavailableError
@@ -15,7 +15,7 @@ from fmapper.errors import BackendUnavailableError, DeviceError, DeviceUnavailab
 class Target(NamedTuple):
     """Whose array a leaf becomes, where, and why it stays if there was no such device."""
 
-    adapter: Adapter
+    adapter: Arrays
     device: Device
     note: str = ""
 
@@ -23,7 +23,7 @@ class Target(NamedTuple):
 class Generator(NamedTuple):
     """A random generator among the leaves: whose it is, where it is, and where it is to be."""
 
-    adapter: Adapter
+    adapter: Arrays
     origin: Device
     device: Device
     stays: bool
@@ -41,7 +41,7 @@ def gpu_for_host_arrays(spec: DeviceSpec) -> Target:
         raise DeviceUnavailableError(
             f"{spec} is not available: no installed backend sees a GPU ({_what_was_seen()})."
         )
-    target = get_adapter(name)
+    target = get_adapter(name, Arrays)
     return Target(target, target.find_device(spec.kind, spec.index))
 
 
@@ -57,7 +57,7 @@ def use_backend(name: str | None) -> Any:
         BackendUnavailableError: There is no such backend here.
     """
     before = list(_preferred)
-    _preferred[:] = [] if name is None else [get_adapter(name).name]
+    _preferred[:] = [] if name is None else [get_adapter(name, Arrays).name]
 
     @contextmanager
     def scope() -> Iterator[None]:
@@ -99,11 +99,11 @@ def _what_was_seen() -> str:
     return "; ".join(reasons) or "neither torch nor jax is installed"
 
 
-def _working_adapters() -> list[Adapter]:
+def _working_adapters() -> list[Arrays]:
     found = []
     for name in installed_backends():
         try:
-            found.append(get_adapter(name))
+            found.append(get_adapter(name, Arrays))
         except BackendUnavailableError:  # installed, but broken
             continue
     return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.backends.adapter import Adapter, Memory
+from fmapper.backends.arrays import Arrays, Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Span:
         return not self.memory.plain, backwards, -math.prod(self.shape), self.index
 
 
-def find_view_ties(arrays: Sequence[Any], adapter: Adapter) -> list[ViewTie]:
+def find_view_ties(arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
     """The arrays that have elements in common with another array of the list, each with a base."""
     spans: list[_Span] = []
     for index, array in enumerate(arrays):
@@ -59,7 +59,7 @@ def find_view_ties(arrays: Sequence[Any], adapter: Adapter) -> list[ViewTie]:
     return ties + _ties_among(cluster, arrays, adapter)
 
 
-def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Adapter) -> list[ViewTie]:
+def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
     """The ties among arrays whose spans touch; their elements may interleave without meeting."""
     ties: list[ViewTie] = []
     bases: list[_Span] = []
@@ -82,7 +82,7 @@ def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Adapter) -
     return ties
 
 
-def remade(view: Any, base: Any, new_base: Any, source: Adapter, target: Adapter) -> Any | None:
+def remade(view: Any, base: Any, new_base: Any, source: Arrays, target: Arrays) -> Any | None:
     """What a view of `base` is to `new_base`, an array of the same shape; None where it is none.
 
     Args:

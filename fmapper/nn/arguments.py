@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import MixedDevicesError, UnsupportedLeafError
@@ -30,7 +31,7 @@ def kernels(function: str, x: Any) -> Any:
             f"{function}: x is a {type(x).__name__}, not an array. Make one of the backend that is "
             "to compute: numpy.asarray, torch.as_tensor or jax.numpy.asarray."
         )
-    found = adapter.functional
+    found = adapter.functional if isinstance(adapter, Compute) else None
     if found is None:
         raise UnsupportedLeafError(
             f"{function}: the {adapter.name} adapter has no neural functions. "
@@ -85,7 +86,7 @@ def common(function: str, x: Any, *others: tuple[str, Any]) -> Any:
         if other is None or type(other) is cls:
             continue
         adapter = adapter_of(other)
-        if adapter is None or adapter.functional is not found:
+        if not isinstance(adapter, Compute) or adapter.functional is not found:
             raise _mixed(function, x, name, other)
     return found
 

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fmapper.backends.adapter import Device, Exchange
-from fmapper.backends.counts import Counts
+from fmapper.backends.arrays import Device, Exchange
+from fmapper.backends.compute import Compute, Counts
 from fmapper.backends.device import DeviceSpec
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter
 from fmapper.backends.dtypes import is_inexact
+from fmapper.backends.models import Models
 from fmapper.backends.namespace import array_namespace
 from fmapper.moves.mover import Mover, to_numpy
 from fmapper.profiles import timing
@@ -31,7 +32,7 @@ class Bench:
         call: `call(model, *inputs)` is one run.
         batches: NumPy arrays by batch size.
         train: Whether a run takes the gradient, too.
-        compile: See `Adapter.runner`.
+        compile: See `Compute.runner`.
         seconds: The time for one device at one batch size.
     """
 
@@ -79,14 +80,14 @@ class Placed:
 
     def __init__(self, device: Device, bench: Bench) -> None:
         self.device, self.bench = device, bench
-        self.adapter = get_adapter(device.backend)
+        self.adapter = get_adapter(device.backend, Compute)
         self._ways: dict[int, Callable[[], tuple[Any, ...]]] = {}
         for size in list(bench.batches)[:1]:
             # A device takes its time to start, which is nobody's first run.
             self.adapter.wait(device, self.inputs(size))
         self.model = mover_to(device)(bench.model, copy=True)
         self.adapter.wait(device, arrays_of(self.model))
-        loaded = adapters()
+        loaded = adapters(Models)
         for _, node, kind in visit(self.model, once=True):
             if kind is not None and not bench.train:
                 for adapter in loaded:
@@ -238,7 +239,7 @@ def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
     """What brings NumPy arrays to a device, as its backend does: without the checks of a mover."""
     import numpy as np  # the host arrays
 
-    adapter = get_adapter(device.backend)
+    adapter = get_adapter(device.backend, Compute)
     # Private: nobody else has this memory, and it is not written to here.
     own = [np.array(array, order="C") for array in arrays]
     exchange = Exchange(own, private=range(len(own)))
@@ -247,7 +248,7 @@ def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
 
 def fetch(device: Device, arrays: Sequence[Any]) -> None:
     """Brings arrays of a device to the host, as its backend does."""
-    adapter = get_adapter(device.backend)
+    adapter = get_adapter(device.backend, Compute)
     if not adapter.host_only:
         adapter.export(arrays, _HOST)
 

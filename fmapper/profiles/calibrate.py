@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from fmapper.backends.adapter import Device
+from fmapper.backends.arrays import Device
+from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import get_adapter
 from fmapper.backends.namespace import array_namespace
 from fmapper.profiles import timing as _timing
@@ -29,7 +30,7 @@ def calibrated(device: Device) -> Accelerator:
     a large and of a small array the link, and chains of small products the cost of a launch. The
     ranges are the quartiles.
     """
-    adapter, move = get_adapter(device.backend), mover_to(device)
+    adapter, move = get_adapter(device.backend, Compute), mover_to(device)
     import numpy as np  # the host arrays that are moved
 
     on_host = device.kind == "cpu"

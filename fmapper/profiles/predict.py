@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fmapper.backends.counts import Counts
+from fmapper.backends.compute import Counts
 from fmapper.profiles.accelerator import Accelerator
 from fmapper.profiles.timing import Timing
 

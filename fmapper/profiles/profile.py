@@ -6,8 +6,8 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fmapper.backends.adapter import Device
-from fmapper.backends.counts import Counts
+from fmapper.backends.arrays import Device
+from fmapper.backends.compute import Counts
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import FmapperError, NotAFunctorError, ProfileError
 from fmapper.moves.mover import to_numpy

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fmapper.backends.counts import Counts
+from fmapper.backends.compute import Counts
 from fmapper.errors import ProfileError
 from fmapper.profiles.timing import Timing
 

@@ -14,7 +14,7 @@ from fmapper.profiles.table import readable_batch, readable_seconds
 from fmapper.profiles.timing import Timing
 
 if TYPE_CHECKING:
-    from fmapper.backends.counts import Counts
+    from fmapper.backends.compute import Counts
 
 _Cost = Callable[[float], float]
 

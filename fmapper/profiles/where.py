@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fmapper.backends.adapter import Adapter, Device
+from fmapper.backends.arrays import Device
+from fmapper.backends.compute import Compute
 from fmapper.backends.device import DeviceSpec, missing, parse_device
 from fmapper.backends.discovery import adapters, get_adapter, installed_backends
+from fmapper.backends.models import Models
 from fmapper.errors import DeviceError, DeviceUnavailableError, ProfileError
 from fmapper.tree.functor import CONTAINERS, declaration_of
 from fmapper.tree.keypath import format_link
@@ -53,7 +55,7 @@ def places_for(
         DeviceUnavailableError: A device is not here and cannot be predicted.
     """
     owner = _owner(model)
-    usable = [get_adapter(name) for name in _usable(owner)]
+    usable = [get_adapter(name, Compute) for name in _usable(owner)]
     places = Places()
     for adapter in [adapter for adapter in usable if train]:
         why = adapter.no_transforms()
@@ -90,7 +92,7 @@ def _usable(owner: tuple[str, str] | None) -> Iterator[str]:
         return
     for name in installed_backends():
         try:
-            if get_adapter(name).devices():
+            if get_adapter(name, Compute).devices():
                 yield name
         except ImportError:  # installed in name only: `missing` has the reason
             continue
@@ -103,7 +105,7 @@ def _owner(model: Any) -> tuple[str, str] | None:
         cls = type(node)
         if kind is None or declaration_of(cls) is not None or isinstance(node, CONTAINERS):
             continue
-        for adapter in adapters():
+        for adapter in adapters(Models):
             backend = adapter.computes_with(cls)
             if backend is not None:
                 found.setdefault(backend, f"{cls.__name__} at {format_link(link)}")
@@ -120,7 +122,7 @@ def _owner(model: Any) -> tuple[str, str] | None:
 def _add_asked(
     places: Places,
     spec: DeviceSpec,
-    usable: list[Adapter],
+    usable: list[Compute],
     owner: tuple[str, str] | None,
     *,
     predict: bool,
@@ -134,7 +136,8 @@ def _add_asked(
                 f"{spec} cannot run this model: its {owner[1]} computes with {owner[0]} only. "
                 "Leave it out, or convert the model."
             )
-        adapter = get_adapter(spec.backend or "")  # says why it is not among the usable ones
+        # It says why it is not among the usable ones.
+        adapter = get_adapter(spec.backend or "", Compute)
         raise ProfileError(f"{spec} cannot train: {adapter.no_transforms()}")
     failures: list[DeviceUnavailableError] = []
     for adapter in fitting:
@@ -151,7 +154,7 @@ def _add_asked(
         places.add(_cpu(adapter), asked=True)
 
 
-def _first_of_each_kind(adapter: Adapter) -> Iterator[Device]:
+def _first_of_each_kind(adapter: Compute) -> Iterator[Device]:
     seen: set[str] = set()
     for device in adapter.devices():
         if device.kind not in seen:
@@ -159,13 +162,13 @@ def _first_of_each_kind(adapter: Adapter) -> Iterator[Device]:
             yield device
 
 
-def _accelerators(adapter: Adapter) -> list[Device]:
+def _accelerators(adapter: Compute) -> list[Device]:
     return [device for device in adapter.devices() if device.kind not in ("cpu", "meta")]
 
 
-def _cpu(adapter: Adapter) -> Device:
+def _cpu(adapter: Compute) -> Device:
     return adapter.find_device("cpu", None)
 
 
-def _gpu_kind(adapter: Adapter) -> str:
+def _gpu_kind(adapter: Compute) -> str:
     return adapter.aliases.get("gpu", "gpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fmapper.backends.adapter import Adapter
+from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, ConversionWarning, MoveError
 from fmapper.programs import verify
 from fmapper.programs.record_lock import in_turn
@@ -17,9 +17,9 @@ _SLACK = 10  # times what `verify` allows: compilers order sums as they like
 @in_turn  # a model that is called while another one is recorded may do something else
 def refuse_difference(
     model: Any,
-    source: Adapter,
+    source: Models,
     converted: Any,
-    target: Adapter,
+    target: Models,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fmapper.backends.adapter import Adapter
+from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, ConversionWarning, FmapperError, FmapperWarning
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.program import Program
@@ -37,9 +37,9 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 def check(
     model: Any,
-    source: Adapter,
+    source: Models,
     converted: Any,
-    target: Adapter,
+    target: Models,
     program: Program,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -83,9 +83,9 @@ def check(
 
 def _compare_other_sizes(
     model: Any,
-    source: Adapter,
+    source: Models,
     converted: Any,
-    target: Adapter,
+    target: Models,
     program: Program,
     examples: Call,
     own: Mapping[str, Any],
@@ -108,7 +108,7 @@ def _compare_other_sizes(
 
 
 def _prepared(
-    model: Any, source: Adapter, program: Program, given: Call
+    model: Any, source: Models, program: Program, given: Call
 ) -> Callable[..., Outcome] | str | None:
     """The call of the model itself, or the error that it gives; None where it is not to be had."""
     try:
@@ -122,7 +122,7 @@ def _prepared(
 
 
 def _outcome(
-    converted: Any, target: Adapter, program: Program, given: Call, about: str
+    converted: Any, target: Models, program: Program, given: Call, about: str
 ) -> Outcome | None:
     from fmapper.programs.verify import inputs_for
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from fmapper.backends.adapter import Adapter
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter, installed_backends
+from fmapper.backends.models import Models
 from fmapper.errors import (
     BackendUnavailableError,
     ConversionError,
@@ -176,7 +176,7 @@ def convert(
         >>> model(torch.ones(4, 2).numpy()).shape, sorted(model.params)
         ((4, 3), ['bias', 'weight'])
     """
-    target = get_adapter(to)
+    target = get_adapter(to, Models)
     if not isinstance(example_inputs, tuple):
         example_inputs = (
             tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)
@@ -313,7 +313,7 @@ def _holds_arrays(tree: Any) -> bool:
     return any(adapter_of(leaf) is not None for leaf in fleaves(tree))
 
 
-def _moved(tree: Any, target: Adapter) -> Any:
+def _moved(tree: Any, target: Models) -> Any:
     """Moves the arrays of a tree.
 
     Raises:
@@ -339,8 +339,8 @@ def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[st
 @in_turn
 def recorded(
     model: Any,
-    source: Adapter,
-    target: Adapter,
+    source: Models,
+    target: Models,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
@@ -391,7 +391,7 @@ def added_for(target: Adapter) -> dict[str, Lowering]:
 
 
 @in_turn
-def lower(program: Program, target: Adapter, **options: Any) -> Any:
+def lower(program: Program, target: Models, **options: Any) -> Any:
     """The model of a target framework for a program."""
     try:
         return target.from_program(program, added_for(target), **options)
@@ -404,7 +404,7 @@ def lower(program: Program, target: Adapter, **options: Any) -> Any:
         ) from error
 
 
-def lowered(program: Program, target: Adapter, *, train: bool, **options: Any) -> Any:
+def lowered(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
     """The same; training that nobody has asked for is left out where it cannot be lowered."""
     try:
         return lower(program, target, **options)
@@ -420,7 +420,7 @@ def lowered(program: Program, target: Adapter, *, train: bool, **options: Any) -
     return lower(alone, target, **options)
 
 
-def source_of_callable(model: Any, target: Adapter) -> Adapter | None:
+def source_of_callable(model: Any, target: Models) -> Models | None:
     """The framework that can record a function, or a tree that is called, for another one.
 
     It need not be imported yet: a function may import it when it is called.
@@ -431,22 +431,22 @@ def source_of_callable(model: Any, target: Adapter) -> Adapter | None:
     return None
 
 
-def _recorders() -> Iterator[Adapter]:
+def _recorders() -> Iterator[Models]:
     """The adapters that are loaded, then those of frameworks that could be."""
-    loaded = adapters()
+    loaded = adapters(Models)
     yield from loaded
     for name in installed_backends():
         if all(adapter.name != name for adapter in loaded):
             try:
-                yield get_adapter(name)
-            except BackendUnavailableError:  # it is installed, but does not work
+                yield get_adapter(name, Models)
+            except BackendUnavailableError:  # it does not work, or has no models
                 continue
 
 
-def _family(adapter: Adapter) -> str:
+def _family(adapter: Models) -> str:
     return adapter.lowers_like or adapter.name
 
 
-def source_of(model: Any) -> Adapter | None:
+def source_of(model: Any) -> Models | None:
     """The framework that a model is one of."""
-    return next((adapter for adapter in adapters() if adapter.is_model(model)), None)
+    return next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fmapper.backends.adapter import Adapter, Observation
+from fmapper.backends.arrays import Arrays
 from fmapper.backends.device import get_device
-from fmapper.backends.discovery import adapter_of, adapters, get_adapter
+from fmapper.backends.discovery import adapter_of, adapters
 from fmapper.backends.equality import equals
+from fmapper.backends.models import Models, Observation
 from fmapper.errors import NotAFunctorError
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.convert import added_for, source_of_callable
@@ -183,7 +184,7 @@ class _Side:
     """One of the models, and what it is called with."""
 
     model: Any
-    adapter: Adapter | None
+    adapter: Models | None
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -220,7 +221,7 @@ def _sides(a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def inputs_for(
-    adapter: Adapter,
+    adapter: Models,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
@@ -241,7 +242,7 @@ def inputs_for(
     return moved
 
 
-def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Adapter | None]]:
+def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
     """Both models with their frameworks; a function is of the framework that the other is not."""
     known = [_adapter_of_model(model) for model in (a, b)]
     for i, model in enumerate((a, b)):
@@ -251,15 +252,19 @@ def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Adapter | None]]:
     return list(zip((a, b), known, strict=True))
 
 
-def _adapter_of_model(model: Any) -> Adapter | None:
-    found = next((adapter for adapter in adapters() if adapter.is_model(model)), None)
+def _adapter_of_model(model: Any) -> Models | None:
+    found = next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
     if found is not None or isinstance(model, tuple):
         return found
     try:
         device = get_device(model)
     except NotAFunctorError:  # a function with arrays in its closure
         return None
-    return None if device is None else get_adapter(device.backend)
+    return None if device is None else _of_backend(device.backend)
+
+
+def _of_backend(name: str) -> Models | None:
+    return next((adapter for adapter in adapters(Models) if adapter.name == name), None)
 
 
 def _differences(
@@ -316,15 +321,16 @@ def _holds_arrays(x: Any) -> bool:
 
 
 def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | None) -> Difference:
-    if adapter_of(a) is None or adapter_of(b) is None:
+    owner = adapter_of(a)
+    if owner is None or adapter_of(b) is None:
         return Difference(path, math.inf, 0.0, 0.0, f"{type(a).__name__} and {type(b).__name__}")
     error, scale, dtype, note = _compared(a, b)
     factor = _ROUNDING.get(dtype, 0.0) if rtol is None else rtol
-    size = math.prod(_adapter_of_array(a).shape(a))
+    size = math.prod(owner.shape(a))
     return Difference(path, error, scale, factor * scale + (atol or 0.0), note, size)
 
 
-def _adapter_of_array(array: Any) -> Adapter:
+def _adapter_of_array(array: Any) -> Arrays:
     adapter = adapter_of(array)
     assert adapter is not None
     return adapter

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.trainable import Trained
 from fmapper.backends.undeclared import holds_arrays
 from fmapper.errors import FmapperError
 from fmapper.moves.view_ties import find_view_ties
+from fmapper.transforms.trainable import Trained
 from fmapper.tree.keypath import KeyPath, Link
 from fmapper.tree.nodes import ATOM, CHILDLESS, WITHOUT_IDENTITY, Item, NodeType, kind_of
 from fmapper.tree.walk import say_where

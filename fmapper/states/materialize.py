@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fmapper.backends.adapter import Adapter, Device
+from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.device import DeviceSpec, parse_device
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import dtype_name, is_inexact
@@ -241,7 +241,7 @@ def _spec(device: Device) -> DeviceSpec | None:
     return None if several else parse_device(device)
 
 
-def _adapter(array: Any) -> Adapter:
+def _adapter(array: Any) -> Arrays:
     found = adapter_of(array)
     assert found is not None
     return found

@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from fmapper.backends.adapter import Adapter
+from fmapper.backends.arrays import Arrays
 from fmapper.backends.device import common_device
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equal_arrays
 from fmapper.backends.namespace import array_namespace
-from fmapper.backends.trainable import Trained
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import FmapperError, StructureMismatchError, UnsupportedLeafError
 from fmapper.moves.carry import Route, carry_out
 from fmapper.moves.view_ties import find_view_ties, remade
+from fmapper.transforms.trainable import Trained
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link, name_of
 from fmapper.tree.nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
@@ -129,7 +129,7 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
     )
 
 
-def _other_shape(adapter: Adapter, old: Any, source: Adapter, new: Any) -> str | None:
+def _other_shape(adapter: Arrays, old: Any, source: Arrays, new: Any) -> str | None:
     """What is wrong with the shape of an array of a state, in words."""
     try:
         wanted, given = adapter.shape(old), source.shape(new)
@@ -308,7 +308,7 @@ def _plain_values(tree: Any) -> dict[str, Any]:
     }
 
 
-def _loading(place: int, adapter: Adapter, old: Any, source: Adapter, new: Any) -> Route:
+def _loading(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:
     """The way of an array of a state to where the old one is, which has its dtype."""
     dtype = adapter.dtype(old)
     return Route(
@@ -324,7 +324,7 @@ def _loading(place: int, adapter: Adapter, old: Any, source: Adapter, new: Any) 
     )
 
 
-def _adapter_of(array: Any) -> Adapter:
+def _adapter_of(array: Any) -> Arrays:
     found = adapter_of(array)
     assert found is not None
     return found

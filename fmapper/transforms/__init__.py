@@ -8,4 +8,5 @@ framework that they belong to, and puts the results together again.
     grad        `grad` and `value_and_grad`
     jit         `jit`
     vmap        `vmap`
+    trainable   which arrays are trained
 """

@@ -8,7 +8,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fmapper.backends.adapter import Adapter
+from fmapper.backends.arrays import Arrays
+from fmapper.backends.compute import NO_TRANSFORMS, Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import MixedDevicesError, TransformError
@@ -40,7 +41,7 @@ def place_of(number: int, args: tuple[Any, ...]) -> int:
     return place
 
 
-def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Adapter:
+def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Compute:
     """Whose arrays these are; those of the host may go along with an adapter that takes them."""
     found: dict[str, Any] = {}
     for array in arrays:
@@ -60,10 +61,11 @@ def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Adapter:
     return transforming(next(iter(found.values())), verb)
 
 
-def transforming(array: Any, verb: str) -> Adapter:
+def transforming(array: Any, verb: str) -> Compute:
     """Returns the adapter of an array, if its framework can transform functions."""
-    adapter = adapter_of(array)
-    assert adapter is not None
+    adapter = owner_of(array)
+    if not isinstance(adapter, Compute):
+        raise TransformError(f"cannot {verb} a function of {adapter.name} arrays: {NO_TRANSFORMS}")
     reason = adapter.no_transforms()
     if reason is not None:
         raise TransformError(f"cannot {verb} a function of {adapter.name} arrays: {reason}")
@@ -90,7 +92,7 @@ def refuse_holders(structure: Structure, trees: Any) -> None:
             check_leaf(leaf, where, leaf)
 
 
-def owner_of(array: Any) -> Adapter:
+def owner_of(array: Any) -> Arrays:
     """Returns the adapter of what is known to be an array."""
     found = adapter_of(array)
     assert found is not None

@@ -6,10 +6,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fmapper.backends.adapter import Adapter
+from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import is_inexact
-from fmapper.backends.trainable import Trained, trained_arrays
 from fmapper.errors import FmapperError, TransformError
 from fmapper.transforms.arguments import (
     as_given,
@@ -29,6 +28,7 @@ from fmapper.transforms.static_key import (
     refilled,
     structure_of,
 )
+from fmapper.transforms.trainable import Trained, trained_arrays
 from fmapper.tree.keypath import format_link
 from fmapper.tree.no_gradient import filling_gradient, no_gradient
 from fmapper.tree.nodes import sync
@@ -176,7 +176,7 @@ def _shares(tree: Any, trained: Mapping[int, Any]) -> bool:
 
 def _trained(
     args: tuple[Any, ...], places: Sequence[int], boxes: list[Any]
-) -> tuple[Adapter, dict[int, Any]]:
+) -> tuple[Compute, dict[int, Any]]:
     """What is trained in some arguments, each array once, by id; and whose arrays these are."""
     found: dict[int, Any] = {}
     for place in places:
@@ -220,7 +220,7 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
     return given
 
 
-def _checked(value: Any, adapter: Adapter) -> Any:
+def _checked(value: Any, adapter: Compute) -> Any:
     """A loss: a floating array of shape (), of the backend that differentiates."""
     found = adapter_of(value)
     if found is None:
@@ -248,7 +248,7 @@ def _checked(value: Any, adapter: Adapter) -> Any:
 
 
 def _note_mixture(
-    error: Exception, adapter: Adapter, args: tuple[Any, ...], kwargs: dict[str, Any]
+    error: Exception, adapter: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Says so if what is not differentiated holds arrays of another backend: it may be for that."""
     trees = as_given(args, kwargs)

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
-from fmapper.backends.adapter import Adapter
+from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import NotCompiledWarning
 from fmapper.transforms.arguments import as_given, backend_of, place_of, positions, refuse_holders
@@ -72,7 +72,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     reasons = _Reasons()
     said: list[str] = []
 
-    def program_for(adapter: Adapter) -> Program:
+    def program_for(adapter: Compute) -> Program:
         def run(arrays: Sequence[Any], key: Any) -> tuple[list[Any], Any]:
             memo: dict[Any, Any] = {}
             args, kwargs = key.filled(arrays, memo)
@@ -87,7 +87,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
 
         return adapter.compiled(run, reasons.add)
 
-    def uncompiled(adapter: Adapter, args: Any, kwargs: Any) -> Any:
+    def uncompiled(adapter: Compute, args: Any, kwargs: Any) -> Any:
         try:
             result = fun(*args, **kwargs)
         except BaseException:

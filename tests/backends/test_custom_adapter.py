@@ -279,7 +279,7 @@ def test_the_convert_command_says_what_cannot_be_lowered(
 
 
 def test_a_framework_without_arrays_says_so() -> None:
-    class Bare(fmapper.backends.NodeAdapter):
+    class Bare(fmapper.backends.Models):
         name = "bare"
 
         def node_type(self, cls: type) -> None:

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from fmapper.backends import NodeAdapter, NodeType, Observation
+from fmapper.backends import Models, Nodes, NodeType, Observation
 from fmapper.programs import Lowering, Program
 
 
-class FlaxAdapter(NodeAdapter):
+class FlaxAdapter(Nodes, Models):
     """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
 
     name: ClassVar[str] = "flax"

@@ -7,6 +7,7 @@ from typing import Any
 
 from fmapper.backends.discovery import adapter_of, adapters, on_adapter
 from fmapper.backends.dtypes import is_inexact
+from fmapper.backends.nodes import Nodes
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import DeclarationError, FmapperError, StructureMismatchError
 from fmapper.tree.functor import declaration_of, has_computed_children
@@ -205,7 +206,7 @@ def _rule_of(cls: type) -> Predicate | None:
     try:
         return _below[cls]
     except KeyError:
-        said = (adapter.trained_below(cls) for adapter in adapters())
+        said = (adapter.trained_below(cls) for adapter in adapters(Nodes))
         found = _below[cls] = next(filter(None, said), None)
         return found
 

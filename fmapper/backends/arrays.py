@@ -1,0 +1,393 @@
+"""The facet of an adapter whose framework has arrays: what they are, and how they travel."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from fmapper.backends.dtypes import itemsize
+from fmapper.backends.framework import Framework
+from fmapper.errors import DeviceUnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where arrays live: whose they are, the kind of device, and which of that kind.
+
+    Attributes:
+        backend: numpy, torch, jax, or what an adapter adds.
+        kind: cpu, cuda, gpu, mps, tpu, meta ... in the words of the backend.
+        index: Which one; None where there is only one; a tuple for an array spread over several.
+
+    Examples:
+        >>> print(Device("torch", "cuda", 0), Device("numpy", "cpu"))
+        torch:cuda:0 numpy:cpu
+    """
+
+    backend: str
+    kind: str
+    index: int | tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.index is None:
+            return f"{self.backend}:{self.kind}"
+        index = self.index if isinstance(self.index, tuple) else (self.index,)
+        return f"{self.backend}:{self.kind}:{','.join(map(str, index))}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What is known of a device at one moment; None for what is not known.
+
+    Attributes:
+        device: The device.
+        name: What its maker calls it, as "NVIDIA H200".
+        total: Bytes of memory that its backend could use there if nothing else did.
+        free: Bytes of memory that are not in use now.
+    """
+
+    device: Device
+    name: str | None = None
+    total: int | None = None
+    free: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Arrays on their way from one backend to another.
+
+    Attributes:
+        data: NumPy arrays on the host (bfloat16 and float8 as ml_dtypes has them), or, where
+            `device` is set, objects with `__dlpack__` on that device.
+        private: Which of them, by index, are not in the memory of the array that was given. Nobody
+            else holds that memory, unless it is read-only.
+        frozen: Nobody can ever write to the memory of the others; host arrays on it are read-only.
+        device: The device of DLPack exporters; None for host arrays.
+        owners: The arrays themselves, for takers that can share more through DLPack than `data`
+            allows.
+    """
+
+    data: Sequence[Any]
+    private: Collection[int] = ()
+    frozen: bool = False
+    device: Device | None = None
+    owners: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where a strided array lies, in bytes: what tells a view and its base.
+
+    Attributes:
+        start: Address of the element with index zero in every dimension.
+        strides: Step per dimension, in elements.
+        itemsize: Bytes per element.
+        plain: The values are what lies there; False for lazy conjugates and negatives.
+    """
+
+    start: int
+    strides: tuple[int, ...]
+    itemsize: int
+    plain: bool = True
+
+
+class Arrays(Framework):
+    """A framework with arrays.
+
+    A subclass answers the abstract methods; the others have defaults that are right for one device,
+    no views and no random generators. The suite that it must pass is
+    `tests/support/conformance.py`.
+
+    Attributes:
+        aliases: Other words for device kinds, as `{"gpu": "cuda"}`.
+        host_only: Its arrays are never on an accelerator; `to_gpu` takes them to another backend.
+        keeps_memory: `take` lays arrays on the host memory that it is given; then it is given
+            memory that nobody else holds. Where it copies anyway this is False.
+        frozen: Nobody can write to the memory of its arrays.
+        read_only: It never writes to the memory of an array, or can be told not to; then arrays
+            whose memory nobody can write to are shared.
+        order: How it wants host memory: `K` as the source has it, `C` row by row.
+        takes_host_arrays: Its functions take NumPy arrays, too.
+        array_types: The classes of its usual arrays, which are then known without a look; a
+            compiler that traces the lookup finds them in a table.
+    """
+
+    lacking = "arrays of its own"
+    aliases: ClassVar[dict[str, str]] = {}
+    host_only: ClassVar[bool] = False
+    keeps_memory: ClassVar[bool] = False
+    frozen: ClassVar[bool] = False
+    read_only: ClassVar[bool] = False
+    order: ClassVar[Literal["K", "C"]] = "K"
+    takes_host_arrays: ClassVar[bool] = False
+    array_types: ClassVar[tuple[type, ...]] = ()
+
+    # arrays
+
+    @abstractmethod
+    def is_array_type(self, cls: type) -> bool:
+        """Whether instances of a class are arrays of this backend."""
+
+    def is_interned_type(self, cls: type) -> bool:
+        """Whether equal arrays of a class are one object, as `np.True_`: no sign of a tie."""
+        return False
+
+    def is_number(self, array: Any) -> bool:
+        """Whether an array is but a number that cannot be written to, as `np.float64(0.5)`."""
+        return False
+
+    @abstractmethod
+    def device(self, array: Any) -> Device:
+        """Where an array lives."""
+
+    @abstractmethod
+    def dtype(self, array: Any) -> str:
+        """The name of its dtype: float32, bfloat16, float8_e4m3fn, int64, complex64, bool ..."""
+
+    @abstractmethod
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """Its shape."""
+
+    def nbytes(self, array: Any) -> int:
+        """How much memory its values take, or would take if it had any."""
+        return math.prod(self.shape(array)) * itemsize(self.dtype(array))
+
+    def signatures(self, arrays: Sequence[Any]) -> Sequence[Hashable]:
+        """Something for each array that is equal for arrays of one dtype on one device.
+
+        A quicker way to sort many arrays than to ask for both; the arrays are of one class.
+        """
+        return [(self.device(array), self.dtype(array)) for array in arrays]
+
+    def stays(self, array: Any) -> str | None:
+        """Why an array has no meaning in another backend, as a PRNG key; None if it has.
+
+        Then a mover to another backend raises, and with `strict=False` leaves it as it is.
+        """
+        return None
+
+    def portable(self, array: Any) -> Any:
+        """The array that stands for one in other frameworks, if it `stays` as it is."""
+        return array
+
+    def unusable(self, arrays: Sequence[Any]) -> int | None:
+        """Which of the arrays has no values any more, so that it is not even left as it is."""
+        return None
+
+    def check(self, array: Any) -> None:
+        """Refuses an array that can neither leave its backend nor be copied there.
+
+        Raises:
+            TypeError: Says why, and what to do.
+        """
+
+    # devices
+
+    @abstractmethod
+    def devices(self) -> Sequence[Device]:
+        """Every device of this backend that is here, the CPU first."""
+
+    def as_device(self, device: Any) -> Device | None:
+        """The device that an object of the framework's own stands for; None if it is no such."""
+        return None
+
+    def device_info(self, device: Device) -> DeviceInfo:
+        """What one of its devices is called, and its memory; the host is known to every adapter."""
+        if device.kind != "cpu":
+            return DeviceInfo(device)
+        from fmapper.backends.machine import host_memory, processor_name
+
+        return DeviceInfo(device, processor_name(), *host_memory())
+
+    def why_not(self, kind: str, index: int | None) -> str:
+        """Why a device is not here: no driver, a CPU-only build, an index too high."""
+        have = [device for device in self.devices() if device.kind == kind]
+        if have and index is not None:
+            return f"the index is too high, {self.name} sees {len(have)} of kind {kind}"
+        return f"{self.name} has no device of kind {kind} here"
+
+    def find_device(self, kind: str, index: int | None) -> Device:
+        """The device that a kind and an index mean for this backend.
+
+        Raises:
+            DeviceUnavailableError: There is none; says what is missing and what is there.
+        """
+        own = self.aliases.get(kind, kind)
+        for device in self.devices():
+            if device.kind == own and index in (None, 0 if device.index is None else device.index):
+                return device
+        here = ", ".join(map(str, self.devices())) or "nothing"
+        wanted = Device(self.name, own, index)
+        raise DeviceUnavailableError(
+            f"{wanted} is not available: {self.why_not(own, index)}. Here: {here}."
+        )
+
+    @abstractmethod
+    def to_device(
+        self, arrays: Sequence[Any], device: Device, *, copy: bool | None
+    ) -> Iterable[Any]:
+        """Brings arrays of this backend to one of its devices, one result per array, in order.
+
+        Results that are yielded one by one let an error name the array that failed; so does a
+        `BatchError`. An array that is there already is only given for `copy=True`, and must be
+        copied then.
+        """
+
+    def is_traced(self, array: Any) -> bool:
+        """Whether an array only stands for one in a program that is being recorded.
+
+        It is nowhere yet, and will be where the arrays are that the program is run with.
+        """
+        return False
+
+    def abstract(self, shape: Sequence[int], dtype: str) -> Any:
+        """An array on the device of kind `meta`: it has a shape and a dtype, but no values.
+
+        Raises:
+            TypeError: There are no such arrays here.
+        """
+        raise TypeError(f"{self.name} has no arrays without values")
+
+    def wait(self, device: Device, results: Any) -> None:
+        """Waits until what runs on one of its devices has been computed.
+
+        Args:
+            device: The device.
+            results: What the runs gave, an array or a tree with some.
+        """
+
+    # threads
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
+        """Takes the settings of this thread along to another one.
+
+        Called where arrays are wanted; what it returns is called once in the thread that makes
+        them, which does so inside that context.
+        """
+        return nullcontext
+
+    def hand_over(self, arrays: Sequence[Any]) -> Callable[[], object] | None:
+        """Gives arrays of this backend to another thread.
+
+        Called in the thread that made them; what it returns is called in the thread that is going
+        to use them, before it does. None if there is nothing to wait for.
+        """
+        return None
+
+    # exchange
+
+    @abstractmethod
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Gives arrays to the exchange, without a copy where that can be.
+
+        Raises:
+            TypeError: The values of one of them cannot leave; see `check`.
+        """
+
+    def is_view(self, data: Any, array: Any) -> bool:
+        """Whether what `export` gave for an array, and did not call private, is in its memory.
+
+        Asked for `copy=False` only: frameworks that copy on their own tell nobody.
+        """
+        return True
+
+    @abstractmethod
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
+        """Makes arrays of this backend from the exchange, one per array, in order.
+
+        For `device` on the host and an adapter that `keeps_memory`, all host memory in `exchange`
+        is private, or frozen, or to be shared. Other memory may be read until the last result is
+        given, not longer.
+
+        Args:
+            exchange: The arrays.
+            device: Where the results are to be.
+            share: The results must lie in the very memory of the exchange.
+
+        Raises:
+            BufferError: They cannot.
+        """
+
+    # dtypes
+
+    def storable(self, dtype: str) -> str | None:
+        """The dtype in which this backend holds `dtype`: itself, a narrower one, None for none."""
+        return dtype
+
+    def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
+        """A new array of another dtype, and whether every value has survived.
+
+        An integer survives if it is equal, a floating value if it is rounded but not made infinite.
+        """
+        raise TypeError(f"the {self.name} adapter cannot cast {self.dtype(array)} to {dtype}")
+
+    def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
+        """`cast` for many arrays, in order, where there is a quicker way for all at once.
+
+        An error is about the array whose turn it is, or a `BatchError`.
+        """
+        return (self.cast(array, dtype) for array in arrays)
+
+    # what takes the place of an array
+
+    def like(self, new: Any, old: Any) -> Any:
+        """`new` as what `old` is beside its values: a parameter, for example."""
+        return new
+
+    def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
+        """How an array that others hold references to gets the contents of another one, in place.
+
+        Returns:
+            What does that, and what takes it back, also half of it; None where arrays of this kind
+            are replaced by new ones instead.
+        """
+        return None
+
+    # random generators
+
+    def generator_device(self, x: Any) -> Device | None:
+        """Where an object draws its random numbers; None if it is no generator of this backend."""
+        return None
+
+    def generator_to(self, generator: Any, device: Device) -> Any:
+        """A new generator on a device, which may be that of the old one.
+
+        It goes on as the old one would where the device draws the same numbers from the same state.
+        """
+        raise TypeError(f"{self.name} has no random generators")
+
+    # ties by view
+
+    def may_share_memory(self, arrays: Sequence[Any]) -> bool:
+        """Whether two of the arrays may have memory in common; a quick look, True if in doubt."""
+        return True
+
+    def memory(self, array: Any) -> Memory | None:
+        """Where a strided array lies; None where the backend has no views, or not for this one."""
+        return None
+
+    def shares_elements(self, a: Any, b: Any) -> bool:
+        """Whether two arrays with memory have an element in common, not just the span."""
+        return True
+
+    def view(
+        self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
+    ) -> Any:
+        """A view of `base`: strides and offset in elements, counted from the first of `base`.
+
+        `like` is the view that it replaces.
+
+        Raises:
+            TypeError: There are no such views here, with negative strides for example.
+        """
+        raise TypeError(f"{self.name} has no views")
+
+    # training
+
+    def is_trainable(self, array: Any) -> bool:
+        """Whether an array may be trained, as far as it says so itself: not a frozen parameter."""
+        return True

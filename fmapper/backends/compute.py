@@ -1,0 +1,131 @@
+"""The facet of an adapter whose framework computes: kernels, transformations, compiled calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from fmapper.backends.arrays import Arrays
+
+NO_TRANSFORMS = "it has neither gradients nor a compiler. Move them first: to_torch or to_jax."
+
+Run: TypeAlias = "Callable[[Sequence[Any], Any], tuple[list[Any], Any]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one run of a model asks of an accelerator.
+
+    Attributes:
+        launches: How many kernels it starts.
+        flops: Floating point operations; a multiplication and an addition are two.
+        nbytes: Bytes that the kernels read from and write to the memory of the device.
+        syncs: How often it waits for a value to come to the host: `.item()`, `bool(x)`, `.cpu()`.
+        compiled: Whether one program is started and starts the kernels, instead of Python.
+        unseen: What could not be counted, in words.
+    """
+
+    launches: float
+    flops: float
+    nbytes: float
+    syncs: float = 0
+    compiled: bool = False
+    unseen: tuple[str, ...] = ()
+
+
+class Compute(Arrays):
+    """A framework that computes with its arrays."""
+
+    lacking = "kernels of its own"
+
+    # neural functions and random numbers
+
+    @cached_property
+    def functional(self) -> Any:
+        """The kernels that `fmapper.nn.functional` calls, a module; None if there are none."""
+        return None
+
+    @cached_property
+    def random(self) -> Any:
+        """The kernels that `fmapper.random` calls, a module; None if there are none."""
+        return None
+
+    # transformations
+
+    def no_transforms(self) -> str | None:
+        """Why functions of these arrays cannot be transformed, and what to do; None if they can."""
+        return NO_TRANSFORMS
+
+    def value_and_grad(
+        self,
+        run: Callable[[Sequence[Any]], tuple[Any, list[Any]]],
+        arrays: Sequence[Any],
+        elsewhere: Callable[[], bool],
+    ) -> tuple[Any, list[Any], Sequence[Any]]:
+        """Calls a function and differentiates its value.
+
+        Args:
+            run: `run(arrays) -> (value, further results)`; to be called once, with arrays in the
+                place of those that are given, or with the same ones.
+            arrays: What it is differentiated with respect to.
+            elsewhere: Whether the function is given some of the arrays elsewhere too, where they
+                are constants, so that it must not be run with the same ones.
+
+        Returns:
+            The value, the further results, and one gradient per array: the direction in which the
+            value grows fastest, of a complex array too. None of them is part of a recording of this
+            call.
+        """
+        raise NotImplementedError
+
+    def vectorized(
+        self,
+        run: Callable[[Sequence[Any]], list[Any]],
+        arrays: Sequence[Any],
+        axes: Sequence[int | None],
+    ) -> list[Any]:
+        """Calls a function for every index of the arrays at once; results have it as axis 0."""
+        raise NotImplementedError
+
+    def compiled(
+        self, run: Run, give_up: Callable[[str], None]
+    ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
+        """A function that is recorded the first time and then replayed.
+
+        Args:
+            run: `run(arrays, key) -> (results, rest)`. The rest is what the results belong into; it
+                is made while recording, and handed out again with the results of every replay.
+                Among the arrays there may be numbers.
+            give_up: To be called with the reason where nothing can be recorded.
+
+        Returns:
+            The same function, recorded anew for another key, and for arrays of another shape, dtype
+            or device. It returns None where nothing was or will be recorded: then the caller is to
+            run what is to be run as it is.
+        """
+        raise NotImplementedError
+
+    def hollow(self, array: Any) -> Any:
+        """What keeps the place of an array that is being recorded: it has no values."""
+        return self.abstract(self.shape(array), self.dtype(array))
+
+    # running models
+
+    def runner(
+        self, call: Callable[..., Any], model: Any, *, compile: bool | None
+    ) -> Callable[..., Any]:
+        """How this backend runs a model for inference: a function of the inputs alone.
+
+        Args:
+            call: `call(model, *inputs)` is one run.
+            model: Its arrays are of this backend, on one device.
+            compile: Whether the backend's compiler is used; None for what is usual there.
+        """
+        return functools.partial(call, model)
+
+    def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
+        """What one run asks of an accelerator, found out without one; None where nobody knows."""
+        return None

@@ -1,0 +1,223 @@
+"""The facet of an adapter whose framework has models: recorded as programs, made of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fmapper.backends.compute import Compute
+from fmapper.backends.framework import Framework
+from fmapper.errors import ConversionError
+
+if TYPE_CHECKING:
+    from fmapper.programs.program import Lowering, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An operation that a model has carried out, and what it gave.
+
+    Attributes:
+        module: The path of the part of the model that it belongs to.
+        op: The operation.
+        source: The line of code that it comes from.
+        values: The arrays that it gave; none where nobody can see them, or where it leaves open
+            what is in them.
+    """
+
+    module: str
+    op: str
+    source: str
+    values: tuple[Any, ...]
+
+
+class Models(Framework):
+    """A framework with models.
+
+    A subclass answers `is_model` and `export_program` if its models can be recorded, `from_program`
+    if they can be made of a program.
+
+    Attributes:
+        has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
+            them a program for each.
+        needs_source: What to do about a function that no framework can record for it.
+        compares: `convert` compares what it makes of its models with them, by `outcome`.
+        lowers_like: The framework whose lowerings, those that users add, are its own too.
+    """
+
+    lacking = "models"
+    has_modes: ClassVar[bool] = False
+    needs_source: ClassVar[str] = ""
+    compares: ClassVar[bool] = False
+    lowers_like: ClassVar[str] = ""
+
+    # models
+
+    def is_model(self, x: Any) -> bool:
+        """Whether an object is a model of this framework, whose program `convert` can record."""
+        return False
+
+    def is_callable_model(self, x: Any) -> bool:
+        """Whether `export_program` takes what is no model by its class.
+
+        That is a function, a function with its parameters, or a tree of arrays that is called.
+        """
+        return False
+
+    def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a model has modes, so that its training is recorded unasked."""
+        return False
+
+    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a model is in its mode for training now, or the examples say so."""
+        return False
+
+    def options(self, model: Any) -> Sequence[str]:
+        """Keywords by which this framework is told how to call a model; they are no inputs of it.
+
+        A program has them fixed; models that are made of it do not take them.
+        """
+        return ()
+
+    def computes_with(self, cls: type) -> str | None:
+        """The one backend with whose arrays a class of this framework computes.
+
+        None for a class that is not of this framework, or that works with any arrays.
+        """
+        return None
+
+    def to_evaluation(self, node: Any) -> None:
+        """Puts a node of this framework, which nobody else holds, into its mode for inference."""
+
+    # programs
+
+    def export_program(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+        check: bool,
+        strict: bool | None,
+        specialize: bool = False,
+        whole: Collection[str] = (),
+    ) -> Program:
+        """Records what a model of this framework computes for example inputs.
+
+        Args:
+            model: The model.
+            args: Its inputs by position.
+            kwargs: Its inputs by keyword.
+            dynamic_shapes: Which sizes may vary.
+            train: Whether what it does in training is recorded.
+            check: Whether what was recorded is compared with the model.
+            strict: Whether arrays of objects that nobody declared are an error.
+            specialize: Whether sizes that depend on values are those of the examples.
+            whole: The operations that the target lowers whole, as `lowers_whole` gives them. A
+                recorder that would take one apart leaves it. Without a target there are none.
+
+        Raises:
+            ConversionError: It cannot be recorded; says why, and where. With `check`: what was
+                recorded gives other results for the examples.
+        """
+        raise ConversionError(f"models of {self.name} cannot be recorded")
+
+    def lowers(self, op: str) -> bool:
+        """Whether a lowering of an operation that names no target is one to this framework."""
+        return False
+
+    def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
+        """The operations that a recorder leaves whole in programs for this framework.
+
+        Args:
+            lowerings: Those that the user has added, by operation.
+
+        Returns:
+            Their names: `aten::gelu`, or `aten::std.correction` for one overload.
+        """
+        return ()
+
+    def from_program(
+        self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
+    ) -> Any:
+        """A model of this framework that computes what a program says.
+
+        Args:
+            program: The program.
+            lowerings: Those that the user has added, by operation; they win over the built-in ones.
+            options: What is particular to this framework.
+
+        Raises:
+            UnsupportedOpsError: Operations have no lowering; lists all of them.
+        """
+        raise ConversionError(f"programs cannot be lowered to {self.name}")
+
+    # calls that are compared
+
+    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What a model gives for inputs that are its own to change, ready to be compared."""
+        return model(*args, **kwargs)
+
+    def caller(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """`call` for such inputs, as quick as a user of this framework would have it."""
+        self.to_evaluation(model)
+        if isinstance(self, Compute):
+            return self.runner(lambda own, a, k: own(*a, **k), model, compile=None)
+        return lambda a, k: model(*a, **k)
+
+    def outcome(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
+        """Prepares a call of a model in one of its modes, to be compared with another one.
+
+        Returns:
+            A function that gives the leaves of the output in order, and the arrays that the call
+            changes by name; the model stays as it is. It takes by how much the values of floating
+            arrays are to be off, relative to them; `compiled`: False asks for one operation after
+            the other, without fusing; and `turned`: True asks for other signs and phases of
+            eigenvectors, singular vectors and orthogonal factors. None where this framework has
+            no such thing.
+        """
+        return None
+
+    def examine(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any] | None:
+        """The output of a model that a conversion has made, to be compared with its source.
+
+        Returns:
+            None where there is nothing to compare, as where it draws random numbers.
+
+        Raises:
+            ConversionError: An operation gives another dtype than in its source.
+        """
+        return None
+
+    def call_in_float64(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any | None:
+        """The same, computed in float64; None where that cannot be."""
+        return None
+
+    def watch(
+        self,
+        model: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        whole: Collection[str] = (),
+    ) -> Iterable[Observation] | None:
+        """Every operation of a call, in order; None where they cannot be told.
+
+        Args:
+            model: The model.
+            args: Its inputs by position.
+            kwargs: Its inputs by keyword.
+            whole: The operations that are left whole where the model is recorded.
+        """
+        return None

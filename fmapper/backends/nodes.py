@@ -1,0 +1,43 @@
+"""The facet of an adapter whose framework has classes that are taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fmapper.backends.framework import Framework
+from fmapper.tree.nodes import NodeType
+
+
+class Nodes(Framework):
+    """A framework with classes that are nodes, by their kind or in a pytree registry of its own.
+
+    A subclass answers `node_type` or `registered_type`, or both.
+    """
+
+    lacking = "classes to take apart"
+
+    def node_type(self, cls: type) -> NodeType | None:
+        """How a class of this framework is taken apart; None if it is no node class of it."""
+        return None
+
+    def registered_type(self, cls: type) -> NodeType | None:
+        """The same for a class in this framework's own pytree registry, by exact type."""
+        return None
+
+    def register_functor(self, cls: type) -> None:
+        """Tells this framework's pytree registry about a functor class; called once per class."""
+
+    def is_fitted_type(self, cls: type) -> bool:
+        """Whether nodes of this framework wrap what takes the place of arrays of a class.
+
+        The slots of such nodes are `Fitting`: what they make of it is there at all its places.
+        """
+        return False
+
+    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+        """Which arrays below a node of a class of this framework are trained.
+
+        It holds until a class further down says otherwise; None for a class that does not say.
+        """
+        return None
