@@ -1,11 +1,18 @@
-"""The examples in README.md and docs/ are tests; pytest itself runs those in docstrings."""
+"""How all tests run: on all processors, long ones apart, with the examples in docs."""
 
+import json
 import os
+import re
+from collections import defaultdict
 from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
+from pathlib import Path
 
 # JAX would take three quarters of the GPU when it first looks at it, and leave torch the rest.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # there is one for each processor
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
@@ -16,3 +23,35 @@ pytest_collect_file = Sybil(
     ],
     patterns=["README.md", "docs/*.md", "docs/**/*.md"],
 ).pytest()
+
+WORKERS = 8  # each may take 5 GB
+LONG = 8.0  # seconds
+DURATIONS = Path(__file__).parent / "tests" / "durations.json"
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Returns a worker a processor for whole folders, and none for tests of one file."""
+    if not any(Path(argument).is_dir() for argument in config.args):
+        return 0
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2, WORKERS)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests that take more than a second, as tests/durations.json has them.
+
+    The shortest case of each function is `thorough`, unless it is long; the others are `slow`.
+    Tests that are asked for by name are run, whatever they take.
+    """
+    named = any("::" in argument for argument in config.args)
+    if named or config.pluginmanager.has_plugin("support.durations") or not DURATIONS.exists():
+        return
+    seconds = json.loads(DURATIONS.read_text())
+    functions = defaultdict(list)
+    for name in seconds:
+        functions[re.sub(r"\[.*", "", name)].append(name)
+    shortest = {min(names, key=seconds.__getitem__) for names in functions.values()}
+    for item in items:
+        if item.nodeid in seconds:
+            short = item.nodeid in shortest and seconds[item.nodeid] < LONG
+            item.add_marker("thorough" if short else "slow")

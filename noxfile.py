@@ -63,6 +63,14 @@ def sweeps(session: nox.Session) -> None:
 
 
 @nox.session
+def durations(session: nox.Session) -> None:
+    """Run all tests and write which take more than a second: tests/durations.json."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    options = ("-p", "support.durations", "-m", "not slow")
+    session.run("python", "-m", "pytest", *options, env={"PYTHONPATH": "tests"})
+
+
+@nox.session
 def opinfo(session: nox.Session) -> None:
     """Convert every operation of torch's test database: `nox -s opinfo -- --shard 1/8`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
@@ -126,7 +134,7 @@ def simulated(session: nox.Session) -> None:
     Then plant mistakes, which some of them must find: `nox -s simulated -- 20` for 20 random seeds.
     """
     session.install(*CONSTRAINTS, "-e", ".[all]", "ninja", *group("test"))
-    python = ("python", "-m", "pytest", "-q", "-p", "support.simulated_gpu", "-m", "gpu")
+    python = ("python", "-m", "pytest", "-q", "-n0", "-p", "support.simulated_gpu", "-m", "gpu")
     seeds = int(session.posargs[0]) if session.posargs else 3
     for mode, seed in [("late", 0), *(("random", seed) for seed in range(seeds))]:
         env = {"PYTHONPATH": "tests", "SIMULATED_GPU_MODE": mode, "SIMULATED_GPU_SEED": str(seed)}

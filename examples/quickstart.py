@@ -17,35 +17,26 @@ from itertools import pairwise
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
 )
-parser.add_argument("--threads", type=int, default=2, help="processors to use (default: 2)")
+parser.add_argument("--threads", type=int, default=1, help="processors to use (default: 1)")
 options = parser.parse_args()
 for setting in ("OMP_NUM_THREADS", "NPROC"):  # read by torch and by XLA when they are imported
     os.environ.setdefault(setting, str(options.threads))
 
 print("importing torch, JAX, Flax and transformers ...", flush=True)
-import jax  # noqa: E402
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
-import torch  # noqa: E402
-from flax import nnx  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
-from transformers import ViTConfig, ViTForImageClassification  # noqa: E402
+import jax
+import numpy as np
+import optax
+import torch
+from flax import nnx
+from sklearn.datasets import load_digits
+from transformers import ViTConfig, ViTForImageClassification
 
-import fmapper  # noqa: E402
-from fmapper import (  # noqa: E402
-    array_namespace,
-    fleaves,
-    fmap,
-    functor,
-    to_gpu,
-    to_jax,
-    to_numpy,
-    to_torch,
-)
+import fmapper
+from fmapper import array_namespace, fleaves, fmap, functor, to_gpu, to_jax, to_numpy, to_torch
 
 
 def digits():
-    """Images of shape (n, 8, 8) in [0, 1] with labels of shape (n,): 1347 to train, 450 to test."""
+    """Images (n, 8, 8) in [0, 1] and labels (n,): 1347 to train on and 450 to test."""
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.target))
     images, labels = data.images[order].astype(np.float32) / 16, data.target[order]
@@ -61,6 +52,11 @@ def batches(count, seed, size=64):
 def accuracy(logits, labels):
     """The share of rows whose largest logit is at the label."""
     return (np.asarray(logits).argmax(-1) == labels).mean()
+
+
+def shown(report):
+    """A report of fmapper.verify in one line."""
+    return ", ".join(line.strip() for line in str(report).splitlines())
 
 
 # 1. A class of your own
@@ -138,13 +134,16 @@ def own_class(train, test):
     for device in gpus[:1]:
         fmapper.use_backend(device.backend)
         runs.append((device.backend, fmap(to_gpu, to_numpy(model))))
+
+    def call(model, x):
+        return model(x)
+
     reference = None
     columns = f"{'accuracy':>9}{'max difference':>16}{'ms a batch of 450':>19}"
     print(f"\n  {'backend':<8}{'device':<8}{columns}")
     for backend, moved in runs:
         device = fmapper.get_device(moved)
-        jit = jax.jit if backend == "jax" else lambda function: function
-        forward = jit(lambda model, x: model(x))
+        forward = jax.jit(call) if backend == "jax" else call
         mover = getattr(fmapper, f"to_{backend}")
         images = mover(test[0], device=None if device.kind == "cpu" else device)
         logits = to_numpy(forward(moved, images))
@@ -178,10 +177,10 @@ def torch_to_flax(train, test):
     start = time.perf_counter()
     model = fmapper.convert(module, "flax", (x,), train=True)
     took = time.perf_counter() - start
-    print(f"  converted in {took:.1f} s: {type(model).__name__}, an nnx.Module")
+    print(f"  converted in {took:.1f} s: a {type(model).__name__}, which is an nnx.Module")
     model.eval()
     report = fmapper.verify(module, model, x)
-    print(f"  verified: {report}")
+    print(f"  verified: {shown(report)}")
     assert report
 
     optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
@@ -234,9 +233,9 @@ def flax_to_torch(train, test):
     start = time.perf_counter()
     module = fmapper.convert(model, "torch", (test[0][:64],), dynamic_shapes=["batch, _, _"])
     took = time.perf_counter() - start
-    print(f"  converted in {took:.1f} s: {type(module).__name__}, an nn.Module")
+    print(f"  converted in {took:.1f} s: a {type(module).__name__}, which is a torch.nn.Module")
     report = fmapper.verify(model, module, test[0][:7])
-    print(f"  verified: {report}")
+    print(f"  verified: {shown(report)}")
     assert report
     train_in_torch(module.train().parameters(), module, *train, epochs=5, rate=3e-3)
     with torch.no_grad():

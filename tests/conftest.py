@@ -1,6 +1,7 @@
 """Settings that all tests share: hypothesis, the marker `gpu`, backends that transform."""
 
 import functools
+import gc
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -56,6 +57,8 @@ def compiled_programs() -> Iterator[None]:
     Each compiled program takes some; beyond 65530 the compiler aborts the process.
     """
     yield
+    gc.collect()
+    gc.freeze()  # or each collection in later modules would walk what JAX and torch keep
     maps = Path("/proc/self/maps")
     if "jax" in sys.modules and maps.exists() and maps.read_text().count("\n") > MAPPINGS:
         sys.modules["jax"].clear_caches()

@@ -380,7 +380,7 @@ def recorded(
     return program
 
 
-def added_for(target: Adapter) -> dict[str, Lowering]:
+def added_for(target: Models) -> dict[str, Lowering]:
     """The lowerings to a framework that the user has added, by operation."""
     family = get_adapter(_family(target))
     return {

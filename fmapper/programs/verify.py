@@ -193,7 +193,7 @@ class _Side:
             return self.model(*self.args, **self.kwargs)
         return self.adapter.call(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
 
-    def operations(self, other: Adapter | None) -> Iterable[Observation] | None:
+    def operations(self, other: Models | None) -> Iterable[Observation] | None:
         """What it computes, taken apart as it is for the framework of the other."""
         if self.adapter is None or other is None:
             return None

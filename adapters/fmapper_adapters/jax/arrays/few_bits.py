@@ -43,7 +43,7 @@ def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
         LossyCastError: It holds others.
     """
     if isinstance(array, jax.ShapeDtypeStruct):
-        return array.update(dtype=jnp.dtype(dtype))
+        return array.update(dtype=jnp.dtype(dtype))  # type: ignore[no-untyped-call]
     limits: Any = jnp.iinfo(dtype)  # type: ignore[no-untyped-call]
     if array.size and not int(limits.min) <= int(array.min()) <= int(array.max()) <= limits.max:
         raise LossyCastError(
