@@ -305,7 +305,10 @@ def _is_called(model: Any) -> bool:
 def _why_no_source(model: Any, to: str) -> str:
     first = model[0] if isinstance(model, tuple) else model
     name = getattr(first, "__qualname__", type(first).__name__)
-    way = get_adapter(_family(get_adapter(to))).needs_source or f"no programs are lowered to {to}"
+    way = (
+        get_adapter(_family(get_adapter(to, Models)), Models).needs_source
+        or f"no programs are lowered to {to}"
+    )
     return f"{name} cannot be converted to {to}: no framework can record it; {way}"
 
 
@@ -382,7 +385,7 @@ def recorded(
 
 def added_for(target: Models) -> dict[str, Lowering]:
     """The lowerings to a framework that the user has added, by operation."""
-    family = get_adapter(_family(target))
+    family = get_adapter(_family(target), Models)
     return {
         **{op: one for op, one in _added.get(None, {}).items() if family.lowers(op)},
         **_added.get(family.name, {}),
