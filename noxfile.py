@@ -58,7 +58,7 @@ def tests(session: nox.Session, frameworks: str) -> None:
 @nox.session
 def sweeps(session: nox.Session) -> None:
     """Run what the other sessions take samples of: all architectures."""
-    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"), "diffrax", "optimistix", "lineax")
     session.run("python", "-m", "pytest", "-m", "slow", *session.posargs)
 
 

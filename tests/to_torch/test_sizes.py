@@ -121,3 +121,47 @@ def test_calls_are_checked():
 def test_what_is_no_shape(shapes, match):
     with pytest.raises(fmapper.ConversionError, match=match):
         fmapper.convert(lambda x: x * 2, "torch", (array(3, 4),), dynamic_shapes=shapes)
+
+
+def _counted(x):
+    def body(carry):
+        return carry[0] + 1, carry[1] * 1.5 + x.sum()
+
+    return jax.lax.while_loop(lambda carry: carry[0] < x.shape[0], body, (0, x))[1]
+
+
+def _rows_written(x):
+    def body(carry):
+        i, y = carry
+        return i + 1, jax.lax.dynamic_update_index_in_dim(y, x[i] * 2, i, 0)
+
+    start = jnp.int32(0), jnp.zeros_like(x)
+    return jax.lax.while_loop(lambda carry: carry[0] < x.shape[0], body, start)[1]
+
+
+def _until_large(x):
+    return jax.lax.while_loop(lambda y: jnp.max(y) < 100, lambda y: y * 2 + 1, jnp.abs(x))
+
+
+LOOPS = {
+    "counted": _counted,
+    "rows written": _rows_written,
+    "until large": _until_large,
+    "each row": jax.vmap(_until_large),
+    "fori": lambda x: jax.lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i], jnp.zeros(4)),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_while_loops_over_sizes_that_vary(name):
+    function = LOOPS[name]
+    model = fmapper.convert(
+        function, "torch", (np.ones((3, 4), np.float32),), dynamic_shapes=["n, 4"]
+    )
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+    for n in (3, 5):
+        x = np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32)
+        for call in (model, compiled):
+            with torch.no_grad():
+                got = call(torch.from_numpy(x))
+            np.testing.assert_allclose(got, function(jnp.asarray(x)), rtol=1e-5, atol=1e-6)
