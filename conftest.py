@@ -22,6 +22,7 @@ pytest_collect_file = Sybil(
         SkipParser(),
     ],
     patterns=["README.md", "docs/*.md", "docs/**/*.md"],
+    excludes=["docs/notebooks/*.md"],  # `nox -s notebooks` executes those
 ).pytest()
 
 WORKERS = 8  # each may take 5 GB

@@ -187,9 +187,20 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation; a warning is an error."""
+    """Build the documentation, a warning is an error, and check it: `nox -s docs -- --browser`."""
     session.install(*CONSTRAINTS, *group("docs"))
-    session.run("mkdocs", "build", "--strict", "--site-dir", str(session.create_tmp()))
+    if session.posargs:
+        session.install("playwright")  # a Chromium comes from the system
+    site = str(session.create_tmp())
+    session.run("mkdocs", "build", "--strict", "--site-dir", site)
+    session.run("python", "docs/check_site.py", site, *session.posargs)
+
+
+@nox.session
+def notebooks(session: nox.Session) -> None:
+    """Execute the notebooks of the documentation and write their pages, or those named."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("examples", "notebooks"))
+    session.run("python", "docs/notebooks/run.py", *session.posargs)
 
 
 @nox.session(reuse_venv=False)

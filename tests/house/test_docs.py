@@ -35,6 +35,13 @@ def test_every_public_name_stands_on_one_page(face: str) -> None:
     assert {name: count for name, count in counts.items() if count != 1} == {}
 
 
+@pytest.mark.parametrize("face", FACES)
+def test_what_the_reference_documents_is_public(face: str) -> None:
+    public = importlib.import_module(face).__all__
+    names = [name.rpartition(".") for name in documented()]
+    assert [last for place, _, last in names if place == face and last not in public] == []
+
+
 def test_what_convert_returns_stands_on_one_page() -> None:
     found = documented()
     assert [found[f"fmapper_adapters.{name}"] for name in MODELS] == [1, 1, 1, 1]
