@@ -28,7 +28,15 @@ _Sizes = tuple[Any, ...]
 # Row by row, wherever the rows are.
 _ROW_BY_ROW = {"clone", "_to_copy", "to", "detach", "alias", "contiguous", "masked_fill", "dropout"}
 _ROW_BY_ROW |= {"where", "lift_fresh_copy", "zeros_like", "ones_like", "full_like", "empty_like"}
-_ROW_BY_ROW |= {"native_dropout", "copy", "fill", "_conj", "view_as_real", "view_as_complex"}
+_ROW_BY_ROW |= {
+    "native_dropout",
+    "copy",
+    "fill",
+    "stop_gradient",
+    "_conj",
+    "view_as_real",
+    "view_as_complex",
+}
 # Row by row where the rows are the first dimension of the first argument.
 _BY_BATCH = {"conv1d", "conv2d", "conv3d", "convolution", "max_pool1d", "max_pool2d", "avg_pool1d"}
 _BY_BATCH |= {"avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "group_norm", "bmm"}

@@ -33,6 +33,7 @@ from fmapper_adapters.torch.from_fx import (
 )
 from fmapper_adapters.torch.record import (
     autograd,
+    expert_loops,
     foreign_classes,
     gradient_ends,
     keyword_arguments,
@@ -194,7 +195,7 @@ def _recorded_somehow(
     whole: Collection[str],
 ) -> torch.export.ExportedProgram:
     reasons: list[Exception] = []
-    for_values = [] if ways else [*_WAYS_FOR_VALUES]
+    for_values = [] if ways else [*_WAYS_FOR_ANY_VALUES, *_WAYS_FOR_VALUES]
     ways = [*(ways or _WAYS), _unaware]
     autograd.met.clear()
     while ways:
@@ -419,6 +420,16 @@ def _without_provenance() -> Iterator[None]:
                 reference().close()  # torch leaves its file open
 
 
+def _over_experts(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """A program whose loops over the experts that were hit go over all of them."""
+    if not expert_loops.are_in(module):
+        raise expert_loops.NotProved("there is no loop over the places of true elements")
+    with values.replaced_forward(module, expert_loops.over_all(module.forward)):
+        return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
+
+
 def _for_values(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
@@ -446,6 +457,7 @@ _WAYS: tuple[_Way, ...] = (
 )
 # Those that keep more of the program general come first.
 _WAYS_FOR_VALUES = (_for_branches, _for_values)
+_WAYS_FOR_ANY_VALUES = (_over_experts,)
 
 
 @contextlib.contextmanager

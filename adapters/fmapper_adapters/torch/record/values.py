@@ -13,7 +13,7 @@ import copy
 import functools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -56,15 +56,22 @@ def recorded(
         with kept, _Informer({place: calls.copy() for place, calls in seen.items()}):
             return forward(*args, **kwargs)
 
-    own = "forward" in vars(module)
-    try:
-        module.forward = informed
+    with replaced_forward(module, informed):
         return torch.export.export(
             module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
         )
+
+
+@contextlib.contextmanager
+def replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, a module has another forward."""
+    before, own = module.forward, "forward" in vars(module)
+    try:
+        module.forward = forward
+        yield
     finally:
         if own:
-            module.forward = forward
+            module.forward = before
         else:
             vars(module).pop("forward", None)
 
