@@ -25,6 +25,7 @@ class Decompositions:
 
     def __init__(self, table: Table, whole: Collection[str]) -> None:
         self._whole = frozenset(whole)
+        self._left: dict[Any, bool] = {}  # what was asked before: schemas are slow to read
         self._kept = {op for op in table if self._is_whole(op)}
         self.table = {op: function for op, function in table.items() if op not in self._kept}
         self.table[torch.ops.aten.as_strided.default] = _as_strided_of_contiguous
@@ -36,6 +37,11 @@ class Decompositions:
         Composite operations that change what they are given, or give it back, torch takes apart in
         any case.
         """
+        if target not in self._left:
+            self._left[target] = self._leaves(target)
+        return self._left[target]
+
+    def _leaves(self, target: Any) -> bool:
         if not isinstance(target, _OVERLOAD) or target.namespace != "aten" or target in self.table:
             return False
         if target._schema.is_mutable:
