@@ -31,7 +31,7 @@ QUESTIONS = {
     "torchax": "migrate/torchax/",
     "Functors.jl": "migrate/functors-jl/",
     "custom operation": "howto/add-an-operation/",
-    "DeviceLoader": "howto/gpu/",
+    "batches ahead": "howto/gpu/",
 }
 
 
@@ -180,7 +180,7 @@ def faults_in_browser(site: Path, chromium: str, pictures: Path | None) -> Itera
             tab.click("label.md-search__icon[for=__search], input.md-search__input")
             tab.fill("input.md-search__input", question)
             try:
-                tab.wait_for_selector("a.md-search-result__link", timeout=10_000)
+                tab.wait_for_selector("a.md-search-result__link", timeout=20_000, state="attached")
             except Exception as error:
                 yield f"search for {question!r} finds nothing: {error}"
                 continue
