@@ -46,8 +46,8 @@ from _report import machine, plain
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-import sweep_zoo
-import sweeping
+from sweeps import sweeping
+from sweeps import zoo as sweep_zoo
 
 BAR: Final = 1.0
 OURS: Final = "fmapper"

@@ -954,10 +954,17 @@ def outcomes() -> dict[tuple[str, str, str], dict[str, Any]]:
     """What came of every refusal, each tried in a process that it may kill."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     kinds = list(REFUSED)
+    path = os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")))
+    host = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     while kinds:
         done = subprocess.run(
             [sys.executable, __file__, *kinds],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
+            env={
+                **os.environ,
+                "CUDA_VISIBLE_DEVICES": "",
+                "JAX_PLATFORMS": "cpu",
+                "PYTHONPATH": path,
+            },
             capture_output=True,
             text=True,
             check=False,

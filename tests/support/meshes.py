@@ -1,4 +1,4 @@
-"""Runs converted models on meshes of eight devices; `test_convert_meshes` starts it.
+"""Runs converted models on meshes of eight devices; `to_jax/test_meshes.py` starts it.
 
 XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/support/meshes.py mlp recurrent
 """

@@ -506,8 +506,7 @@ def test_flax_is_no_backend():
     assert not [device for device in fmapper.devices() if device.backend == "flax"]
     with pytest.raises(fmapper.DeviceError, match="not a device"):
         fmapper.to_device("flax:cpu")
-    with pytest.raises(TypeError, match="no arrays"):
-        fmapper.backends.get_adapter("flax").dtype(jnp.ones(1))
+    assert not isinstance(fmapper.backends.get_adapter("flax"), fmapper.backends.Arrays)
 
 
 @pytest.mark.slow
