@@ -959,12 +959,7 @@ def outcomes() -> dict[tuple[str, str, str], dict[str, Any]]:
     while kinds:
         done = subprocess.run(
             [sys.executable, __file__, *kinds],
-            env={
-                **os.environ,
-                "CUDA_VISIBLE_DEVICES": "",
-                "JAX_PLATFORMS": "cpu",
-                "PYTHONPATH": path,
-            },
+            env={**os.environ, **host},
             capture_output=True,
             text=True,
             check=False,

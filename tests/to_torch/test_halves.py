@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
 
-from fmapper_adapters.torch.model import wide_products  # noqa: E402
+from fmapper_adapters.torch.lax.matrices import wide_products  # noqa: E402
 
 
 def network(params, x):

@@ -36,9 +36,9 @@ from fmapper_adapters.torch.record import (
     expert_loops,
     foreign_classes,
     gradient_ends,
-    keyword_arguments,
     obstacles,
     operations,
+    patches,
     values,
 )
 from fmapper_adapters.torch.record import (
@@ -141,7 +141,7 @@ def recorded(
         args, kwargs = _without_bases((args, kwargs))
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
-    with obstacles.uncompiled(), keyword_arguments.named(module, kwargs, dynamic_shapes) as shapes:
+    with obstacles.uncompiled(), patches.named(module, kwargs, dynamic_shapes) as shapes:
         settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
         return _recorded_somehow(module, args, kwargs, shapes, **settings)
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fmapper import ConversionError
-from fmapper_adapters.torch.record import export_flags
+from fmapper_adapters.torch.record import patches
 
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 
@@ -74,7 +74,7 @@ def uncompiled() -> Iterator[None]:
 
     def compile_in_turn(*args: Any, **options: Any) -> Any:
         found: Any = compiler(*args, **options)
-        if not export_flags.asks_torch(sys._getframe(1)) or not (args and callable(args[0])):
+        if not patches.asks_torch(sys._getframe(1)) or not (args and callable(args[0])):
             return found
 
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fmapper_adapters.torch.record import export_flags, value_asserts
+from fmapper_adapters.torch.record import patches, value_asserts
 from fmapper_adapters.torch.record.restore import undone
 
 _Place = tuple[str, str, int]
@@ -52,7 +52,7 @@ def recorded(
     @functools.wraps(forward)
     def informed(*args: Any, **kwargs: Any) -> Any:
         # Inside of what torch.export does with calls, which takes some of them apart.
-        kept = contextlib.nullcontext() if aware else export_flags.unaware()
+        kept = contextlib.nullcontext() if aware else patches.unaware()
         with kept, _Informer({place: calls.copy() for place, calls in seen.items()}):
             return forward(*args, **kwargs)
 

@@ -12,8 +12,8 @@ from fmapper.programs import DType
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.layout import indices
 from fmapper_adapters.torch.lax.layout.dims import flattened, permuted, product, unflattened
+from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.lax.table import Avals, lax
-from fmapper_adapters.torch.model import wide_products
 from fmapper_adapters.torch.model.emit import current
 
 Product = Callable[[Any, Any], Any]

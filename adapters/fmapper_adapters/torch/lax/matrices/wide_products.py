@@ -24,7 +24,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """The product of two arrays of halves in float32; the second is a matrix."""
     if torch.compiler.is_compiling() or not _is_large(x, y):
         return torch.matmul(x.float(), y.float())
-    found: Tensor = _Product.apply(x, y)  # type: ignore[no-untyped-call]
+    found: Tensor = _Product.apply(x, y)
     return found
 
 

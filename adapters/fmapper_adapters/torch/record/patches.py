@@ -1,14 +1,67 @@
-"""What forward takes in `**kwargs` as parameters of its own: torch.export loses it otherwise."""
+"""What is patched while a module is recorded, so that the recording is what the module does.
+
+* Libraries ask torch whether a call is being recorded and then do without what depends on values,
+  such as leaving out a mask that masks nothing. Where that changes the numbers, they are told no.
+* What forward takes in `**kwargs` becomes parameters of its own: torch.export loses it otherwise.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_QUESTIONS = ("is_compiling", "is_exporting", "is_dynamo_compiling")
+
+
+class _Never:
+    """A class without instances."""
+
+
+@contextlib.contextmanager
+def unaware() -> Iterator[None]:
+    """Inside, all but torch itself are told that nothing is recorded and no tensor is fake."""
+    asked = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
+    fakes: Any = torch._subclasses  # where libraries find the class of the tensors of a recording
+    kind = type(fakes)
+    try:
+        for name, function in asked.items():
+            setattr(torch.compiler, name, _told(function))
+        fakes.__class__ = _Module
+        yield
+    finally:
+        fakes.__class__ = kind
+        for name, function in asked.items():
+            setattr(torch.compiler, name, function)
+
+
+def _told(function: Callable[[], bool]) -> Callable[[], bool]:
+    def answer() -> bool:
+        return function() if asks_torch(sys._getframe(1)) else False
+
+    return answer
+
+
+def asks_torch(frame: types.FrameType) -> bool:
+    """Whether a frame is one of torch's own code."""
+    name = frame.f_code.co_filename
+    return name.startswith((_TORCH, "<frozen importlib"))
+
+
+class _Module(types.ModuleType):
+    @property
+    def FakeTensor(self) -> type:
+        """The class, or for others than torch one that no tensor is of."""
+        found: type = vars(self)["FakeTensor"] if asks_torch(sys._getframe(1)) else _Never
+        return found
 
 
 @contextlib.contextmanager
