@@ -25,6 +25,8 @@ pytest_collect_file = Sybil(
     excludes=["docs/notebooks/*.md"],  # `nox -s notebooks` executes those
 ).pytest()
 
+collect_ignore_glob = ["docs/*.py", "docs/**/*.py"]  # programs that need more than the tests do
+
 WORKERS = 8  # each may take 5 GB
 LONG = 8.0  # seconds
 DURATIONS = Path(__file__).parent / "tests" / "durations.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from fmapper.backends.equality import equals
@@ -302,6 +302,17 @@ class Program:
     lacks_training: str = ""
     evaluation: Program | None = None
     lines: dict[str, str] = field(default_factory=dict)
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Takes what was pickled, also before some of the fields were there."""
+        _, values = state
+        for one in fields(self):
+            if one.name in values:
+                setattr(self, one.name, values[one.name])
+            elif one.default_factory is not MISSING:
+                setattr(self, one.name, one.default_factory())
+            else:
+                setattr(self, one.name, one.default)
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False

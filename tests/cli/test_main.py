@@ -113,7 +113,11 @@ def test_an_interrupt_ends_with_one_line(
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_ctrl_c_while_a_file_of_the_user_runs(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
-        "import time, pathlib\npathlib.Path('started').touch()\ntime.sleep(60)\n"
+        "import pathlib, signal, time\n"
+        # What a shell starts in the background ignores the signal, and so does what that starts.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "pathlib.Path('started').touch()\n"
+        "time.sleep(60)\n"
     )
     words = ["convert", "slow.py:model", "--to", "jax", "--out", "out.safetensors"]
     process = subprocess.Popen(

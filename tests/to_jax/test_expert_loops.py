@@ -59,6 +59,28 @@ class ByParameters(Routed):
         return torch.nn.functional.silu(x)
 
 
+class WithDropped(ByParameters):
+    """As DBRX: the mask has a row more, for tokens that go nowhere."""
+
+    def route(self, x: Any) -> Any:
+        weights, chosen = self.gate(x).softmax(-1).topk(self.top_k)
+        with torch.no_grad():
+            mask = torch.nn.functional.one_hot(chosen, E + 1).permute(2, 1, 0)
+            hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+        return weights, mask, hit
+
+    def forward(self, x: Any) -> Any:
+        weights, mask, hit = self.route(x)
+        found = torch.zeros_like(x)
+        for expert in hit:
+            expert = expert[0]  # noqa: PLW2901
+            with torch.no_grad():
+                rank, token = torch.where(mask[expert])
+            rows = self.act(x[token] @ self.up[expert]) * weights[token, rank, None]
+            found.index_add_(0, token, rows)
+        return found
+
+
 class LeavesOutEmpty(Routed):
     """As LongCat-Flash: the last expert does nothing with its rows."""
 
@@ -115,7 +137,9 @@ class NegativeMask(Routed):
         return found
 
 
-@pytest.mark.parametrize("kind", [ByParameters, LeavesOutEmpty, ByNames, Assigns, NegativeMask])
+@pytest.mark.parametrize(
+    "kind", [ByParameters, WithDropped, LeavesOutEmpty, ByNames, Assigns, NegativeMask]
+)
 def test_inputs_that_hit_other_experts(kind: Any) -> None:
     module = kind()
     x = torch.randn(5, D)

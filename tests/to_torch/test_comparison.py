@@ -27,7 +27,7 @@ def lowered_as(monkeypatch):
         def other(*args, **kwargs):
             return change(right(*args, **kwargs))
 
-        added = {f"lax::{op}": fmapper.Lowering(other, about=op == "qr")}
+        added = {f"lax::{op}": fmapper.Lowering(other, takes_avals=op == "qr")}
         monkeypatch.setitem(convert._added, "torch", added)
 
     return enter

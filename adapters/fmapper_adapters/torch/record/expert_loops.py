@@ -21,7 +21,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 from fmapper_adapters.torch.record import value_asserts
 
 _Tensor = torch.Tensor
+_Place: TypeAlias = tuple[types.CodeType, int, int]
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NONZERO: set[Any] = {torch.nonzero, _Tensor.nonzero}
 _PLACES: set[Any] = {torch.where, _Tensor.where, *_NONZERO}
@@ -42,6 +43,10 @@ _CHANGES |= {"update", "setdefault", "discard", "clear", "send", "register_buffe
 
 class NotProved(Exception):
     """A loop that may do more than to add rows; says what."""
+
+
+class Beyond(Exception):
+    """A turn asks for an expert that is not there: masks often have a row for dropped tokens."""
 
 
 def are_in(module: torch.nn.Module) -> bool:
@@ -61,17 +66,30 @@ def _has_loop(cls: type) -> bool:
     return "nonzero" in source
 
 
-def over_all(forward: Callable[..., Any]) -> Callable[..., Any]:
+def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[..., Any]:
     """The forward of a module, whose loops over experts go over all of them.
+
+    Args:
+        forward: The forward.
+        missing: The turns that are left out, for experts that are not there; that they are not hit
+            is asserted. It gets those that are met.
 
     Raises:
         NotProved: From the call, where one does more than to add rows.
+        Beyond: From the call, where `missing` has got another turn: call it again.
     """
 
     @functools.wraps(forward)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _Loops() as loops:
-            result = forward(*args, **kwargs)
+        loops = _Loops(missing)
+        try:
+            with loops:
+                result = forward(*args, **kwargs)
+        except IndexError as error:
+            if loops.turn is None or loops.turn.place in missing:
+                raise
+            missing.add(loops.turn.place)
+            raise Beyond(str(error)) from error
         if not loops.met:
             raise NotProved("there is no loop over the places of true elements")
         loops.refuse_own(result)
@@ -88,11 +106,13 @@ class _Loops(TorchFunctionMode):
         hits: What nonzero gave for a row of bools, by identity, and that row.
         past: The memory of what was computed in turns that are over.
         turn: The one that is running.
+        missing: Turns that are left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, missing: set[_Place]) -> None:
         super().__init__()
         self.met = False
+        self.missing = missing
         self.hits: dict[int, tuple[_Tensor, _Tensor]] = {}
         self.past: set[int] = set()
         self.kept: list[_Tensor] = []  # so that no memory is used twice
@@ -132,9 +152,14 @@ class _Turns:
         loops = self.loops
         loops.met = True
         hit = self.hit != 0
+        line = self.frame.f_lineno
         for expert in range(self.hit.shape[0]):
+            place = self.frame.f_code, line, expert
+            if place in loops.missing:
+                torch._assert_async(~hit[expert], f"there is no expert {expert}, and it is hit")
+                continue
             index = torch.tensor([expert])
-            turn = _Turn(loops, hit[expert], self.frame, self.asked)
+            turn = _Turn(loops, hit[expert], self.frame, self.asked, place)
             loops.turn = turn
             yield index
             loops.turn = None
@@ -148,6 +173,7 @@ class _Turn:
     Attributes:
         is_hit: Whether the expert is hit.
         asked: The lines that go on with the next expert where there is no row.
+        place: The code and the line of the loop, and which expert it is.
         own: The memory of what was computed in it.
         others: The memory of what it was given.
         rows: The sizes of the places that it looks at.
@@ -155,9 +181,15 @@ class _Turn:
     """
 
     def __init__(
-        self, loops: _Loops, is_hit: _Tensor, frame: types.FrameType, asked: set[int]
+        self,
+        loops: _Loops,
+        is_hit: _Tensor,
+        frame: types.FrameType,
+        asked: set[int],
+        place: _Place,
     ) -> None:
         self.loops, self.is_hit, self.frame, self.asked = loops, is_hit, frame, asked
+        self.place = place
         self.own: set[int] = set()
         self.others: set[int] = set()
         self.kept: list[_Tensor] = []

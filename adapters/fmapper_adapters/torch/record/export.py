@@ -426,8 +426,15 @@ def _over_experts(
     """A program whose loops over the experts that were hit go over all of them."""
     if not expert_loops.are_in(module):
         raise expert_loops.NotProved("there is no loop over the places of true elements")
-    with values.replaced_forward(module, expert_loops.over_all(module.forward)):
-        return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
+    missing: set[Any] = set()
+    while True:
+        known = len(missing)
+        try:
+            with values.replaced_forward(module, expert_loops.over_all(module.forward, missing)):
+                return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
+        except Exception:  # torch may have another one for what it was raised as
+            if len(missing) == known:
+                raise
 
 
 def _for_values(
