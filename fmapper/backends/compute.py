@@ -59,6 +59,15 @@ class Compute(Arrays):
         """Why functions of these arrays cannot be transformed, and what to do; None if they can."""
         return NO_TRANSFORMS
 
+    def untransformable(self, array: Any, error: Exception) -> str | None:
+        """Why an array cannot be an argument of a transformed function; None for any other.
+
+        Args:
+            array: An argument of a call that failed.
+            error: What was raised, which may have come of something else.
+        """
+        return None
+
     def value_and_grad(
         self,
         run: Callable[[Sequence[Any]], tuple[Any, list[Any]]],

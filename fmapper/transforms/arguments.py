@@ -12,7 +12,7 @@ from fmapper.backends.arrays import Arrays
 from fmapper.backends.compute import NO_TRANSFORMS, Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.undeclared import check_leaf
-from fmapper.errors import MixedDevicesError, TransformError
+from fmapper.errors import FmapperError, MixedDevicesError, TransformError
 from fmapper.transforms.static_key import Structure
 from fmapper.tree.keypath import format_link
 from fmapper.tree.walk import visit
@@ -70,6 +70,20 @@ def transforming(array: Any, verb: str) -> Compute:
     if reason is not None:
         raise TransformError(f"cannot {verb} a function of {adapter.name} arrays: {reason}")
     return adapter
+
+
+def refuse_untransformable(
+    error: Exception, adapter: Compute, arrays: Sequence[Any], verb: str, trees: Any
+) -> None:
+    """Raises what an error comes from, where one of the arrays cannot be an argument."""
+    if isinstance(error, FmapperError):
+        return
+    for array in arrays:
+        reason = adapter.untransformable(array, error)
+        if reason is not None:
+            raise TransformError(
+                f"cannot {verb} this call: {path_of(array, trees)}: {reason}"
+            ) from error
 
 
 def refuse_mixture(paths: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ from fmapper.transforms.arguments import (
     positions,
     refuse_holders,
     refuse_mixture,
+    refuse_untransformable,
     transforming,
 )
 from fmapper.transforms.static_key import (
@@ -122,6 +123,7 @@ def value_and_grad(
         try:
             value, further, gradients = adapter.value_and_grad(run, arrays, elsewhere)
         except Exception as error:
+            refuse_untransformable(error, adapter, arrays, "differentiate", as_given(args, kwargs))
             _note_mixture(error, adapter, args, kwargs)
             raise
         if changed:

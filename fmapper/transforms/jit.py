@@ -11,7 +11,14 @@ from typing import Any, TypeVar, overload
 from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import NotCompiledWarning
-from fmapper.transforms.arguments import as_given, backend_of, place_of, positions, refuse_holders
+from fmapper.transforms.arguments import (
+    as_given,
+    backend_of,
+    place_of,
+    positions,
+    refuse_holders,
+    refuse_untransformable,
+)
 from fmapper.transforms.static_key import Structure, changes, put_into, structure_of
 from fmapper.tree.functor import functor
 from fmapper.tree.nodes import node_type_of, sync
@@ -122,6 +129,9 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         boxes = key.boxes
         try:
             found = programs[adapter.name](key.arrays, key)
+        except Exception as error:
+            refuse_untransformable(error, adapter, key.arrays, "compile", trees)
+            raise
         finally:
             key.tree, key.arrays, key.boxes = None, [], []  # the program outlives them
         if found is None:

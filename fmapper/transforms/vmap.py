@@ -9,7 +9,12 @@ from typing import Any
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.namespace import array_namespace
 from fmapper.errors import TransformError
-from fmapper.transforms.arguments import as_given, backend_of, refuse_holders
+from fmapper.transforms.arguments import (
+    as_given,
+    backend_of,
+    refuse_holders,
+    refuse_untransformable,
+)
 from fmapper.transforms.static_key import Structure, structure_of
 from fmapper.tree.fmap import children
 from fmapper.tree.nodes import sync
@@ -65,7 +70,12 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
             refuse_holders(results[-1], results[-1].tree)
             return results[-1].arrays
 
-        new = adapter.vectorized(run, found, along)
+        try:
+            new = adapter.vectorized(run, found, along)
+        except Exception as error:
+            trees = as_given(args, kwargs)
+            refuse_untransformable(error, adapter, found, "vectorise", trees)
+            raise
         if out_axes != 0:
             new = _moved(new, _axes(results[-1], out_axes, "the result"))
         return results[-1].filled(new)

@@ -87,3 +87,32 @@ def test_indices_are_integers_on_every_backend(mover: Any, call: Any) -> None:
         call(x, i)
     with pytest.raises(TypeError, match="indices"):
         call(mover(x), mover(i))
+
+
+CALLS = {
+    "grad": (lambda x: grad(lambda m: m["w"].sum())({"w": x}), "differentiate"),
+    "jit": (lambda x: jit(lambda m: m["w"] * 2)({"w": x}), "compile"),
+    "vmap": (lambda x: vmap(lambda m: m["w"] * 2)({"w": x}), "vectorise"),
+}
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_a_lazy_parameter_has_no_values(name: str) -> None:
+    call, verb = CALLS[name]
+    weight = torch.nn.LazyLinear(3).weight
+    with pytest.raises(TransformError, match=rf"cannot {verb}.*model\.w: .*run the module once"):
+        call(weight)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_torch_cannot_record() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    with pytest.raises(TransformError, match=r"cannot compile.*model\.w: .*layout=torch.jagged"):
+        CALLS["jit"][0](nested)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_other_errors_stay_as_they_are() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    with pytest.raises(KeyError, match="nothing"):
+        grad(lambda m: m["nothing"])({"w": nested})

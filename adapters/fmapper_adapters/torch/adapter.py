@@ -290,6 +290,10 @@ class TorchAdapter(Adapter):
         """Nothing is in the way."""
         return None
 
+    def untransformable(self, array: Any, error: Exception) -> str | None:
+        """A lazy parameter, or a nested tensor of the kind that torch cannot record."""
+        return tensors.why_untransformable(array, error)
+
     def value_and_grad(
         self,
         run: Callable[[Sequence[Any]], tuple[Any, list[Any]]],

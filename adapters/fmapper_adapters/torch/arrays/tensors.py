@@ -210,9 +210,23 @@ def nbytes(tensor: torch.Tensor) -> int:
     return sum(map(_nbytes, parts))
 
 
+_LAZY = "a lazy parameter has no values yet: run the module once first"
+
+
+def why_untransformable(tensor: torch.Tensor, error: Exception) -> str | None:
+    """Why a tensor cannot be an argument of a function that failed; None for any other."""
+    is_lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+    if is_lazy and "uninitialized" in str(error):
+        return _LAZY
+    is_nested = not is_lazy and tensor.is_nested and tensor.layout is torch.strided
+    if is_nested and isinstance(error, RuntimeError):  # torch's own
+        return "torch has little for such nested tensors: make it with layout=torch.jagged"
+    return None
+
+
 def _why_not(tensor: torch.Tensor) -> str:
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
-        return "a lazy parameter has no values yet: run the module once first"
+        return _LAZY
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return "a meta or fake tensor has a shape but no values: fill it with fmapper.materialize"
     if tensor.is_quantized:
