@@ -112,6 +112,7 @@ class Arrays(Framework):
             whose memory nobody can write to are shared.
         order: How it wants host memory: `K` as the source has it, `C` row by row.
         takes_host_arrays: Its functions take NumPy arrays, too.
+        widened_by: The code after which it holds dtypes of 64 bits, where it does not anyway.
         array_types: The classes of its usual arrays, which are then known without a look; a
             compiler that traces the lookup finds them in a table.
     """
@@ -124,6 +125,7 @@ class Arrays(Framework):
     read_only: ClassVar[bool] = False
     order: ClassVar[Literal["K", "C"]] = "K"
     takes_host_arrays: ClassVar[bool] = False
+    widened_by: ClassVar[str] = ""
     array_types: ClassVar[tuple[type, ...]] = ()
 
     # arrays

@@ -41,6 +41,7 @@ class Models(Framework):
     Attributes:
         has_modes: Its models switch between training and evaluation: `convert(train=True)` gives
             them a program for each.
+        compiles: The first call of a model that was made of a program compiles it.
         needs_source: What to do about a function that no framework can record for it.
         compares: `convert` compares what it makes of its models with them, by `outcome`.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
@@ -49,6 +50,7 @@ class Models(Framework):
     lacking = "models"
     has_modes: ClassVar[bool] = False
     needs_source: ClassVar[str] = ""
+    compiles: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     lowers_like: ClassVar[str] = ""
 

@@ -119,7 +119,7 @@ class Conversion:
         yield "recorded in", readable_seconds(self.export_seconds)
         yield "lowered in", readable_seconds(self.lowering_seconds)
         if self.first_call_seconds is not None:
-            compiled = "" if self.target == "torch" else ", with compilation"
+            compiled = ", with compilation" if get_adapter(self.target, Models).compiles else ""
             yield "first call", f"{readable_seconds(self.first_call_seconds)}{compiled}"
         if self.per_call is not None and self.per_call_before is not None:
             now, before = self.per_call, self.per_call_before

@@ -381,7 +381,7 @@ def _lossy(batch: _Batch, at: int) -> LossyCastError:
     return LossyCastError(
         f"{batch.path(at)}: {kind} going from {step.dtype} to {step.held}{limit}. "
         "Scale the values, or keep a wider dtype"
-        + (" (for JAX: jax.config.update('jax_enable_x64', True))." if limit else ".")
+        + (f": {step.target.widened_by}." if limit and step.target.widened_by else ".")
     )
 
 
@@ -421,10 +421,10 @@ def _warn_of_precision(routes: Sequence[Route], where: Where) -> None:
             f"{wanted} became {held}: {_some([format_link(where(at)) for at in sorted(places)])}"
             for (wanted, held), places in narrowed.items()
         )
-        target = next(route.target.name for route in routes if route.held != route.wanted)
-        way_out = ", or set jax_enable_x64" if target == "jax" else ""
+        target = next(route.target for route in routes if route.held != route.wanted)
+        way_out = f", or write {target.widened_by}" if target.widened_by else ""
         warn(
-            f"{target} holds nothing wider here, so {what}. "
+            f"{target.name} holds nothing wider here, so {what}. "
             f"Ask for it with dtype= to say that you mean it{way_out}.",
             PrecisionWarning,
         )

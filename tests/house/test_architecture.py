@@ -156,7 +156,7 @@ def strings(node):
             yield from strings(child)
 
 
-@pytest.mark.parametrize("room", ["tree", "states", "transforms", "programs"])
+@pytest.mark.parametrize("room", ["tree", "states", "transforms", "programs", "nn"])
 def test_no_framework_is_named(room):
     """What one framework has of its own, its adapter says."""
     found = {

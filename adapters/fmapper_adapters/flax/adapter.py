@@ -14,6 +14,7 @@ class FlaxAdapter(Nodes, Models):
     """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
 
     name: ClassVar[str] = "flax"
+    compiles: ClassVar[bool] = True
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     lowers_like: ClassVar[str] = "jax"

@@ -46,6 +46,8 @@ class JaxAdapter(Adapter):
     """
 
     name: ClassVar[str] = "jax"
+    compiles: ClassVar[bool] = True
+    widened_by: ClassVar[str] = "jax.config.update('jax_enable_x64', True)"
     needs_source: ClassVar[str] = (
         "make it the forward of a torch.nn.Module; what is written in JAX needs none"
     )
