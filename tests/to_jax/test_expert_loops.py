@@ -290,3 +290,38 @@ def test_loops_that_do_more_are_right_or_refused(kind: Any) -> None:
         converting.compare(found, module(given))
         right += 1
     assert right
+
+
+class OneMore(torch.nn.Module):
+    """The caller chooses the experts, and may choose the row that has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = torch.nn.Parameter(torch.randn(E, D, D))
+
+    def forward(self, x: Any, chosen: Any) -> Any:
+        with torch.no_grad():
+            mask = torch.nn.functional.one_hot(chosen, E + 1).permute(1, 0)
+            hit = torch.greater(mask.sum(-1), 0).nonzero()
+        found = torch.zeros_like(x)
+        for expert in hit:
+            expert = expert[0]  # noqa: PLW2901
+            (token,) = torch.where(mask[expert])
+            found.index_add_(0, token, x[token] @ self.up[expert])
+        return found
+
+
+def test_an_expert_that_is_not_there_is_refused_where_it_is_hit() -> None:
+    module, x = OneMore(), torch.randn(4, D)
+    model = fmapper.convert(module, "jax", (x, torch.tensor([0, 1, 0, 1])))
+    others = torch.tensor([3, 1, 2, 0])
+    converting.compare(model(x.numpy(), others.numpy()), module(x, others).detach())
+    beyond = np.array([0, E, 1, 1])
+    with pytest.raises(fmapper.ProgramInputError, match=f"there is no expert {E}, and it is hit"):
+        model(x.numpy(), beyond)
+    with pytest.raises(IndexError):
+        module(x, torch.from_numpy(beyond))
+    compiled = jax.jit(lambda params, x, chosen: model.replace(params=params)(x, chosen))
+    with pytest.raises(Exception, match="there is no expert"):
+        jax.block_until_ready(compiled(model.params, x.numpy(), beyond))
