@@ -98,6 +98,9 @@ class TorchToJax:
             # With NaN about, torch's derivatives drop some of it: that of logcumsumexp does.
             if found is not None or any(bool(w.isnan().any()) for w in want):
                 return found
+            # The in-place form overwrites values, yet torch's autograd does not see it.
+            if any("logical_and_" in step.called() for step in program.steps):
+                return None
             return _gradients(module, model, tensors, arrays)
 
     def _values(self, program: Program, module: Any, got: Any, want: Any) -> Finding | None:

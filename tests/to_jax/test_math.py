@@ -211,6 +211,13 @@ def test_reductions_of_nothing_and_of_one():
           torch.tensor(2.5))  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32])
+def test_softmax_of_nothing_keeps_its_dtype(dtype):
+    """With elements torch refuses these dtypes."""
+    x = torch.zeros((0, 3), dtype=dtype)
+    check(lambda x: (x.softmax(1), x.log_softmax(0)), x)
+
+
 def test_elements_that_are_unique():
     x = torch.tensor([[3, 1, 1], [3, 1, 1], [2, 0, 1]])
 

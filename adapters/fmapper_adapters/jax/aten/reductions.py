@@ -257,6 +257,8 @@ def softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) 
     result = jnp.dtype("float32") if half_to_float is True else x.dtype
     if x.ndim == 0:
         return softmax(x[None], 0, half_to_float is True)[0]
+    if x.size == 0:  # torch takes integers and bools here, and here only
+        return x.astype(result)
     y = x.astype(wide(x.dtype)) if is_floating(x) else x
     top = jax.lax.stop_gradient(jnp.max(y, dim, keepdims=True, initial=-jnp.inf))
     unnormalised = jnp.exp(y - top)
@@ -272,6 +274,8 @@ def log_softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = No
     result = jnp.dtype("float32") if half_to_float is True else x.dtype
     if x.ndim == 0:
         return log_softmax(x[None], 0, half_to_float is True)[0]
+    if x.size == 0:
+        return x.astype(result)
     y = x.astype(wide(x.dtype))
     top = jax.lax.stop_gradient(jnp.max(y, dim, keepdims=True, initial=-jnp.inf))
     shifted = y - top
