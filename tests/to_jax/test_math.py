@@ -215,7 +215,9 @@ def test_reductions_of_nothing_and_of_one():
 def test_softmax_of_nothing_keeps_its_dtype(dtype):
     """With elements torch refuses these dtypes."""
     x = torch.zeros((0, 3), dtype=dtype)
-    check(lambda x: (x.softmax(1), x.log_softmax(0)), x)
+    check(lambda x: x.softmax(1), x)
+    if dtype is not torch.bool:  # which torch takes, but does not record
+        check(lambda x: x.log_softmax(0), x)
 
 
 def test_elements_that_are_unique():
