@@ -13,7 +13,8 @@ from fmapper.tree import nodes
 from fmapper.tree.functor import CONTAINERS, declaration_of, slot_names
 from fmapper.tree.keypath import Link, format_link
 from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.nodes import NodeType
+from fmapper.tree.nodes import Item, Kind, NodeType
+from fmapper.tree.walk import visit, walk
 
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)
 _BARE = frozenset({dict, list, tuple})  # they have no attributes
@@ -55,7 +56,7 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
         return
     if node_type.carried is not None:
         suspects = [(name, value) for name, value in node_type.carried(node) if holds_arrays(value)]
-        own = _reached(node, [child for _, child in node_type.items(node)]) if suspects else []
+        own = [value for _, value, _ in visit(node, once=True)] if suspects else []
         fields = [f".{name}" for name, value in suspects if holds_arrays(value, besides=own)]
         if fields:
             raise NotAFunctorError(
@@ -89,37 +90,19 @@ def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
         x: Anything; it is not changed.
         besides: Objects that do not count, nor what is reached only through them.
     """
-    seen: dict[int, Any] = {id(known): known for known in besides}
-    todo = [x]
-    while todo:
-        value = todo.pop()
-        if id(value) in seen or nodes.kind_of(type(value)) is nodes.ATOM:
-            continue
-        seen[id(value)] = value
-        if adapter_of(value) is not None or value is no_gradient:  # where there was an array
-            return True
-        kind = nodes.kind_of(type(value))
-        if isinstance(kind, NodeType) and kind.carried is not None:
-            todo.extend(vars(value).values())  # whatever it holds, child or not
-        elif isinstance(kind, NodeType):
-            todo.extend(child for _, child in kind.items(value))
-        elif kind is nodes.LEAF and declaration_of(type(value)) is None:
-            todo.extend(part for _, part in _parts(value))
-    return False
+    known = {id(value) for value in besides}
+    return any(
+        adapter_of(value) is not None or value is no_gradient  # where there was an array
+        for _, value, kind, _ in walk(x, enter=_enter_all, known=known)
+    )
 
 
-def _reached(node: Any, children: list[Any]) -> list[Any]:
-    """A node and all nodes and leaves below it."""
-    reached: dict[int, Any] = {id(node): node}
-    todo = children
-    while todo:
-        value = todo.pop()
-        if id(value) not in reached:
-            reached[id(value)] = value
-            kind = nodes.kind_of(type(value))
-            if isinstance(kind, NodeType):
-                todo.extend(child for _, child in kind.items(value))
-    return list(reached.values())
+def _enter_all(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
+    """Returns all that an object holds, child or not."""
+    if isinstance(kind, NodeType):
+        return kind.items(value) if kind.carried is None else vars(value).items()
+    is_closed = kind is not nodes.LEAF or declaration_of(type(value)) is not None
+    return None if is_closed or adapter_of(value) is not None else _parts(value)
 
 
 def _parts(x: Any) -> Iterator[tuple[str, Any]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from fmapper.errors import FmapperError, PlacementError
+from fmapper.errors import PlacementError
 from fmapper.tree.keypath import KeyPath, Link, format_link
-from fmapper.tree.nodes import ATOM, LEAVES, Item, NodeType, kind_of
-from fmapper.tree.walk import say_where
+from fmapper.tree.nodes import ATOM, Item, Kind, NodeType, kind_of
+from fmapper.tree.walk import enter_node, walk
 
 Pattern = str | type
 
@@ -174,62 +174,49 @@ class Found:
         self._check()
 
     def _look(self, tree: Any) -> None:
-        """Goes to every node once for each state in which it is reached: cycles and ties end."""
+        """Notes under which rules each object is reached."""
         starts = [frozenset[int]()] * len(self._all.patterns)
         for at, path in self._paths.items():
             starts[at] = _TAKEN if path.accepts(path.start) else path.start
         first = self._inside(self._state(starts), tree)
-        seen: set[tuple[int, int]] = set()
-        above: set[int] = set()
-        stack: list[tuple[Link, Iterator[Item], _State, int, Sequence[Any], bool]] = []
 
-        def enter(link: Link, child: Any, state: _State, lent: bool) -> None:
-            i = id(child)
-            kind = kind_of(type(child))
-            won = state.winner
-            if won is not None:
-                self._won.add(won)
-            for rule, positions in enumerate(state.rules):
-                if positions is _TAKEN:
-                    self._matched.setdefault(rule, link)
-            if kind is ATOM:
-                return
-            self.objects[i] = child
-            if lent or i in self._leads:
-                self._lent.append((i, won, link))
-            else:
-                self.rules.setdefault(i, {}).setdefault(won, link)
-            a_leaf = kind in LEAVES or (self._is_leaf is not None and self._is_leaf(child))
-            if not a_leaf and isinstance(kind, NodeType) and (i, id(state)) not in seen:
-                seen.add((i, id(state)))
-                above.add(i)
-                try:
-                    items = iter(kind.items(child))
-                except FmapperError as error:
-                    say_where(error, KeyPath.from_link(link).keys)
-                    raise
-                for name, passenger in kind.passengers(child) if kind.passengers else ():
+        def down(above: tuple[_State, bool], node: Any, key: Any, child: Any) -> Any:
+            state, lent = above
+            kind = kind_of(type(node))
+            assert isinstance(kind, NodeType)
+            text = f"{key}" if node is tree else f"{_SEPARATOR}{key}"
+            return self._inside(self._after(state, text), child), lent or key in kind.borrowed
+
+        def enter(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
+            is_leaf = self._is_leaf is not None and self._is_leaf(value)
+            return None if is_leaf else enter_node(value, kind)
+
+        for link, value, kind, (state, lent) in walk(
+            tree, state=(first, False), down=down, enter=enter
+        ):
+            self._meet(link, value, state, lent)
+            if isinstance(kind, NodeType):
+                for name, passenger in kind.passengers(value) if kind.passengers else ():
                     self.objects[id(passenger)] = passenger
-                    self.rules.setdefault(id(passenger), {}).setdefault(won, (link, name))
-                for follower, lead in kind.follows(child) if kind.follows else ():
+                    places = self.rules.setdefault(id(passenger), {})
+                    places.setdefault(state.winner, (link, name))
+                for follower, lead in kind.follows(value) if kind.follows else ():
                     self._leads[id(follower)] = lead
-                stack.append((link, items, state, i, kind.borrowed, lent))
 
-        enter(None, tree, first, False)
-        while stack:
-            link, items, state, i, borrowed, lent = stack[-1]
-            for key, child in items:
-                if id(child) in above:  # a way back up: what is there is not below this place
-                    continue
-                depth = len(stack)
-                text = f"{key}" if depth == 1 else f"{_SEPARATOR}{key}"
-                inner = self._inside(self._after(state, text), child)
-                enter((link, key), child, inner, lent or key in borrowed)
-                if len(stack) > depth:
-                    break
-            else:
-                stack.pop()
-                above.discard(i)
+    def _meet(self, link: Link, value: Any, state: _State, lent: bool) -> None:
+        i, won = id(value), state.winner
+        if won is not None:
+            self._won.add(won)
+        for rule, positions in enumerate(state.rules):
+            if positions is _TAKEN:
+                self._matched.setdefault(rule, link)
+        if kind_of(type(value)) is ATOM:
+            return
+        self.objects[i] = value
+        if lent or i in self._leads:
+            self._lent.append((i, won, link))
+        else:
+            self.rules.setdefault(i, {}).setdefault(won, link)
 
     def _follow(self) -> None:
         """What an optimizer works on goes by its place in the model, and its state goes with it."""

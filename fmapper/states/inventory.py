@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.undeclared import holds_arrays
-from fmapper.errors import FmapperError
 from fmapper.moves.view_ties import find_view_ties
 from fmapper.transforms.trainable import Trained
 from fmapper.tree.keypath import KeyPath, Link
-from fmapper.tree.nodes import ATOM, CHILDLESS, WITHOUT_IDENTITY, Item, NodeType, kind_of
-from fmapper.tree.walk import say_where
+from fmapper.tree.nodes import ATOM, CHILDLESS, WITHOUT_IDENTITY, NodeType, kind_of
+from fmapper.tree.walk import walk
 
 HIDES = "holds arrays but is not a functor"
 FOLDED = 3  # as many like items of a list as are shown as one
@@ -75,54 +74,41 @@ class Inventory:
         self.below: list[list[int]] = []
         self._trained = Trained(tree, strict=False)
         self.keys: list[Any] = []
-        self._first: dict[int, tuple[Any, Link, int]] = {}
+        self._links: list[Link] = []
+        self._first: dict[int, tuple[Any, int]] = {}
         self._same: dict[int, int] = {}  # row -> the row of the same object
         self._arrays: dict[int, Any] = {}  # row -> the array that it is the first place of
-        drafts = list(self._draft(tree))
-        views = self._views()
-        self._finish(drafts, views)
+        self._drafts: list[dict[str, Any]] = []
+        for _ in walk(tree, state=self._draft(None, None, None, tree), down=self._draft):
+            pass
+        self._finish(self._drafts, self._views())
 
-    def _draft(self, tree: Any) -> Iterator[dict[str, Any]]:
-        """The attributes of each row, parents first, without what is below."""
-        count = 0
-        stack: list[tuple[int, Link, Iterator[Item]]] = [(-1, None, iter(((None, tree),)))]
-        while stack:
-            parent, above, items = stack[-1]
-            for key, child in items:
-                link = (above, key) if len(stack) > 1 else None
-                at, count = count, count + 1
-                self.below.append([])
-                self.keys.append(key)
-                if parent >= 0:
-                    self.below[parent].append(at)
-                kind = kind_of(type(child))
-                draft: dict[str, Any] = {"path": KeyPath.from_link(link)}
-                draft["cls"] = type(child).__name__
-                known = self._first.get(id(child))
-                if adapter_of(child) is not None:
-                    draft |= self._array(child)
-                elif kind is ATOM or (kind is not CHILDLESS and not isinstance(kind, NodeType)):
-                    draft["note"] = _note(child)
-                if known is not None:
-                    draft["same_as"], draft["nbytes"] = KeyPath.from_link(known[1]), 0
-                    self._same[at] = known[2]
-                    yield draft
-                    continue
-                if _has_identity(child):
-                    self._first[id(child)] = child, link, at
-                if adapter_of(child) is not None:
-                    self._arrays[at] = child
-                yield draft
-                if isinstance(kind, NodeType):
-                    try:
-                        below = dict(kind.items(child))
-                    except FmapperError as error:
-                        say_where(error, KeyPath.from_link(link).keys)
-                        raise
-                    stack.append((at, link, iter(below.items())))
-                    break
-            else:
-                stack.pop()
+    def _draft(self, parent: int | None, node: Any, key: Any, child: Any) -> int:
+        """Adds a row for a place, without what is below; returns that of the first place."""
+        at = len(self._drafts)
+        link = None if parent is None else (self._links[parent], key)
+        self.below.append([])
+        self.keys.append(key)
+        self._links.append(link)
+        if parent is not None:
+            self.below[parent].append(at)
+        kind = kind_of(type(child))
+        draft: dict[str, Any] = {"path": KeyPath.from_link(link), "cls": type(child).__name__}
+        self._drafts.append(draft)
+        is_array = adapter_of(child) is not None
+        if is_array:
+            draft |= self._array(child)
+        elif kind is not CHILDLESS and not isinstance(kind, NodeType):
+            draft["note"] = _note(child)
+        if not _has_identity(child):
+            return at
+        _, first = self._first.setdefault(id(child), (child, at))
+        if first != at:
+            draft["same_as"], draft["nbytes"] = KeyPath.from_link(self._links[first]), 0
+            self._same[at] = first
+        elif is_array:
+            self._arrays[at] = child
+        return first
 
     def _array(self, array: Any) -> dict[str, Any]:
         adapter = adapter_of(array)

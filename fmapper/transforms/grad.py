@@ -29,7 +29,7 @@ from fmapper.transforms.static_key import (
     refilled,
     structure_of,
 )
-from fmapper.transforms.trainable import Trained, trained_arrays
+from fmapper.transforms.trainable import Trained
 from fmapper.tree.keypath import format_link
 from fmapper.tree.no_gradient import filling_gradient, no_gradient
 from fmapper.tree.nodes import sync
@@ -170,10 +170,7 @@ def _none(leaf: Any) -> Any:
 
 
 def _shares(tree: Any, trained: Mapping[int, Any]) -> bool:
-    found = trained_arrays(tree, [])
-    if found is None:
-        return any(id(leaf) in trained for _, leaf, kind in visit(tree, once=True) if kind is None)
-    return not found.keys().isdisjoint(trained)
+    return any(id(leaf) in trained for _, leaf, kind in visit(tree, once=True) if kind is None)
 
 
 def _trained(
@@ -182,14 +179,13 @@ def _trained(
     """What is trained in some arguments, each array once, by id; and whose arrays these are."""
     found: dict[int, Any] = {}
     for place in places:
-        own = trained_arrays(args[place], boxes)
-        if own is None:
-            trained = Trained(args[place])
-            boxes += structure_of(args[place]).boxes
-            own = {i: trained.leaves[i] for i in trained.links}
-        if not own:
-            raise TransformError(_nothing_trained(Trained(args[place]), place, args[place]))
-        found.update(own)
+        trained = Trained(args[place])
+        if trained.computes:
+            structure_of(args[place])  # refuses children that cannot be followed
+        if not trained.links:
+            raise TransformError(_nothing_trained(trained, place, args[place]))
+        boxes += trained.boxes
+        found.update((i, trained.leaves[i]) for i in trained.links)
     owners = {adapter_of(array): array for array in found.values()}
     if len(owners) > 1:  # numbers of NumPy beside arrays of another backend are settings
         found = {i: array for i, array in found.items() if not owner_of(array).is_number(array)}

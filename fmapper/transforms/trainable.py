@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from fmapper.backends.discovery import adapter_of, adapters, on_adapter
 from fmapper.backends.dtypes import is_inexact
 from fmapper.backends.nodes import Nodes
 from fmapper.backends.undeclared import check_leaf
-from fmapper.errors import DeclarationError, FmapperError, StructureMismatchError
+from fmapper.errors import DeclarationError, StructureMismatchError
 from fmapper.tree.functor import declaration_of, has_computed_children
-from fmapper.tree.keypath import KeyPath, Link, format_link, name_of
-from fmapper.tree.nodes import ATOM, LEAF, LEAVES, Item, NodeType, kind_of, kinds, sync
-from fmapper.tree.walk import say_where
+from fmapper.tree.keypath import Link, format_link, name_of
+from fmapper.tree.nodes import NodeType, sync
+from fmapper.tree.walk import walk
 
 Predicate = Callable[[Any], bool]
 
@@ -77,13 +77,37 @@ class Trained:
     Attributes:
         leaves: All arrays of the tree by id, in the order of the walk.
         links: For those that are trained: id -> the first place where they are.
+        boxes: The nodes to which a program may give another value.
+        computes: Whether a node computes children, which may be new ones each time.
     """
 
     def __init__(self, tree: Any, *, strict: bool = True) -> None:
-        self._strict = strict
         self.leaves: dict[int, Any] = {}
         self.links: dict[int, Link] = {}
-        self._look(tree)
+        self.computes = False
+        boxes: dict[int, Any] = {}
+        for link, value, kind, rule in walk(tree, state=_rule_of(type(tree)), down=_rule_below):
+            if isinstance(kind, NodeType):
+                _check_trainable(value, kind, link)
+                self.computes = self.computes or has_computed_children(type(value))
+                if kind.box is not None:
+                    boxes[id(value)] = value
+            elif kind is None:
+                self._meet(value, link, rule, strict)
+        self.boxes = list(boxes.values())
+
+    def _meet(self, leaf: Any, link: Link, rule: Predicate | None, strict: bool) -> None:
+        adapter = adapter_of(leaf)
+        if adapter is None:
+            if strict:
+                check_leaf(leaf, lambda _: link)
+            return
+        i = id(leaf)
+        self.leaves.setdefault(i, leaf)
+        if is_inexact(adapter.dtype(leaf)):
+            trained = adapter.is_trainable(leaf) if rule is None else rule(leaf)
+            if trained:
+                self.links.setdefault(i, link)
 
     def __contains__(self, leaf: Any) -> bool:
         i = id(leaf)
@@ -91,110 +115,13 @@ class Trained:
             return i in self.links
         return _by_itself(leaf)  # made anew each time its parent is read
 
-    def _look(self, tree: Any) -> None:
-        """Goes to every node once for each rule under which it is reached: cycles and ties end."""
-        seen: dict[tuple[int, Predicate], Any] = {}
-        stack: list[tuple[Link, Iterator[Item], Predicate, frozenset[str] | None]] = []
-        stack.append((None, iter(((None, tree),)), _by_itself, None))
-        while stack:
-            parent, items, above, names = stack[-1]
-            for key, child in items:
-                link = (parent, key) if len(stack) > 1 else None
-                rule = above if names is None or key in names else _not
-                kind = kind_of(type(child))
-                if kind is ATOM:
-                    continue
-                if kind in LEAVES:
-                    self._meet(child, link, rule)
-                    continue
-                if not isinstance(kind, NodeType):
-                    continue
-                if rule is not _not:
-                    rule = _rule_of(type(child)) or rule
-                if (id(child), rule) in seen:
-                    continue
-                seen[id(child), rule] = child
-                try:
-                    below = kind.children(child)
-                except FmapperError as error:
-                    say_where(error, KeyPath.from_link(link).keys)
-                    raise
-                stack.append((link, iter(below.items()), rule, _trained_names(child, below, link)))
-                break
-            else:
-                stack.pop()
 
-    def _meet(self, leaf: Any, link: Link, rule: Predicate) -> None:
-        adapter = adapter_of(leaf)
-        if adapter is None:
-            if self._strict:
-                check_leaf(leaf, lambda _: link)
-            return
-        i = id(leaf)
-        self.leaves.setdefault(i, leaf)
-        if i not in self.links and is_inexact(adapter.dtype(leaf)):
-            trained = adapter.is_trainable(leaf) if rule is _by_itself else rule(leaf)
-            if trained:
-                self.links[i] = link
-
-
-def trained_arrays(tree: Any, boxes: list[Any]) -> dict[int, Any] | None:
-    """The trained arrays of a tree by id, without their paths, which cost more than all else.
-
-    None where that takes a closer look: `Trained` has the answer, or the error. The nodes to which
-    a program may give another value are added to `boxes`.
-    """
-    found: dict[int, Any] = {}
-    nodes: dict[int, tuple[Any, Predicate | None]] = {}
-    stack: list[tuple[Iterator[Item], Predicate | None]] = []
-    items: Iterator[Item] = iter(((None, tree),))
-    rule: Predicate | None = None
-    while True:
-        for _, child in items:
-            cls = type(child)
-            kind = kinds.get(cls) or kind_of(cls)
-            if kind is LEAF:
-                adapter = adapter_of(child)
-                if adapter is None:
-                    if not _is_harmless(child):
-                        return None
-                elif is_inexact(adapter.dtype(child)) and (
-                    adapter.is_trainable(child) if rule is None else rule(child)
-                ):
-                    found[id(child)] = child
-            elif isinstance(kind, NodeType):
-                i = id(child)
-                if i in nodes:
-                    if nodes[i][1] is not rule:
-                        return None
-                    continue
-                nodes[i] = child, rule
-                if kind.box is not None:
-                    boxes.append(child)
-                declaration = declaration_of(cls)
-                if declaration is not None and (
-                    declaration.trainable is not None or has_computed_children(cls)
-                ):
-                    return None
-                stack.append((items, rule))
-                rule = _rule_of(cls) or rule
-                try:
-                    items = iter(kind.items(child))
-                except FmapperError:
-                    return None
-                break
-        else:
-            if not stack:
-                return found
-            items, rule = stack.pop()
-
-
-def _is_harmless(leaf: Any) -> bool:
-    try:
-        check_leaf(leaf, lambda _: None)
-    except FmapperError:
-        return False
-    return True
+def _rule_below(rule: Predicate | None, node: Any, key: Any, child: Any) -> Predicate | None:
+    """Returns which arrays are trained at a child and below, from the rule of its node."""
+    declaration = declaration_of(type(node))
+    if declaration is not None and declaration.trainable is not None:
+        rule = rule if key in declaration.trainable else _not
+    return rule if rule is _not else _rule_of(type(child)) or rule
 
 
 _below: dict[type, Predicate | None] = {}
@@ -221,11 +148,12 @@ def _not(leaf: Any) -> bool:
     return False
 
 
-def _trained_names(node: Any, have: dict[Any, Any], link: Link) -> frozenset[str] | None:
-    """The children that a functor trains; None for all."""
+def _check_trainable(node: Any, kind: NodeType, link: Link) -> None:
+    """Raises DeclarationError if a functor trains children that an instance does not have."""
     declaration = declaration_of(type(node))
     if declaration is None or declaration.trainable is None:
-        return None
+        return
+    have = kind.children(node)
     missing = [name for name in declaration.trainable if name not in have]
     if missing:
         raise DeclarationError(
@@ -233,4 +161,3 @@ def _trained_names(node: Any, have: dict[Any, Any], link: Link) -> frozenset[str
             f"trainable, but this instance has the children {', '.join(map(repr, have)) or 'none'}."
             " Correct trainable= in its declaration."
         )
-    return frozenset(declaration.trainable)

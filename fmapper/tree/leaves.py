@@ -91,7 +91,7 @@ class MovedLeaves:
         known: Mapping[Any, Any] | None = None,
     ) -> None:
         self._batch: LeafBatch = for_tree(batch, tree, is_leaf)
-        self._visit = partial(visit, tree, is_leaf=is_leaf, once=once, known=known)
+        self._visit = partial(visit, tree, is_leaf=is_leaf, once=once, known=known or ())
         self._once = once
         self._links: dict[int, Link] = {}
         self._aside: dict[int, tuple[Any, Aside]] = {}
@@ -228,7 +228,7 @@ def _collected(
                 try:
                     inner = iter(kind.items(child))
                 except FmapperError:  # this walk raises it too, and knows the path
-                    for _ in visit(tree, is_leaf=is_leaf, once=True, known=known):
+                    for _ in visit(tree, is_leaf=is_leaf, once=True, known=known or ()):
                         pass
                     raise
                 stack.append(items)
