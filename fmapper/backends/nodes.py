@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
 from fmapper.backends.framework import Framework
 from fmapper.tree.nodes import NodeType
+
+
+class Aside(enum.Enum):
+    """What a mover is to do with a leaf that does not go with the others."""
+
+    STAYS = "it stays where it is and what it is"
+    UNCAST = "it moves, but keeps its dtype"
 
 
 class Nodes(Framework):

@@ -24,9 +24,10 @@ from fmapper.errors import (
 )
 from fmapper.moves.carry import UNTOUCHED, Route, Where, carry_out
 from fmapper.moves.route import Generator, Target, gpu_for_host_arrays
+from fmapper.moves.router import Router
 from fmapper.tree import nodes
 from fmapper.tree.fmap import fmap
-from fmapper.tree.keypath import format_link
+from fmapper.tree.keypath import Link, format_link
 from fmapper.tree.nodes import node_type_of
 from fmapper.warn import warn
 
@@ -42,7 +43,7 @@ _NO = _Given.NO
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Mover:
+class Mover(Router):
     """A callable that takes leaves or whole trees somewhere; made by `to_device` and its relatives.
 
     `mover(tree)` is `fmap(mover, tree)`. Called with keywords alone it gives a mover so configured.
@@ -111,12 +112,25 @@ class Mover:
             )
         return spec
 
-    # The whole tree at once
+    # The four steps: see `Router`
 
-    def move_leaves(self, leaves: Sequence[Any], where: Where) -> list[Any]:
-        """The moved leaves, in order. Either all are moved, or an error says why none is."""
-        routes, others = self.routes(leaves, where)
-        report = None if self.report is None else self._planned(leaves, where)
+    @property
+    def on_report(self) -> Callable[[Plan], object] | None:
+        """What `report=` was given."""
+        return self.report
+
+    def groups(self, leaves: Sequence[Any], where: Where) -> Iterable[tuple[Mover, Sequence[int]]]:
+        """Takes all leaves."""
+        return ((self, range(len(leaves))),)
+
+    def mover_of_node(self, node: Any) -> Mover:
+        """Takes what is below every node."""
+        return self
+
+    def carry(
+        self, routes: Sequence[Route], others: Sequence[int], leaves: Sequence[Any], where: Where
+    ) -> list[Any]:
+        """Returns the moved leaves, in order; `routes` and `others` are what `routes` has given."""
         results = carry_out(routes, leaves, where, copy=self.copy)
         missing = next((route.note for route in routes if route.note), "")
         if missing:
@@ -134,23 +148,18 @@ class Mover:
                 results[place] = fmap(inner, leaf, cache=known)
             elif generator is not None and not generator.stays:
                 results[place] = generator.adapter.generator_to(leaf, generator.device)
-        if self.report is not None and report is not None:
-            self.report(report)
         return results
 
-    def _planned(self, leaves: Sequence[Any], where: Where) -> Plan:
-        from fmapper.moves.plan import Plan, planned
-
-        return Plan(repr(self), tuple(planned(self, leaves, where)))
-
-    def check_node(self, node: Any, node_type: nodes.NodeType, where: Where) -> None:
+    def check_node(
+        self, node: Any, node_type: nodes.NodeType, where: Callable[[Any], Link]
+    ) -> None:
         """Sees to it that a node holds no arrays that are not among its children."""
         carried = node_type.carried
         if self.strict is False or (carried is not None and not carried(node)):
             return
         check_carried(node, node_type, where)
 
-    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
+    def check_borrowed(self, node: Any, missing: Any, where: Callable[[Any], Link]) -> None:
         """Sees to it that an optimizer does not leave its model behind.
 
         Raises:
@@ -168,8 +177,8 @@ class Mover:
 
     @property
     def uncast(self) -> Mover:
-        """The same without a change of dtype; the report says of the others what there is."""
-        return dataclasses.replace(self, dtype=None, report=None)
+        """The same without a change of dtype."""
+        return dataclasses.replace(self, dtype=None)
 
     def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
         """What is to become of the arrays among leaves, and which leaves are none.

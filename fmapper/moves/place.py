@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from fmapper.backends.device import parse_device
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import dtype_name
 from fmapper.errors import DeviceError, FmapperError, PlacementError
-from fmapper.moves.carry import UNTOUCHED, Route
+from fmapper.moves.carry import UNTOUCHED, Where
 from fmapper.moves.mover import Mover, to_device
 from fmapper.moves.patterns import Found, Pattern, Rules
-from fmapper.moves.plan import Plan, planned
-from fmapper.moves.route import Generator
+from fmapper.moves.plan import Plan
+from fmapper.moves.router import Router
 from fmapper.moves.view_ties import find_view_ties
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import format_link
-from fmapper.tree.leaves import Where
-from fmapper.tree.nodes import NodeType, node_type_of, sync
+from fmapper.tree.nodes import node_type_of, sync
 
 
 class Keep:
@@ -39,7 +38,7 @@ keep: Final = Keep()
 """Leaves what a rule of `place` or `cast` names as it is."""
 
 
-class Placement:
+class Placement(Router):
     """A mover that takes each part of a tree where rules say.
 
     `place(tree, rules)` is `Placement(rules)(tree)`; a placement is worth a name where it is used
@@ -106,8 +105,13 @@ class Placement:
         """The tree, with each part where it belongs."""
         return fmap(self, tree)
 
-    def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> _Placing:
-        """What the walk uses in its place: the placement, with the places of one tree looked up."""
+    @property
+    def on_report(self) -> Callable[[Plan], object] | None:
+        """What `report=` was given."""
+        return self.report
+
+    def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:
+        """Returns the placement with the places of one tree looked up."""
         return _Placing(self, self._rules.found_in(tree, is_leaf))
 
 
@@ -217,124 +221,47 @@ def _target(target: Any, strict: bool | None) -> Mover | Keep:
     return to_device(spec, strict=strict)
 
 
-class _Stay:
-    """The router of leaves that no rule moves; it only says so in a plan."""
-
-    copy = None
-
-    def __init__(self, why: str) -> None:
-        self.why = why
-
-    def check_node(self, node: Any, node_type: NodeType, where: Where) -> None:
-        pass
-
-    def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
-        found, others = [], []
-        for place_of, leaf in enumerate(leaves):
-            adapter = adapter_of(leaf)
-            if adapter is None:
-                others.append(place_of)
-                continue
-            device, dtype = adapter.device(leaf), adapter.dtype(leaf)
-            route = (adapter, adapter, device, device, dtype, dtype, dtype, [place_of], [leaf])
-            found.append(Route(*route, self.why))
-        return found, others
-
-    def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
-        return None
-
-
-class _Placing:
+class _Placing(Router):
     """A placement on its way through one tree."""
-
-    copy = None
 
     def __init__(self, placement: Placement, found: Found) -> None:
         self.placement = placement
         self.found = found
         self._movers = tuple(placement.rules.values())
-        self._report = placement.report
         self._split: dict[int, str] | None = None
         self._base_of: dict[int, Any] = {}  # a view -> its base, which another rule takes there too
 
     def __repr__(self) -> str:
         return repr(self.placement)
 
-    def move_leaves(self, leaves: Sequence[Any], where: Where) -> list[Any]:
-        """The leaves, each moved by the mover of its rule; all of them, or an error."""
-        self.routes(leaves, where)
-        report = self._report
-        plans = [] if report is None else planned(self, leaves, where)
-        results = list(leaves)
-        for mover, places in self._by_mover(leaves, where):
-            chosen = [leaves[at] for at in places]
-            moved = mover.move_leaves(chosen, _among(where, places))
-            for at, new in zip(places, moved, strict=True):
-                results[at] = new
-        if report is not None:
-            report(Plan(repr(self), tuple(plans)))
-        return results
+    @property
+    def on_report(self) -> Callable[[Plan], object] | None:
+        """What the placement was given."""
+        return self.placement.report
 
-    def check_node(self, node: Any, node_type: NodeType, where: Where) -> None:
-        """Sees to it that nodes that are moved hold no arrays beside their children."""
+    def mover_of_node(self, node: Any) -> Mover | None:
+        """Returns the mover of the first rule that takes a node."""
         for rule in self.found.rules.get(id(node), ()):
             mover = None if rule is None else self._movers[rule]
             if isinstance(mover, Mover):
-                mover.check_node(node, node_type, where)
-                return
+                return mover
+        return None
 
-    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
-        """Sees to it that an optimizer does not leave its model behind."""
-        mover = self._mover_of(missing, where, missing)
-        if isinstance(mover, Mover):
-            mover.check_borrowed(node, missing, where)
-
-    @property
-    def uncast(self) -> _Placing:
-        """The same without a change of dtype, for the counters of optimizers."""
-        other = _Placing(self.placement, self.found)
-        other._movers = tuple(m.uncast if isinstance(m, Mover) else m for m in self._movers)
-        other._report = None
-        return other
-
-    def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
-        """What is to become of the arrays that rules move, and which leaves are none."""
-        routes: list[Route] = []
-        others: list[int] = []
-        for mover, places in self._by_mover(leaves, where):
-            chosen = [leaves[at] for at in places]
-            own, rest = mover.routes(chosen, _among(where, places))
-            for route in own:
-                route.places = [places[at] for at in route.places]
-            routes += own
-            others += [places[at] for at in rest]
-        return routes, others
-
-    def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
-        """What is to become of a random generator; None if the leaf is none, or stays."""
-        mover = self._mover_of(leaf, where, place)
-        return mover.generator(leaf, where, place) if isinstance(mover, Mover) else None
-
-    def router_of(self, leaf: Any) -> Any:
-        """What a plan asks about this leaf alone."""
-        mover = self._mover_of(leaf, lambda _: None, 0)
-        if isinstance(mover, Mover):
-            return mover
-        kept = next(rule for rule in self.found.rules[id(leaf)])
-        return _Stay(
-            "no rule names it" if kept is None else f"the rule {self._name(kept)} keeps it"
-        )
-
-    # --- whose a leaf is ------------------------------------------------------------------------
-
-    def _by_mover(self, leaves: Sequence[Any], where: Where) -> Iterator[tuple[Mover, list[int]]]:
-        """Movers and the leaves that they are to take; equal movers are one."""
+    def groups(self, leaves: Sequence[Any], where: Where) -> Iterable[tuple[Mover, list[int]]]:
+        """Returns movers and the leaves that they are to take; equal movers are one."""
         groups: dict[Hashable, tuple[Mover, list[int]]] = {}
         for at, leaf in enumerate(leaves):
             mover = self._mover_of(leaf, where, at)
             if isinstance(mover, Mover):
                 groups.setdefault(mover, (mover, []))[1].append(at)
-        return iter(groups.values())
+        return groups.values()
+
+    def why_kept(self, leaf: Any) -> str:
+        """Says which rule keeps a leaf."""
+        kept = next(iter(self.found.rules[id(leaf)]))
+        return "no rule names it" if kept is None else f"the rule {self._name(kept)} keeps it"
+
+    # --- whose a leaf is ------------------------------------------------------------------------
 
     def _mover_of(self, leaf: Any, where: Where, at: int) -> Mover | Keep | None:
         if self._split is None:
@@ -415,8 +342,3 @@ class _Placing:
 
     def _name(self, rule: int) -> str:
         return self.found.name(rule)
-
-
-def _among(where: Where, places: Sequence[int]) -> Where:
-    """The paths of some of the leaves, by their number among these."""
-    return lambda at: where(places[at])

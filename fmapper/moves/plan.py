@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from fmapper.backends.arrays import Device
+from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import itemsize
+from fmapper.backends.nodes import Aside
 from fmapper.errors import FmapperError
 from fmapper.moves.carry import UNTOUCHED, Route, carry_out
 from fmapper.moves.route import Generator
+from fmapper.moves.router import Move, Router
 from fmapper.tree.keypath import KeyPath, format_keys
-from fmapper.tree.leaves import MovedLeaves, PerTree, Where, for_tree, is_batch
-from fmapper.tree.nodes import NodeType, sync
+from fmapper.tree.nodes import sync
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -138,37 +141,7 @@ class Plan:
             yield f"{origin} -> {device}: {readable_bytes(size)}"
 
 
-class Router(Protocol):
-    """What can be planned: a mover."""
-
-    @property
-    def copy(self) -> bool | None:
-        """Whether it copies."""
-        ...
-
-    def check_node(self, node: Any, node_type: NodeType, where: Where) -> None:
-        """Raises for a node that holds arrays beside its children."""
-        ...
-
-    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
-        """Raises for a node that borrows an array that nothing else in the tree has."""
-        ...
-
-    @property
-    def uncast(self) -> Router:
-        """The same without a change of dtype."""
-        ...
-
-    def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
-        """What is to become of the arrays among leaves, and which leaves are none."""
-        ...
-
-    def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
-        """What is to become of a random generator; None if the leaf is none."""
-        ...
-
-
-def plan(mover: Router | PerTree, tree: Any) -> Plan:
+def plan(mover: Router, tree: Any) -> Plan:
     """What a mover would do to each leaf of a tree. Nothing is moved and nothing is allocated.
 
     What depends on the values is not known: whether integers fit a narrower dtype, for example.
@@ -191,68 +164,55 @@ def plan(mover: Router | PerTree, tree: Any) -> Plan:
         >>> [(str(leaf.path), leaf.action, leaf.nbytes) for leaf in made]
         [('w', 'moved', 16), ('n[0]', 'moved', 1)]
     """
-    if not is_batch(mover):
+    if not isinstance(mover, Router):
         raise TypeError(
             f"plan takes a mover first, such as fmapper.to_gpu, not {mover!r}; then the tree."
         )
     sync()
-    planner = _Planner(for_tree(mover, tree))
-    MovedLeaves(planner, tree)
-    return Plan(repr(mover), (*planner.nodes, *planner.leaves))
+    move = Move(mover, tree, None, ())
+    refused: dict[KeyPath, PlannedLeaf] = {}
 
-
-class _Planner:
-    """Stands in for the mover in a walk that moves nothing."""
-
-    def __init__(self, mover: Router) -> None:
-        self.mover = mover
-        self.nodes: list[PlannedLeaf] = []
-        self.leaves: list[PlannedLeaf] = []
-
-    def check_node(self, node: Any, node_type: NodeType, where: Where) -> None:
+    def check(node: Any, check: Callable[[], None]) -> None:
         try:
-            self.mover.check_node(node, node_type, where)
+            check()
         except FmapperError as error:
-            self.nodes.append(
-                PlannedLeaf(KeyPath.from_link(where(node)), "refused", _reason(error))
-            )
+            path = KeyPath.from_link(move.found.where(node))
+            refused.setdefault(path, PlannedLeaf(path, "refused", _reason(error)))
 
-    def check_borrowed(self, node: Any, missing: Any, where: Where) -> None:
-        try:
-            self.mover.check_borrowed(node, missing, where)
-        except FmapperError as error:
-            path = KeyPath.from_link(where(node))
-            if path not in [known.path for known in self.nodes]:
-                self.nodes.append(PlannedLeaf(path, "refused", _reason(error)))
-
-    @property
-    def uncast(self) -> _Planner:
-        other = _Planner(self.mover.uncast)
-        other.nodes, other.leaves = self.nodes, self.leaves
-        return other
-
-    def move_leaves(self, leaves: Sequence[Any], where: Where) -> Sequence[Any]:
-        self.leaves += planned(self.mover, leaves, where)
-        return leaves
+    for node, kind in move.found.nodes:
+        check(node, partial(move.check_node, node, kind))
+    for node, leaf in move.found.missing:
+        check(node, partial(move.check_borrowed, node, leaf))
+    leaves = planned(move, [*move.found.by_id.values()])
+    return Plan(repr(mover), (*refused.values(), *leaves))
 
 
-def planned(mover: Router, leaves: Sequence[Any], where: Where) -> list[PlannedLeaf]:
-    """What a mover does to each of these leaves."""
-    found = []
-    for place, leaf in enumerate(leaves):
-        path = KeyPath.from_link(where(place))
-        chosen = getattr(mover, "router_of", None)
-        try:
-            own = mover if chosen is None else chosen(leaf)
-            routes, _ = own.routes([leaf], lambda _: None)
-        except FmapperError as error:
-            found.append(PlannedLeaf(path, "refused", _reason(error)))
+def planned(move: Move, leaves: Iterable[Any]) -> Iterator[PlannedLeaf]:
+    """Yields what becomes of each of these leaves; each is routed alone, for the sake of errors."""
+    for leaf in leaves:
+        if move.found.aside.get(id(leaf)) is Aside.STAYS:
             continue
-        if routes:
-            found.append(_planned(path, routes[0], own.copy))
-        else:
-            found.append(_planned_other(path, leaf, own.generator(leaf, lambda _: None, place)))
-    return found
+        path = KeyPath.from_link(move.found.where(leaf))
+        try:
+            mover = next((mover for mover, _ in move.groups([leaf])), None)
+            if mover is None:
+                yield _planned_kept(path, leaf, move.router.why_kept(leaf))
+                continue
+            routes, _ = mover.routes([leaf], lambda _: None)
+            if routes:
+                yield _planned(path, routes[0], mover.copy)
+            else:
+                yield _planned_other(path, leaf, mover.generator(leaf, lambda _: None, 0))
+        except FmapperError as error:
+            yield PlannedLeaf(path, "refused", _reason(error))
+
+
+def _planned_kept(path: KeyPath, leaf: Any, why: str) -> PlannedLeaf:
+    adapter = adapter_of(leaf)
+    if adapter is None:
+        return _planned_other(path, leaf, None)
+    device, dtype = adapter.device(leaf), adapter.dtype(leaf)
+    return PlannedLeaf(path, "skipped", why, device, device, dtype, dtype)
 
 
 def _planned_other(path: KeyPath, leaf: Any, generator: Generator | None) -> PlannedLeaf:

@@ -9,7 +9,6 @@ model begins with a walk, so this room imports nothing of the others.
     nodes        one node type per class, found once
     walk         visiting a tree without rebuilding it
     fmap         the walk that rebuilds
-    leaves       maps that want all leaves at once: movers
     paths        get, has and set by key path
     no_gradient  what stands where nothing is trained
 """

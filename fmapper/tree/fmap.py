@@ -6,12 +6,12 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 from fmapper.errors import CycleError, FmapperError, StructureMismatchError
 from fmapper.tree import nodes
+from fmapper.tree.functor import has_class_attribute
 from fmapper.tree.keypath import KeyPath, Link, format_link
-from fmapper.tree.leaves import LeafBatch, MovedLeaves, PerTree, is_batch
 from fmapper.tree.no_gradient import no_gradient
 from fmapper.tree.nodes import (
     CHILDLESS,
@@ -46,7 +46,7 @@ UNSET = _Default.UNSET
 
 
 def fmap(
-    f: Callable[..., Any] | LeafBatch | PerTree,
+    f: Callable[..., Any] | TreeFunction,
     tree: Any,
     *rest: Any,
     is_leaf: Callable[[Any], bool] | None = None,
@@ -96,21 +96,39 @@ def fmap(
         {'w': [2, 3]}
     """
     sync()
-    if is_batch(tree) and not is_batch(f):
-        raise TypeError(f"fmap takes the function first: fmap({tree!r}, tree).")
-    options = _Map(cast(Callable[..., Any], f), is_leaf, cache, prune, walk)
-    if type(f) is not FunctionType and is_batch(f):
+    options = _Map(cast(Any, f), is_leaf, cache, prune, walk)
+    if type(f) is not FunctionType and takes_trees(f):
         if rest:
             raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
-        known = cache if isinstance(cache, dict) else None
-        moved = MovedLeaves(
-            cast(LeafBatch, f), tree, is_leaf=is_leaf, once=cache is not None, known=known
-        )
-        options.f = moved
+        new, other = f.__fmap__(tree, is_leaf, {} if cache is UNSET else cache)
+        options.f = lambda leaf: new[id(leaf)] if id(leaf) in new else other(leaf)
         if prune is UNSET and cache is UNSET:
-            options.known = moved.memo
-            options.memo = moved.memo.copy()
+            options.known, options.memo = new, new.copy()
+    elif takes_trees(tree):
+        raise TypeError(f"fmap takes the function first: fmap({tree!r}, tree).")
     return options(tree, rest)
+
+
+class TreeFunction(Protocol):
+    """An `f` that wants to see the tree before it maps a leaf: movers are of this kind."""
+
+    def __fmap__(
+        self, tree: Any, is_leaf: Callable[[Any], bool] | None, cache: dict[Any, Any] | None
+    ) -> tuple[dict[int, Any], Callable[[Any], Any]]:
+        """Returns what the leaves of the tree become, by id, and the function for any other leaf.
+
+        Args:
+            tree: The tree that was given to `fmap`.
+            is_leaf: As given to `fmap`.
+            cache: What is known beforehand, by id; None if each place is mapped for itself, and the
+                function is to map all leaves.
+        """
+        ...
+
+
+def takes_trees(f: object) -> TypeGuard[TreeFunction]:
+    """Whether a function for `fmap` has the hook `__fmap__`; an `nnx.Rngs` has every attribute."""
+    return has_class_attribute(type(f), "__fmap__")
 
 
 def fmap_with_path(

@@ -42,13 +42,6 @@ LEAVES = frozenset({LEAF, ATOM, INTERNED})
 WITHOUT_IDENTITY = frozenset({ATOM, INTERNED})
 
 
-class Aside(enum.Enum):
-    """What a mover is to do with a leaf that does not go with the others."""
-
-    STAYS = "it stays where it is and what it is"
-    UNCAST = "it moves, but keeps its dtype"
-
-
 class Fitting(dict[Any, Any]):
     """Slots whose node makes something of its own of a leaf, which is then so at every place."""
 
@@ -161,7 +154,7 @@ class NodeType:
         plain: type = dict,
         carried: Callable[[Any], Iterable[Item]] | None = None,
         borrowed: Sequence[Any] = (),
-        aside: Callable[[Any], Iterable[tuple[Any, Aside]]] | None = None,
+        aside: Callable[[Any], Iterable[Item]] | None = None,
         follows: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
         static: Callable[[Any], Any] | None = None,

@@ -262,9 +262,9 @@ def test_a_mover_is_given_all_leaves_at_once() -> None:
     seen: list[list[str]] = []
 
     class Spy(Mover):
-        def move_leaves(self, leaves: Sequence[Any], where: Any) -> list[Any]:
+        def routes(self, leaves: Sequence[Any], where: Any) -> Any:
             seen.append([type(leaf).__name__ for leaf in leaves])
-            return super().move_leaves(leaves, where)
+            return super().routes(leaves, where)
 
     w = np.ones(2)
     fmap(Spy("spy", backend="numpy"), {"a": w, "b": [w, np.zeros(3)], "n": 3})

@@ -518,3 +518,15 @@ def test_a_view_that_another_rule_takes_to_the_same_place_stays_a_view() -> None
     new = place({"a": w, "b": w[:2]}, {"a": fmapper.to_cpu(dtype="float32"), "b": "float32"})
     assert np.shares_memory(new["a"], new["b"])
     assert new["b"].dtype == np.float32
+
+
+def test_a_mover_among_rules_reports_what_it_takes() -> None:
+    told: list[str] = []
+
+    def note(name: str) -> Any:
+        return lambda plan: told.append(f"{name}: {[str(leaf.path) for leaf in plan]}")
+
+    tree = {"a": np.ones(1), "b": np.ones(1)}
+    rules = {"a": fmapper.to_numpy(dtype="float32", report=note("mover")), "*": "float16"}
+    fmapper.place(tree, rules, report=note("all"))
+    assert told == ["all: ['a', 'b']", "mover: ['a']"]

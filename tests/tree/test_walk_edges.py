@@ -960,3 +960,44 @@ def test_the_function_comes_first() -> None:
     """A model can be called too, so the other order would run it."""
     with pytest.raises(TypeError, match=r"fmap takes the function first: fmap\(to_cpu\(\), tree\)"):
         fmapper.fmap(lambda x: x, fmapper.to_cpu)
+
+
+# --- functions that see the whole tree first ----------------------------------------------------
+
+
+class Doubling:
+    """Doubles lists' leaves, all at once; what it was not told of it makes negative."""
+
+    def __init__(self, *leaves: Any) -> None:
+        self.leaves = leaves
+        self.asked: list[Any] = []
+
+    def __fmap__(self, tree: Any, is_leaf: Any, cache: Any) -> Any:
+        self.asked.append((tree, is_leaf, cache))
+        return {id(x): x + x for x in self.leaves}, lambda x: -x
+
+
+def test_a_function_may_see_the_tree_before_its_leaves():
+    w = np.ones(1)
+    tree = {"a": w, "b": [w, 3], "c": np.ones(1)}
+    f = Doubling(w)
+    new = fmap(f, tree)
+    assert new["a"] is new["b"][0]
+    assert (new["a"][0], new["b"][1], new["c"][0]) == (2, -3, -1)
+    stop = callable
+    for options in ({"is_leaf": stop}, {"cache": {}}, {"cache": None}, {"prune": None}):
+        assert fmap(f, tree, **options)["a"][0] == 2
+    assert [asked[0] is tree for asked in f.asked] == [True] * 5
+    assert f.asked[1][1] is stop
+    assert [asked[2] is None for asked in f.asked] == [False, False, False, True, False]
+    assert fmap(f, tree, prune=None)["b"] == [None, -3]
+
+
+def test_the_hook_is_looked_for_on_the_class():
+    f = lambda x: x  # noqa: E731
+    f.__fmap__ = None
+    assert fmap(f, [1]) == [1]
+    with pytest.raises(TypeError, match="function first"):
+        fmap([1], Doubling())
+    with pytest.raises(TypeError, match="takes one tree"):
+        fmap(Doubling(), [1], [1])

@@ -1,0 +1,138 @@
+"""What every mover does with a tree: collect the leaves, route each, carry them; `fmap` refills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.nodes import Aside
+from fmapper.moves.carry import Where
+from fmapper.moves.collect import Leaves
+from fmapper.tree.nodes import ATOM, NodeType, kind_of
+
+if TYPE_CHECKING:
+    from fmapper.moves.mover import Mover
+    from fmapper.moves.plan import Plan
+
+Group = tuple["Mover", Sequence[int]]
+
+
+class Router:
+    """Says which mover takes a leaf: a mover says itself, a placement goes by its rules."""
+
+    __slots__ = ()
+
+    @property
+    def on_report(self) -> Callable[[Plan], object] | None:
+        """What is called after a move with the `Plan` of what was done."""
+        return None
+
+    def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:
+        """Returns the router for one tree; another one if its answers depend on all paths there."""
+        return self
+
+    def groups(self, leaves: Sequence[Any], where: Where) -> Iterable[Group]:
+        """Returns movers and the places of the leaves that each is to take."""
+        raise NotImplementedError
+
+    def mover_of_node(self, node: Any) -> Mover | None:
+        """Returns the mover that takes what is below a node."""
+        raise NotImplementedError
+
+    def why_kept(self, leaf: Any) -> str:
+        """Says why no mover takes a leaf."""
+        return "it stays with its node"
+
+    def __fmap__(
+        self, tree: Any, is_leaf: Callable[[Any], bool] | None, cache: dict[Any, Any] | None
+    ) -> tuple[dict[int, Any], Callable[[Any], Any]]:
+        """Moves all leaves of a tree, or none; see `fmapper.tree.fmap.TreeFunction`."""
+        move = Move(self, tree, is_leaf, cache or ())
+        found = move.found
+        for node, kind in found.nodes:
+            move.check_node(node, kind)
+        for node, leaf in found.missing if cache is not None else ():  # else ties are cut anyway
+            move.check_borrowed(node, leaf)
+        leaves = [*found.by_id.values()]
+        reports = move.reports(leaves)
+        memo = {}
+        if cache is not None:
+            memo = dict(zip(found.by_id, move.carry(leaves), strict=True))
+        for report, plan in reports:
+            report(plan)
+        return memo, move.alone
+
+
+class Move:
+    """One router and the leaves of one tree."""
+
+    def __init__(
+        self, router: Router, tree: Any, is_leaf: Callable[[Any], bool] | None, known: Any
+    ) -> None:
+        self.router = router.for_tree(tree, is_leaf)
+        self.found = Leaves(tree, is_leaf, known)
+
+    def check_node(self, node: Any, kind: NodeType) -> None:
+        """Raises NotAFunctorError for a node that would leave arrays behind."""
+        mover = self.router.mover_of_node(node)
+        if mover is not None:
+            mover.check_node(node, kind, self.found.where)
+
+    def check_borrowed(self, node: Any, leaf: Any) -> None:
+        """Raises MoveError for a node whose leaves are to move and belong to nothing here."""
+        for mover, _ in self.groups([leaf]):
+            mover.check_borrowed(node, leaf, self.found.where)
+
+    def where(self, leaves: Sequence[Any]) -> Where:
+        """Returns what gives the paths of some leaves by their index."""
+        return lambda at: self.found.where(leaves[at])
+
+    def groups(self, leaves: Sequence[Any]) -> Iterable[Group]:
+        """Returns movers and the places of the leaves that each is to take."""
+        aside = self.found.aside
+        if not aside:
+            return self.router.groups(leaves, self.where(leaves))
+        groups: dict[Mover, list[int]] = {}
+        for rule in (None, Aside.UNCAST):
+            places = [at for at, leaf in enumerate(leaves) if aside.get(id(leaf)) is rule]
+            part = [leaves[at] for at in places]
+            for mover, chosen in self.router.groups(part, self.where(part)) if part else ():
+                own = mover if rule is None else mover.uncast
+                groups.setdefault(own, []).extend(places[at] for at in chosen)
+        return groups.items()
+
+    def reports(self, leaves: Sequence[Any]) -> list[tuple[Callable[[Plan], object], Plan]]:
+        """Returns what is called after the move, the functions of movers in rules included."""
+        wanted = [(self.router.on_report, repr(self.router), leaves)]
+        for mover, places in self.groups(leaves):
+            if mover.report is not self.router.on_report:
+                part = [leaves[at] for at in places]
+                wanted.append((mover.report, repr(mover), part))
+        if all(report is None for report, _, _ in wanted):
+            return []
+        from fmapper.moves.plan import Plan, planned
+
+        return [
+            (report, Plan(name, tuple(planned(self, part))))
+            for report, name, part in wanted
+            if report is not None
+        ]
+
+    def carry(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Returns what the leaves have become: all of them are moved, or an error says why none."""
+        routed = []
+        for mover, places in self.groups(leaves):
+            part = leaves if len(places) == len(leaves) else [leaves[at] for at in places]
+            routed.append((mover, places, part, mover.routes(part, self.where(part))))
+        results = list(leaves)
+        for mover, places, part, (routes, others) in routed:
+            moved = mover.carry(routes, others, part, self.where(part))
+            if part is leaves:
+                return moved
+            for at, new in zip(places, moved, strict=True):
+                results[at] = new
+        return results
+
+    def alone(self, leaf: Any) -> Any:
+        """Returns what a leaf becomes that was not there before: its node has made it anew."""
+        return leaf if kind_of(type(leaf)) is ATOM else self.carry([leaf])[0]
