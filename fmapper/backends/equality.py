@@ -27,6 +27,8 @@ def equals(a: Any, b: Any) -> bool:
         >>> fmapper.backends.equals([1], [True]), fmapper.backends.equals(0.0, -0.0)
         (False, False)
     """
+    if a is b:
+        return True
     seen: set[tuple[int, int]] = set()
     todo = [(a, b)]
     while todo:

@@ -44,7 +44,10 @@ def place_of(number: int, args: tuple[Any, ...]) -> int:
 def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Compute:
     """Whose arrays these are; those of the host may go along with an adapter that takes them."""
     found: dict[str, Any] = {}
+    first: dict[type, Any] = {}
     for array in arrays:
+        first.setdefault(type(array), array)
+    for array in first.values():
         adapter = adapter_of(array)
         if adapter is not None:
             found.setdefault(adapter.name, array)

@@ -12,7 +12,7 @@ from fmapper.backends.equality import equals
 from fmapper.backends.registries import snapshot
 from fmapper.errors import TransformError
 from fmapper.tree.fmap import UNSET, _Map
-from fmapper.tree.functor import CONTAINERS, has_computed_children, slot_names
+from fmapper.tree.functor import CONTAINERS, has_computed_children, on_class, slot_names
 from fmapper.tree.keypath import format_link
 from fmapper.tree.nodes import (
     ATOM,
@@ -89,14 +89,15 @@ class Structure:
     def filled(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
         """The tree with other arrays; the memo knows then what each node has become."""
         memo = {} if memo is None else memo
+        if not any(self._moving):
+            memo.update(zip(map(id, self.arrays), new, strict=True))
+            return refilled(self.tree, memo)
         numbers: list[Any] = []
         for before, after in zip(self.arrays, new, strict=True):
             if kind_of(type(before)) is ATOM:
                 numbers.append(after)
             else:
                 memo[id(before)] = after
-        if not numbers:
-            return refilled(self.tree, memo)
         moving, replacements = iter(self._moving), iter(numbers)
 
         def f(leaf: Any) -> Any:
@@ -171,7 +172,7 @@ def structure_of(
                 arrays.append(child)
             elif isinstance(kind, NodeType):
                 inner = tuple(kind.items(child))
-                if has_computed_children(cls):
+                if _has_computed_children(cls):
                     _check_computed(child, kind, inner, tree if shown is None else shown)
                 parts.append(len(inner))
                 if cls not in _BARE:
@@ -263,8 +264,8 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
     slots, cached = _names(cls)
     own = getattr(node, "__dict__", _NOTHING)
     names = {key for key, _ in items}
-    rest: dict[str, Any] = {}
-    if slots or len(own) != len(names) or own.keys() != names:
+    rest = {}
+    if slots or own.keys() != names:
         children = {id(child) for _, child in items}
         there = [(name, getattr(node, name)) for name in slots if hasattr(node, name)]
         rest.update(
@@ -272,11 +273,15 @@ def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
             for name, value in [*there, *own.items()]
             if name not in names and name not in cached and id(value) not in children
         )
-    if isinstance(node, defaultdict):
+    if issubclass(cls, defaultdict):
         rest["default_factory"] = node.default_factory
-    if isinstance(node, deque):
+    if issubclass(cls, deque):
         rest["maxlen"] = node.maxlen
-    return rest
+    return rest or _NOTHING  # always the same one, which is quickly compared
+
+
+_has_computed_children = lru_cache(1024)(has_computed_children)
+on_class(lambda _: _has_computed_children.cache_clear())
 
 
 @lru_cache(1024)

@@ -124,16 +124,22 @@ def compiled(
         if here.depth > 1:
             return None  # what torch compiles can be differentiated once
         tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
-        if any(x.is_neg() or x.is_conj() for x in tensors):
-            give_up("a tensor is negated or conjugated lazily. Call resolve_neg or resolve_conj")
-            return None
         # By what they look like: 0.0 == -0.0, and NaN is not even itself.
-        numbers = tuple((type(x), repr(x)) for x in arrays if not isinstance(x, torch.Tensor))
+        numbers = (
+            ()
+            if len(tensors) == len(arrays)
+            else tuple((type(x), repr(x)) for x in arrays if not isinstance(x, torch.Tensor))
+        )
         signature = (key, numbers, _modes(), *map(_looks, tensors))
         known = programs.get(signature, _UNKNOWN)
         if known is None:
             return None
         if known is _UNKNOWN:
+            if any(x.is_neg() or x.is_conj() for x in tensors):
+                give_up(
+                    "a tensor is negated or conjugated lazily. Call resolve_neg or resolve_conj"
+                )
+                return None
             if len(programs) >= _AT_MOST:
                 give_up(
                     f"there are {_AT_MOST} programs of it already. Give what changes with every "
@@ -149,7 +155,7 @@ def compiled(
         program, rest = known
         turns.begin_replay()
         try:
-            return program(tensors), rest
+            return program(*tensors), rest
         finally:
             turns.end_replay()
 
@@ -165,7 +171,7 @@ def _recorded(
     """A compiled program, the rest of its results, and the first ones; None if there is none."""
     rests: list[Any] = []
 
-    def traced(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def traced(*tensors: torch.Tensor) -> list[torch.Tensor]:
         pending = iter(tensors)
         given = [next(pending) if isinstance(x, torch.Tensor) else x for x in arrays]
         with _without_values(tensors):
@@ -175,7 +181,7 @@ def _recorded(
 
     tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
     try:
-        graph = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(tensors)
+        graph = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
     except Exception as reason:  # if it is an error of the function, running that will raise it
         give_up(f"it could not be recorded ({_first_line(reason)})")
         return None
@@ -209,13 +215,20 @@ def _compiled(
         try:
             # A method of the graph's own: torch compiles one and the same code a few times only.
             # Under one seed the random numbers are those of the function that is not compiled.
+            # An option costs every call some microseconds.
+            options = {"fallback_random": True} if any(map(_draws, graph.graph.nodes)) else None
             program: Any = torch.compile(
-                graph.forward, fullgraph=True, dynamic=False, options={"fallback_random": True}
+                graph.forward, fullgraph=True, dynamic=False, options=options
             )
-            return program, program(tensors)
+            return program, program(*tensors)
         except Exception as reason:  # as above
             give_up(f"it could not be compiled ({_first_line(reason)})")
             return None, None
+
+
+def _draws(node: Any) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
 
 
 def _first_line(error: BaseException) -> str:
@@ -245,4 +258,6 @@ def _looks(tensor: torch.Tensor) -> tuple[Hashable, ...]:
         tensor.device,
         tensor.requires_grad,
         tensor.stride() if tensor.layout is torch.strided else tensor.layout,
+        tensor.is_conj(),
+        tensor.is_neg(),
     )
