@@ -2,4 +2,4 @@
 
 # Frameworks with classes to take apart, and no arrays of their own: they are no backends. It says
 # so here because asking their adapters would import the frameworks.
-WITHOUT_ARRAYS = frozenset({"flax"})
+WITHOUT_ARRAYS = frozenset({"flax", "optree"})

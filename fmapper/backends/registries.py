@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
@@ -24,8 +23,6 @@ from fmapper.tree.keypath import KeyPath, format_keys
 from fmapper.tree.no_gradient import no_gradient
 from fmapper.tree.nodes import NodeType
 from fmapper.tree.walk import visit
-
-NAMESPACE = "fmapper"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -367,7 +364,6 @@ def is_dynamic(child: Any) -> bool:
 
 _classes: dict[type, None] = {Constant: None}
 _registering = threading.RLock()
-_new_for_optree: list[type] = [Constant]
 
 
 def _enroll(cls: type) -> None:
@@ -376,10 +372,8 @@ def _enroll(cls: type) -> None:
         if cls in _classes or not _is_plain_functor(cls):
             return
         _classes[cls] = None
-        _new_for_optree.append(cls)
         for adapter in adapters(Nodes):
             adapter.register_functor(cls)
-    _register_with_optree()
 
 
 def _enroll_all(adapter: Framework) -> None:
@@ -396,63 +390,6 @@ def _is_plain_functor(cls: type) -> bool:
     return all(adapter.node_type(cls) is None for adapter in adapters(Nodes))
 
 
-def _register_with_optree() -> None:
-    if not _new_for_optree or "optree" not in sys.modules:
-        return
-    import optree
-
-    with _registering:
-        _enter_into_optree(optree)
-
-
-def _enter_into_optree(optree: Any) -> None:
-    while _new_for_optree:
-        cls = _new_for_optree.pop()
-        if optree.register_pytree_node.get(cls, namespace=NAMESPACE) is None:
-            optree.register_pytree_node(
-                cls,
-                _optree_flatten,
-                cast(Any, lambda static, children: put_together(static, children, None)),
-                path_entry_type=optree.GetAttrEntry,
-                namespace=NAMESPACE,
-            )
-
-
-def _optree_flatten(node: Any) -> tuple[list[Any], Static | Constant, tuple[str, ...]]:
-    children, static = take_apart(node, None)
-    return children, static, static.dynamic
-
-
-def _optree_type(cls: type) -> NodeType | None:
-    """The node type of a class that somebody registered with optree."""
-    if "optree" not in sys.modules:
-        return None
-    import optree
-
-    get: Any = optree.register_pytree_node.get
-    try:  # all at once, since optree asks a class for `_fields`, and its metaclass may raise
-        entry = get(namespace=NAMESPACE).get(cls)
-    except TypeError:  # the oldest releases tell of one class only
-        entry = get(cls, namespace=NAMESPACE)
-    if entry is None or entry.kind is not optree.PyTreeKind.CUSTOM:
-        return None
-
-    def children(node: Any) -> dict[Any, Any]:
-        flat = optree.tree_flatten_one_level(node, namespace=NAMESPACE)
-        return dict(zip(flat.entries, flat.children, strict=True))
-
-    def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
-        flat = optree.tree_flatten_one_level(node, namespace=NAMESPACE)
-        return flat.unflatten_func(flat.metadata, [new_children[key] for key in flat.entries])
-
-    def static(node: Any) -> Any:
-        return optree.tree_flatten_one_level(node, namespace=NAMESPACE).metadata
-
-    return NodeType(children, rebuild, static=static)
-
-
 on_class(_enroll)
 nodes.on_functor(_enroll)
 on_adapter(_enroll_all)
-nodes.before_walk(_register_with_optree)
-nodes.add_finders(framework=lambda _: None, registry=_optree_type, leaf=lambda _: None)

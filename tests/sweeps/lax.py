@@ -231,9 +231,6 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:1500]
 
 
-_CURRENT: dict[str, Any] = {}
-
-
 class Run:
     """A case with its arguments, run by JAX and by torch."""
 
@@ -241,16 +238,17 @@ class Run:
         import jax
         import numpy as np
 
+        import fmapper
+
         self.harness = harness
         made = harness.dyn_args_maker(np.random.RandomState(zlib.crc32(harness.fullname.encode())))
         self.args = [jax.numpy.asarray(arg) for arg in made]
         self.want: list[Any] = []
         self.model: Any = None
-        name = harness.fullname
-        _CURRENT[name] = harness  # which may hold arrays: those are no parameters
+        fmapper.leaf(type(harness))  # arrays that it holds are not parameters
 
         def function(*args: Any) -> Any:
-            return _CURRENT[name].dyn_fun(*args)
+            return harness.dyn_fun(*args)
 
         self.function = function
 

@@ -216,7 +216,9 @@ def _compiled(
             # A method of the graph's own: torch compiles one and the same code a few times only.
             # Under one seed the random numbers are those of the function that is not compiled.
             # An option costs every call some microseconds.
-            options = {"fallback_random": True} if any(map(_draws, graph.graph.nodes)) else None
+            options: Any = (
+                {"fallback_random": True} if any(map(_draws, graph.graph.nodes)) else None
+            )
             program: Any = torch.compile(
                 graph.forward, fullgraph=True, dynamic=False, options=options
             )
