@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from fmapper.backends import Models, Nodes, NodeType, Observation
+from fmapper.backends import Nodes, NodeType, Observation
 from fmapper.programs import Lowering, Program
+from fmapper_adapters.jax.libraries import JaxModels
 
 
-class FlaxAdapter(Nodes, Models):
+class FlaxAdapter(JaxModels, Nodes):
     """The classes of NNX and Linen; the arrays in them are JAX's, or anybody's."""
 
     name: ClassVar[str] = "flax"
@@ -60,12 +61,6 @@ class FlaxAdapter(Nodes, Models):
             return linen_nodes.node_type(cls)
         return None
 
-    def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
-        """The operations of `jax/aten/`."""
-        from fmapper_adapters.jax.aten import table
-
-        return table.lowers_whole(lowerings)
-
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
@@ -82,39 +77,6 @@ class FlaxAdapter(Nodes, Models):
 
         return _source.is_model(x)
 
-    def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Modules with parts that have modes, as dropout, or arguments that tell them."""
-        from fmapper_adapters.flax import source as _source
-
-        return _source.has_training(model, args, kwargs)
-
-    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the parts of a module of NNX are in training mode, or the arguments say so."""
-        from fmapper_adapters.flax import source as _source
-
-        return _source.is_in_training(model, args, kwargs)
-
-    def export_program(
-        self,
-        model: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        dynamic_shapes: Any,
-        train: bool,
-        check: bool,
-        strict: bool | None,
-        specialize: bool = False,
-        whole: Collection[str] = (),
-    ) -> Program:
-        """What `jax.make_jaxpr` records of a module with its variables."""
-        from fmapper_adapters.flax import source as _source
-        from fmapper_adapters.jax.record import trace
-
-        source, args, kwargs = _source.of(model, args, kwargs, train=train)
-        options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
-        return trace.record(source, args, kwargs, **options)
-
     def options(self, model: Any) -> Sequence[str]:
         """Of modules of Linen, those of `apply`."""
         from fmapper_adapters.flax import source as _source
@@ -124,11 +86,10 @@ class FlaxAdapter(Nodes, Models):
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """In evaluation mode, and without changing the model."""
         from fmapper_adapters.flax import flax_model
-        from fmapper_adapters.flax import source as _source
 
-        if self._is_converted(model):
+        if self.is_converted(model):
             return flax_model.evaluated(model, args, kwargs)
-        return _source.evaluated(model, args, kwargs)
+        return super().call(model, args, kwargs)
 
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -138,10 +99,6 @@ class FlaxAdapter(Nodes, Models):
 
         found: tuple[Any] | None = programs.alone(model).examine(args, kwargs)
         return found
-
-    def _is_converted(self, model: Any) -> bool:
-        loaded = sys.modules.get("fmapper_adapters.flax.flax_model")
-        return loaded is not None and isinstance(model, loaded.FlaxModel)
 
     def watch(
         self,
@@ -153,43 +110,21 @@ class FlaxAdapter(Nodes, Models):
     ) -> Iterable[Observation] | None:
         """The calls of a converted model, or of the program that is recorded of another one."""
         from fmapper_adapters.flax import flax_model
-        from fmapper_adapters.flax import source as _source
-        from fmapper_adapters.jax import verify
 
-        if self._is_converted(model):
+        if self.is_converted(model):
             return flax_model.watched(model, args, kwargs)
-        return verify.operations(*_source.evaluation(model, args, kwargs))
+        return super().watch(model, args, kwargs, whole=whole)
 
-    def caller(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        """Compiled, with the arrays of the model as arguments."""
-        if self._is_converted(model):
-            return lambda a, k: self.call(model, a, k)
-        from fmapper_adapters.flax import source as _source
-        from fmapper_adapters.jax import verify
+    def sources(self) -> Any:
+        """Returns the module for modules of NNX, and those of Linen with their variables."""
+        from fmapper_adapters.flax import source
 
-        return verify.compiled(*_source.evaluation(model, args, kwargs))
+        return source
 
-    def outcome(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
-        """Compiled with little effort."""
-        from fmapper_adapters.flax import source as _source
-        from fmapper_adapters.jax import verify
-
-        return verify.outcome(*_source.of(model, args, kwargs, train=train))
-
-    def call_in_float64(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any | None:
-        """With jax_enable_x64, on arrays of float64."""
-        if self._is_converted(model):
-            return None
-        from fmapper_adapters.flax import source as _source
-        from fmapper_adapters.jax import verify
-
-        return verify.in_float64(*_source.evaluation(model, args, kwargs))
+    def is_converted(self, model: Any) -> bool:
+        """Tells whether it is a `FlaxModel`."""
+        loaded = sys.modules.get("fmapper_adapters.flax.flax_model")
+        return loaded is not None and isinstance(model, loaded.FlaxModel)
 
 
 def _may_be_model(x: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fmapper import no_gradient
 from fmapper.backends import NodeType, is_dynamic
-from fmapper_adapters.jax import tree as jax_nodes
+from fmapper_adapters.jax.libraries import registered_type
 
 _CONTAINERS = (dict, list, tuple, deque)
 _SETTINGS = (
@@ -101,7 +101,7 @@ def _is_plain(value: Any) -> bool:
 
 def boxed(cls: type, key: str, box_key: Any) -> NodeType | None:
     """The node type that JAX's registry has for a box, with the key of its content as one."""
-    registered = jax_nodes.registered_type(cls)
+    registered = registered_type(cls)
     if registered is None:
         return None
 

@@ -11,7 +11,7 @@ from flax import linen
 from flax.core import unfreeze
 
 from fmapper import ConversionError
-from fmapper_adapters.jax.record.trace import Source
+from fmapper_adapters.jax.libraries import Source
 
 OPTIONS = ("method", "mutable", "capture_intermediates")
 

@@ -103,10 +103,10 @@ def from_program(
     Raises:
         UnsupportedOpsError: Operations have no lowering.
     """
-    from fmapper_adapters.jax.model import jax_model as _model
+    from fmapper_adapters.jax.libraries import from_program as jax_model
 
     both = [dataclasses.replace(program, evaluation=None), program.evaluation]
-    models = [_model.from_program(p, added, precision=precision) for p in both if p is not None]
+    models = [jax_model(p, added, precision=precision) for p in both if p is not None]
     arrays = {**models[0].params, **models[0].buffers}
     names = tuple(models[0].params), tuple(models[0].buffers)
     shells = [model.replace(params={}, buffers={}) for model in models]

@@ -12,9 +12,7 @@ from flax import linen, nnx
 
 from fmapper import ConversionError, fmap
 from fmapper_adapters.flax import linen_source, variables
-from fmapper_adapters.jax.record import train_flags
-from fmapper_adapters.jax.record.closure import Lifted
-from fmapper_adapters.jax.record.trace import Source
+from fmapper_adapters.jax.libraries import Lifted, Source, train_flags
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 from flax import nnx
 
-from fmapper_adapters.jax.record import closure
+from fmapper_adapters.jax.libraries import classes_at
 
 _Types = weakref.WeakValueDictionary[str, type]
 _met: _Types = weakref.WeakValueDictionary()  # types that are not of Flax, by module and name
@@ -23,7 +23,7 @@ def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
 
     A variable may hold a tree of arrays. Arrays outside of variables have no type here.
     """
-    classes = closure.classes_at(model, _is_variable)
+    classes = classes_at(model, _is_variable)
     found = {}
     for name in arrays:
         at = name

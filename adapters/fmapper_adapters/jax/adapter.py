@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper import Device, DeviceInfo
-from fmapper.backends import Adapter, Exchange, NodeType, Observation
+from fmapper.backends import Compute, Exchange, Nodes, NodeType, Observation
 from fmapper_adapters.jax import tree
 from fmapper_adapters.jax.arrays import devices as _devices
 from fmapper_adapters.jax.arrays import host
 from fmapper_adapters.jax.compute import transforms
+from fmapper_adapters.jax.libraries import JaxModels
 
 if TYPE_CHECKING:
     from fmapper.backends import Counts
@@ -39,7 +40,7 @@ _shape_only: Any = jax.ShapeDtypeStruct
 _KINDS = {"cuda": "gpu", "rocm": "gpu"}
 
 
-class JaxAdapter(Adapter):
+class JaxAdapter(JaxModels, Compute, Nodes):
     """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX.
 
     A `jax.ShapeDtypeStruct` is an array without values, on the device `meta`.
@@ -327,12 +328,6 @@ class JaxAdapter(Adapter):
         """All but the primitives of JAX."""
         return not op.startswith("lax::")
 
-    def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
-        """The operations of `jax/aten/`."""
-        from fmapper_adapters.jax.aten import table
-
-        return table.lowers_whole(lowerings)
-
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
@@ -348,45 +343,6 @@ class JaxAdapter(Adapter):
     def is_callable_model(self, x: Any) -> bool:
         """Functions, pairs of a function and its parameters, and trees that are called."""
         return callable(x) or (isinstance(x, tuple) and len(x) == 2 and callable(x[0]))
-
-    def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Trees with fields called `inference`, and functions with arguments that tell a mode."""
-        from fmapper_adapters.jax.record import source as _source
-
-        return _source.has_training(model, args, kwargs)
-
-    def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether such a field is False, or the arguments say so."""
-        from fmapper_adapters.jax.record import source as _source
-
-        return _source.is_in_training(model, args, kwargs)
-
-    def export_program(
-        self,
-        model: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        dynamic_shapes: Any,
-        train: bool,
-        check: bool,
-        strict: bool | None,
-        specialize: bool = False,
-        whole: Collection[str] = (),
-    ) -> Program:
-        """What `jax.make_jaxpr` records."""
-        from fmapper_adapters.jax.record import source as _source
-        from fmapper_adapters.jax.record import trace
-
-        source, args, kwargs = _source.of(model, args, kwargs, train=train)
-        options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
-        return trace.record(source, args, kwargs, **options)
-
-    def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A model, or a function with its parameters, in evaluation mode."""
-        from fmapper_adapters.jax.record import source as _source
-
-        return _source.evaluated(model, args, kwargs)
 
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -404,44 +360,20 @@ class JaxAdapter(Adapter):
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
         """The calls of a converted model, or of the program that is recorded of another one."""
-        if self.is_model(model):
+        if self.is_converted(model):
             found: Iterable[Observation] = model.watch(args, kwargs)
             return found
-        from fmapper_adapters.jax import verify
-        from fmapper_adapters.jax.record import source as _source
+        return super().watch(model, args, kwargs, whole=whole)
 
-        return verify.operations(*_source.evaluation(model, args, kwargs))
+    def sources(self) -> Any:
+        """Returns the module for functions, with parameters or without, and callable trees."""
+        from fmapper_adapters.jax.record import source
 
-    def caller(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        """Compiled, with the arrays of the model as arguments."""
-        if self.is_model(model):
-            return lambda a, k: self.call(model, a, k)
-        from fmapper_adapters.jax import verify
-        from fmapper_adapters.jax.record import source as _source
+        return source
 
-        return verify.compiled(*_source.evaluation(model, args, kwargs))
-
-    def outcome(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
-        """Compiled with little effort."""
-        from fmapper_adapters.jax import verify
-        from fmapper_adapters.jax.record import source as _source
-
-        return verify.outcome(*_source.of(model, args, kwargs, train=train))
-
-    def call_in_float64(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Any | None:
-        """With jax_enable_x64, on arrays of float64."""
-        if self.is_model(model):
-            return None
-        from fmapper_adapters.jax import verify
-        from fmapper_adapters.jax.record import source as _source
-
-        return verify.in_float64(*_source.evaluation(model, args, kwargs))
+    def is_converted(self, model: Any) -> bool:
+        """Tells whether it is a `JaxModel`."""
+        return self.is_model(model)
 
     def portable(self, array: Any) -> Any:
         """The words of a PRNG key; integers of few bits in bytes."""

@@ -1,0 +1,144 @@
+"""What the adapter of a library upon JAX builds on; it uses nothing else of this package.
+
+`JaxModels` is the facet of models that JAX computes. The other names belong to recording them; they
+are imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends import Models, Observation
+
+if TYPE_CHECKING:
+    from fmapper.programs import Lowering, Program
+    from fmapper_adapters.jax.model.jax_model import from_program
+    from fmapper_adapters.jax.record import train_flags
+    from fmapper_adapters.jax.record.closure import Lifted, classes_at
+    from fmapper_adapters.jax.record.trace import Source
+    from fmapper_adapters.jax.tree import registered_type
+
+__all__ = [
+    "JaxModels",
+    "Lifted",
+    "Source",
+    "classes_at",
+    "from_program",
+    "registered_type",
+    "train_flags",
+]
+
+_MODULES = {
+    "Lifted": "record.closure",
+    "Source": "record.trace",
+    "classes_at": "record.closure",
+    "from_program": "model.jax_model",
+    "registered_type": "tree",
+    "train_flags": "record",
+}
+
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = f"fmapper_adapters.jax.{_MODULES[name]}"
+    if name == "train_flags":
+        return import_module(f"{place}.{name}")
+    return getattr(import_module(place), name)
+
+
+class JaxModels(Models):
+    """Models that JAX computes: JAX's own, and those of libraries that build on it."""
+
+    @abstractmethod
+    def sources(self) -> Any:
+        """Returns the module that makes a `Source` of a model.
+
+        It has the functions `of(model, args, kwargs, *, train)` and `evaluation(model, args,
+        kwargs)`, which return the source and the arguments that it takes, `evaluated(model, args,
+        kwargs)`, which calls the model, and `has_training` and `is_in_training`, as in `Models`.
+        """
+
+    @abstractmethod
+    def is_converted(self, model: Any) -> bool:
+        """Tells whether a model is one that `convert` has given."""
+
+    def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
+        """Returns the operations of `jax/aten/`."""
+        from fmapper_adapters.jax.aten import table
+
+        return table.lowers_whole(lowerings)
+
+    def has_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
+        """Tells whether parts of the model have modes, or arguments tell a mode."""
+        found: bool = self.sources().has_training(model, args, kwargs)
+        return found
+
+    def is_in_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
+        """Tells whether the parts are in training mode, or the arguments say so."""
+        found: bool = self.sources().is_in_training(model, args, kwargs)
+        return found
+
+    def export_program(
+        self,
+        model: Any,
+        args: Args,
+        kwargs: Kwargs,
+        *,
+        dynamic_shapes: Any,
+        train: bool,
+        check: bool,
+        strict: bool | None,
+        specialize: bool = False,
+        whole: Collection[str] = (),
+    ) -> Program:
+        """Returns what `jax.make_jaxpr` records."""
+        from fmapper_adapters.jax.record import trace
+
+        source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
+        options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
+        return trace.record(source, args, kwargs, **options)
+
+    def call(self, model: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Calls the model in evaluation mode, without changing it."""
+        return self.sources().evaluated(model, args, kwargs)
+
+    def watch(
+        self, model: Any, args: Args, kwargs: Kwargs, *, whole: Collection[str] = ()
+    ) -> Iterable[Observation] | None:
+        """Returns the operations of the program that is recorded of the model."""
+        from fmapper_adapters.jax import verify
+
+        return verify.operations(*self.sources().evaluation(model, args, kwargs))
+
+    def caller(
+        self, model: Any, args: Args, kwargs: Kwargs
+    ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        """Returns the compiled model, with its arrays as arguments."""
+        if self.is_converted(model):
+            return lambda a, k: self.call(model, a, k)
+        from fmapper_adapters.jax import verify
+
+        return verify.compiled(*self.sources().evaluation(model, args, kwargs))
+
+    def outcome(
+        self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
+    ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
+        """Returns the model, compiled with little effort."""
+        from fmapper_adapters.jax import verify
+
+        return verify.outcome(*self.sources().of(model, args, kwargs, train=train))
+
+    def call_in_float64(self, model: Any, args: Args, kwargs: Kwargs) -> Any | None:
+        """Calls the model with jax_enable_x64, on arrays of float64."""
+        if self.is_converted(model):
+            return None
+        from fmapper_adapters.jax import verify
+
+        return verify.in_float64(*self.sources().evaluation(model, args, kwargs))
