@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fmapper_adapters.jax.aten.matrices.norms import vector_norm
-from fmapper_adapters.jax.aten.pointwise.elementwise import is_nan
+from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
 from fmapper_adapters.jax.aten.pointwise.special import logaddexp
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import (

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper_adapters.jax.aten.pointwise.elementwise import is_nan
+from fmapper_adapters.jax.aten.pointwise.comparisons import is_nan
 from fmapper_adapters.jax.aten.table import lowering
 from fmapper_adapters.jax.aten.types import dtype_of, is_complex, is_floating, promote
 

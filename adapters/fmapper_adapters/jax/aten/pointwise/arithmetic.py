@@ -1,0 +1,204 @@
+"""Sums, products, quotients and powers, and what is computed of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper_adapters.jax.aten.pointwise.comparisons import is_signed
+from fmapper_adapters.jax.aten.table import lowering
+from fmapper_adapters.jax.aten.types import (
+    cast,
+    is_complex,
+    is_floating,
+    is_number,
+    promote,
+    result_type,
+    wide,
+)
+
+# --- arithmetic -----------------------------------------------------------------------------
+
+
+def in_opmath(*operands: Any, to_float: bool = False, exact: bool = False) -> tuple[Any, Any]:
+    """The dtype of a result, and the operands in the dtype that torch computes it in.
+
+    Halves are computed in float32 and rounded once. Numbers, and arrays without dimensions among
+    others that have some, are rounded to the half first as torch does on a CPU, unless they are to
+    be `exact`, as in products.
+    """
+    dtype = promote(*operands, to_float=to_float)[0].dtype if to_float else result_type(*operands)
+    inner = wide(dtype)
+    ranked = any(np.ndim(x) for x in operands if x is not None)
+
+    def entering(x: Any) -> Any:
+        if x is None:
+            return None
+        if inner == dtype or (exact and (is_number(x) or (ranked and x.ndim == 0))):
+            return cast(x, inner)
+        return cast(cast(x, dtype), inner)
+
+    return dtype, tuple(map(entering, operands))
+
+
+def _factor(number: Any, dtype: Any) -> Any:
+    """A factor as the dtype of the result holds it; 1 stays what it is."""
+    one = isinstance(number, int | float) and number == 1
+    return 1 if one else cast(number, dtype).astype(wide(dtype))
+
+
+@lowering("aten::add", elements=(0, 1))
+def add(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
+    """`x + alpha * y`; or, for bool, logical or."""
+    dtype, (x, y) = in_opmath(x, y)
+    if _is_bool(dtype):
+        return x | (y & bool(alpha))
+    return (x + _times(_factor(alpha, dtype), y)).astype(dtype)
+
+
+@lowering("aten::sub", elements=(0, 1))
+def sub(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
+    """`x - alpha * y`."""
+    dtype, (x, y) = in_opmath(x, y)
+    return (x - _times(_factor(alpha, dtype), y)).astype(dtype)
+
+
+@lowering("aten::rsub", whole=False, elements=(0, 1))
+def rsub(x: Any, y: Any, alpha: Any = 1) -> jax.Array:
+    """`y - alpha * x`."""
+    return sub(y, x, alpha=alpha)
+
+
+def _times(number: Any, x: Any) -> Any:
+    return x if isinstance(number, int | float) and number == 1 else cast(number, x.dtype) * x
+
+
+@lowering("aten::mul", elements=(0, 1))
+def mul(x: Any, y: Any) -> jax.Array:
+    """The product; for bool, logical and."""
+    dtype, (x, y) = in_opmath(x, y, exact=True)
+    return x & y if _is_bool(dtype) else (x * y).astype(dtype)
+
+
+@lowering("aten::div", elements=(0, 1))
+def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
+    """The quotient; integers give floats unless it is rounded (`trunc` or `floor`)."""
+    dtype, (x, y) = in_opmath(x, y, to_float=rounding_mode is None, exact=True)
+    if rounding_mode is None:
+        return (x / y).astype(dtype)
+    x, y = jax.lax.stop_gradient(jnp.broadcast_arrays(x, y))
+    if not is_floating(x):
+        return jax.lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
+    return (jnp.trunc(x / y) if rounding_mode == "trunc" else _floor_of(x, y)).astype(dtype)
+
+
+@lowering("aten::floor_divide", elements=(0, 1))
+def floor_divide(x: Any, y: Any) -> jax.Array:
+    """The quotient rounded down."""
+    return div(x, y, rounding_mode="floor")
+
+
+def _floor_of(x: Any, y: Any) -> jax.Array:
+    """The quotient of floats rounded down as Python does it, from the exact remainder."""
+    rest = jax.lax.rem(x, y)
+    quotient = (x - rest) / y
+    quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
+    below = jnp.floor(quotient)
+    whole = jnp.where(quotient - below > 0.5, below + 1, below)
+    whole = jnp.where(quotient == 0, jnp.copysign(jnp.zeros_like(x), x / y), whole)
+    return jnp.where(y == 0, x / y, whole)
+
+
+@lowering("aten::remainder", elements=(0, 1))
+def remainder(x: Any, y: Any) -> jax.Array:
+    """The rest of the division rounded down, of the sign of the divisor."""
+    dtype, (x, y) = in_opmath(x, y)
+    rest = jax.lax.rem(*jnp.broadcast_arrays(x, y))
+    other_sign = (rest != 0) & ((y < 0) != (rest < 0))
+    return jnp.where(other_sign, rest + y, rest).astype(dtype)
+
+
+@lowering("aten::fmod", elements=(0, 1))
+def fmod(x: Any, y: Any) -> jax.Array:
+    """The rest of the division rounded to zero, of the sign of the dividend."""
+    dtype, (x, y) = in_opmath(x, y)
+    return jax.lax.rem(*jnp.broadcast_arrays(x, y)).astype(dtype)
+
+
+@lowering("aten::pow", elements=(0, 1))
+def power(x: Any, y: Any) -> jax.Array:
+    """`x ** y`, with torch's special cases for exponents that are numbers."""
+    dtype, (base, exponent) = in_opmath(x, y, exact=True)
+    if not (is_floating(dtype) or is_complex(dtype)):
+        known = isinstance(y, int) and not isinstance(y, bool)
+        return jax.lax.integer_pow(base, y) if known and y >= 0 else _integer_power(base, exponent)
+    if isinstance(y, int | float) and not isinstance(y, bool):
+        return _known_power(base, y).astype(dtype)
+    if is_complex(dtype):
+        return _complex_power(base, exponent)
+    # Powers of 0 to the 0 have no slope, as in torch: JAX gives them NaN.
+    return jnp.power(jnp.where((base == 0) & (exponent == 0), 1, base), exponent).astype(dtype)
+
+
+def _known_power(x: Any, y: float) -> jax.Array:
+    if y == 0:
+        return jnp.ones_like(x)
+    if y in (1, 2, 3):
+        return jax.lax.integer_pow(x, int(y))
+    if y in (-1, -2):
+        return 1 / jax.lax.integer_pow(x, -int(y))
+    if y == 0.5:
+        return jnp.sqrt(x)
+    if y == -0.5:
+        return 1 / jnp.sqrt(x)
+    return (_complex_power if is_complex(x) else jnp.power)(x, cast(y, x.dtype))
+
+
+def _complex_power(x: Any, y: Any) -> jax.Array:
+    """As torch has it, of zero and of infinite numbers, too."""
+    none = (x == 0) & (y.real > 0)
+    return jnp.where(none, 0, jnp.exp(y * jnp.log(jnp.where(none, 1, x))))
+
+
+def _integer_power(x: Any, y: Any) -> jax.Array:
+    """Wraps as torch does; negative exponents give zero unless x is 1 or -1."""
+    dtype = x.dtype
+    if _is_bool(dtype):
+        return x | ~y
+    x, y = jnp.broadcast_arrays(x, y)
+    result, square, rest = jnp.ones_like(x), x, jnp.maximum(y, 0)
+    for _ in range(8 * dtype.itemsize - is_signed(dtype)):
+        result = jnp.where(rest & 1 == 1, result * square, result)
+        square, rest = square * square, rest >> 1
+    of_minus_one = jnp.where(y & 1 == 1, -jnp.ones_like(x), jnp.ones_like(x))
+    inverse = jnp.where(x == 1, x, jnp.where(x + 1 == 0, of_minus_one, jnp.zeros_like(x)))
+    return jnp.where(y < 0, inverse, result) if is_signed(dtype) else result
+
+
+def _is_bool(dtype: Any) -> bool:
+    return np.dtype(dtype).kind == "b"
+
+
+@lowering("aten::addcmul")
+def addcmul(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
+    """`x + value * y * z`."""
+    dtype, (x, y, z) = in_opmath(x, y, z, exact=True)
+    return (x + _times(value, y) * z).astype(dtype)
+
+
+@lowering("aten::addcdiv")
+def addcdiv(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
+    """`x + value * y / z`."""
+    dtype, (x, y, z) = in_opmath(x, y, z, exact=True)
+    return (x + _times(value, y) / z).astype(dtype)
+
+
+@lowering("aten::lerp")
+def lerp(start: Any, end: Any, weight: Any) -> jax.Array:
+    """Between start and end, counted from the nearer one."""
+    dtype, (x, y, w) = in_opmath(start, end, weight, exact=True)
+    near = jnp.abs(w) < 0.5
+    return jnp.where(near, x + w * (y - x), y - (y - x) * (1 - w)).astype(dtype)
