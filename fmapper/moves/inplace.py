@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FrameType
@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.moves.mover import Mover
-from fmapper.tree.fmap import fmap
+from fmapper.tree.fmap import TreeMap, fmap
 from fmapper.tree.functor import declaration_of
-from fmapper.tree.nodes import NodeType, node_type_of
+from fmapper.tree.nodes import PENDING, Kind, NodeType, Opened, Opener, kind_of, opener_of
 
 T = TypeVar("T")
 Put = Callable[[Any, Mapping[Any, Any]], object]
@@ -74,7 +74,6 @@ class _Change:
 
     def __init__(self) -> None:
         self.steps: list[tuple[Step, Step]] = []
-        self.done: dict[int, tuple[Any, Any]] = {}
 
     def carry_out(self) -> None:
         """Changes the old tree; it is as it was if that does not come to its end."""
@@ -91,48 +90,33 @@ class _Change:
             raise
 
     def adopt(self, old: Any, new: Any) -> Any:
-        """What is to be where `old` was: itself, if it can be changed. No depth is too deep."""
-        stack = [self._adopting(old, new)]
-        result = None
-        while stack:
-            try:
-                pair = stack[-1].send(result)
-            except StopIteration as done:
-                stack.pop()
-                result = done.value
-            else:
-                stack.append(self._adopting(*pair))
-                result = None
-        return result
+        """Returns what is to be where `old` was: itself, if it can be changed."""
+        return TreeMap(self._leaf, resolve=self._opener_of)(old, (new,))
 
-    def _adopting(self, old: Any, new: Any) -> Generator[tuple[Any, Any], Any, Any]:
-        """Asks for each child, old and new, what is to be there; returns the same of the node."""
-        if new is old:
-            return old
-        if id(old) in self.done:
-            return self.done[id(old)][1]
-        node_type = node_type_of(old)
-        if node_type is None:
-            result = self._leaf(old, new)
-            self.done[id(old)] = old, result
-            return result
-        put = _putter(old, node_type)
-        if put is not None:
-            self.done[id(old)] = old, old
-        before, after = node_type.children(old), node_type.children(new)
-        adopted = {}
-        for key, child in before.items():
-            adopted[key] = yield child, after[key]
-        result = old
-        if put is not None:
-            self.steps.append((partial(put, old, adopted), _restorer(put, old, before)))
-        elif any(adopted[key] is not child for key, child in before.items()):
-            result = node_type.rebuild(old, adopted)
-        self.done[id(old)] = old, result
-        return result
+    def _opener_of(self, cls: type) -> Opener | Kind:
+        """Opens nodes so that they get their new children themselves, if they can."""
+        kind = kind_of(cls)
+        if not isinstance(kind, NodeType):
+            return opener_of(cls)
+
+        def open(node: Any, keep: Callable[[Any], None]) -> Opened:
+            before = kind.children(node)
+            keep(before)
+            put = _putter(node, kind)
+
+            def finish(adopted: dict[Any, Any]) -> Any:
+                if put is not None:
+                    self.steps.append((partial(put, node, adopted), _restorer(put, node, before)))
+                elif any(adopted[key] is not child for key, child in before.items()):
+                    return kind.rebuild(node, adopted)
+                return node
+
+            return PENDING if put is None else node, iter(before.items()), before.copy(), finish
+
+        return open
 
     def _leaf(self, old: Any, new: Any) -> Any:
-        adapter = adapter_of(old)
+        adapter = None if new is old else adapter_of(old)
         step = None if adapter is None else adapter.swap(old, new)
         if step is None:
             return new

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from fmapper.errors import PlacementError
 from fmapper.tree.keypath import KeyPath, Link, format_link
-from fmapper.tree.nodes import ATOM, Item, Kind, NodeType, kind_of
-from fmapper.tree.walk import enter_node, walk
+from fmapper.tree.nodes import ATOM, NodeType, kind_of
+from fmapper.tree.walk import walk
 
 Pattern = str | type
 
@@ -187,19 +187,14 @@ class Found:
             text = f"{key}" if node is tree else f"{_SEPARATOR}{key}"
             return self._inside(self._after(state, text), child), lent or key in kind.borrowed
 
-        def enter(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
-            is_leaf = self._is_leaf is not None and self._is_leaf(value)
-            return None if is_leaf else enter_node(value, kind)
-
-        for link, value, kind, (state, lent) in walk(
-            tree, state=(first, False), down=down, enter=enter
-        ):
+        places = walk(tree, is_leaf=self._is_leaf, state=(first, False), down=down)
+        for link, value, kind, (state, lent) in places:
             self._meet(link, value, state, lent)
             if isinstance(kind, NodeType):
                 for name, passenger in kind.passengers(value) if kind.passengers else ():
                     self.objects[id(passenger)] = passenger
-                    places = self.rules.setdefault(id(passenger), {})
-                    places.setdefault(state.winner, (link, name))
+                    rules = self.rules.setdefault(id(passenger), {})
+                    rules.setdefault(state.winner, (link, name))
                 for follower, lead in kind.follows(value) if kind.follows else ():
                     self._leads[id(follower)] = lead
 

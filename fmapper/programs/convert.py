@@ -21,8 +21,8 @@ from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
 from fmapper.programs.program import Int64, Lowering, Program
 from fmapper.programs.record_lock import in_turn
-from fmapper.tree.fmap import fleaves
 from fmapper.tree.functor import declaration_of
+from fmapper.tree.walk import fleaves
 from fmapper.warn import warn
 
 F = TypeVar("F", bound=Callable[..., Any])

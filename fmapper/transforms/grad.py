@@ -26,10 +26,10 @@ from fmapper.transforms.static_key import (
     Structure,
     changes,
     put_into,
-    refilled,
     structure_of,
 )
 from fmapper.transforms.trainable import Trained
+from fmapper.tree.fmap import refill
 from fmapper.tree.keypath import format_link
 from fmapper.tree.no_gradient import filling_gradient, no_gradient
 from fmapper.tree.nodes import sync
@@ -134,7 +134,7 @@ def value_and_grad(
         filling = filling_gradient.set(True)
         try:
             memo = dict(zip(ids, gradients, strict=True))
-            found = [refilled(args[place], memo.copy(), _none) for place in places]
+            found = [refill(args[place], memo.copy(), _none) for place in places]
         finally:
             filling_gradient.reset(filling)
         gradient = tuple(found) if several else found[0]
@@ -211,7 +211,7 @@ def _nothing_trained(trained: Trained, place: int, tree: Any) -> str:
 def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) -> list[Any]:
     """The arguments with other arrays in some of them; ties across those are kept."""
     chosen = sorted(set(places))
-    new = refilled([args[place] for place in chosen], memo)
+    new = refill([args[place] for place in chosen], memo)
     given = list(args)
     for place, arg in zip(chosen, new, strict=True):
         given[place] = arg

@@ -11,7 +11,7 @@ from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equals
 from fmapper.backends.registries import snapshot
 from fmapper.errors import TransformError
-from fmapper.tree.fmap import UNSET, _Map
+from fmapper.tree.fmap import refill
 from fmapper.tree.functor import CONTAINERS, has_computed_children, on_class, slot_names
 from fmapper.tree.keypath import format_link
 from fmapper.tree.nodes import (
@@ -91,7 +91,7 @@ class Structure:
         memo = {} if memo is None else memo
         if not any(self._moving):
             memo.update(zip(map(id, self.arrays), new, strict=True))
-            return refilled(self.tree, memo)
+            return refill(self.tree, memo)
         numbers: list[Any] = []
         for before, after in zip(self.arrays, new, strict=True):
             if kind_of(type(before)) is ATOM:
@@ -105,17 +105,12 @@ class Structure:
                 return next(replacements)
             return leaf
 
-        return refilled(self.tree, memo, f)
+        return refill(self.tree, memo, f)
 
     def hollowed(self, hollow: Callable[[Any], Any]) -> None:
         """Puts something that keeps its place where each array is."""
         arrays = list(map(hollow, self.arrays))
         self.tree, self.arrays, self.hollow = self.filled(arrays), arrays, True
-
-
-def refilled(tree: Any, memo: dict[Any, Any], f: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """A tree with other objects in the place of those whose ids the memo has."""
-    return _Map(f, None, UNSET, UNSET, None, memo=memo)(tree)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fmapper.backends.discovery import adapter_of, adapters, on_adapter
 from fmapper.backends.dtypes import is_inexact
 from fmapper.backends.nodes import Nodes
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import DeclarationError, StructureMismatchError
-from fmapper.tree.functor import declaration_of, has_computed_children
+from fmapper.tree.functor import declaration_of, has_computed_children, on_class
 from fmapper.tree.keypath import Link, format_link, name_of
 from fmapper.tree.nodes import NodeType, sync
 from fmapper.tree.walk import walk
@@ -86,10 +86,12 @@ class Trained:
         self.links: dict[int, Link] = {}
         self.computes = False
         boxes: dict[int, Any] = {}
-        for link, value, kind, rule in walk(tree, state=_rule_of(type(tree)), down=_rule_below):
+        for link, value, kind, rule in walk(tree, state=_say(type(tree)).rule, down=_rule_below):
             if isinstance(kind, NodeType):
-                _check_trainable(value, kind, link)
-                self.computes = self.computes or has_computed_children(type(value))
+                said = _say(type(value))
+                if said.names is not None:
+                    _check_names(value, said.names, kind.children(value), link)
+                self.computes = self.computes or said.computes
                 if kind.box is not None:
                     boxes[id(value)] = value
             elif kind is None:
@@ -118,24 +120,40 @@ class Trained:
 
 def _rule_below(rule: Predicate | None, node: Any, key: Any, child: Any) -> Predicate | None:
     """Returns which arrays are trained at a child and below, from the rule of its node."""
-    declaration = declaration_of(type(node))
-    if declaration is not None and declaration.trainable is not None:
-        rule = rule if key in declaration.trainable else _not
-    return rule if rule is _not else _rule_of(type(child)) or rule
+    names = _say(type(node)).names
+    if rule is _not or (names is not None and key not in names):
+        return _not
+    return _say(type(child)).rule or rule
 
 
-_below: dict[type, Predicate | None] = {}
-on_adapter(lambda _: _below.clear())
+class _Said(NamedTuple):
+    """What a class says about training.
+
+    Attributes:
+        rule: Which arrays below it are trained, as its framework has it; None: it does not say.
+        names: The children that a functor trains; None for all.
+        computes: Whether it computes children.
+    """
+
+    rule: Predicate | None
+    names: tuple[str, ...] | None
+    computes: bool
 
 
-def _rule_of(cls: type) -> Predicate | None:
-    """Which arrays below a node are trained as its framework has it; None if that says nothing."""
+_known: dict[type, _Said] = {}
+on_adapter(lambda _: _known.clear())
+on_class(lambda _: _known.clear())
+
+
+def _say(cls: type) -> _Said:
     try:
-        return _below[cls]
+        return _known[cls]
     except KeyError:
-        said = (adapter.trained_below(cls) for adapter in adapters(Nodes))
-        found = _below[cls] = next(filter(None, said), None)
-        return found
+        rules = (adapter.trained_below(cls) for adapter in adapters(Nodes))
+        declaration = declaration_of(cls)
+        names = None if declaration is None else declaration.trainable
+        found = _Said(next(filter(None, rules), None), names, has_computed_children(cls))
+        return _known.setdefault(cls, found)
 
 
 def _by_itself(leaf: Any) -> bool:
@@ -148,13 +166,9 @@ def _not(leaf: Any) -> bool:
     return False
 
 
-def _check_trainable(node: Any, kind: NodeType, link: Link) -> None:
+def _check_names(node: Any, names: tuple[str, ...], have: dict[Any, Any], link: Link) -> None:
     """Raises DeclarationError if a functor trains children that an instance does not have."""
-    declaration = declaration_of(type(node))
-    if declaration is None or declaration.trainable is None:
-        return
-    have = kind.children(node)
-    missing = [name for name in declaration.trainable if name not in have]
+    missing = [name for name in names if name not in have]
     if missing:
         raise DeclarationError(
             f"{format_link(link)}: {type(node).__name__} declares {', '.join(map(repr, missing))} "

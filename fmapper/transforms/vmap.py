@@ -16,7 +16,7 @@ from fmapper.transforms.arguments import (
     refuse_untransformable,
 )
 from fmapper.transforms.static_key import Structure, structure_of
-from fmapper.tree.fmap import children
+from fmapper.tree.children import children
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import class_of, visit
 

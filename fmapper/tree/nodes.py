@@ -36,6 +36,8 @@ class Kind(enum.Enum):
     PENDING = "a node that exists only once its children do"
     FITTED = "a leaf of which some nodes make something of their own: torch modules, parameters"
 
+    __hash__ = object.__hash__  # quicker than that of an enum
+
 
 LEAF, ATOM, INTERNED, CHILDLESS, PENDING, FITTED = Kind
 LEAVES = frozenset({LEAF, ATOM, INTERNED})
@@ -690,7 +692,6 @@ _on_functor: list[Callable[[type], None]] = []
 
 kinds: dict[type, NodeType | Kind] = {}
 openers: dict[type, Opener | Kind] = {}
-plain_openers: dict[type, Opener | Kind] = {}
 _unknown: list[type] = []
 _generation = [object()]  # another object after every declaration; one assignment, so atomic
 
@@ -724,7 +725,7 @@ def on_functor(listener: Callable[[type], None]) -> None:
 def forget() -> None:
     """Empties the caches of node types: after a declaration, or when an adapter was added."""
     _generation[0] = object()
-    for cache in (kinds, openers, plain_openers):
+    for cache in (kinds, openers):
         cache.clear()
     _unknown.clear()
 
@@ -736,7 +737,7 @@ def recheck_unknown() -> None:
             cls = _unknown.pop()
         except IndexError:  # empty, or emptied by another thread
             return
-        for cache in (kinds, openers, plain_openers):
+        for cache in (kinds, openers):
             cache.pop(cls, None)
 
 
@@ -796,11 +797,8 @@ def _opener_of_class(cls: type) -> Opener | Kind:
 
 
 def plain_opener_of(cls: type) -> Opener | Kind:
-    """What `plain_openers[cls]` is to be; entered there."""
-    found: Opener | Kind = _found_once(
-        plain_openers, cls, lambda cls: _opener(kind_of(cls), "open_plain")
-    )
-    return found
+    """Returns the opener that puts a plain dict, list or tuple in the place of a node."""
+    return _opener(kind_of(cls), "open_plain")
 
 
 def _opener(kind: NodeType | Kind, way: str) -> Opener | Kind:

@@ -8,26 +8,20 @@ from typing import Any
 from fmapper.errors import CycleError, FmapperError
 from fmapper.tree import nodes
 from fmapper.tree.keypath import KeyPath, Link, format_keys, format_link
-from fmapper.tree.nodes import LEAVES, WITHOUT_IDENTITY, Item, Kind, NodeType
+from fmapper.tree.nodes import ATOM, INTERNED, LEAVES, Item, Kind, NodeType
 
 Enter = Callable[[Any, "NodeType | Kind"], "Iterable[Item] | None"]
 Down = Callable[[Any, Any, Any, Any], Any]
-
-
-def enter_node(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
-    """Returns the (key, child) pairs of a node; None for a leaf."""
-    if isinstance(kind, NodeType):
-        return kind.items(value)
-    return None if kind in LEAVES else ()
 
 
 def walk(
     tree: Any,
     *,
     once: bool = True,
+    is_leaf: Callable[[Any], bool] | None = None,
     state: Any = None,
     down: Down | None = None,
-    enter: Enter = enter_node,
+    enter: Enter | None = None,
     known: Container[int] = (),
 ) -> Iterator[tuple[Link, Any, NodeType | Kind | None, Any]]:
     """Yields (link, node or leaf, its kind or None for a leaf, state), parents first, depth first.
@@ -36,43 +30,58 @@ def walk(
         tree: Anything.
         once: Each object once for each state in which it is reached, and no way back up; else
             every place, and cycles are an error.
+        is_leaf: Nodes for which it is true are leaves too.
         state: That of the tree.
         down: `down(state, node, key, child)` gives the state of a child, something hashable, from
             that of its node; None where all have the same.
         enter: `enter(value, kind)` gives the (key, child) pairs of what is gone into, None for a
-            leaf.
+            leaf; None for those of nodes.
         known: With `once`: ids that count as seen already.
     """
-    seen: dict[tuple[int, Any], Any] = {}
+    kinds, kind_of = nodes.kinds, nodes.kind_of
+    seen: dict[Any, Any] = {}
     above: dict[int, Link] = {}
-    stack: list[tuple[Link, Iterator[Item], Any, Any]] = [(None, iter(((0, tree),)), None, state)]
-    while stack:
-        parent, items, node, outer = stack[-1]
+    stack: list[tuple[Any, ...]] = []
+    link: Link
+    parent: Link = None
+    node: Any = None
+    items: Iterator[Item] = iter(((0, tree),))
+    while True:
         for key, child in items:
-            is_root = len(stack) == 1
-            link = None if is_root else (parent, key)
-            inner = outer if down is None or is_root else down(outer, node, key, child)
-            kind = nodes.kind_of(type(child))
+            link = (parent, key) if stack else None
+            inner = state if down is None or not stack else down(state, node, key, child)
+            kind = kinds.get(type(child)) or kind_of(type(child))
             i = id(child)
-            if once and kind not in WITHOUT_IDENTITY:
-                if (i, inner) in seen or i in above or i in known:
+            if once and kind is not ATOM and kind is not INTERNED:
+                identity = i if down is None else (i, inner)
+                if identity in seen or i in above or i in known:
                     continue
-                seen[i, inner] = child
+                seen[identity] = child
+            below: Iterable[Item] | None = None
             try:
-                below = enter(child, kind)
+                if enter is not None:
+                    below = enter(child, kind)
+                elif kind not in LEAVES and not (is_leaf is not None and is_leaf(child)):
+                    below = kind.items(child) if isinstance(kind, NodeType) else ()
             except FmapperError as error:
                 say_where(error, KeyPath.from_link(link).keys)
                 raise
-            yield link, child, None if below is None else kind, inner
-            if below:
+            if below is None:
+                yield link, child, None, inner
+                continue
+            yield link, child, kind, inner
+            if below != ():
                 if i in above:
                     raise cycle_error(child, above[i], link)
                 above[i] = link
-                stack.append((link, iter(below), child, inner))
+                stack.append((parent, node, state, items))
+                parent, node, state, items = link, child, inner, iter(below)
                 break
         else:
-            stack.pop()
+            if not stack:
+                return
             above.pop(id(node), None)
+            parent, node, state, items = stack.pop()
 
 
 def visit(
@@ -90,13 +99,38 @@ def visit(
         once: Each object at its first place only; else at every place, and cycles are an error.
         known: With `once`: ids that count as seen already.
     """
+    for link, value, kind, _ in walk(tree, once=once, is_leaf=is_leaf, known=known):
+        yield link, value, kind
 
-    def enter(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
-        if kind in LEAVES or (is_leaf is not None and is_leaf(value)):
-            return None
-        return kind.items(value) if isinstance(kind, NodeType) else ()
 
-    return (place[:3] for place in walk(tree, once=once, enter=enter, known=known))
+def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a tree, depth first, one per occurrence.
+
+    Raises:
+        CycleError: The tree has a cycle, so the list would have no end.
+
+    Examples:
+        >>> import fmapper
+        >>> fmapper.fleaves({"b": [1, 2], "a": (3, None)})
+        [1, 2, 3]
+    """
+    nodes.sync()
+    return [value for _, value, node_type in visit(tree, is_leaf=is_leaf) if node_type is None]
+
+
+def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """All nodes and leaves of a tree, depth first, parents before children, each object once.
+
+    Numbers and strings have no identity and are listed at every place. Cycles are no obstacle.
+
+    Examples:
+        >>> import fmapper
+        >>> inner = [1, 2]
+        >>> fmapper.fcollect({"a": inner, "b": inner})
+        [{'a': [1, 2], 'b': [1, 2]}, [1, 2], 1, 2]
+    """
+    nodes.sync()
+    return [value for _, value, _ in visit(tree, is_leaf=is_leaf, once=True)]
 
 
 # --- what goes wrong ----------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 import traceback
+import weakref
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -1001,3 +1003,28 @@ def test_the_hook_is_looked_for_on_the_class():
         fmap([1], Doubling())
     with pytest.raises(TypeError, match="takes one tree"):
         fmap(Doubling(), [1], [1])
+
+
+@pytest.mark.parametrize("name", ["plain", "path", "trees", "structure", "walk", "is_leaf"])
+def test_a_map_leaves_nothing_for_the_garbage_collector(name):
+    """Arrays are gone with the last reference: memory of a GPU cannot wait for a collection."""
+    maps = {
+        "plain": lambda tree: fmap(same, tree),
+        "path": lambda tree: fmap_with_path(lambda path, x: x, tree),
+        "trees": lambda tree: fmap(lambda x, y: x, tree, tree),
+        "structure": lambda tree: fmapstructure(same, tree),
+        "walk": lambda tree: fmap(same, tree, walk=by_hand),
+        "is_leaf": lambda tree: fmap_with_path(
+            lambda path, x: x, tree, is_leaf=lambda path, node: False
+        ),
+    }
+    tree = {"a": np.ones(1), "b": [np.ones(1)]}
+    alive = weakref.ref(tree["a"])
+    gc.collect()
+    gc.disable()
+    try:
+        maps[name](tree)
+        del tree
+        assert alive() is None
+    finally:
+        gc.enable()
