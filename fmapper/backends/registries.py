@@ -369,25 +369,31 @@ _registering = threading.RLock()
 def _enroll(cls: type) -> None:
     """Makes a functor class known to every pytree registry that is loaded, and to later ones."""
     with _registering:
-        if cls in _classes or not _is_plain_functor(cls):
+        if cls in _classes or not _is_for_registries(cls):
             return
         _classes[cls] = None
         for adapter in adapters(Nodes):
-            adapter.register_functor(cls)
+            _tell(adapter, cls)
 
 
 def _enroll_all(adapter: Framework) -> None:
     if isinstance(adapter, Nodes):
         for cls in tuple(_classes):
-            adapter.register_functor(cls)
+            _tell(adapter, cls)
 
 
-def _is_plain_functor(cls: type) -> bool:
+def _tell(adapter: Nodes, cls: type) -> None:
+    if adapter.node_type(cls) is None:  # a framework's own libraries enter their classes themselves
+        adapter.register_functor(cls)
+
+
+def _is_for_registries(cls: type) -> bool:
     """Not a leaf, and not a node type that other libraries have rules of their own for."""
+    own = [kind for adapter in adapters(Nodes) if (kind := adapter.node_type(cls)) is not None]
     declaration = declaration_of(cls)
-    if declaration is None or declaration.leaf or issubclass(cls, CONTAINERS):
-        return False
-    return all(adapter.node_type(cls) is None for adapter in adapters(Nodes))
+    if declaration is None:
+        return any(kind.pytree for kind in own)
+    return not (declaration.leaf or issubclass(cls, CONTAINERS) or own)
 
 
 on_class(_enroll)

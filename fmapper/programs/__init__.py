@@ -7,6 +7,7 @@ Nothing here knows any framework: a program can be saved, checked, and loaded el
     treespec      the structure of arguments and results
     sizes         sizes that are computed from others
     bind          arguments of a call to inputs of a program
+    echoes        outputs of the classes of arguments: caches
     lowering      the tables of lowerings
     convert       `convert`: record, lower, check
     check_target  the converted model against its source, at several sizes
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
+    from fmapper.programs.echoes import Echoes
     from fmapper.programs.lowering import LoweringTable
     from fmapper.programs.program import (
         Call,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Call",
     "DType",
+    "Echoes",
     "Graph",
     "Guard",
     "Input",
@@ -64,6 +67,7 @@ __all__ = [
 ]
 
 _PLACES = {
+    "fmapper.programs.echoes": "Echoes",
     "fmapper.programs.lowering": "LoweringTable",
     "fmapper.programs.program": (
         "Call DType Graph Guard Input Lowering Output Parameter Program Ref Scalar Size substituted"

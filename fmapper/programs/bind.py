@@ -32,9 +32,9 @@ def bind(
     Raises:
         ProgramInputError: Arguments are missing, left over, or of another structure.
     """
-    given = _by_name(program, args, kwargs)
+    given = by_name(program, args, kwargs)
     positional, keyword = program.in_spec.children
-    names = _positions(program.signature, len(positional.children))
+    names = names_of_arguments(program)
     static = _static_values(program)
     leaves: list[Any] = []
     for name, spec in (
@@ -58,10 +58,15 @@ def bind(
     return leaves
 
 
+def names_of_arguments(program: Program) -> list[Any]:
+    """The names of what was given by position."""
+    return _positions(program.signature, len(program.in_spec.children[0].children))
+
+
 def leaf_paths(program: Program) -> list[str]:
     """What errors call each leaf."""
     positional, keyword = program.in_spec.children
-    names = _positions(program.signature, len(positional.children))
+    names = names_of_arguments(program)
     return [
         path
         for name, spec in (
@@ -72,7 +77,12 @@ def leaf_paths(program: Program) -> list[str]:
     ]
 
 
-def _by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+def by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
+    """The arguments of a call by their names.
+
+    Raises:
+        ProgramInputError: One is given twice.
+    """
     names = _positions(program.signature, len(args))
     given: dict[Any, Any] = dict(zip(names, args, strict=True))
     for name, value in kwargs.items():

@@ -154,9 +154,7 @@ def record_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...] = ()
 
 
 def _new_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...]) -> Any:
-    fine = all(f.isidentifier() and not keyword.iskeyword(f) and f[0] != "_" for f in fields)
-    if not fine or len(set(fields)) < len(fields):
-        fields = tuple(f"field{i}" for i in range(len(fields)))
+    fields = _field_names(fields)
     name = re.sub(r"\W", "_", name)  # as `Output[int]`
     name = name if name.isidentifier() and not keyword.iskeyword(name) else f"{name}_"
     name = name if name.isidentifier() else f"Record{name}"
@@ -164,6 +162,17 @@ def _new_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...]) -> An
     body: dict[str, Any] = {k: None for k in absent if k not in fields and k[:1] != "_"}
     body |= {"__slots__": (), "_absent": absent}
     return type(name, (Record, base), body)
+
+
+def _field_names(fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that a named tuple can have: others lose their underscores, or are numbered."""
+    found: list[str] = []
+    for i, field in enumerate(fields):
+        own = field.lstrip("_")
+        fine = own.isidentifier() and not keyword.iskeyword(own)
+        taken = own in found or (own != field and own in fields)
+        found.append(own if fine and not taken else f"field{i}")
+    return tuple(found)
 
 
 def _made(name: str, fields: tuple[str, ...], absent: tuple[str, ...], values: Any) -> Any:

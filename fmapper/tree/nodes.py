@@ -130,6 +130,8 @@ class NodeType:
         box: `node -> [(key, child)]`, the children to which a program may give another value, such
             as what is in a variable of NNX or a buffer of torch; transformations see to it that
             the node they were given gets it, too.
+        pytree: Whether the pytree registries of other frameworks are to know the class, as they
+            know functors: its children are dynamic there, and its other attributes are static.
     """
 
     __slots__ = (
@@ -143,6 +145,7 @@ class NodeType:
         "passengers",
         "plain",
         "put",
+        "pytree",
         "static",
     )
 
@@ -161,6 +164,7 @@ class NodeType:
         put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
         static: Callable[[Any], Any] | None = None,
         box: Callable[[Any], Iterable[Item]] | None = None,
+        pytree: bool = False,
     ) -> None:
         def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
             assert rebuild is not None
@@ -194,6 +198,7 @@ class NodeType:
         self.put = put
         self.static = static
         self.box = box
+        self.pytree = pytree
 
     @classmethod
     def opening(
@@ -233,6 +238,7 @@ class NodeType:
         made.put = put
         made.static = static
         made.box = box
+        made.pytree = False
         return made
 
     def items(self, node: Any) -> Iterable[Item]:
@@ -718,7 +724,7 @@ def add_finders(
 
 
 def on_functor(listener: Callable[[type], None]) -> None:
-    """Calls `listener` with every declared class when a walk first meets it."""
+    """Calls `listener` with every class for the registries of others when a walk first meets it."""
     _on_functor.append(listener)
 
 
@@ -832,6 +838,9 @@ def _look_up(cls: type) -> NodeType | Kind:
     if found is None:
         _unknown.append(cls)
         return LEAF
+    if found.pytree:
+        for listener in _on_functor:
+            listener(cls)
     return found
 
 

@@ -32,7 +32,7 @@ from fmapper import (
     to_numpy,
 )
 from fmapper.backends import Observation
-from fmapper.programs import Call, Input, Lowering, Program, Ref
+from fmapper.programs import Call, Echoes, Input, Lowering, Program, Ref
 from fmapper_adapters.jax.arrays import few_bits
 from fmapper_adapters.jax.aten import table, types
 from fmapper_adapters.jax.model import call_cache, channels_last, interpret, meshes, narrow_ints
@@ -73,6 +73,7 @@ class Code:
         names: Of the parameters and of the buffers that the program takes, in order.
         pick_params, pick_buffers: These arrays from a dict.
         routes: How calls that were checked before give the inputs.
+        echoes: Outputs that are given back as objects of the classes of arguments.
         problems: While it is examined, what is wrong with the results of its operations.
         too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
     """
@@ -108,6 +109,7 @@ class Code:
         self.pick_params = _picker(self.names["parameter"])
         self.pick_buffers = _picker(self.names["buffer"])
         self.routes = call_cache.Routes(program)
+        self.echoes = Echoes(program)
 
     def check_width(self) -> None:
         """Asks whether the integers of the program fit, now that it is known how wide they are.
@@ -230,6 +232,7 @@ class JaxModel:
             found = _compiled(code, numbers, self.precision, *self._state(), arrays, key)
             code.routes.add(args, kwargs or {})
         output, model = self._finished(found)
+        output = code.echoes.put(output, args, kwargs or {})
         for position, value in found[2].items():
             leaves[position] = value
         new_args, new_kwargs = code.program.in_spec.unflatten(leaves)

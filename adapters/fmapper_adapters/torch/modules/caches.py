@@ -34,7 +34,7 @@ def node_type(cls: type) -> NodeType | None:
     def shell(_: Any) -> Any:
         return object.__new__(cls)
 
-    return NodeType(_children, shell=shell, fill=_fill)
+    return NodeType(_children, shell=shell, fill=_fill, pytree=True)
 
 
 def _children(cache: Any) -> dict[str, Any]:

@@ -99,8 +99,22 @@ def _flatten(node: Any) -> tuple[list[Any], Rest]:
         names = [
             name for name, value in attributes.items() if name in names or type(value) in _COUNTS
         ]
+        names = _longest_first(names)
     children = [attributes.pop(name) for name in names]
     return children, Rest(tuple(names), _own(attributes, {}))
+
+
+def _longest_first(names: list[str]) -> list[str]:
+    """The names, but one that begins another comes after it.
+
+    torch replaces them in this order in the code of its checks, and knows no end of a name:
+    `cumulative_length` before `cumulative_length_int` would leave what is no code.
+    """
+    ordered: list[str] = []
+    for name in names:
+        at = next((i for i, known in enumerate(ordered) if name.startswith(known)), len(ordered))
+        ordered.insert(at, name)
+    return ordered
 
 
 def _flatten_with_keys(node: Any) -> tuple[list[Any], Rest]:
