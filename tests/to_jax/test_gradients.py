@@ -202,6 +202,27 @@ def test_a_backward_that_differentiates_is_refused_when_it_is_needed(way: str) -
         jax.grad(lambda x: model(x).sum())(x.numpy())
 
 
+def test_what_a_function_switches_off_inside_stays_inside() -> None:
+    class Quiet(Autograd):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            with torch.no_grad():
+                ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            with torch.no_grad():
+                return gradient * ctx.saved_tensors[0]
+
+    def both(x: Any) -> Any:
+        with torch.no_grad():
+            fixed = Quiet.apply(x)
+        return Quiet.apply(x).sin() + fixed * x
+
+    converting.check_gradients(both, torch.tensor([0.5, -1.25, 0.25, 0.75]))
+
+
 def test_gradients_of_functions_that_change_their_input() -> None:
     class Doubled(Autograd):
         @staticmethod
@@ -390,12 +411,12 @@ def test_gradients_that_the_strict_way_forgets_are_not_lost_in_silence() -> None
 def test_a_conversion_inside_of_a_recording_leaves_torch_as_it_was() -> None:
     from fmapper_adapters.torch.record import operations
 
-    level: Any = torch.autograd.function._SingleLevelFunction
-    before = torch.nn.Module.to, torch.nn.BatchNorm1d.forward, level.apply
+    own: Any = Reversed
+    before = torch.nn.Module.to, torch.nn.BatchNorm1d.forward, own.forward
     x = torch.ones(3)
     with operations.stand_ins():
         inside = torch.nn.Module.to
         fmapper.convert(converting.Function(lambda x: reverse(x, 2.0)), "jax", (x,))
         assert torch.nn.Module.to is inside
-        assert level.apply != before[2]
-    assert (torch.nn.Module.to, torch.nn.BatchNorm1d.forward, level.apply) == before
+        assert own.forward != before[2]
+    assert (torch.nn.Module.to, torch.nn.BatchNorm1d.forward, own.forward) == before

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import FunctionCtx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from fmapper.programs import Call, Graph, Ref
 
@@ -67,34 +70,119 @@ def _(
 def recorded() -> Iterator[None]:
     """Inside, functions with gradients of their own are recorded with these.
 
-    `Function.apply` may be bound to a name already, so it is changed what that calls.
+    `Function.apply` may be bound to a name already, and since torch 2.15 it calls nothing of Python
+    but the function's own `forward`. So that is changed, of every such class.
     """
-    if "apply" in vars(_LEVEL):  # inside of another recording
+    if _originals:  # inside of another recording
         yield
         return
+    enter = _META.__init__
+    changed: list[tuple[type, Any]] = []
+
+    def enter_new(cls: Any, *args: Any) -> None:
+        enter(cls, *args)
+        _change([cls], changed)
+
     try:
-        _LEVEL.apply = classmethod(_apply)
+        _originals[None] = None
+        _META.__init__ = enter_new
+        _change(_below(torch.autograd.Function), changed)
         yield
     finally:
-        if "apply" in vars(_LEVEL):
-            del _LEVEL.apply
+        _META.__init__ = enter
+        for cls, own in changed:
+            if own is None:
+                del cls.forward  # type: ignore[attr-defined]
+            else:
+                cls.forward = own  # type: ignore[attr-defined]
+        _originals.clear()
 
 
-_LEVEL: Any = torch.autograd.function._SingleLevelFunction
+_META: Any = type(torch.autograd.Function)
+_originals: dict[Any, Any] = {}
+_within_forward = threading.local()
 
 
-def _apply(cls: Any, *args: Any) -> Any:
-    if cls.__module__.startswith("torch.") or not any(isinstance(arg, TRACED) for arg in args):
-        return super(_LEVEL, cls).apply(*args)
+def _below(cls: type) -> list[type]:
+    found: list[type] = cls.__subclasses__()
+    return [*found, *(inner for one in found for inner in _below(one))]
+
+
+def _change(classes: list[type], changed: list[tuple[type, Any]]) -> None:
+    """Gives classes a `forward` that is recorded with its gradient."""
+    forwards = [(cls, getattr(cls, "forward", None)) for cls in dict.fromkeys(classes)]
+    for cls, forward in forwards:
+        if forward is None or cls.__module__.startswith("torch."):
+            continue
+        changed.append((cls, vars(cls).get("forward")))
+        _set_forward(cls, _originals.get(forward, forward))
+
+
+def _set_forward(cls: Any, original: Callable[..., Any]) -> None:
+    gets_context = cls.setup_context is torch.autograd.Function.setup_context
+
+    @functools.wraps(original)
+    def forward(*args: Any) -> Any:
+        inputs = args[1:] if gets_context else args
+        is_traced = any(isinstance(x, TRACED) for x in inputs)
+        if not is_traced or getattr(_within_forward, "flag", False):
+            return original(*args)
+        with _traced_grad_mode() as has_gradient:
+            if not has_gradient:
+                return original(*args)
+            return _forward(cls, original, inputs, gets_context=gets_context)
+
+    _originals[forward] = original
+    cls.forward = staticmethod(forward)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Inside, functions that are called are a part of the one that is recorded already."""
+    _within_forward.flag = True
+    try:
+        yield
+    finally:
+        _within_forward.flag = False
+
+
+@contextlib.contextmanager
+def _traced_grad_mode() -> Iterator[bool]:
+    """Yields whether gradients are enabled where the function is applied; inside they are, too.
+
+    `apply` has switched them off, of which the recorder knows nothing: a `no_grad` inside that ends
+    would be recorded as switching off what follows the function.
+    """
+    mode = get_proxy_mode()
+    nodes = () if mode is None else reversed(mode.tracer.graph.nodes)
+    said = (node.args[0] for node in nodes if node.target is torch._C._set_grad_enabled)
+    before = torch.is_grad_enabled()
+    enabled = bool(next(said, True))
+    _set_grad_enabled(enabled)
+    try:
+        yield enabled
+    finally:
+        _set_grad_enabled(before)
+
+
+def _set_grad_enabled(mode: Any) -> None:
+    with torch._C.DisableTorchFunction():  # unseen by the recorder
+        torch._C._set_grad_enabled(mode)
+
+
+def _forward(
+    cls: Any, original: Callable[..., Any], args: tuple[Any, ...], *, gets_context: bool
+) -> Any:
     met.add(cls.__qualname__)
     context: Any = _Context()
     context.needs_input_grad = tuple(_has_gradient(arg) for arg in args)
     before = {id(x): x.clone() for x in args if _has_gradient(x)}
-    if cls.setup_context is torch.autograd.Function.setup_context:
-        results = cls.forward(context, *args)
-    else:
-        results = cls.forward(*args)
-        cls.setup_context(context, args, results)
+    with _alone():
+        if gets_context:
+            results = original(context, *args)
+        else:
+            results = original(*args)
+            cls.setup_context(context, args, results)
     outputs = given = list(results) if isinstance(results, tuple | list) else [results]
     fixed = {id(x) for x in getattr(context, "non_differentiable", ())}
     grows = [_has_gradient(y) and id(y) not in fixed for y in outputs]
