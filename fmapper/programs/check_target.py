@@ -244,7 +244,8 @@ def _is_open(
     finite = np.isfinite(x) & np.isfinite(y) & np.isfinite(z)
     if not finite.any():
         return True
-    return bool(np.abs(x - y)[finite].max() <= 10 * np.abs(x - z)[finite].max())
+    x, y, z = x[finite], y[finite], z[finite]
+    return bool(np.abs(x - y).max() <= 10 * np.abs(x - z).max())
 
 
 def _with_other_vectors(program: Program, run: Callable[..., Outcome], path: str) -> Any | None:

@@ -57,7 +57,7 @@ def test_a_lowering_of_the_users_is_called(op: str, function: Any, added: Any) -
 def test_one_that_need_not_be_whole_is_taken_apart(added: Any) -> None:
     fmapper.lowering("aten::nanmean", whole=False)(lambda x, *_: jnp.full((), 7.0))
     model = fmapper.convert(Function(lambda x: x.nanmean()), "jax", (X,))
-    assert model(jnp.asarray(X.numpy())) == X.nanmean().item()
+    assert abs(float(model(jnp.asarray(X.numpy()))) - X.nanmean().item()) < 1e-6
 
 
 def test_a_lowering_of_the_users_says_what_it_does_with_the_ends_of_int64(added: Any) -> None:

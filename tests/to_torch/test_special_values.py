@@ -92,6 +92,7 @@ def test_special_functions_at_the_ends_of_their_axes(function, dtype):
     check(function, jnp.repeat(x, len(x)), jnp.tile(x, len(x)))
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 12), reason="JAX has other values there since")
 def test_polygamma_at_its_poles():
     order, x = jnp.asarray([0.0, 1, 2, 3, -1, 0.5, np.nan], "float32"), jnp.asarray(ENDS, "float32")
     check(jax.lax.polygamma, jnp.repeat(order, len(x)), jnp.tile(x, len(order)))
@@ -221,7 +222,8 @@ def test_attention_chooses_in_each_call():
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
 def test_attention_can_be_mapped_differentiated_forward_and_exported():
     args = tuple(map(torch.from_numpy, heads()))
     model = fmapper.convert(functools.partial(attention, mask=SEEN), "torch", tuple(heads()))

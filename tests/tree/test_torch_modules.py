@@ -380,6 +380,7 @@ def test_an_exported_graph_knows_its_module():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
 @pytest.mark.parametrize("way", ["script", "trace"])
 def test_torchscript_is_refused_by_name(way):
     inner = nn.Linear(2, 2)

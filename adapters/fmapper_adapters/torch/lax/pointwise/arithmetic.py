@@ -202,6 +202,15 @@ def integer_pow(x: Any, *, y: int) -> Any:
     return torch.reciprocal(found) if y < 0 else found
 
 
+@lax("polynomial")
+def polynomial(x: Any, *coefficients: Any) -> Any:
+    """Computes `c0 + x * (c1 + x * (c2 + ...))`, by Horner's scheme, as JAX does since 0.12."""
+    found: Any = torch.zeros_like(x)
+    for coefficient in reversed(coefficients):
+        found = found * x + coefficient
+    return found
+
+
 @lax("pow", takes_numbers=True, takes_avals=True)
 def power(x: Any, y: Any, *, avals: Avals) -> Any:
     (kind, _), (exponent, _) = avals.operands
