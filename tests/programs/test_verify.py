@@ -79,6 +79,18 @@ def test_the_first_operation_is_found_where_only_an_operation_is_wrong():
     assert report.first.path.startswith("in body.2: aten::relu.default")
 
 
+def test_code_that_takes_no_float64_is_no_obstacle():
+    class Strict(torch.nn.Module):
+        def forward(self, x):
+            assert x.dtype is torch.float32
+            return x + 1
+
+    x = torch.randn(3)
+    report = fmapper.verify(Strict(), torch.nn.ReLU(), x)
+    assert not report
+    assert report.exact is None
+
+
 def test_convert_verifies_if_asked():
     @fmapper.lowering("aten::relu")
     def relu(x):

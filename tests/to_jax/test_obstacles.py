@@ -92,6 +92,22 @@ def test_packed_weights_are_named() -> None:
         fmapper.convert(quantised, "jax", (torch.ones(2, 4),))
 
 
+@pytest.mark.parametrize(
+    ("function", "shapes", "words"),
+    [
+        (lambda x, y: torch.einsum("ai,bi->ab", x, y.half()), [(1, 3), (0, 3)], "Cast one of them"),
+        (lambda x, y: (x > y).pow_(True), [(3,), (3,)], r"Write what it does, as in x = x\.pow"),
+    ],
+)
+def test_what_torch_runs_but_does_not_record_has_a_remedy(
+    function: Any, shapes: Any, words: str
+) -> None:
+    given = tuple(torch.ones(shape) for shape in shapes)
+    function(*given)
+    with pytest.raises(fmapper.ConversionError, match=words):
+        fmapper.convert(converting.Function(function), "jax", given)
+
+
 class Scaled(torch.Tensor):
     """Integers and a scale: a tensor that consists of others, as those of torchao do."""
 

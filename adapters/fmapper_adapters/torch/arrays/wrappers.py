@@ -42,8 +42,10 @@ def why_not(tensor: torch.Tensor) -> str:
     """Why a wrapper cannot leave torch."""
     names = [f".{name}" for name in inner_names(tensor)]
     inside = f" ({', '.join(names)})" if names else ""
+    cls = type(tensor).__name__
+    article = "an" if cls[0] in "AEIOU" else "a"
     return (
-        f"a {type(tensor).__name__} keeps its values in other tensors{inside}: move those, or "
+        f"{article} {cls} keeps its values in other tensors{inside}: move those, or "
         "tensor.dequantize() where it has that"
     )
 

@@ -14,9 +14,9 @@ _WORDS = """
     _assert_async _assert_scalar _batch_norm_with_update_functional _cdist_forward _conj
     _conj_physical _embedding_bag _embedding_bag_forward_only _fft_c2c _fft_c2r _fft_r2c
     _fused_rms_norm _grouped_mm _histogramdd_bin_edges _histogramdd_from_bin_cts
-    _histogramdd_from_bin_tensors _is_all_true _is_any_true _linalg_det _linalg_eigh _linalg_eigvals
-    _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _log_softmax _lu_with_info
-    _native_batch_norm_legit _native_batch_norm_legit_functional
+    _histogramdd_from_bin_tensors _int_mm _is_all_true _is_any_true _linalg_det _linalg_eigh
+    _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense _log_softmax
+    _lu_with_info _native_batch_norm_legit _native_batch_norm_legit_functional
     _native_batch_norm_legit_no_training _neg_view _pack_padded_sequence _pad_circular
     _pdist_forward _prelu_kernel _reshape_copy _safe_softmax _sample_dirichlet
     _scaled_dot_product_attention_math _scaled_dot_product_flash_attention_for_cpu _softmax
@@ -39,11 +39,11 @@ _WORDS = """
     gcd ge gelu geometric geqrf ger glu grid_sampler grid_sampler_2d grid_sampler_3d group_norm gru
     gru_cell gt hamming_window hann_window hardshrink hardsigmoid hardswish hardtanh heaviside histc
     histogram huber_loss hypot i0 igamma igammac im2col imag index index_add index_copy index_fill
-    index_put index_reduce index_select isfinite isin isinf isnan isneginf
-    isposinf isreal item kaiser_window kron kthvalue layer_norm lcm ldexp le leaky_relu lerp lgamma
-    lift_fresh lift_fresh_copy linalg_cholesky_ex linalg_cross linalg_diagonal linalg_eig
-    linalg_eigvals linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_lstsq
-    linalg_lu linalg_lu_factor_ex linalg_matmul linalg_matrix_exp linalg_pinv linalg_qr
+    index_put index_reduce index_select isfinite isin isinf isnan isneginf isposinf isreal item
+    kaiser_window kron kthvalue layer_norm lcm ldexp le leaky_relu lerp lgamma lift_fresh
+    lift_fresh_copy linalg_cholesky_ex linalg_cross linalg_diagonal linalg_eig linalg_eigvals
+    linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_lstsq linalg_lu
+    linalg_lu_factor_ex linalg_matmul linalg_matrix_exp linalg_pinv linalg_qr
     linalg_solve_triangular linalg_vecdot linalg_vector_norm linear linspace log log10 log1p log2
     log_normal log_sigmoid log_sigmoid_forward log_softmax logaddexp logaddexp2 logcumsumexp
     logical_and logical_not logical_or logical_xor logit logspace logsumexp lstm lstm_cell lt

@@ -539,6 +539,17 @@ _REMEDIES = (
         "Register the class of the input with torch.export.register_dataclass, or give tensors in "
         "tuples, lists and dicts.",
     ),
+    (
+        ("expected scalar type", "to have the same dtype"),
+        "The factors of a product are of different dtypes. Where it runs, torch lets that pass if "
+        "there is nothing to multiply; a recording is for other sizes, too. Cast one of them, as "
+        "in x.to(y.dtype).",
+    ),
+    (
+        ("to out tensor with dtype",),
+        "An operation in place gives another dtype than its tensor has, which torch casts where it "
+        "runs and refuses to record. Write what it does, as in x = x.pow(2).to(x.dtype).",
+    ),
 )
 
 

@@ -38,6 +38,12 @@ def matmul(x: Any, y: Any) -> jax.Array:
     return jnp.matmul(*of_one_dtype(x, y))
 
 
+@lowering("aten::_int_mm")
+def int_mm(x: Any, y: Any) -> jax.Array:
+    """The product of matrices of int8, summed in int32."""
+    return jnp.matmul(x, y, preferred_element_type=jnp.int32)
+
+
 @lowering("aten::vdot", whole=False)
 def vdot(x: Any, y: Any) -> jax.Array:
     """The sum of products with the conjugate of the first."""
