@@ -79,3 +79,87 @@ def test_it_is_differentiated_twice_and_compiled():
         torch.testing.assert_close(compiled(given), model(given), rtol=1e-5, atol=1e-5)
     batched = torch.func.vmap(model)(torch.stack([given.detach()] * 2))
     torch.testing.assert_close(batched[1], model(given).detach(), rtol=1e-5, atol=1e-5)
+
+
+def attention(params, x):
+    """Products of halves in halves: of a matrix, with a bias, of stacks of matrices."""
+    q, k, v, out, bias = params
+    heads = [jnp.reshape(x @ w, (*x.shape[:-1], 4, -1)).swapaxes(-3, -2) for w in (q, k, v)]
+    scores = heads[0] @ heads[1].swapaxes(-1, -2)
+    mixed = (jnp.tanh(scores) @ heads[2]).swapaxes(-3, -2)
+    return jnp.dot(jnp.reshape(mixed, x.shape), out) + bias
+
+
+def attention_case(dtype, width=128):
+    rng = np.random.default_rng(0)
+    shapes = [(width, width)] * 4 + [(width,)]
+    params = [jnp.asarray(rng.normal(size=shape) / width**0.5, dtype) for shape in shapes]
+    return params, jnp.asarray(rng.normal(size=(2, 24, width)), dtype)
+
+
+@pytest.mark.parametrize("block", [1 << 20, 5000])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_of_halves_are_as_near_as_those_of_torch(dtype, block, monkeypatch):
+    monkeypatch.setattr(wide_products, "_BLOCK", block)
+    params, x = attention_case(dtype)
+    model = fmapper.convert((attention, params), "torch", (x,))
+    given = fmapper.to_torch(x)
+    exact = fmapper.convert((attention, params), "torch", (x,)).double()(given.double())
+
+    def errors(has_own):
+        monkeypatch.setattr(wide_products, "_has_own", lambda dtype: has_own)
+        model.zero_grad()
+        output = model(given)
+        assert str(output.dtype) == f"torch.{dtype}"
+        output.square().sum().backward()
+        return (output.double() - exact).norm().item(), [
+            p.grad.double() for p in model.parameters()
+        ]
+
+    error, gradients = errors(has_own=False)
+    of_torch, others = errors(has_own=True)
+    assert error <= 1.02 * of_torch
+    for got, want in zip(gradients, others, strict=True):
+        assert (got - want).norm() <= 3e-2 * want.norm()
+
+
+def test_products_of_halves_are_cast_only_where_that_is_faster(monkeypatch):
+    monkeypatch.setattr(wide_products, "_has_own", lambda dtype: False)
+    calls = []
+    run = wide_products._in_blocks
+    monkeypatch.setattr(
+        wide_products, "_in_blocks", lambda *given: calls.append(given[0].shape) or run(*given)
+    )
+    few, many = torch.ones(1, 512).bfloat16(), torch.ones(64, 512).bfloat16()
+    square = torch.ones(512, 512).bfloat16()
+    for x, y in [(few, square), (many, square), (many, square.t())]:
+        wide_products.matmul_of_halves(x, y)
+    assert len(calls) == 3
+    wide_products.matmul_of_halves(few, square.t())  # torch's own is fast
+    wide_products.matmul_of_halves(few[:, :4], square[:4, :4])  # too little
+    monkeypatch.setattr(wide_products, "_has_own", lambda dtype: True)
+    wide_products.matmul_of_halves(many, square)
+    assert len(calls) == 3
+
+
+def test_products_of_halves_are_differentiated_twice_and_compiled(monkeypatch):
+    monkeypatch.setattr(wide_products, "_has_own", lambda dtype: False)
+    params, x = attention_case("bfloat16", 64)
+    model = fmapper.convert((attention, params), "torch", (x,))
+    given = fmapper.to_torch(x).requires_grad_()
+
+    def gradient(run):
+        (first,) = torch.autograd.grad(run(given).float().sin().sum(), given, create_graph=True)
+        (second,) = torch.autograd.grad(first.float().sum(), given)
+        return second.float()
+
+    own = gradient(model)
+    monkeypatch.setattr(wide_products, "_has_own", lambda dtype: True)
+    want = gradient(model)
+    assert (own - want).norm() <= 0.1 * want.norm()
+    monkeypatch.setattr(wide_products, "_has_own", lambda dtype: False)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(given), model(given), rtol=2e-2, atol=2e-2)
+    batched = torch.func.vmap(model)(torch.stack([given.detach()] * 2))
+    torch.testing.assert_close(batched[1], model(given).detach(), rtol=2e-2, atol=2e-2)

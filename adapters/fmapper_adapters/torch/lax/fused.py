@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.lax.table import TABLE, Avals
 from fmapper_adapters.torch.model import fast_attention
 from fmapper_adapters.torch.model.emit import current
@@ -71,7 +72,9 @@ def dense(x: Any, w: Any, bias: Any, *, transposed: bool, summed: int, made: Any
     if len(w.shape) > 2:
         width = math.prod(made)
         w = w.reshape((width, -1) if transposed else (-1, width))
-    if transposed:
+    if {x.dtype, w.dtype, bias.dtype} in ({half} for half in wide_products.HALVES):
+        found = current().call(wide_products.dense, x, w.t() if transposed else w, bias)
+    elif transposed:
         found = F.linear(x, w, bias)
     else:
         found = torch.addmm(bias, x, w) if x.ndim == 2 else F.linear(x, w.t(), bias)

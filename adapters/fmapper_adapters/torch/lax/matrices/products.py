@@ -48,14 +48,21 @@ def dot_general(
 
     depth = product([x.shape[d] for d in left])
     x, y = rounded(x, precision), rounded(y, precision)
-    is_wide = current().dtype(avals.results[0][0]) is torch.float32
-    if is_wide and {x.dtype, y.dtype} <= {*wide_products.HALVES} and left and not batch_left:
-        return contracted(x, y, left, right, (), (), _of_halves)
+    dtype = current().dtype(avals.results[0][0])
+    if {x.dtype, y.dtype} <= {*wide_products.HALVES} and left:
+        if dtype is torch.float32 and not batch_left:
+            return contracted(x, y, left, right, (), (), _wide)
+        if x.dtype is y.dtype is dtype:
+            return contracted(x, y, left, right, batch_left, batch_right, _of_halves)
     return typed(multiply, x, y, depth, avals, x.dtype is torch.bool)
 
 
-def _of_halves(x: Any, y: Any) -> Any:
+def _wide(x: Any, y: Any) -> Any:
     return current().call(wide_products.matmul, x, y)
+
+
+def _of_halves(x: Any, y: Any) -> Any:
+    return current().call(wide_products.matmul_of_halves, x, y)
 
 
 def rounded(x: Any, precision: Any) -> Any:
@@ -170,7 +177,7 @@ def contracted(
         return unflattened(result, -1, columns) if len(columns) > 1 else result
     x = flattened(x, batch, len(rows))
     y = flattened(y, batch + 1, len(columns))
-    result = unflattened(torch.matmul(x, y), -1, columns)
+    result = unflattened(matmul(x, y), -1, columns)
     return unflattened(result, batch, rows)
 
 
