@@ -163,9 +163,13 @@ def oldest(session: nox.Session) -> None:
 
 
 @nox.session(python=["3.12", "3.13"])
-def newest(session: nox.Session) -> None:
-    """Run the tests with the newest release of everything but torch, which brings CUDA along."""
-    session.install("-U", "-e", ".[flax]", "equinox", *group("test-core", "programs"))
+@nox.parametrize("torch", [False, True])
+def newest(session: nox.Session, torch: bool) -> None:
+    """Run the tests with the newest release of everything; torch brings gigabytes of CUDA along."""
+    if torch:
+        session.install("-U", "-e", ".[all]", *group("test"))
+    else:
+        session.install("-U", "-e", ".[flax]", "equinox", *group("test-core", "programs"))
     session.run("python", "-m", "pip", "list")
     session.run("python", "-m", "pytest", "tests", *session.posargs)
 

@@ -456,7 +456,9 @@ def kept_difference(model: Any, kept: dict[str, Any]) -> tuple[float, str]:
     worst = 0.0, "state"
     for name, want in kept.items():
         short = name.partition(".")[2]
-        got = next((buffers[n] for n in (name, short, name + "_") if n in buffers), None)
+        quoted = (n.replace("'", "_") for n in (name, short))  # no quotes in names of torch
+        names = (name, short, name + "_", *quoted)
+        got = next((buffers[n] for n in names if n in buffers), None)
         if got is None:
             return float("inf"), f"no buffer for {name}"
         bad = difference(got, want)
