@@ -503,3 +503,41 @@ def test_complex_numbers_of_halves_are_refused():
     x = torch.ones(2, dtype=torch.float16)
     with pytest.raises(fmapper.ConversionError, match="complex32"):
         fmapper.convert(Function(torch.complex), "jax", (x, x), check=False)(x.numpy(), x.numpy())
+
+
+ALONG = """logcumsumexp logsumexp cumsum cumprod softmax log_softmax var mean sum prod amax argmax
+nansum cummax median"""
+OF_INTEGERS = {
+    name: lambda x, name=name: [*getattr(torch, name)(x[None], 1)] for name in ALONG.split()
+} | {
+    "square": torch.square,
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "floor": torch.floor,
+    "hypot": lambda x: torch.hypot(x, x),
+    "logaddexp": lambda x: torch.logaddexp(x, x),
+    "gelu": torch.nn.functional.gelu,
+    "norm": torch.linalg.vector_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of what torch refuses
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64], ids=str)
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_integers_give_the_dtype_of_torch_or_are_refused_as_by_torch(name, dtype):
+    function, x = OF_INTEGERS[name], torch.tensor([3, 1, 2, 0]).to(dtype)
+
+    def converted():
+        return fmapper.convert(Function(function), "jax", (x,))(x.numpy())
+
+    with jax.enable_x64(True):
+        try:
+            wanted = function(x)
+        except (RuntimeError, NotImplementedError):
+            with pytest.raises((RuntimeError, NotImplementedError, TypeError)):
+                converted()
+            return
+        for found, want in zip(jax.tree.leaves(converted()), jax.tree.leaves(wanted), strict=True):
+            assert found.dtype == want.numpy().dtype
+            np.testing.assert_allclose(found, want, rtol=1e-6)
