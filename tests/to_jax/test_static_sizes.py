@@ -177,3 +177,16 @@ def test_known_sizes_of_repeated_rows_and_sorted_values() -> None:
         converting.compare(jax.jit(model)(X.numpy(), given.numpy()), forward(X, given))
     with pytest.raises(fmapper.ProgramInputError, match="asserts"):
         model(X.numpy(), np.array([4, 0, 2, 2, 0, 0]))
+
+
+def test_known_numbers_of_counts() -> None:
+    def forward(x: Any, n: Any) -> Any:
+        return torch.bincount(n), n.bincount(x[:, 0]), torch.bincount(n, minlength=9)
+
+    n = torch.tensor([3, 0, 1, 3, 0, 1])
+    model = fmapper.convert(converting.Function(forward), "jax", (X, n), specialize=True)
+    assert not model._code.concrete
+    for given in (n, n.flip(0), (n > 1) * 3):
+        converting.compare(jax.jit(model)(X.numpy(), given.numpy()), forward(X, given))
+    with pytest.raises(fmapper.ProgramInputError, match="asserts"):
+        model(X.numpy(), np.array([4, 0, 2, 2, 0, 0]))

@@ -140,6 +140,21 @@ def _repeated(
     return torch.repeat_interleave(input, repeats, dim, output_size=output_size)
 
 
+def _counted(
+    call: Call, input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """As `bincount`, where it is asserted which number is the largest."""
+    size = call.results[0][0]
+    if input.numel():
+        agreed((input.max() + 1).clamp(min=minlength).item(), size)
+    if weights is None:
+        counts = torch.zeros(size, dtype=torch.int64, device=input.device)
+        return counts.index_add(0, input, torch.ones_like(input, dtype=torch.int64))
+    dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
+    sums = torch.zeros(size, dtype=dtype, device=input.device)
+    return sums.index_add(0, input, weights.to(dtype))
+
+
 # The functions whose results have as many elements as some condition has true ones. Those that
 # are not here do not hinder a recording, but they hinder jax.jit.
 MASKED: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -157,6 +172,8 @@ SIZED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.where: _where,
     torch.repeat_interleave: _repeated,
     _Tensor.repeat_interleave: _repeated,
+    torch.bincount: _counted,
+    _Tensor.bincount: _counted,
 }
 
 
