@@ -65,6 +65,8 @@ def _copied(cls: type[FmapperError], args: tuple[Any, ...], state: dict[str, Any
 class DeclarationError(FmapperError, TypeError):
     """A class was declared wrongly, or twice."""
 
+    placed = False
+
 
 class NotAFunctorError(FmapperError, TypeError):
     """An object that nobody declared as a functor or leaf holds arrays."""
@@ -72,6 +74,8 @@ class NotAFunctorError(FmapperError, TypeError):
 
 class RebuildError(FmapperError, TypeError):
     """A node could not be rebuilt from its new children, or came back without them."""
+
+    placed = False
 
 
 class CycleError(FmapperError, ValueError):

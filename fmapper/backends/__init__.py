@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
     from fmapper.backends.models import Models, Observation
-    from fmapper.backends.nodes import Aside, Nodes
+    from fmapper.backends.nodes import Aside, Nodes, NodeType
     from fmapper.backends.registries import (
         Constant,
         PyTreeRules,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fmapper.backends.undeclared import holds_arrays
     from fmapper.tree.keypath import BoxKey
     from fmapper.tree.no_gradient import is_gradient
-    from fmapper.tree.nodes import Fitting, NodeType, at_end, refitted
+    from fmapper.tree.nodes import Fitting, at_end, refitted
 
 __all__ = [
     "Adapter",
@@ -79,13 +79,13 @@ _PLACES = {
     "fmapper.backends.arrays": "Arrays Exchange Memory",
     "fmapper.backends.compute": "Compute Counts",
     "fmapper.backends.models": "Models Observation",
-    "fmapper.backends.nodes": "Aside Nodes",
+    "fmapper.backends.nodes": "Aside NodeType Nodes",
     "fmapper.backends.discovery": "get_adapter register_adapter unregister_adapter",
     "fmapper.backends.equality": "equals",
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic put_together take_apart",
     "fmapper.backends.undeclared": "holds_arrays",
     "fmapper.tree.keypath": "BoxKey",
     "fmapper.tree.no_gradient": "is_gradient",
-    "fmapper.tree.nodes": "Fitting NodeType at_end refitted",
+    "fmapper.tree.nodes": "Fitting at_end refitted",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -210,26 +210,24 @@ def adapter_of(x: Any) -> Arrays | None:
 # --- what the walk asks adapters -----------------------------------------------------------------
 
 
-def _framework_type(cls: type) -> NodeType | None:
-    return next(filter(None, (adapter.node_type(cls) for adapter in adapters(Nodes))), None)
+class _Adapters(nodes.Source):
+    def look(self) -> None:
+        load_new()
+
+    def node_type(self, cls: type) -> NodeType | None:
+        return next(filter(None, (adapter.node_type(cls) for adapter in adapters(Nodes))), None)
+
+    def registered_type(self, cls: type) -> NodeType | None:
+        return next(filter(None, (a.registered_type(cls) for a in adapters(Nodes))), None)
+
+    def leaf_kind(self, cls: type) -> Kind | None:
+        if not any(adapter.is_array_type(cls) for adapter in adapters(Arrays)):
+            return None
+        interned = any(adapter.is_interned_type(cls) for adapter in adapters(Arrays))
+        return Kind.INTERNED if interned else Kind.LEAF
+
+    def is_fitted(self, cls: type) -> bool:
+        return any(adapter.is_fitted_type(cls) for adapter in adapters(Nodes))
 
 
-def _registered_type(cls: type) -> NodeType | None:
-    return next(filter(None, (adapter.registered_type(cls) for adapter in adapters(Nodes))), None)
-
-
-def _array_kind(cls: type) -> Kind | None:
-    if not any(adapter.is_array_type(cls) for adapter in adapters(Arrays)):
-        return None
-    interned = any(adapter.is_interned_type(cls) for adapter in adapters(Arrays))
-    return Kind.INTERNED if interned else Kind.LEAF
-
-
-def _is_fitted(cls: type) -> bool:
-    return any(adapter.is_fitted_type(cls) for adapter in adapters(Nodes))
-
-
-nodes.before_walk(load_new)
-nodes.add_finders(
-    framework=_framework_type, registry=_registered_type, leaf=_array_kind, fitted=_is_fitted
-)
+nodes.sources.append(_Adapters())

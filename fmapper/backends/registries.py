@@ -396,6 +396,11 @@ def _is_for_registries(cls: type) -> bool:
     return not (declaration.leaf or issubclass(cls, CONTAINERS) or own)
 
 
+class _Enrolling(nodes.Source):
+    def meet(self, cls: type) -> None:
+        _enroll(cls)
+
+
 on_class(_enroll)
-nodes.on_functor(_enroll)
+nodes.sources.append(_Enrolling())
 on_adapter(_enroll_all)

@@ -8,7 +8,7 @@ from typing import Any
 from fmapper.errors import StructureMismatchError
 from fmapper.tree.keypath import KeyPath
 from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.nodes import CHILDLESS, LEAVES, NodeType, kind_of, node_type_of, sync, unplaced
+from fmapper.tree.nodes import CHILDLESS, LEAVES, NodeType, kind_of, node_type_of, sync
 
 _EMPTY = ()
 
@@ -94,7 +94,9 @@ def match_children(node: Any, have: Mapping[Any, Any], other: Any) -> dict[Any, 
         what = "None" if kind is CHILDLESS else f"a leaf of type {type(other).__name__}"
         name = type(node).__name__
         problem = f"the first tree has {name} with {_count(have)} here, a later one has {what}."
-    raise unplaced(StructureMismatchError(problem))
+    error = StructureMismatchError(problem)
+    error.placed = False
+    raise error
 
 
 def _differing_keys(

@@ -42,9 +42,8 @@ from fmapper.tree.nodes import (
     opener_of,
     plain_opener_of,
     sync,
-    unplaced,
 )
-from fmapper.tree.walk import class_of, cycle_error, placed, say_where, visit
+from fmapper.tree.walk import class_of, cycle_error, say_where, visit
 
 Walk = Callable[..., Any]
 Resolve = Callable[[type], "Opener | Kind"]
@@ -467,15 +466,18 @@ def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleE
     keys = [entry[2] for entry in stack]
     at = next((depth for depth, entry in enumerate(stack) if entry[3] == i), None)
     if at is None:
-        message = f"a walk came back to this {class_of(child)} from inside it."
-        return cast(CycleError, unplaced(CycleError(message)))
+        error = CycleError(f"a walk came back to this {class_of(child)} from inside it.")
+        error.placed = False
+        return error
     first: Link = None
     for step in keys[1 : at + 1]:
         first = (first, step)
     again = first
     for step in [*keys[at + 1 :], key]:
         again = (again, step)
-    return cast(CycleError, placed(cycle_error(child, first, again)))
+    error = cycle_error(child, first, again)
+    error.placed = True
+    return error
 
 
 # --- the relatives of fmap ---------------------------------------------------------------------

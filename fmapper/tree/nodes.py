@@ -8,11 +8,11 @@ import numbers
 import types
 import typing
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
-from fmapper.errors import DeclarationError, FmapperError, RebuildError
+from fmapper.errors import DeclarationError, RebuildError
 from fmapper.tree.functor import (
     CONTAINERS,
     Declaration,
@@ -101,14 +101,10 @@ _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
 
 
-def unplaced(error: FmapperError) -> FmapperError:
-    """Marks an error whose message still lacks the key path; the walk that sees it adds it."""
-    error.placed = False
-    return error
-
-
 class NodeType:
-    """How instances of a class are taken apart and rebuilt; adapters make these for theirs.
+    """How instances of a class are flattened and rebuilt; adapters make these for theirs.
+
+    The attributes that stand here with their defaults are for others: see `fmapper.backends`.
 
     Args:
         children: `node -> {key: child}`, in order.
@@ -117,37 +113,17 @@ class NodeType:
             children do, so that cycles through the node work.
         fill: `(shell, node, new_children) -> None` puts the children into the shell.
         plain: What `fmapstructure` puts in its place: dict, list or tuple.
-        carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
-            it that there are no arrays in it.
-        borrowed: Keys of children with arrays that belong to others, as the parameters of an
-            optimizer do to its model; movers see to it that the others are in the tree, too.
-        aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
-        follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
-        put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
-        static: `node -> what else decides what the node computes`, a dict of values to compare or
-            one; needed where that is not simply the other attributes, so that a compiled program is
-            made anew for another one.
-        box: `node -> [(key, child)]`, the children to which a program may give another value, such
-            as what is in a variable of NNX or a buffer of torch; transformations see to it that
-            the node they were given gets it, too.
-        pytree: Whether the pytree registries of other frameworks are to know the class, as they
-            know functors: its children are dynamic there, and its other attributes are static.
     """
 
-    __slots__ = (
-        "_items",
-        "aside",
-        "borrowed",
-        "box",
-        "carried",
-        "follows",
-        "open",
-        "passengers",
-        "plain",
-        "put",
-        "pytree",
-        "static",
-    )
+    carried: Callable[[Any], Iterable[Item]] | None = None
+    borrowed: tuple[Any, ...] = ()
+    aside: Callable[[Any], Iterable[Item]] | None = None
+    follows: Callable[[Any], Iterable[Item]] | None = None
+    passengers: Callable[[Any], Iterable[Item]] | None = None
+    put: Callable[[Any, Mapping[Any, Any]], object] | None = None
+    static: Callable[[Any], Any] | None = None
+    box: Callable[[Any], Iterable[Item]] | None = None
+    pytree: bool = False
 
     def __init__(
         self,
@@ -157,88 +133,42 @@ class NodeType:
         shell: Callable[[Any], Any] | None = None,
         fill: Callable[[Any, Any, Mapping[Any, Any]], None] | None = None,
         plain: type = dict,
-        carried: Callable[[Any], Iterable[Item]] | None = None,
-        borrowed: Sequence[Any] = (),
-        aside: Callable[[Any], Iterable[Item]] | None = None,
-        follows: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
-        put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
-        static: Callable[[Any], Any] | None = None,
-        box: Callable[[Any], Iterable[Item]] | None = None,
-        pytree: bool = False,
     ) -> None:
-        def open_built_last(node: Any, keep: Callable[[Any], None]) -> Opened:
-            assert rebuild is not None
-            found = children(node)
-            keep(found)
-            return PENDING, iter(found.items()), dict(found), functools.partial(rebuild, node)
+        if (shell is None) != (fill is None) or (shell is None) == (rebuild is None):
+            raise TypeError("NodeType takes rebuild, or shell and fill.")
 
-        def open_shell_first(node: Any, keep: Callable[[Any], None]) -> Opened:
-            assert shell is not None
-            assert fill is not None
+        def open(node: Any, keep: Callable[[Any], None]) -> Opened:
             found = children(node)
             keep(found)
+            if shell is None:
+                assert rebuild is not None
+                return PENDING, iter(found.items()), dict(found), functools.partial(rebuild, node)
             new = shell(node)
 
             def finish(slots: Mapping[Any, Any]) -> Any:
+                assert fill is not None
                 fill(new, node, slots)
                 return new
 
             return new, iter(found.items()), dict(found), finish
 
-        if (shell is None) != (fill is None) or (shell is None) == (rebuild is None):
-            raise TypeError("NodeType takes rebuild, or shell and fill.")
+        self.open: Opener = open
         self._items: Callable[[Any], Iterable[Item]] = lambda node: children(node).items()
-        self.open: Opener = open_built_last if shell is None else open_shell_first
         self.plain = plain
-        self.carried = carried
-        self.borrowed = tuple(borrowed)
-        self.aside = aside
-        self.follows = follows
-        self.passengers: Callable[[Any], Iterable[Item]] | None = None
-        self.put = put
-        self.static = static
-        self.box = box
-        self.pytree = pytree
 
     @classmethod
     def opening(
-        cls,
-        open: Opener,
-        items: Callable[[Any], Iterable[Item]],
-        plain: type = dict,
-        *,
-        carried: Callable[[Any], Iterable[Item]] | None = None,
-        put: Callable[[Any, Mapping[Any, Any]], object] | None = None,
-        passengers: Callable[[Any], Iterable[Item]] | None = None,
-        static: Callable[[Any], Any] | None = None,
-        box: Callable[[Any], Iterable[Item]] | None = None,
-    ) -> NodeType:
+        cls, open: Opener, items: Callable[[Any], Iterable[Item]], plain: type = dict
+    ) -> Self:
         """A node type from an opener of its own: the fast way, for types that are walked often.
 
         Args:
             open: See `Opener`.
             items: `node -> [(key, child)]`, in order.
-            plain: As above, and likewise the others.
-            carried: See above.
-            put: See above.
-            passengers: `node -> [(name, object)]`, what only movers see: random generators among
-                the settings. The opener puts what has become of them into place with `at_end`.
-            static: See above.
-            box: See above.
+            plain: As above.
         """
-        made: NodeType = _new(cls)
-        made.open = open
-        made._items = items
-        made.plain = plain
-        made.carried = carried
-        made.borrowed = ()
-        made.aside = None
-        made.follows = None
-        made.passengers = passengers
-        made.put = put
-        made.static = static
-        made.box = box
-        made.pytree = False
+        made: Self = _new(cls)
+        made.open, made._items, made.plain = open, items, plain
         return made
 
     def items(self, node: Any) -> Iterable[Item]:
@@ -410,31 +340,23 @@ def _container(cls: type) -> NodeType:
 
 
 def _functor(cls: type, declaration: Declaration) -> NodeType:
-    foreign = _foreign(cls) if declaration.rebuild is None else None
-    if issubclass(cls, tuple) and declaration.rebuild is None:
-        foreign = _container(cls)
-    if foreign is not None:
-        return foreign if declaration.children is None else _restricted(foreign, cls, declaration)
     names = declaration.children
-    slots = slot_names(cls)
-    cached = cached_names(cls)
-    optional = names is None
+    if declaration.rebuild is None:
+        foreign = _container(cls) if issubclass(cls, tuple) else _foreign(cls)
+        if foreign is not None:
+            return foreign if names is None else _restrict(foreign, names)
+    slots, cached = slot_names(cls), cached_names(cls)
     if names is None:
         names = attribute_names(cls)
+    read = _reader(names, slots, cached, optional=declaration.children is None)
     if declaration.rebuild is not None:
-        return _custom(cls, declaration.rebuild, _reader(cls, names, slots, cached, optional))
-    read = _reader(cls, names, slots, cached, optional)
-
-    def items(node: Any) -> Iterable[Item]:
-        return read(node).items()
-
+        return _custom(cls, declaration.rebuild, read)
     in_dict = getattr(cls, "__dictoffset__", 0) != 0 and not slots and _can_be_empty(cls)
-    if in_dict and names is None:
-        return NodeType.opening(_open_all(cls, cached), items)
-    data = [name for name in names or slots if _is_data_descriptor(cls, name)]
-    if in_dict and names is not None and not data:
-        return NodeType.opening(_open_named(cls, names, cached, read), items)
-    return NodeType.opening(_open_any(cls, slots, cached, read), items)
+    if in_dict and not any(_is_data_descriptor(cls, name) for name in names or ()):
+        open = _open_all(cls, cached) if names is None else _open_named(cls, names, cached, read)
+    else:
+        open = _open_any(cls, slots, cached, read)
+    return NodeType.opening(open, lambda node: read(node).items())
 
 
 def cached_names(cls: type) -> tuple[str, ...]:
@@ -453,10 +375,10 @@ def cached_names(cls: type) -> tuple[str, ...]:
 
 
 def _reader(
-    cls: type,
     names: tuple[str, ...] | None,
     slots: tuple[str, ...],
     cached: tuple[str, ...],
+    *,
     optional: bool,
 ) -> Callable[[Any], dict[str, Any]]:
     """`node -> {name: child}`; `optional` names (fields) may be unset, declared ones may not."""
@@ -469,7 +391,7 @@ def _reader(
                     found[name] = getattr(node, name)
                 except AttributeError:
                     if not optional:
-                        raise unplaced(_no_such_child(node, name)) from None
+                        raise _no_such_child(node, name) from None
             return found
         found = {name: getattr(node, name) for name in slots if hasattr(node, name)}
         found.update(getattr(node, "__dict__", {}))
@@ -562,8 +484,8 @@ def _open_any(
         try:
             new = _new(cls)
         except TypeError as error:
-            raise unplaced(
-                RebuildError(f"{cls.__name__} cannot be made empty ({error}): give a rebuild.")
+            raise RebuildError(
+                f"{cls.__name__} cannot be made empty ({error}): give a rebuild."
             ) from error
         for name in slots:
             if name not in found and name not in cached and hasattr(node, name):
@@ -581,11 +503,9 @@ def _open_any(
                 try:
                     _set(new, name, child)
                 except AttributeError as error:
-                    raise unplaced(
-                        RebuildError(
-                            f"the child {name!r} of {cls.__name__} cannot be set ({error}): "
-                            "give the declaration a rebuild."
-                        )
+                    raise RebuildError(
+                        f"the child {name!r} of {cls.__name__} cannot be set ({error}): "
+                        "give the declaration a rebuild."
                     ) from error
             return new
 
@@ -603,35 +523,27 @@ def _custom(
 
     def checked(node: Any, new_children: Mapping[str, Any]) -> Any:
         new = rebuild(node, dict(new_children))
+        what = f"rebuild of {cls.__name__}"
         if type(new) is not type(node):
-            raise unplaced(
-                RebuildError(f"rebuild of {cls.__name__} returned {_a(new)}, not a {cls.__name__}.")
-            )
+            raise RebuildError(f"{what} returned {_a(new)}, not a {cls.__name__}.")
         if new is node:
-            raise unplaced(
-                RebuildError(
-                    f"rebuild of {cls.__name__} returned the node it was given. "
-                    "It must make a new one and leave its argument alone."
-                )
+            raise RebuildError(
+                f"{what} returned the node it was given. "
+                "It must make a new one and leave its argument alone."
             )
         try:
-            found = read(new)
+            found, again = read(new), read(new)
         except DeclarationError as error:
-            raise unplaced(
-                RebuildError(f"rebuild of {cls.__name__} forgot a child: {error.args[0]}")
-            ) from error
-        again = read(new)
+            raise RebuildError(f"{what} forgot a child: {error.args[0]}") from error
         for key, child in new_children.items():
             if key in found and found[key] is not again[key]:
                 continue  # the class makes this child anew each time it is read
             if key not in found or not _same(found[key], child):
                 got = _a(found[key]) if key in found else "nothing"
-                raise unplaced(
-                    RebuildError(
-                        f"rebuild of {cls.__name__} forgot the child {key!r}: it was given "
-                        f"{_a(child)}, the new node holds {got}. It must store the children as "
-                        "they are, without converting or copying them."
-                    )
+                raise RebuildError(
+                    f"{what} forgot the child {key!r}: it was given {_a(child)}, the new node "
+                    f"holds {got}. It must store the children as they are, without converting or "
+                    "copying them."
                 )
         return new
 
@@ -653,15 +565,14 @@ def _a(value: Any) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _restricted(kind: NodeType, cls: type, declaration: Declaration) -> NodeType:
+def _restrict(kind: NodeType, names: tuple[str, ...]) -> NodeType:
     """A node type of which only the declared children are children."""
-    names = declaration.children or ()
 
     def children(node: Any) -> dict[Any, Any]:
         found = kind.children(node)
         for name in names:
             if name not in found:
-                raise unplaced(_no_such_child(node, name))
+                raise _no_such_child(node, name)
         return {name: found[name] for name in names}
 
     def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
@@ -689,43 +600,37 @@ _PLAIN_LEAVES = frozenset(
     }
 )
 
-Finder = Callable[[type], "NodeType | None"]
-_framework_finders: list[Finder] = []
-_registry_finders: list[Finder] = []
-_leaf_finders: list[Callable[[type], Kind | None]] = []
-_fit_finders: list[Callable[[type], bool]] = []
-_on_functor: list[Callable[[type], None]] = []
+
+class Source:
+    """One that the look-up asks beside the declarations: the adapters, the pytree registries."""
+
+    def look(self) -> None:
+        """Takes notice of frameworks and registrations that are new; called before every walk."""
+
+    def node_type(self, cls: type) -> NodeType | None:
+        """The node type of a class by its kind, such as a subclass of a framework's modules."""
+
+    def registered_type(self, cls: type) -> NodeType | None:
+        """The node type of a class in a pytree registry, by exact type."""
+
+    def leaf_kind(self, cls: type) -> Kind | None:
+        """LEAF for a class of arrays, INTERNED for one of such constants, None for any other."""
+
+    def is_fitted(self, cls: type) -> bool:
+        """Whether there are nodes with slots that are `Fitting` for leaves of a class."""
+        return False
+
+    def meet(self, cls: type) -> None:
+        """Called with every class for the registries of others when a walk first meets it."""
+
+
+sources: list[Source] = []
+"""Those that are asked, in this order."""
 
 kinds: dict[type, NodeType | Kind] = {}
 openers: dict[type, Opener | Kind] = {}
 _unknown: list[type] = []
 _generation = [object()]  # another object after every declaration; one assignment, so atomic
-
-
-def add_finders(
-    *,
-    framework: Finder,
-    registry: Finder,
-    leaf: Callable[[type], Kind | None],
-    fitted: Callable[[type], bool] = lambda _: False,
-) -> None:
-    """Has the look-up ask others too.
-
-    Args:
-        framework: The node type that a framework's adapter has for a class of its framework.
-        registry: The node type for a class in somebody's pytree registry, by exact type.
-        leaf: LEAF for a class of arrays, INTERNED for one of such constants, None for any other.
-        fitted: Whether there are nodes with slots that are `Fitting` for such leaves.
-    """
-    _framework_finders.append(framework)
-    _registry_finders.append(registry)
-    _leaf_finders.append(leaf)
-    _fit_finders.append(fitted)
-
-
-def on_functor(listener: Callable[[type], None]) -> None:
-    """Calls `listener` with every class for the registries of others when a walk first meets it."""
-    _on_functor.append(listener)
 
 
 def forget() -> None:
@@ -736,40 +641,26 @@ def forget() -> None:
     _unknown.clear()
 
 
-def recheck_unknown() -> None:
-    """Forgets the classes that nobody knew, so that a later registration with anybody counts."""
-    while True:
+def sync() -> None:
+    """Takes notice of what is new since the last call; every call into fmapper begins with it."""
+    for source in sources:
+        source.look()
+    while _unknown:  # somebody may know these classes by now
         try:
             cls = _unknown.pop()
-        except IndexError:  # empty, or emptied by another thread
+        except IndexError:  # emptied by another thread
             return
         for cache in (kinds, openers):
             cache.pop(cls, None)
 
 
-_before_walk: list[Callable[[], None]] = []
-
-
-def before_walk(hook: Callable[[], None]) -> None:
-    """Calls `hook` at every call into fmapper, before the tree is looked at."""
-    _before_walk.append(hook)
-
-
-def sync() -> None:
-    """Takes notice of frameworks and registrations that are new since the last call."""
-    for hook in _before_walk:
-        hook()
-    if _unknown:
-        recheck_unknown()
-
-
 def kind_of(cls: type) -> NodeType | Kind:
     """How instances of a class are taken apart, or that they are leaves. Found once per class."""
     found = kinds.get(cls)
-    return _found_once(kinds, cls, _look_up) if found is None else found
+    return _look_up_once(kinds, cls, _look_up) if found is None else found
 
 
-def _found_once(cache: dict[type, Any], cls: type, look_up: Callable[[type], Any]) -> Any:
+def _look_up_once(cache: dict[type, Any], cls: type, look_up: Callable[[type], Any]) -> Any:
     """Looks a class up and remembers the answer, unless a declaration came in between.
 
     Without that, a class that another thread declares during its look-up would be found in the
@@ -791,34 +682,30 @@ def node_type_of(node: Any) -> NodeType | None:
 
 def opener_of(cls: type) -> Opener | Kind:
     """What `openers[cls]` is to be; entered there."""
-    found: Opener | Kind = _found_once(openers, cls, _opener_of_class)
+    found: Opener | Kind = _look_up_once(openers, cls, _look_up_opener)
     return found
 
 
-def _opener_of_class(cls: type) -> Opener | Kind:
+def _look_up_opener(cls: type) -> Opener | Kind:
     kind = kind_of(cls)
-    if kind is LEAF and any(fits(cls) for fits in _fit_finders):
+    if kind is LEAF and any(source.is_fitted(cls) for source in sources):
         return FITTED
-    return _opener(kind, "open")
+    if kind is CHILDLESS:
+        return open_childless
+    return kind.open if isinstance(kind, NodeType) else kind
 
 
 def plain_opener_of(cls: type) -> Opener | Kind:
     """Returns the opener that puts a plain dict, list or tuple in the place of a node."""
-    return _opener(kind_of(cls), "open_plain")
-
-
-def _opener(kind: NodeType | Kind, way: str) -> Opener | Kind:
-    if isinstance(kind, NodeType):
-        opener: Opener = getattr(kind, way)
-        return opener
-    return open_childless if kind is CHILDLESS else kind
+    kind = kind_of(cls)
+    return kind.open_plain if isinstance(kind, NodeType) else opener_of(cls)
 
 
 def _look_up(cls: type) -> NodeType | Kind:
     declaration = declaration_of(cls)
     if declaration is not None:
-        for listener in _on_functor:
-            listener(cls)
+        for source in sources:
+            source.meet(cls)
         return LEAF if declaration.leaf else _functor(cls, declaration)
     if cls is type(None) or cls is NoGradient:
         return CHILDLESS
@@ -827,7 +714,7 @@ def _look_up(cls: type) -> NodeType | Kind:
     if issubclass(cls, CONTAINERS):
         exact = cls in (*CONTAINERS, OrderedDict, defaultdict)
         return (None if exact else _registered(cls)) or _container(cls)
-    of_arrays = next(filter(None, (find(cls) for find in _leaf_finders)), None)
+    of_arrays = next(filter(None, (source.leaf_kind(cls) for source in sources)), None)
     if of_arrays is not None:
         return of_arrays
     if issubclass(cls, numbers.Number):
@@ -839,17 +726,17 @@ def _look_up(cls: type) -> NodeType | Kind:
         _unknown.append(cls)
         return LEAF
     if found.pytree:
-        for listener in _on_functor:
-            listener(cls)
+        for source in sources:
+            source.meet(cls)
     return found
 
 
 def _foreign(cls: type) -> NodeType | None:
-    return next(filter(None, (find(cls) for find in _framework_finders)), None)
+    return next(filter(None, (source.node_type(cls) for source in sources)), None)
 
 
 def _registered(cls: type) -> NodeType | None:
-    return next(filter(None, (find(cls) for find in _registry_finders)), None)
+    return next(filter(None, (source.registered_type(cls) for source in sources)), None)
 
 
 on_class(lambda cls: forget())

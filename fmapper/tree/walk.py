@@ -136,12 +136,6 @@ def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
-def placed(error: FmapperError) -> FmapperError:
-    """Marks an error whose message has the key path already."""
-    error.placed = True
-    return error
-
-
 def say_where(error: BaseException, keys: Sequence[object]) -> None:
     """Completes the message of our own errors with the path, and gives others a note with it."""
     if isinstance(error, FmapperError):

@@ -167,3 +167,95 @@ def test_no_framework_is_named(room):
         if string in FRAMEWORKS or string.startswith(("aten::", "lax::"))
     }
     assert not found
+
+
+# --- budgets ------------------------------------------------------------------------------------
+
+TREE_ROOM_LINES = 2_334
+LEVELS = 12
+WALKS = {
+    "fmapper.tree.fmap.TreeMap._run": "rebuilds",
+    "fmapper.tree.walk.walk": "looks",
+    "fmapper.transforms.static_key.structure_of": "compares, at every call of `jit`",
+    "fmapper.moves.collect.Leaves._collect": "finds leaves without their paths, at every move",
+    "fmapper.backends.registries._pattern": "plain containers only",
+    "fmapper.backends.registries._contents": "plain containers only",
+    "fmapper.backends.registries._wrapped": "plain containers only",
+    "fmapper.transforms.vmap.look": "axes beside a tree",
+}
+
+
+def test_the_tree_room_is_small():
+    files = (ROOT / "fmapper" / "tree").glob("*.py")
+    assert sum(len(path.read_text().splitlines()) for path in files) <= TREE_ROOM_LINES
+
+
+def functions(tree, prefix):
+    """All functions of a module with their full names."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield f"{prefix}.{node.name}", node
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            inner = f"{prefix}.{node.name}" if isinstance(node, ast.ClassDef) else prefix
+            yield from functions(node, inner)
+        elif not isinstance(node, ast.expr):
+            yield from functions(node, prefix)
+
+
+def flattens(function, helpers):
+    """Whether a function asks for the children of a node: methods of dicts take no argument."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and node.args:
+            called = node.func
+            if isinstance(called, ast.Attribute) and called.attr in ("items", "children"):
+                return True
+            if isinstance(called, ast.Name) and called.id in helpers:
+                return True
+    return False
+
+
+def calls_itself(function):
+    """By its name, or as a method of `self`."""
+    own = {f"Name(id={function.name!r}, ctx=Load())"}
+    own.add(f"Attribute(value=Name(id='self', ctx=Load()), attr={function.name!r}, ctx=Load())")
+    return any(ast.dump(node) in own for node in ast.walk(function))
+
+
+def tree_walks(path):
+    """The functions that flatten nodes in a `while` loop, or again in a call of themselves."""
+    found = dict(functions(ast.parse(path.read_text()), module_of(path)))
+    helpers = {"children", "open"} | {
+        name.rpartition(".")[2]
+        for name, function in found.items()
+        if len(function.body) <= 2 and flattens(function, ())
+    }
+    for name, function in found.items():
+        loops = any(isinstance(node, ast.While) for node in ast.walk(function))
+        if (loops or calls_itself(function)) and flattens(function, helpers):
+            yield name
+
+
+def test_trees_are_walked_in_few_places():
+    """Everything else is `fmap`, `walk` or `visit` with something to say at each place."""
+    assert {name for path in CORE for name in tree_walks(path)} == set(WALKS)
+
+
+def chains():
+    """For each module the longest chain of imports that leads to it, faces left out."""
+    paths = {module_of(path): path for path in CORE if not path.name.startswith("__")}
+
+    @cache
+    def chain(module):
+        below = set()
+        for name, inner in imports(paths[module], everywhere=False):
+            full = f"{name}.{inner}"
+            below.add(full if full in paths else name)
+        longest = max((chain(other) for other in below & paths.keys()), key=len, default=())
+        return (*longest, module)
+
+    return [chain(module) for module in paths]
+
+
+def test_imports_have_few_levels():
+    longest = max(chains(), key=len)
+    assert len(longest) <= LEVELS, " <- ".join(longest)

@@ -20,7 +20,7 @@ def test_a_class_declared_during_its_look_up_is_no_class_of_jax(monkeypatch):
         if cls is Late and not calls:
             calls.append(cls)
             fmapper.functor(Late)  # as another thread might, after this one found no declaration
-            return next(filter(None, (find(cls) for find in nodes._registry_finders)))
+            return next(filter(None, (source.registered_type(cls) for source in nodes.sources)))
         return look_up(cls)
 
     monkeypatch.setattr(nodes, "_look_up", slow)
