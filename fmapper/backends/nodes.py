@@ -19,27 +19,7 @@ class Aside(enum.Enum):
 
 
 class Facts(TypedDict, total=False):
-    """What a `NodeType` is told beside how its nodes are taken apart, each by its name.
-
-    Attributes:
-        carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
-            it that there are no arrays in it.
-        borrowed: Keys of children with arrays that belong to others, as the parameters of an
-            optimizer do to its model; movers see to it that the others are in the tree, too.
-        aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
-        follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
-        passengers: `node -> [(name, object)]`, what only movers see: random generators among the
-            settings. The opener puts what has become of them into place with `at_end`.
-        put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
-        static: `node -> what else decides what the node computes`, a dict of values to compare or
-            one; needed where that is not simply the other attributes, so that a compiled program is
-            made anew for another one.
-        box: `node -> [(key, child)]`, the children to which a program may give another value, such
-            as what is in a variable of NNX or a buffer of torch; transformations see to it that
-            the node they were given gets it, too.
-        pytree: Whether the pytree registries of other frameworks are to know the class, as they
-            know functors: its children are dynamic there, and its other attributes are static.
-    """
+    """What a `NodeType` is told beside how its nodes are taken apart."""
 
     carried: Callable[[Any], Iterable[Item]]
     borrowed: tuple[Any, ...]
@@ -62,7 +42,23 @@ class NodeType(nodes.NodeType):
             children do, so that cycles through the node work.
         fill: `(shell, node, new_children) -> None` puts the children into the shell.
         plain: What `fmapstructure` puts in its place: dict, list or tuple.
-        facts: What else there is to know of the nodes.
+        carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
+            it that there are no arrays in it.
+        borrowed: Keys of children with arrays that belong to others, as the parameters of an
+            optimizer do to its model; movers see to it that the others are in the tree, too.
+        aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
+        follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
+        passengers: `node -> [(name, object)]`, what only movers see: random generators among the
+            settings. The opener puts what has become of them into place with `at_end`.
+        put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
+        static: `node -> what else decides what the node computes`, a dict of values to compare or
+            one; needed where that is not simply the other attributes, so that a compiled program is
+            made anew for another one.
+        box: `node -> [(key, child)]`, the children to which a program may give another value, such
+            as what is in a variable of NNX or a buffer of torch; transformations see to it that
+            the node they were given gets it, too.
+        pytree: Whether the pytree registries of other frameworks are to know the class, as they
+            know functors: its children are dynamic there, and its other attributes are static.
     """
 
     def __init__(
@@ -76,7 +72,7 @@ class NodeType(nodes.NodeType):
         **facts: Unpack[Facts],
     ) -> None:
         super().__init__(children, rebuild, shell=shell, fill=fill, plain=plain)
-        vars(self).update(facts)
+        self._learn(facts)
 
     @classmethod
     def opening(
@@ -92,11 +88,20 @@ class NodeType(nodes.NodeType):
             open: See `fmapper.tree.nodes.Opener`.
             items: `node -> [(key, child)]`, in order.
             plain: As above.
-            facts: As above.
+            facts: As above, from `carried` to `pytree`.
         """
         made = super().opening(open, items, plain)
-        vars(made).update(facts)
+        made._learn(facts)
         return made
+
+    def _learn(self, facts: Facts) -> None:
+        unknown = sorted(facts.keys() - Facts.__annotations__.keys())
+        if unknown:
+            raise TypeError(
+                f"NodeType has no option {', '.join(map(repr, unknown))}; beside how nodes are "
+                f"taken apart it takes {', '.join(sorted(Facts.__annotations__))}."
+            )
+        vars(self).update(facts)
 
 
 class Nodes(Framework):

@@ -182,6 +182,7 @@ WALKS = {
     "fmapper.backends.registries._contents": "plain containers only",
     "fmapper.backends.registries._wrapped": "plain containers only",
     "fmapper.transforms.vmap.look": "axes beside a tree",
+    "fmapper.programs.echoes._like": "results beside inputs",
 }
 
 

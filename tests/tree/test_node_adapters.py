@@ -61,3 +61,8 @@ def test_it_is_no_backend(adapter):
     assert not isinstance(adapter, Arrays)
     with pytest.raises(fmapper.BackendUnavailableError, match="cells has no arrays of its own"):
         discovery.get_adapter("cells", Arrays)
+
+
+def test_a_node_type_takes_no_option_that_nobody_asks_for() -> None:
+    with pytest.raises(TypeError, match=r"no option 'carred'; .* carried"):
+        NodeType(dict, lambda node, new: new, carred=None)  # type: ignore[call-arg]
