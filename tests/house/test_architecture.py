@@ -260,3 +260,45 @@ def chains():
 def test_imports_have_few_levels():
     longest = max(chains(), key=len)
     assert len(longest) <= LEVELS, " <- ".join(longest)
+
+
+def _is_private(name):
+    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLES
+
+
+def _own_names():
+    """Whatever the project itself calls by a private name."""
+    for path in CORE + ADAPTERS:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                    yield node.attr
+            elif isinstance(node, ast.alias):
+                yield node.asname or node.name
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value  # of slots, and the parts of a module's state
+
+
+OWN = cache(lambda: frozenset(filter(_is_private, _own_names())))
+NAMED_TUPLES = {"_fields", "_replace", "_asdict", "_make"}  # which are public
+OPERATIONS = ("torch.ops.", "aten.", "_aten.")  # their names begin with a line where torch wants it
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=name_of)
+def test_private_names_of_frameworks_stand_in_one_file(path):
+    if path.name == "_private.py":
+        return
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr) and node.attr not in OWN():
+            text = ast.unparse(node)
+            if not text.startswith(OPERATIONS) and text != "sys._getframe":
+                found.append(text)
+        elif isinstance(node, ast.ImportFrom) and not node.module.startswith("fmapper"):
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            found += filter(_is_private, names)
+    assert found == []

@@ -12,7 +12,7 @@ import numpy as np
 from fmapper import to_jax
 from fmapper.backends import Observation
 from fmapper.programs import Ref, Scalar
-from fmapper_adapters.jax import vector_choices
+from fmapper_adapters.jax import _private, vector_choices
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import custom_derivatives, trace
 
@@ -136,7 +136,11 @@ def _computed(eqn: Any, operands: list[Any]) -> list[Any]:
     given = []
     for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
         is_key = hasattr(var.aval, "dtype") and prng_keys.is_key(var.aval)
-        given.append(jax.random.wrap_key_data(x, impl=var.aval.dtype._impl.name) if is_key else x)
+        given.append(
+            jax.random.wrap_key_data(x, impl=_private.key_kind(var.aval.dtype).name)
+            if is_key
+            else x
+        )
     return [_words(x) for x in custom_derivatives.results_of(eqn)(given)]
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fmapper.backends import Counts
+from fmapper_adapters.torch._private import TorchDispatchMode, pytree
 
 
 def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callable[..., Any]:
@@ -139,7 +138,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

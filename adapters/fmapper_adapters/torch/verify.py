@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fmapper.backends import Observation
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.arrays.tensors import has_memory
 from fmapper_adapters.torch.from_fx import check, graph
 from fmapper_adapters.torch.record import encoders as _encoders

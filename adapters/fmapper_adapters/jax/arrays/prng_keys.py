@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fmapper_adapters.jax import _private
 from fmapper_adapters.jax.arrays import few_bits
 
 # The operations that know what a key is; all others only move keys about.
@@ -34,7 +35,7 @@ def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
     if not hasattr(aval, "dtype"):
         return type(aval).__name__, ()
     if is_key(aval):
-        return "uint32", (*aval.shape, *aval.dtype._impl.key_shape)
+        return "uint32", (*aval.shape, *_private.key_kind(aval.dtype).key_shape)
     return few_bits.holder(str(aval.dtype)), tuple(aval.shape)
 
 
@@ -57,7 +58,9 @@ def on_raw_keys(eqn: Any) -> Any | None:
     name = eqn.primitive.name
     if name in _WITH_GRAPHS or not (any(keyed) or any(results)):
         return None
-    kind = next(v.aval.dtype._impl for v in (*eqn.invars, *eqn.outvars) if is_key(v.aval))
+    kind = next(
+        _private.key_kind(v.aval.dtype) for v in (*eqn.invars, *eqn.outvars) if is_key(v.aval)
+    )
     if name in _DRAWN:
         if kind.name == _THREEFRY:
             return None

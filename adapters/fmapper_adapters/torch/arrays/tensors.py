@@ -13,10 +13,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fmapper import BatchError
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import FakeTensor
 from fmapper_adapters.torch.arrays import wrappers
 from fmapper_adapters.torch.compute import parameter_standin
 
@@ -35,7 +36,7 @@ _LIMITS = {
     torch.float8_e8m0fnu: 1.5 * 2.0**127,
 }
 _FREED = "the storage of the tensor was freed: nothing is left of its values"
-_mirrors = torch._is_functional_tensor
+_mirrors = _private.is_functional
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _FOREIGN = {
     dtype: (_BITS[dtype.itemsize][0], name)
@@ -69,7 +70,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
         and tensor.device.type != "meta"
         and not tensor.is_quantized
         and not tensor.is_nested
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not _private.is_wrapped(tensor)
         and not is_mirror(tensor)
         and not wrappers.is_wrapper(tensor)
         and _is_backed(tensor)
@@ -375,7 +376,7 @@ def check_filled(tensor: torch.Tensor) -> None:
 
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for others inside grad or vmap."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return _private.is_wrapped(tensor)
 
 
 def is_replaceable(tensor: torch.Tensor) -> bool:
@@ -495,7 +496,7 @@ def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
     pairs = [(old, new)]
     if old.grad is not None and new.grad is not None:
         pairs.append((old.grad, new.grad))
-    if not all(torch._has_compatible_shallow_copy_type(a, b) for a, b in pairs):
+    if not all(_private.may_take_values_of(a, b) for a, b in pairs):
         return None
     before = [(a, a.data) for a, _ in pairs]
 
@@ -509,13 +510,13 @@ def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
 def _exchange(old: torch.Tensor, new: torch.Tensor) -> tuple[Step, Step]:
     """Two tensors become each other, and themselves again if that was done."""
     content: Any = old
-    is_before = partial(operator.eq, content._cdata)
+    is_before = partial(operator.eq, _private.identity_of(content))
 
     def swap() -> None:
         torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
 
     def undo() -> None:
-        if not is_before(content._cdata):
+        if not is_before(_private.identity_of(content)):
             swap()
 
     return swap, undo
@@ -530,7 +531,7 @@ def as_parameter(
     new: torch.Tensor
     if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
         made = torch.nn.Parameter if wrappers.dispatches(cls) else cls
-        new = torch.Tensor._make_subclass(made, values, grows)
+        new = _private.make_parameter(made, values, grows)
     else:
         new = torch.nn.Parameter(values.detach(), requires_grad=grows)
         if not wrappers.dispatches(type(values)):

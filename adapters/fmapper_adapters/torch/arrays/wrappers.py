@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fmapper.backends import holds_arrays
+from fmapper_adapters.torch._private import FakeTensor, is_traceable_wrapper_subclass
 
 Move = Callable[[torch.Tensor], torch.Tensor]
 _CONTAINERS = (dict, list, tuple)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch import _private
+
 _MARK = "_fmapper_stands_for"  # (class of the parameter, whether it is trained)
 
 
@@ -25,7 +27,7 @@ here = _Here()
 
 def is_differentiated(tensor: torch.Tensor) -> bool:
     """Whether a parameter made of this tensor would cut off a gradient that is being taken."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if _private.is_wrapped(tensor):
         return True
     return here.depth > 0 and tensor.requires_grad and not tensor.is_leaf
 

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import FakeTensor
 from fmapper_adapters.torch.arrays.tensors import as_parameter
 from fmapper_adapters.torch.compute.parameter_standin import here, standing_in
 from fmapper_adapters.torch.compute.record_lock import turns
@@ -76,7 +77,7 @@ def _recording() -> AbstractContextManager[object]:
 
 
 def _in_functorch() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _private.is_in_transformation()
 
 
 def _functional(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:

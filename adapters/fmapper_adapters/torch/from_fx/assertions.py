@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fmapper.programs import Call, Graph, Program, Ref
+from fmapper_adapters.torch import _private
 
 _READS = {"aten::item.default", "aten::_local_scalar_dense.default"}
 _ASSERTION = "aten::_assert_scalar.default"
@@ -126,7 +127,7 @@ def _is_pure(call: Call) -> bool:
     if namespace != "aten" or name.startswith("_assert") or call.graphs():
         return False
     found = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, _private.OpOverload):
         return False
     return not found._schema.is_mutable and torch.Tag.nondeterministic_seeded not in found.tags
 
@@ -173,7 +174,7 @@ def _number_in(buffer: Any) -> int | bool | None:
     if not isinstance(buffer, torch.Tensor) or buffer.numel() != 1 or buffer.is_meta:
         return None
     # Floats may be cast later; what is quantised or fake has no number.
-    if buffer.dtype not in _INTEGERS or isinstance(buffer, torch._subclasses.FakeTensor):
+    if buffer.dtype not in _INTEGERS or isinstance(buffer, _private.FakeTensor):
         return None
     number: int | bool = buffer.item()  # type: ignore[assignment]
     return number if abs(number) < _INT32 else None

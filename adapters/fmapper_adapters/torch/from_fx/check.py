@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError
 from fmapper.backends import equals
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record import encoders
 from fmapper_adapters.torch.record.restore import undone, unwound
 

@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from fmapper_adapters.torch import _private
+
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # torch has no public name for it
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = _private.COMPOSITE
 Table = dict[Any, Callable[..., Any]]
 
 

@@ -21,13 +21,12 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._guards import TracingContext
-from torch.export import dynamic_shapes as export_shapes
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
 
 from fmapper.programs import Guard, Input
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import TracingContext, pytree
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -84,7 +83,7 @@ def noted(dynamic_shapes: Any) -> Iterator[None]:
     before = {name: getattr(SymNode, name) for name in names}
     ask: Any = SymNode.guard_bool
     evaluate: Any = ShapeEnv.evaluate_sym_node
-    replace: Any = ShapeEnv._set_replacement
+    replace: Any = _private.get_replace_symbol()
     own = threading.get_ident()
 
     def guard_bool(self: Any, file: str, line: int) -> Any:
@@ -111,8 +110,10 @@ def noted(dynamic_shapes: Any) -> Iterator[None]:
         def compare(self: Any, other: Any) -> Any:
             result = original(self, other)
             # torch takes symbols for positive, so that n == 0 is False at once
-            if result._expr in (sympy.true, sympy.false):
-                asked = relation(self._expr, other._expr, evaluate=False)
+            if _private.expression_of(result) in (sympy.true, sympy.false):
+                asked = relation(
+                    _private.expression_of(self), _private.expression_of(other), evaluate=False
+                )
                 if asked.free_symbols:
                     result._fmapper_condition = asked
             return result
@@ -130,14 +131,14 @@ def noted(dynamic_shapes: Any) -> Iterator[None]:
     try:
         SymNode.guard_bool = guard_bool  # type: ignore[method-assign]
         ShapeEnv.evaluate_sym_node = evaluate_sym_node  # type: ignore[method-assign]
-        ShapeEnv._set_replacement = set_replacement  # type: ignore[method-assign]
+        _private.set_replace_symbol(set_replacement)
         for name in names:
             setattr(SymNode, name, comparing(name, before[name], relations[_ASKS_FOR[name]]))
         yield
     finally:
         SymNode.guard_bool = ask  # type: ignore[method-assign]
         ShapeEnv.evaluate_sym_node = evaluate  # type: ignore[method-assign]
-        ShapeEnv._set_replacement = replace  # type: ignore[method-assign]
+        _private.set_replace_symbol(replace)
         for name in names:
             setattr(SymNode, name, before[name])
 
@@ -156,7 +157,7 @@ def want(
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
         collected: Any = dynamic_shapes  # untyped in torch
         dynamic_shapes = collected.dynamic_shapes(module, args, kwargs)
-    combined = export_shapes._combine_args(module, args, kwargs)
+    combined = _private.combine_args(module, args, kwargs)
     if isinstance(dynamic_shapes, tuple | list):
         dynamic_shapes = dict(zip(combined, dynamic_shapes, strict=True))
     sources = {
@@ -173,7 +174,7 @@ def want(
                     name = f"L{source}.size()[{d}]"
                     wanted.append((leaf, d, env.source_to_var.get(name)))
 
-    export_shapes._tree_map_with_path(look, combined, dynamic_shapes, tree_name="inputs")
+    _private.walk_shapes(look, combined, dynamic_shapes)
     _notes.setdefault(env, _Notes()).wanted = wanted
 
 

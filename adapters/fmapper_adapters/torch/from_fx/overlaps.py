@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.from_fx import graph
 
 _MOST = 2**20  # elements whose addresses are compared one by one
@@ -141,7 +142,9 @@ def _depends_on_order(out: torch.Tensor, one: torch.Tensor, *, by_element: bool)
     Elements are written in the order of their addresses, as far as that can be said.
     """
     try:
-        if out.untyped_storage()._cdata != one.untyped_storage()._cdata:
+        if _private.identity_of(out.untyped_storage()) != _private.identity_of(
+            one.untyped_storage()
+        ):
             return False
     except (NotImplementedError, RuntimeError):  # sparse, or of a class without storage
         return False

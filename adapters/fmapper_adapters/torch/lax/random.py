@@ -8,6 +8,7 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.lax.table import TABLE, Avals, lax
 from fmapper_adapters.torch.model import counters, threefry
 from fmapper_adapters.torch.model.emit import current
@@ -99,7 +100,7 @@ def rng_bit_generator(state: Any, *, shape: tuple[Any, ...], dtype: DType, algor
 
 @lax("random_gamma_grad")
 def random_gamma_grad(alpha: Any, sample: Any) -> Any:
-    return torch._standard_gamma_grad(alpha, sample)
+    return _private.gamma_gradient(alpha, sample)
 
 
 @lax("rng_uniform")

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch import _private
+
 Tensor = torch.Tensor
 
 # torch.func.vmap of torch 2.11 maps over no view as another dtype; that of 2.13 does.
-IS_MAPPED: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
-    "aten::view.dtype", "FuncTorchBatched"
-)
+IS_MAPPED: bool = _private.has_kernel("aten::view.dtype", "FuncTorchBatched")
 
 
 def viewed(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -24,10 +24,10 @@ def viewed(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def is_batched(x: Tensor) -> bool:
     """Whether torch.func.vmap maps over a tensor, at any level."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        if torch._C._functorch.is_batchedtensor(x):
+    while _private.is_wrapped(x):
+        if _private.is_batched(x):
             return True
-        x = torch._C._functorch.get_unwrapped(x)
+        x = _private.unwrap(x)
     return False
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fmapper import ProgramInputError, functor
 from fmapper.backends import Observation
 from fmapper.programs import Input, Lowering, Program, Ref, Scalar, size_of
+from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table, types
 from fmapper_adapters.torch.model import constants, emit, fx_passes, quoted

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch._higher_order_ops.scan import scan as _scan_operator
-from torch._higher_order_ops.while_loop import while_loop as _while_operator
 
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.model import bits, fast_attention
 
 Tensor = torch.Tensor
@@ -186,7 +185,7 @@ def _scan_in_graph(
         after = [_as_floats(x, wide) for x in found[:count]] or [before[0].clone()]
         return after, [_as_floats(y, wide) for y in found[count:]]
 
-    last, ys = _scan_operator(step, first, rows, dim=0, reverse=reverse)
+    last, ys = _private.scan(step, first, rows, dim=0, reverse=reverse)
     return tuple(
         _as_they_were(x, kind)
         for x, kind in zip((*last[:count], *ys), (*kinds, *outputs), strict=True)
@@ -228,7 +227,7 @@ def checked(
     """
     if torch.compiler.is_compiling():
         if not inner:
-            torch._assert_async(~fails, message)
+            _private.assert_async(~fails, message)
     elif bool(fails.any()):
         raise RuntimeError(message)
     return tuple(operands)
@@ -258,7 +257,7 @@ def while_loop(
             return tuple(_own(x) for x in found)
 
         last: tuple[Tensor, ...] = tuple(
-            _while_operator(holds, step, tuple(_own(x) for x in state))  # type: ignore[no-untyped-call]
+            _private.while_loop(holds, step, tuple(_own(x) for x in state))  # type: ignore[no-untyped-call]
         )
         return last
     while True:
@@ -322,6 +321,6 @@ def _switch_in_graph(
 
 def _any(x: Tensor) -> bool:
     """Whether a tensor holds anywhere, in any element that is mapped over."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
+    while _private.is_wrapped(x):
+        x = _private.unwrap(x)
     return bool(x.any()) if x.ndim else bool(x)

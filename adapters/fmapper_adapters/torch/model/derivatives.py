@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+
+from fmapper_adapters.torch import _private
 
 Tensor = torch.Tensor
 Body = Callable[..., tuple[Tensor, ...]]
@@ -53,9 +54,7 @@ def _is_differentiated(tensors: Sequence[Tensor]) -> bool:
         return True
     if torch.compiler.is_compiling():
         return False
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-    )
+    return _private.is_in_transformation() or _private.is_dual()
 
 
 class _Function(torch.autograd.Function):

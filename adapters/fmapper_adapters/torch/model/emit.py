@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from fmapper import ConversionError
 from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar, Size, size_of
+from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.fuse import simplified
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.table import TABLE, Avals

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import forward_ad
 from torch.nn import functional
 
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import FakeTensor
 from fmapper_adapters.torch.model import bits
 
 Tensor = torch.Tensor
@@ -91,12 +91,12 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether values cannot be asked for, or torch's fast attention lacks what is wanted."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    return forward_ad._current_level >= 0 or not all(map(_has_values, (q, k, v)))
+    return _private.is_dual() or not all(map(_has_values, (q, k, v)))
 
 
 def is_quick_on_cpu(*tensors: Tensor) -> bool:
     """Whether fast functions without a forward derivative can take tensors as they are."""
-    return forward_ad._current_level < 0 and all(x.is_cpu and _has_values(x) for x in tensors)
+    return not _private.is_dual() and all(x.is_cpu and _has_values(x) for x in tensors)
 
 
 def _has_values(x: Tensor) -> bool:

@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from fmapper import RebuildError, UnsupportedLeafError, no_gradient
@@ -30,6 +29,8 @@ from fmapper.backends import (
     refitted,
     take_apart,
 )
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.arrays.tensors import as_parameter
 from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.modules import references
@@ -295,7 +296,7 @@ def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict
     if _is_compiled(type(module)):
         for name in ("forward", "_forward"):
             state.pop(name, None)
-        module._initialize()
+        _private.initialize_compiled(module)
     return module
 
 

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fmapper import RebuildError
 from fmapper.backends import Aside, NodeType, holds_arrays, is_dynamic
+from fmapper_adapters.torch import _private
 
 _new: Callable[[type], Any] = object.__new__
 _set = object.__setattr__
@@ -256,7 +257,7 @@ def _own_step(step: Any, old: Any, new: Any) -> Any:
         def tracked(*args: Any, **kwargs: Any) -> Any:
             optimizer = reference()
             assert optimizer is not None
-            optimizer._opt_called = True
+            _private.note_step(optimizer)
             return bare.__get__(optimizer, type(optimizer))(*args, **kwargs)
 
         tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules.module import _WrappedHook
+
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import WrappedHook
 
 NewOf = Callable[[Any], Any]
 _TIED = (torch.nn.Module, torch.Tensor, torch.Generator)
@@ -18,7 +20,7 @@ _REFERRING = (
     types.MethodType,
     functools.partial,
     weakref.ReferenceType,
-    _WrappedHook,
+    WrappedHook,
 )
 
 
@@ -59,7 +61,7 @@ def _parts(value: Any) -> list[Any]:
         return [value.__self__]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
-    if isinstance(value, _WrappedHook):
+    if isinstance(value, WrappedHook):
         return [value.hook, value.module() if value.with_module else None]
     if isinstance(value, weakref.ReferenceType):
         return [value()]
@@ -86,9 +88,9 @@ def _renewed(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
         args = [_renewed(x, new_of, made) for x in value.args]
         keywords = {name: _renewed(x, new_of, made) for name, x in value.keywords.items()}
         return type(value)(_renewed(value.func, new_of, made), *args, **keywords)
-    if isinstance(value, _WrappedHook):
+    if isinstance(value, WrappedHook):
         owner = new_of(value.module()) if value.with_module else None
-        return _WrappedHook(_renewed(value.hook, new_of, made), owner)
+        return WrappedHook(_renewed(value.hook, new_of, made), owner)
     if isinstance(value, weakref.ReferenceType):
         return weakref.ref(new_of(value()))
     return _function(value, new_of, made)
@@ -126,8 +128,12 @@ def compiled(call: Any, module: Any) -> Any:
         (
             cell.cell_contents
             for cell in getattr(call, "__closure__", None) or ()
-            if isinstance(cell.cell_contents, torch._dynamo.eval_frame._TorchDynamoContext)
+            if _private.is_dynamo_context(cell.cell_contents)
         ),
         None,
     )
-    return torch.compile(module._call_impl) if context is None else context(module._call_impl)
+    return (
+        torch.compile(_private.get_call(module))
+        if context is None
+        else context(_private.get_call(module))
+    )

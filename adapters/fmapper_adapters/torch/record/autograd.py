@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from fmapper.programs import Call, Graph, Ref
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import FakeTensor, FunctionalTensor
 
 TRACED = (FunctionalTensor, FakeTensor)
 _WITH_GRADIENT = "fmapper::with_gradient.default"
@@ -155,19 +155,14 @@ def _traced_grad_mode() -> Iterator[bool]:
     """
     mode = get_proxy_mode()
     nodes = () if mode is None else reversed(mode.tracer.graph.nodes)
-    said = (node.args[0] for node in nodes if node.target is torch._C._set_grad_enabled)
+    said = (node.args[0] for node in nodes if _private.is_set_grad_enabled(node.target))
     before = torch.is_grad_enabled()
     enabled = bool(next(said, True))
-    _set_grad_enabled(enabled)
+    _private.set_grad_enabled(enabled)
     try:
         yield enabled
     finally:
-        _set_grad_enabled(before)
-
-
-def _set_grad_enabled(mode: Any) -> None:
-    with torch._C.DisableTorchFunction():  # unseen by the recorder
-        torch._C._set_grad_enabled(mode)
+        _private.set_grad_enabled(before)
 
 
 def _forward(
@@ -243,17 +238,16 @@ def _gradients(
 @contextlib.contextmanager
 def _without_engine() -> Iterator[None]:
     """Inside, `torch.autograd.grad` and `backward` fail: what they give would not be recorded."""
-    module: Any = torch.autograd
-    engine = module._engine_run_backward
+    engine = _private.get_engine()
 
     def refused(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("gradients within a backward are not recorded")
 
     try:
-        module._engine_run_backward = refused
+        _private.set_engine(refused)
         yield
     finally:
-        module._engine_run_backward = engine
+        _private.set_engine(engine)
 
 
 def folded(graph: Graph) -> Graph:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.record.restore import undone
 
 _leaving_out: ContextVar[tuple[Any, ...]] = ContextVar("encoders that leave out", default=())
@@ -51,11 +52,7 @@ def _seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     found: list[Any] = []
     forward = torch.nn.TransformerEncoder.forward
-    library: Any = torch
-    nest, is_aligned = (
-        library._nested_tensor_from_mask,
-        library._nested_tensor_from_mask_left_aligned,
-    )
+    nest, is_aligned = _private.get_nesting()
     inside: list[Any] = []
 
     @functools.wraps(forward)
@@ -74,8 +71,7 @@ def _seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
     drop = torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda x: x)
     try:
         setattr(torch.nn.TransformerEncoder, "forward", spied)  # noqa: B010
-        library._nested_tensor_from_mask = seen
-        library._nested_tensor_from_mask_left_aligned = lambda *_: True  # others of it may be
+        _private.set_nesting(seen, lambda *_: True)  # others of it may be
         with (
             warnings.catch_warnings(action="ignore"),  # of nested tensors
             undone(module),
@@ -88,8 +84,7 @@ def _seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
         pass
     finally:
         setattr(torch.nn.TransformerEncoder, "forward", forward)  # noqa: B010
-        library._nested_tensor_from_mask = nest
-        library._nested_tensor_from_mask_left_aligned = is_aligned
+        _private.set_nesting(nest, is_aligned)
     return found
 
 

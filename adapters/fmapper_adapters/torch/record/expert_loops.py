@@ -26,8 +26,9 @@ from typing import Any, TypeAlias
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record import value_asserts
 
 _Tensor = torch.Tensor
@@ -156,7 +157,7 @@ class _Turns:
         for expert in range(self.hit.shape[0]):
             place = self.frame.f_code, line, expert
             if place in loops.missing:
-                torch._assert_async(~hit[expert], f"there is no expert {expert}, and it is hit")
+                _private.assert_async(~hit[expert], f"there is no expert {expert}, and it is hit")
                 continue
             index = torch.tensor([expert])
             turn = _Turn(loops, hit[expert], self.frame, self.asked, place)
@@ -207,7 +208,7 @@ class _Turn:
             if not isinstance(number, int):
                 raise NotProved("a number that is not the expert's is written")
             return format(number, *args[1:])
-        before = [x._version for x in given]
+        before = [_private.version_of(x) for x in given]
         looks = func in _PLACES and len(args) == 1 and not kwargs.keys() - {"as_tuple"}
         if looks:
             condition = args[0] if args[0].dtype is torch.bool else args[0] != 0
@@ -216,7 +217,9 @@ class _Turn:
         made = _tensors(result)
         if looks:
             self.rows |= {_size(x) for x in made if x.ndim}
-        changed = [x for x, version in zip(given, before, strict=True) if x._version != version]
+        changed = [
+            x for x, version in zip(given, before, strict=True) if _private.version_of(x) != version
+        ]
         name = getattr(func, "__name__", "")
         if func in _ADDS or (name.endswith("_") and not name.endswith("__")):
             changed += given[:1]
@@ -262,7 +265,7 @@ def _tensors(tree: Any) -> list[_Tensor]:
 
 
 def _memory(x: _Tensor) -> int:
-    found: int = x.untyped_storage()._cdata
+    found: int = _private.identity_of(x.untyped_storage())
     return found
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch.fx.experimental import sym_node
-from torch.utils import _pytree as pytree
 
 from fmapper import ConversionError, ConversionWarning, NotCompiledWarning, to_torch
 from fmapper.programs import Program
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.compute.record_lock import turns
 from fmapper_adapters.torch.from_fx import (
     check as _faithful,
@@ -318,10 +319,13 @@ def _as_tensors(tree: Any) -> Any:
 
 def _without_bases(inputs: Any) -> Any:
     """Examples that are views as tensors of their own: torch asks for sizes of what they view."""
-    if not any(isinstance(x, torch.Tensor) and x._is_view() for x in pytree.tree_leaves(inputs)):
+    if not any(
+        isinstance(x, torch.Tensor) and _private.is_view(x) for x in pytree.tree_leaves(inputs)
+    ):
         return inputs
     return pytree.tree_map(
-        lambda x: x.detach().clone() if isinstance(x, torch.Tensor) and x._is_view() else x, inputs
+        lambda x: x.detach().clone() if isinstance(x, torch.Tensor) and _private.is_view(x) else x,
+        inputs,
     )
 
 

@@ -15,7 +15,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
 
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, torch.nn.Module, str)
 _COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -45,7 +47,7 @@ def known(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
     finally:
         hook.remove()
         for cls in added:
-            pytree._deregister_pytree_node(cls)
+            _private.deregister_node(cls)
 
 
 def _register(tree: Any, added: list[type]) -> None:
@@ -63,7 +65,7 @@ def _register(tree: Any, added: list[type]) -> None:
 
 
 def _enter(cls: type) -> None:
-    pytree._private_register_pytree_node(
+    _private.register_node(
         cls,
         _flatten,
         lambda children, context: _unflatten(cls, children, context),

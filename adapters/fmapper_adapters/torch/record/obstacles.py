@@ -12,12 +12,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fmapper import ConversionError
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import (
+    FakeTensor,
+    FakeTensorMode,
+    is_traceable_wrapper_subclass,
+    pytree,
+)
 from fmapper_adapters.torch.record import patches
 
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
@@ -102,11 +106,9 @@ def unpacked(module: torch.nn.Module) -> torch.nn.Module:
     Raises:
         ConversionError: They cannot be taken apart; names the first.
     """
-    from torch._functorch._aot_autograd import subclass_parametrization  # torch has no public name
-
     copied = with_tensors(module, lambda tensor: tensor)
     try:
-        subclass_parametrization.unwrap_tensor_subclass_parameters(copied)
+        _private.unwrap_parameters(copied)
     except Exception as error:  # classes of others
         path, one = next(
             (n, p) for n, p in module.named_parameters() if is_traceable_wrapper_subclass(p)

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record import autograd, encoders, packed, quantiles
 
 
@@ -165,7 +166,7 @@ def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
 
     torch would put new parameters in the places of those that are recorded.
     """
-    device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    device, dtype, *_ = _private.parse_to(*args, **kwargs)
     for x in (*module.parameters(), *module.buffers()):
         is_cast = dtype is not None and (x.is_floating_point() or x.is_complex())
         if (is_cast and x.dtype is not dtype) or (device is not None and x.device != device):
@@ -181,7 +182,7 @@ def _batch_norm(module: Any, x: Any) -> Any:
     is_cumulative = module.momentum is None and module.track_running_stats
     if not (is_cumulative and module.training):
         return _BATCH_NORM(module, x)
-    module._check_input_dim(x)
+    _private.check_input_dim(module, x)
     module.num_batches_tracked.add_(1)
     mean, var = torch.zeros_like(module.running_mean), torch.zeros_like(module.running_var)
     found = torch.nn.functional.batch_norm(
@@ -193,7 +194,7 @@ def _batch_norm(module: Any, x: Any) -> Any:
     return found
 
 
-_Norm: Any = torch.nn.modules.batchnorm._BatchNorm
+_Norm: Any = _private.BatchNorm
 _BATCH_NORM = _Norm.forward
 
 

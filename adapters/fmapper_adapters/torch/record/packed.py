@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn.utils import rnn
 
+from fmapper_adapters.torch import _private
+
 _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 # What treats every row of the data alike, and what asks for no sizes.
 _ROW_BY_ROW = frozenset(
@@ -46,7 +48,7 @@ def packed_network(
     packed = rnn.pack_padded_sequence(data.reshape(steps, batch, -1), lengths.cpu())
     start = tuple(states) if name == "lstm" else states[0]
     options = (weights, has_biases, layers, dropout, train, bidirectional)
-    found, *ends = getattr(torch._VF, name)(packed.data, packed.batch_sizes, start, *options)
+    found, *ends = _private.get_recurrent(name)(packed.data, packed.batch_sizes, start, *options)
     again = rnn.PackedSequence(found, packed.batch_sizes)
     padded, _ = rnn.pad_packed_sequence(again, total_length=steps)
     return [padded.reshape(steps * batch, -1), *ends]
@@ -132,7 +134,7 @@ def _unpack(
     steps = sizes.shape[0]
     if type(total) is not int:
         fills = lengths.max() == steps
-        torch._assert_async(
+        _private.assert_async(
             fills, "no sequence is as long as the padding: give pad_packed_sequence a total_length"
         )
     x = data.unflatten(0, (steps, lengths.shape[0]))

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch import _private
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _QUESTIONS = ("is_compiling", "is_exporting", "is_dynamo_compiling")
 
@@ -30,7 +32,9 @@ class _Never:
 def unaware() -> Iterator[None]:
     """Inside, all but torch itself are told that nothing is recorded and no tensor is fake."""
     asked = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
-    fakes: Any = torch._subclasses  # where libraries find the class of the tensors of a recording
+    fakes: Any = (
+        _private.get_fakes()
+    )  # where libraries find the class of the tensors of a recording
     kind = type(fakes)
     try:
         for name, function in asked.items():

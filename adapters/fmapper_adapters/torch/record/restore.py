@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
+
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -45,28 +47,25 @@ def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 @contextlib.contextmanager
 def unwound() -> Iterator[None]:
     """Closes what is left open of `torch.func.vmap`, `grad` and their like where they fail."""
-    functorch: Any = torch._C._functorch
-    hooks: Any = torch._C._autograd
-    depth = functorch.maybe_current_level() or 0
-    had_hooks = hooks._saved_tensors_hooks_is_enabled()
+    depth = _private.count_levels()
+    had_hooks = _private.has_saved_tensors_hooks()
     try:
         yield
     except BaseException:
-        while (functorch.maybe_current_level() or 0) > depth:
-            functorch.pop_dynamic_layer_stack()
-        if had_hooks and not hooks._saved_tensors_hooks_is_enabled():
-            hooks._saved_tensors_hooks_enable()
-        if torch.autograd.forward_ad._current_level < 0:
+        while _private.count_levels() > depth:
+            _private.leave_level()
+        if had_hooks and not _private.has_saved_tensors_hooks():
+            _private.allow_saved_tensors_hooks()
+        if not _private.is_dual():
             _leave_dual_level()
         raise
 
 
 def _leave_dual_level() -> None:
     """Ends differentiation forwards, of which there is one level, if it has not ended."""
-    core: Any = torch._C
     with contextlib.suppress(RuntimeError):  # raised where the level is open
-        core._enter_dual_level()
-    core._exit_dual_level(level=0)
+        _private.enter_dual_level()
+    _private.exit_dual_level()
 
 
 class _Keeper(TorchFunctionMode):

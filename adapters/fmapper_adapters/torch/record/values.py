@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
+from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record import patches, value_asserts
 from fmapper_adapters.torch.record.restore import undone
 

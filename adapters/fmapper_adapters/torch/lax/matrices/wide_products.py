@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.model import fast_attention
 
 Tensor = torch.Tensor
@@ -57,9 +58,7 @@ def _is_large(y: Tensor) -> bool:
 def _is_castable(x: Tensor, y: Tensor) -> bool:
     """Whether both are what blocks can be taken of."""
     return (
-        x.ndim > 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and fast_attention.is_quick_on_cpu(x, y)
+        x.ndim > 0 and not _private.is_in_transformation() and fast_attention.is_quick_on_cpu(x, y)
     )
 
 

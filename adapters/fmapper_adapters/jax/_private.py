@@ -1,0 +1,13 @@
+"""Every private name of JAX that fmapper uses: what it needs has no public one.
+
+It is known to work in JAX 0.10 to 0.12; `tests/house/test_private_apis.py` says what it promises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def key_kind(dtype: Any) -> Any:
+    """Returns the generator of a dtype of PRNG keys, with its `name` and its `key_shape`."""
+    return dtype._impl

@@ -1,0 +1,272 @@
+"""What each private name of a framework promises: a release that changes one fails here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fmapper_adapters.torch import _private  # noqa: E402
+
+
+def test_every_function_has_a_test():
+    functions = {
+        name
+        for name, value in vars(_private).items()
+        if callable(value) and not name.startswith("_") and value.__module__ == _private.__name__
+    }
+    text = Path(__file__).read_text()
+    assert len(functions) > 20
+    assert [name for name in functions if f"_private.{name}" not in text] == []
+
+
+def test_tensors():
+    x = torch.arange(6.0)
+    assert _private.identity_of(x.untyped_storage()) == _private.identity_of(
+        x[1:].untyped_storage()
+    )
+    assert _private.identity_of(x) != _private.identity_of(x[1:])
+    before = _private.version_of(x)
+    x.add_(1)
+    assert _private.version_of(x) == before + 1
+    assert _private.is_view(x[1:])
+    assert not _private.is_view(x)
+    assert not _private.is_functional(x)
+    assert _private.may_take_values_of(x, x.clone())
+    made = _private.make_parameter(torch.nn.Parameter, x, False)
+    assert type(made) is torch.nn.Parameter
+    assert not made.requires_grad
+    assert made.data_ptr() == x.data_ptr()
+    assert _private.gamma_gradient(torch.ones(2), torch.ones(2)).shape == (2,)
+
+
+def test_asserting():
+    _private.assert_async(torch.tensor(True), "never said")
+    with pytest.raises(RuntimeError, match="said"):
+        _private.assert_async(torch.tensor(False), "said")
+
+
+def test_fake_tensors():
+    with _private.FakeTensorMode():
+        x = torch.ones(2)
+    assert isinstance(x, _private.FakeTensor)
+    assert _private.get_fakes().FakeTensor is _private.FakeTensor
+    assert not _private.is_traceable_wrapper_subclass(torch.ones(2))
+    assert issubclass(_private.FunctionalTensor, torch.Tensor)
+    assert _private.TracingContext.try_get() is None
+
+
+def test_transformations():
+    seen = []
+
+    def look(x):
+        seen.append((_private.is_in_transformation(), _private.is_wrapped(x)))
+        seen.append((_private.count_levels(), _private.is_batched(x)))
+        assert not _private.is_wrapped(_private.unwrap(x))
+        return x.sum()
+
+    torch.func.vmap(look)(torch.ones(3, 2))
+    assert seen == [(True, True), (1, True)]
+    assert not _private.is_in_transformation()
+    assert _private.count_levels() == 0
+    assert callable(_private.leave_level)
+
+
+def test_derivatives_forwards():
+    assert not _private.is_dual()
+    with torch.autograd.forward_ad.dual_level():
+        assert _private.is_dual()
+    _private.enter_dual_level()
+    with pytest.raises(RuntimeError):
+        _private.enter_dual_level()
+    _private.exit_dual_level()
+
+
+def test_hooks_of_saved_tensors():
+    assert _private.has_saved_tensors_hooks()
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        assert not _private.has_saved_tensors_hooks()
+        _private.allow_saved_tensors_hooks()
+        assert _private.has_saved_tensors_hooks()
+
+
+def test_gradients_are_switched_unseen():
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        _private.set_grad_enabled(False)
+        assert not torch.is_grad_enabled()
+        assert not any(map(_private.is_set_grad_enabled, seen))
+        torch.set_grad_enabled(True)
+    assert any(map(_private.is_set_grad_enabled, seen))
+
+
+def test_the_engine_can_be_replaced():
+    engine = _private.get_engine()
+    calls = []
+    x = torch.ones(2, requires_grad=True)
+    try:
+        _private.set_engine(lambda *args, **kwargs: calls.append(1) or engine(*args, **kwargs))
+        torch.autograd.grad(x.sum(), x)
+        x.sum().backward()
+    finally:
+        _private.set_engine(engine)
+    assert calls == [1, 1]
+
+
+def test_modules():
+    module = torch.nn.Linear(2, 3)
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(_private.get_call(module)(x), module(x))
+    device, dtype, *_ = _private.parse_to("cpu", torch.float64)
+    assert (device, dtype) == (torch.device("cpu"), torch.float64)
+    with pytest.raises(ValueError, match="2D or 3D"):
+        _private.check_input_dim(torch.nn.BatchNorm1d(2), torch.ones(1))
+    assert issubclass(torch.nn.BatchNorm2d, _private.BatchNorm)
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        assert callable(_private.get_recurrent(name))
+    called = []
+    module.register_forward_pre_hook(lambda *_: called.append(1))
+    assert not any(
+        isinstance(hook, _private.WrappedHook) for hook in module._forward_hooks.values()
+    )
+    _private.get_call(module)(x)
+    assert called == [1]
+
+
+def test_compiled_modules():
+    compiled = torch.compile(torch.nn.Linear(2, 3), backend="eager")
+    _private.initialize_compiled(compiled)
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(compiled(x), compiled._orig_mod(x))
+    module = torch.nn.Linear(2, 3)
+    module.compile(backend="eager")
+    cells = [cell.cell_contents for cell in module._compiled_call_impl.__closure__]
+    assert any(map(_private.is_dynamo_context, cells))
+
+
+def test_schedulers_see_a_step_that_is_noted():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    _private.note_step(optimizer)
+    scheduler.step()  # warns, which is an error here, if no step was seen
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_encoders_ask_for_nested_tensors():
+    nest, is_aligned = _private.get_nesting()
+    asked = []
+
+    def ask(*args, **kwargs):
+        asked.append("nest")
+        return nest(*args, **kwargs)
+
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 1).eval()
+    padding = torch.tensor([[False, False, True]])
+    try:
+        _private.set_nesting(ask, lambda *_: True)
+        with torch.no_grad():
+            encoder(torch.ones(1, 3, 4), src_key_padding_mask=padding)
+    finally:
+        _private.set_nesting(nest, is_aligned)
+    assert asked == ["nest"]
+
+
+def test_parameters_of_wrapper_subclasses():
+    module = torch.nn.Linear(2, 2)
+    _private.unwrap_parameters(module)  # has none
+    assert [name for name, _ in module.named_parameters()] == ["weight", "bias"]
+
+
+def test_dispatch():
+    assert _private.has_kernel("aten::add.Tensor", "CPU")
+    assert not _private.has_kernel("aten::add.Tensor", "FPGA")
+    assert isinstance(torch.ops.aten.add.Tensor, _private.OpOverload)
+    assert torch.ops.aten.reshape.default.has_kernel_for_dispatch_key(_private.COMPOSITE)
+
+
+def test_nodes_of_torch():
+    class Own:
+        def __init__(self, x):
+            self.x = x
+
+    _private.register_node(
+        Own,
+        lambda own: ([own.x], None),
+        lambda children, _: Own(*children),
+        flatten_with_keys_fn=lambda own: ([(_private.pytree.GetAttrKey("x"), own.x)], None),
+    )
+    try:
+        assert _private.pytree.tree_leaves(Own(3)) == [3]
+    finally:
+        _private.deregister_node(Own)
+    assert Own not in _private.pytree.SUPPORTED_NODES
+
+
+def test_sizes_that_vary():
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    class Two(torch.nn.Module):
+        def forward(self, x, *, y):
+            return x + y
+
+    found = _private.combine_args(Two(), (1,), {"y": 2})
+    assert found == {"x": 1, "y": 2}
+    seen = []
+    x = torch.ones(2)
+    _private.walk_shapes(
+        lambda path, leaf, shape: seen.append((leaf is x, shape)), {"x": x}, {"x": {0: 5}}
+    )
+    assert seen == [(True, {0: 5})]
+    before = _private.get_replace_symbol()
+    _private.set_replace_symbol(before)
+    assert ShapeEnv._set_replacement is before
+
+
+def test_symbols_have_expressions():
+    n = torch.export.Dim("n", min=2)
+    exported = torch.export.export(torch.nn.ReLU(), (torch.ones(3),), dynamic_shapes=({0: n},))
+    size = next(iter(exported.graph.nodes)).meta["val"].shape[0]
+    assert _private.expression_of(size.node).is_Symbol
+
+
+def test_control_flow():
+    last, ys = _private.scan(
+        lambda carry, x: (carry + x, carry * 2), torch.zeros(()), torch.ones(3), dim=0
+    )
+    assert last == 3
+    assert ys.tolist() == [0, 2, 4]
+    (found,) = _private.while_loop(lambda i: i < 4, lambda i: (i + 1,), (torch.tensor(0),))
+    assert found == 4
+
+
+def test_kinds_of_keys_of_jax():
+    jax = pytest.importorskip("jax")
+    from fmapper_adapters.jax import _private as private
+
+    kind = private.key_kind(jax.random.key(0).dtype)
+    assert kind.name == "threefry2x32"
+    assert kind.key_shape == (2,)
+
+
+def test_modes_of_dispatch():
+    seen = []
+
+    class Watching(_private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        torch.ones(2) + 1
+    assert torch.ops.aten.add.Tensor in seen
