@@ -50,11 +50,11 @@ class FmapperError(Exception):
     placed: bool | None = None
 
     def __reduce__(self) -> Any:
-        """A copy has the message as it is: what a constructor makes one of is not given again."""
-        return _copied, (type(self), self.args, self.__dict__.copy())
+        """Copies the message as it is: what a constructor makes one of is not passed again."""
+        return _copy, (type(self), self.args, self.__dict__.copy())
 
 
-def _copied(cls: type[FmapperError], args: tuple[Any, ...], state: dict[str, Any]) -> FmapperError:
+def _copy(cls: type[FmapperError], args: tuple[Any, ...], state: dict[str, Any]) -> FmapperError:
     error = cls.__new__(cls, *args)
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     builtin.__init__(error, *args)
@@ -90,7 +90,7 @@ class PathError(FmapperError, KeyError):
     """A key path leads to nothing."""
 
     def __str__(self) -> str:
-        """The message as it is; `KeyError` would show its repr."""
+        """Returns the message as it is; `KeyError` would show its repr."""
         return str(self.args[0]) if self.args else ""
 
 
@@ -114,7 +114,7 @@ class BackendUnavailableError(FmapperError, ImportError):
     """A framework that was asked for by name is not installed, or has no adapter."""
 
     def __str__(self) -> str:
-        """The message with the path that a walk has added; `ImportError` keeps the first one."""
+        """Returns the message with the path a walk added; `ImportError` keeps the first one."""
         return str(self.args[0]) if self.args else ""
 
 

@@ -41,7 +41,7 @@ _CUT_DEVIATION = 0.87962566103423978
 
 
 def key(seed: int) -> Any:
-    """A key from a seed: a NumPy array, which every function here takes to any backend.
+    """Returns a key from a seed: a NumPy array, which every function here takes to any backend.
 
     Args:
         seed: An integer of 64 bits, signed or not.
@@ -65,7 +65,7 @@ def key(seed: int) -> Any:
 
 
 def split(key: Any, num: int | Sequence[int] = 2, *, like: Any = None) -> Any:
-    """Several new keys from one, which must not be used again.
+    """Returns several new keys from one, which must not be used again.
 
     Args:
         key: A key.
@@ -79,7 +79,7 @@ def split(key: Any, num: int | Sequence[int] = 2, *, like: Any = None) -> Any:
 
 
 def fold_in(key: Any, data: Any, *, like: Any = None) -> Any:
-    """A new key from a key and a number, such as the count of a step.
+    """Returns a new key from a key and a number, such as the count of a step.
 
     Args:
         key: A key.
@@ -95,7 +95,7 @@ def fold_in(key: Any, data: Any, *, like: Any = None) -> Any:
 def bits(
     key: Any, shape: int | Sequence[int] = (), dtype: Any = "uint32", *, like: Any = None
 ) -> Any:
-    """Random bits as unsigned integers of 8, 16, 32 or 64 bits; `jax.random.bits`."""
+    """Draws random bits as unsigned integers of 8, 16, 32 or 64 bits; `jax.random.bits`."""
     name = _dtype(dtype, _UNSIGNED)
     return _exact("bits", key, like, name, int(name[4:]), _shape(shape))
 
@@ -109,7 +109,7 @@ def uniform(
     *,
     like: Any = None,
 ) -> Any:
-    """Floats in [minval, maxval), the numbers of `jax.random.uniform`.
+    """Returns floats in [minval, maxval), the numbers of `jax.random.uniform`.
 
     Args:
         key: A key.
@@ -131,7 +131,7 @@ def uniform(
 def normal(
     key: Any, shape: int | Sequence[int] = (), dtype: Any = "float32", *, like: Any = None
 ) -> Any:
-    """Numbers from the normal distribution with mean 0 and variance 1.
+    """Returns numbers from the normal distribution with mean 0 and variance 1.
 
     A key in host memory, of NumPy or torch, gives the same bits on every backend: they are drawn
     by NumPy and taken to where `like` is. A key of JAX, on a GPU or in a program that is
@@ -139,7 +139,7 @@ def normal(
     last place.
     """
     name = _dtype(dtype, _FLOATS)
-    return _drawn("normal", key, like, name, _shape(shape), name)
+    return _draw("normal", key, like, name, _shape(shape), name)
 
 
 def truncated_normal(
@@ -151,7 +151,7 @@ def truncated_normal(
     *,
     like: Any = None,
 ) -> Any:
-    """Numbers from the normal distribution, given that they lie between two bounds; see `normal`.
+    """Draws from the normal distribution, given that numbers lie between two bounds; see `normal`.
 
     Args:
         key: A key.
@@ -164,7 +164,7 @@ def truncated_normal(
     name = _dtype(dtype, _FLOATS)
     if not lower < upper:
         raise ValueError(f"lower={lower} is not below upper={upper}")
-    return _drawn(
+    return _draw(
         "truncated_normal", key, like, name, float(lower), float(upper), _shape(shape), name
     )
 
@@ -172,7 +172,7 @@ def truncated_normal(
 def bernoulli(
     key: Any, p: Any = 0.5, shape: int | Sequence[int] | None = None, *, like: Any = None
 ) -> Any:
-    """True with probability p: whether a float32 of `uniform` is below p.
+    """Draws True with probability p: whether a float32 of `uniform` is below p.
 
     Args:
         key: A key.
@@ -197,7 +197,7 @@ def randint(
     *,
     like: Any = None,
 ) -> Any:
-    """Integers in [minval, maxval), the numbers of `jax.random.randint`.
+    """Returns integers in [minval, maxval), the numbers of `jax.random.randint`.
 
     Args:
         key: A key.
@@ -214,7 +214,7 @@ def randint(
 def permutation(
     key: Any, x: Any, axis: int = 0, *, independent: bool = False, like: Any = None
 ) -> Any:
-    """The numbers below x in random order, int32; or an array shuffled along an axis.
+    """Returns the numbers below x in random order, int32; or an array shuffled along an axis.
 
     Args:
         key: A key.
@@ -242,7 +242,7 @@ def glorot_uniform(
     out_axis: int | Sequence[int] = 0,
     like: Any = None,
 ) -> Any:
-    """Weights with variance 2 / (fan_in + fan_out), uniform (Glorot and Bengio, 2010).
+    """Returns weights with variance 2 / (fan_in + fan_out), uniform (Glorot and Bengio, 2010).
 
     Args:
         key: A key.
@@ -267,7 +267,7 @@ def glorot_normal(
     out_axis: int | Sequence[int] = 0,
     like: Any = None,
 ) -> Any:
-    """Weights with variance 2 / (fan_in + fan_out), normal without what is beyond two deviations.
+    """Draws weights with variance 2 / (fan_in + fan_out), normal, cut off at two deviations.
 
     Arguments as for `glorot_uniform`.
     """
@@ -284,7 +284,7 @@ def he_uniform(
     out_axis: int | Sequence[int] = 0,
     like: Any = None,
 ) -> Any:
-    """Weights with variance 2 / fan_in, uniform: for layers before a ReLU (He et al., 2015).
+    """Draws weights with variance 2 / fan_in, uniform: for layers before ReLU (He et al., 2015).
 
     Arguments as for `glorot_uniform`.
     """
@@ -300,7 +300,7 @@ def he_normal(
     out_axis: int | Sequence[int] = 0,
     like: Any = None,
 ) -> Any:
-    """Weights with variance 2 / fan_in, normal without what is beyond two deviations.
+    """Returns weights with variance 2 / fan_in, normal without what is beyond two deviations.
 
     Arguments as for `glorot_uniform`.
     """
@@ -316,7 +316,7 @@ def lecun_normal(
     out_axis: int | Sequence[int] = 0,
     like: Any = None,
 ) -> Any:
-    """Weights with variance 1 / fan_in, normal without what is beyond two deviations.
+    """Returns weights with variance 1 / fan_in, normal without what is beyond two deviations.
 
     Arguments as for `glorot_uniform`.
     """
@@ -346,11 +346,11 @@ def _native(name: str, key: Any, like: Any, *args: Any, dtype: str = "") -> Any:
 
 
 def _plain(args: Sequence[Any]) -> bool:
-    """Whether there is no array of another backend among the bounds."""
+    """Tells whether there is no array of another backend among the bounds."""
     return all(isinstance(x, int | float | str | tuple) or x is None for x in args)
 
 
-def _drawn(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
+def _draw(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
     """Calls a kernel whose results depend on who computes: the host, if the key is there."""
     own, words = _source(key)
     if not own.HOST and not own.on_host(words, dtype):

@@ -132,52 +132,52 @@ class Arrays(Framework):
 
     @abstractmethod
     def is_array_type(self, cls: type) -> bool:
-        """Whether instances of a class are arrays of this backend."""
+        """Tells whether instances of a class are arrays of this backend."""
 
     def is_interned_type(self, cls: type) -> bool:
-        """Whether equal arrays of a class are one object, as `np.True_`: no sign of a tie."""
+        """Tells whether equal arrays of a class are one object, as `np.True_`: no sign of a tie."""
         return False
 
     def is_number(self, array: Any) -> bool:
-        """Whether an array is but a number that cannot be written to, as `np.float64(0.5)`."""
+        """Tells whether an array is only a number not to be written to, as `np.float64(0.5)`."""
         return False
 
     @abstractmethod
     def device(self, array: Any) -> Device:
-        """Where an array lives."""
+        """Tells where an array lives."""
 
     @abstractmethod
     def dtype(self, array: Any) -> str:
-        """The name of its dtype: float32, bfloat16, float8_e4m3fn, int64, complex64, bool ..."""
+        """Returns the name of a dtype: float32, bfloat16, float8_e4m3fn, int64, complex64, bool."""
 
     @abstractmethod
     def shape(self, array: Any) -> tuple[int, ...]:
-        """Its shape."""
+        """Returns the shape of an array."""
 
     def nbytes(self, array: Any) -> int:
-        """How much memory its values take, or would take if it had any."""
+        """Returns how much memory its values take, or would take if it had any."""
         return math.prod(self.shape(array)) * itemsize(self.dtype(array))
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Hashable]:
-        """Something for each array that is equal for arrays of one dtype on one device.
+        """Returns something for each array that is equal for arrays of one dtype on one device.
 
         A quicker way to sort many arrays than to ask for both; the arrays are of one class.
         """
         return [(self.device(array), self.dtype(array)) for array in arrays]
 
     def stays(self, array: Any) -> str | None:
-        """Why an array has no meaning in another backend, as a PRNG key; None if it has.
+        """Tells why an array has no meaning in another backend, as a PRNG key; None if it has.
 
         Then a mover to another backend raises, and with `strict=False` leaves it as it is.
         """
         return None
 
     def portable(self, array: Any) -> Any:
-        """The array that stands for one in other frameworks, if it `stays` as it is."""
+        """Returns the array that stands for one in other frameworks, if it `stays` as it is."""
         return array
 
     def unusable(self, arrays: Sequence[Any]) -> int | None:
-        """Which of the arrays has no values any more, so that it is not even left as it is."""
+        """Returns the first array whose values are gone, so that it is not even left as it is."""
         return None
 
     def check(self, array: Any) -> None:
@@ -191,14 +191,14 @@ class Arrays(Framework):
 
     @abstractmethod
     def devices(self) -> Sequence[Device]:
-        """Every device of this backend that is here, the CPU first."""
+        """Returns every device of this backend that is here, the CPU first."""
 
     def as_device(self, device: Any) -> Device | None:
-        """The device that an object of the framework's own stands for; None if it is no such."""
+        """Returns the device that an object of the framework's own stands for, or None."""
         return None
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """What one of its devices is called, and its memory; the host is known to every adapter."""
+        """Returns what a device is called, and its memory; every adapter knows the host."""
         if device.kind != "cpu":
             return DeviceInfo(device)
         from fmapper.backends.machine import host_memory, processor_name
@@ -206,14 +206,14 @@ class Arrays(Framework):
         return DeviceInfo(device, processor_name(), *host_memory())
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Why a device is not here: no driver, a CPU-only build, an index too high."""
+        """Tells why a device is not here: no driver, a CPU-only build, an index too high."""
         have = [device for device in self.devices() if device.kind == kind]
         if have and index is not None:
             return f"the index is too high, {self.name} sees {len(have)} of kind {kind}"
         return f"{self.name} has no device of kind {kind} here"
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """The device that a kind and an index mean for this backend.
+        """Returns the device that a kind and an index mean for this backend.
 
         Raises:
             DeviceUnavailableError: There is none; says what is missing and what is there.
@@ -240,14 +240,14 @@ class Arrays(Framework):
         """
 
     def is_traced(self, array: Any) -> bool:
-        """Whether an array only stands for one in a program that is being recorded.
+        """Tells whether an array only stands for one in a program that is being recorded.
 
         It is nowhere yet, and will be where the arrays are that the program is run with.
         """
         return False
 
     def abstract(self, shape: Sequence[int], dtype: str) -> Any:
-        """An array on the device of kind `meta`: it has a shape and a dtype, but no values.
+        """Returns an array on the device of kind `meta`: it has a shape and a dtype, but no values.
 
         Raises:
             TypeError: There are no such arrays here.
@@ -291,7 +291,7 @@ class Arrays(Framework):
         """
 
     def is_view(self, data: Any, array: Any) -> bool:
-        """Whether what `export` gave for an array, and did not call private, is in its memory.
+        """Tells whether what `export` gave, and did not call private, is in an array's memory.
 
         Asked for `copy=False` only: frameworks that copy on their own tell nobody.
         """
@@ -317,18 +317,18 @@ class Arrays(Framework):
     # dtypes
 
     def storable(self, dtype: str) -> str | None:
-        """The dtype in which this backend holds `dtype`: itself, a narrower one, None for none."""
+        """Returns the dtype in which this backend holds `dtype`: itself, a narrower one, None."""
         return dtype
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
-        """A new array of another dtype, and whether every value has survived.
+        """Returns a new array of another dtype, and whether every value has survived.
 
         An integer survives if it is equal, a floating value if it is rounded but not made infinite.
         """
         raise TypeError(f"the {self.name} adapter cannot cast {self.dtype(array)} to {dtype}")
 
     def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
-        """`cast` for many arrays, in order, where there is a quicker way for all at once.
+        """Casts many arrays, in order, where there is a quicker way for all at once than `cast`.
 
         An error is about the array whose turn it is, or a `BatchError`.
         """
@@ -337,11 +337,11 @@ class Arrays(Framework):
     # what takes the place of an array
 
     def like(self, new: Any, old: Any) -> Any:
-        """`new` as what `old` is beside its values: a parameter, for example."""
+        """Makes of `new` what `old` is beside its values: a parameter, for example."""
         return new
 
     def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
-        """How an array that others hold references to gets the contents of another one, in place.
+        """Tells how an array that others refer to gets the contents of another one, in place.
 
         Returns:
             What does that, and what takes it back, also half of it; None where arrays of this kind
@@ -352,11 +352,11 @@ class Arrays(Framework):
     # random generators
 
     def generator_device(self, x: Any) -> Device | None:
-        """Where an object draws its random numbers; None if it is no generator of this backend."""
+        """Returns where a generator of this backend draws its random numbers; None for others."""
         return None
 
     def generator_to(self, generator: Any, device: Device) -> Any:
-        """A new generator on a device, which may be that of the old one.
+        """Returns a new generator on a device, which may be that of the old one.
 
         It goes on as the old one would where the device draws the same numbers from the same state.
         """
@@ -365,21 +365,21 @@ class Arrays(Framework):
     # ties by view
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
-        """Whether two of the arrays may have memory in common; a quick look, True if in doubt."""
+        """Tells whether two of the arrays may share memory; a quick look, True if in doubt."""
         return True
 
     def memory(self, array: Any) -> Memory | None:
-        """Where a strided array lies; None where the backend has no views, or not for this one."""
+        """Returns where a strided array lies; None where the backend has no views, or not of it."""
         return None
 
     def shares_elements(self, a: Any, b: Any) -> bool:
-        """Whether two arrays with memory have an element in common, not just the span."""
+        """Tells whether two arrays with memory have an element in common, not just the span."""
         return True
 
     def view(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
     ) -> Any:
-        """A view of `base`: strides and offset in elements, counted from the first of `base`.
+        """Returns a view of `base`: strides and offset in elements, counted from its first one.
 
         `like` is the view that it replaces.
 
@@ -391,5 +391,5 @@ class Arrays(Framework):
     # training
 
     def is_trainable(self, array: Any) -> bool:
-        """Whether an array may be trained, as far as it says so itself: not a frozen parameter."""
+        """Tells whether an array may be trained, as far as it says itself: not if it is frozen."""
         return True

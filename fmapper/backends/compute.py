@@ -56,11 +56,11 @@ class Compute(Arrays):
     # transformations
 
     def no_transforms(self) -> str | None:
-        """Why functions of these arrays cannot be transformed, and what to do; None if they can."""
+        """Tells why functions of these arrays cannot be transformed, and what to do, or None."""
         return NO_TRANSFORMS
 
     def untransformable(self, array: Any, error: Exception) -> str | None:
-        """Why an array cannot be an argument of a transformed function; None for any other.
+        """Tells why an array cannot be an argument of a transformed function; None for any other.
 
         Args:
             array: An argument of a call that failed.
@@ -102,7 +102,7 @@ class Compute(Arrays):
     def compiled(
         self, run: Run, give_up: Callable[[str], None]
     ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
-        """A function that is recorded the first time and then replayed.
+        """Returns a function that is recorded the first time and then replayed.
 
         Args:
             run: `run(arrays, key) -> (results, rest)`. The rest is what the results belong into; it
@@ -118,7 +118,7 @@ class Compute(Arrays):
         raise NotImplementedError
 
     def hollow(self, array: Any) -> Any:
-        """What keeps the place of an array that is being recorded: it has no values."""
+        """Returns what keeps the place of an array that is being recorded: it has no values."""
         return self.abstract(self.shape(array), self.dtype(array))
 
     # running models
@@ -126,7 +126,7 @@ class Compute(Arrays):
     def runner(
         self, call: Callable[..., Any], model: Any, *, compile: bool | None
     ) -> Callable[..., Any]:
-        """How this backend runs a model for inference: a function of the inputs alone.
+        """Tells how this backend runs a model for inference: a function of the inputs alone.
 
         Args:
             call: `call(model, *inputs)` is one run.
@@ -136,5 +136,5 @@ class Compute(Arrays):
         return functools.partial(call, model)
 
     def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
-        """What one run asks of an accelerator, found out without one; None where nobody knows."""
+        """Counts what a run asks of an accelerator, without one; None where nobody knows."""
         return None

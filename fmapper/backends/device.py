@@ -85,7 +85,7 @@ def _check_installed(device: str, backend: str | None) -> None:
 
 
 def _is_known(backend: str | None, kind: str) -> bool:
-    """Whether a backend is there, and the kind is a common one or one of an adapter's own."""
+    """Tells whether a backend is there, and the kind is a common one or one of an adapter's own."""
     if backend is not None and backend not in installed_backends():
         return False
     return kind in _KINDS or any(
@@ -95,7 +95,7 @@ def _is_known(backend: str | None, kind: str) -> bool:
 
 
 def good_strings() -> list[str]:
-    """Every device string that means something on this machine, short forms first."""
+    """Returns every device string that means something on this machine, short forms first."""
     here = devices()
     short: dict[str, None] = {"cpu": None}
     for device in here:
@@ -108,7 +108,7 @@ def good_strings() -> list[str]:
 
 
 def devices() -> list[Device]:
-    """Every device of every installed backend, CPUs first within a backend.
+    """Returns every device of every installed backend, CPUs first within a backend.
 
     Asking imports the backends that are installed.
 
@@ -127,7 +127,7 @@ def devices() -> list[Device]:
 
 
 def device_info(device: Any) -> DeviceInfo:
-    """What a device is called, and how much memory it has: all of it, and free at this moment.
+    """Returns what a device is called, and how much memory it has: all of it, and free now.
 
     A `Device` says where arrays live; it is hashable, cheap, and a key of many tables, so it holds
     nothing that has to be asked for or that changes. This asks. The numbers are those of the
@@ -161,7 +161,7 @@ def device_info(device: Any) -> DeviceInfo:
 
 
 def missing() -> dict[str, str]:
-    """Why a backend has nothing here but the CPU, or is not here at all, by its name."""
+    """Tells why a backend has nothing here but the CPU, or is not here at all, by its name."""
     reasons: dict[str, str] = {}
     for name in known_backends():
         try:
@@ -175,7 +175,7 @@ def missing() -> dict[str, str]:
 
 
 def get_device(tree: Any) -> Device | None:
-    """The one device on which all arrays of a tree live; None if it holds no arrays.
+    """Returns the one device on which all arrays of a tree live; None if it holds no arrays.
 
     Arrays in objects that nobody declared are not looked for. An array that is spread over several
     devices is on all of them: the index is a tuple then, in order, whatever lies where. In torch,
@@ -197,7 +197,7 @@ def get_device(tree: Any) -> Device | None:
 
 
 def common_device(leaves: Iterable[tuple[Link, Any]]) -> Device | None:
-    """The one device of the arrays among some leaves with their paths; see `get_device`."""
+    """Returns the one device of the arrays among some leaves with their paths; see `get_device`."""
     places: dict[Device, list[Link]] = {}
     traced: dict[Device, list[Link]] = {}
     for link, leaf in leaves:

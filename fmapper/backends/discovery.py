@@ -26,7 +26,7 @@ Facet = TypeVar("Facet", bound=Framework)
 
 @functools.cache
 def _sources() -> dict[str, Callable[[], Any]]:
-    """Framework module -> how its adapter is loaded. Built-in ones first, then entry points."""
+    """Maps framework modules to the loaders of adapters: built-in ones, then entry points."""
     from importlib import metadata  # slow to import, and needed once
 
     found: dict[str, Callable[[], Any]] = {
@@ -103,7 +103,7 @@ def load_new() -> None:
 
 
 def _is_ready(name: str) -> bool:
-    """Whether a module has run to its end; adapters must not see half of a framework."""
+    """Tells whether a module has run to its end; adapters must not see half of a framework."""
     spec = getattr(sys.modules[name], "__spec__", None)
     return not getattr(spec, "_initializing", False)
 
@@ -174,17 +174,17 @@ def _get_adapter(name: str) -> Framework:
 
 
 def known_backends() -> list[str]:
-    """The backends that there is an adapter for, installed or not."""
+    """Returns the backends that there is an adapter for, installed or not."""
     return [name for name in {**_sources(), **_loaded} if _has_arrays(name)]
 
 
 def installed_backends() -> list[str]:
-    """The backends that could be asked for here, imported or not."""
+    """Returns the backends that could be asked for here, imported or not."""
     return [name for name in known_backends() if name in _loaded or _importable(name)]
 
 
 def _has_arrays(name: str) -> bool:
-    """Whether an adapter is of a backend; to load it, only to ask, would import its framework."""
+    """Tells whether an adapter is of a backend: loading it to ask would import its framework."""
     adapter = _loaded.get(name) or _by_framework.get(name)
     if adapter is not None:
         return isinstance(adapter, Arrays)
@@ -198,7 +198,7 @@ def _importable(name: str) -> bool:
 
 
 def adapter_of(x: Any) -> Arrays | None:
-    """The adapter whose array `x` is; None if it is no array of any backend that is loaded."""
+    """Returns the adapter whose array `x` is; None if `x` belongs to no loaded backend."""
     cls = type(x)
     try:
         return _by_type[cls]

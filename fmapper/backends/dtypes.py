@@ -14,7 +14,7 @@ _FLOAT_OF = {"complex128": "float64", "complex64": "float32"}
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a floating or complex dtype, given as a string or as any framework's own object.
+    """Returns the name of a floating or complex dtype, given by name or as a framework's object.
 
     Raises:
         ValueError: It is none.
@@ -45,12 +45,12 @@ def dtype_name(dtype: Any) -> str:
 
 @functools.cache
 def is_inexact(dtype: str) -> bool:
-    """Whether a dtype is floating or complex."""
+    """Tells whether a dtype is floating or complex."""
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an element; 0 for what is no number, such as a PRNG key.
+    """Returns bytes of an element; 0 for what is not a number, such as a PRNG key.
 
     Examples:
         >>> itemsize("bfloat16"), itemsize("float8_e4m3fn"), itemsize("bool"), itemsize("key<fry>")
@@ -63,7 +63,7 @@ def itemsize(dtype: str) -> int:
 
 
 def wanted_dtype(own: str, asked: str | None) -> str:
-    """The dtype that a leaf of dtype `own` is to have when `asked` was asked for.
+    """Returns the dtype that a leaf of dtype `own` is to have when `asked` was asked for.
 
     Integers and bools keep theirs. Complex leaves take the complex dtype of the asked precision,
     complex64 at the least, floating leaves the floating one.

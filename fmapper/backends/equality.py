@@ -102,12 +102,12 @@ def digest(value: Any) -> int:
 
 
 def _brief(part: Any) -> int:
-    """A hash that does not enter containers, which may be deep or hold themselves."""
+    """Returns a hash that does not enter containers, which may be deep or hold themselves."""
     return hash(type(part)) if isinstance(part, CONTAINERS) else digest(part)
 
 
 def _exact(value: Any) -> Any:
-    """A number as text where `==` does not tell: NaN, and the sign of zero."""
+    """Returns a number as text where `==` does not tell: NaN, and the sign of zero."""
     if isinstance(value, float):
         return float.__repr__(value)
     return complex.__repr__(value) if isinstance(value, complex) else value
@@ -129,7 +129,7 @@ class _Member:
 
 
 def _are_equal(a: Any, b: Any) -> bool:
-    """Of two objects of one type that are no containers."""
+    """Compares two objects of one type that are not containers."""
     if isinstance(a, float | complex):
         return bool(_exact(a) == _exact(b))
     from fmapper.backends.discovery import adapter_of

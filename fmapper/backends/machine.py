@@ -11,7 +11,7 @@ _ROOT = Path("/")
 
 
 def processor_name(root: Path = _ROOT) -> str:
-    """What the processor is called; its architecture where the system does not say."""
+    """Returns what the processor is called; its architecture where the system does not say."""
     for line in _lines(root / "proc/cpuinfo"):
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -20,7 +20,7 @@ def processor_name(root: Path = _ROOT) -> str:
 
 
 def host_memory(root: Path = _ROOT) -> tuple[int | None, int | None]:
-    """Bytes of memory that this process could ever have, and those that it could have now.
+    """Returns bytes of memory that this process could ever have, and those that it could have now.
 
     Both are those of the machine, or those of the tightest control group around this process
     where that allows less: a container is stopped at its own limit, not at that of the machine.
@@ -42,7 +42,7 @@ def host_memory(root: Path = _ROOT) -> tuple[int | None, int | None]:
 
 
 def _total_of_the_system() -> int | None:
-    """What POSIX calls physical memory; not known on Windows."""
+    """Returns what POSIX calls physical memory; not known on Windows."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -50,7 +50,7 @@ def _total_of_the_system() -> int | None:
 
 
 def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
-    """The (limit, use) in bytes of every limited memory group that this process is in.
+    """Yields the (limit, use) in bytes of every limited memory group that this process is in.
 
     A group's own folder may be out of sight in a container, where only the folders above it are
     mounted, so each level is looked at and those that are not there are passed over.

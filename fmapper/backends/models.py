@@ -57,33 +57,33 @@ class Models(Framework):
     # models
 
     def is_model(self, x: Any) -> bool:
-        """Whether an object is a model of this framework, whose program `convert` can record."""
+        """Tells whether an object is a model of this framework, which `convert` can record."""
         return False
 
     def is_callable_model(self, x: Any) -> bool:
-        """Whether `export_program` takes what is no model by its class.
+        """Tells whether `export_program` takes what is not a model by its class.
 
         That is a function, a function with its parameters, or a tree of arrays that is called.
         """
         return False
 
     def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a model has modes, so that its training is recorded unasked."""
+        """Tells whether a model has modes, so that its training is recorded unasked."""
         return False
 
     def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a model is in its mode for training now, or the examples say so."""
+        """Tells whether a model is in its mode for training now, or the examples say so."""
         return False
 
     def options(self, model: Any) -> Sequence[str]:
-        """Keywords by which this framework is told how to call a model; they are no inputs of it.
+        """Names the keywords that tell this framework how to call a model: not its inputs.
 
         A program has them fixed; models that are made of it do not take them.
         """
         return ()
 
     def computes_with(self, cls: type) -> str | None:
-        """The one backend with whose arrays a class of this framework computes.
+        """Returns the backend with whose arrays a class of this framework computes.
 
         None for a class that is not of this framework, or that works with any arrays.
         """
@@ -128,11 +128,11 @@ class Models(Framework):
         raise ConversionError(f"models of {self.name} cannot be recorded")
 
     def lowers(self, op: str) -> bool:
-        """Whether a lowering of an operation that names no target is one to this framework."""
+        """Tells whether a lowering of an operation that names no target is to this framework."""
         return False
 
     def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
-        """The operations that a recorder leaves whole in programs for this framework.
+        """Returns the operations that a recorder leaves whole in programs for this framework.
 
         Args:
             lowerings: Those that the user has added, by operation.
@@ -145,7 +145,7 @@ class Models(Framework):
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """A model of this framework that computes what a program says.
+        """Returns a model of this framework that computes what a program says.
 
         Args:
             program: The program.
@@ -160,13 +160,13 @@ class Models(Framework):
     # calls that are compared
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What a model gives for inputs that are its own to change, ready to be compared."""
+        """Returns what a model gives for inputs that it may change, ready to be compared."""
         return model(*args, **kwargs)
 
     def caller(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        """`call` for such inputs, as quick as a user of this framework would have it."""
+        """Returns `call` for such inputs, as quick as a user of this framework would have it."""
         self.to_evaluation(model)
         if isinstance(self, Compute):
             return self.runner(lambda own, a, k: own(*a, **k), model, compile=None)
@@ -190,7 +190,7 @@ class Models(Framework):
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """The output of a model that a conversion has made, to be compared with its source.
+        """Returns the output of a model that a conversion has made, to be compared with its source.
 
         Returns:
             None where there is nothing to compare, as where it draws random numbers.
@@ -203,7 +203,7 @@ class Models(Framework):
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any | None:
-        """The same, computed in float64; None where that cannot be."""
+        """Calls a model in float64; returns None where that cannot be."""
         return None
 
     def watch(
@@ -214,7 +214,7 @@ class Models(Framework):
         *,
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """Every operation of a call, in order; None where they cannot be told.
+        """Returns every operation of a call, in order; None where they cannot be told.
 
         Args:
             model: The model.

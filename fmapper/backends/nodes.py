@@ -82,7 +82,7 @@ class NodeType(nodes.NodeType):
         plain: type = dict,
         **facts: Unpack[Facts],
     ) -> Self:
-        """A node type from an opener of its own: the fast way, for types that are walked often.
+        """Makes a node type with its own opener: the fast way, for types that are walked often.
 
         Args:
             open: See `fmapper.tree.nodes.Opener`.
@@ -113,25 +113,25 @@ class Nodes(Framework):
     lacking = "classes to take apart"
 
     def node_type(self, cls: type) -> NodeType | None:
-        """How a class of this framework is taken apart; None if it is no node class of it."""
+        """Tells how a class of this framework is taken apart; None if it is not a node class."""
         return None
 
     def registered_type(self, cls: type) -> NodeType | None:
-        """The same for a class in this framework's own pytree registry, by exact type."""
+        """Returns the node type of a class in this framework's own registry, by exact type."""
         return None
 
     def register_functor(self, cls: type) -> None:
         """Tells this framework's pytree registry about a functor class; called once per class."""
 
     def is_fitted_type(self, cls: type) -> bool:
-        """Whether nodes of this framework wrap what takes the place of arrays of a class.
+        """Tells whether nodes of this framework wrap what takes the place of arrays of a class.
 
         The slots of such nodes are `Fitting`: what they make of it is there at all its places.
         """
         return False
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """Which arrays below a node of a class of this framework are trained.
+        """Tells which arrays below a node of a class of this framework are trained.
 
         It holds until a class further down says otherwise; None for a class that does not say.
         """

@@ -57,7 +57,7 @@ class Constant:
         self._hash = digest(self._value)
 
     def value(self) -> Any:
-        """The value; a container is a new one."""
+        """Returns the value; a container is a new one."""
         return snapshot(self._value)
 
     def __eq__(self, other: object) -> bool:
@@ -116,7 +116,7 @@ class Static:
 
 
 def _are_equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
-    """`equals`, quickly where most values are the very same ones."""
+    """Compares by `equals`, quickly where most values are the very same ones."""
     if len(mine) != len(other):
         return False
     for name, value in mine.items():
@@ -206,7 +206,7 @@ def put_together(
 
 @lru_cache(1024)
 def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The slots of a class, and the attributes that are computed from children."""
+    """Returns the slots of a class, and the attributes that are computed from children."""
     return slot_names(cls), frozenset(nodes.cached_names(cls))
 
 
@@ -233,7 +233,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
-    """Which parts of a child are dynamic."""
+    """Tells which parts of a child are dynamic."""
     if rules is None:
         return True
     cls = type(child)
@@ -252,10 +252,10 @@ def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
 
 
 def _contents(container: Any, rules: PyTreeRules) -> tuple[bool, bool]:
-    """Whether anything in a container is dynamic, and whether anything is static."""
+    """Tells whether anything in a container is dynamic, and whether anything is static."""
     seen = {id(container): container}
     todo = [container]
-    verdicts: dict[type, bool] = {}  # of what is no container only the type counts
+    verdicts: dict[type, bool] = {}  # of what is not a container only the type counts
     found_dynamic = found_static = False
     while todo and not (found_dynamic and found_static):
         for _, part in _items(todo.pop()):
@@ -284,7 +284,7 @@ def _items(container: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _wrapped(child: Any, pattern: Pattern) -> Any:
-    """A child with its static parts, by the pattern, as constants."""
+    """Returns a child with its static parts, by the pattern, as constants."""
     if pattern is True:
         return child
     if pattern is False:
@@ -351,7 +351,7 @@ def _attributes(node: Any, slots: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
 
 
 def is_dynamic(child: Any) -> bool:
-    """Whether a child is an array, a node or a container; the rest is static to a compiler."""
+    """Tells whether a child is an array, a node or a container; the rest is static."""
     if child is no_gradient:
         return False
     kind = nodes.kind_of(type(child))
@@ -388,7 +388,7 @@ def _tell(adapter: Nodes, cls: type) -> None:
 
 
 def _is_for_registries(cls: type) -> bool:
-    """Not a leaf, and not a node type that other libraries have rules of their own for."""
+    """Tells whether a class is a functor, not a leaf, and without rules of other libraries."""
     own = [kind for adapter in adapters(Nodes) if (kind := adapter.node_type(cls)) is not None]
     declaration = declaration_of(cls)
     if declaration is None:

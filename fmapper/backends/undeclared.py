@@ -23,7 +23,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def check_leaf(leaf: Any, where: Callable[[Any], Link], place: Any = None) -> None:
-    """Refuses a leaf that is no array itself but holds some.
+    """Refuses a leaf that is not an array itself but holds some.
 
     Args:
         leaf: The leaf.
@@ -84,7 +84,7 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
 
 
 def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
-    """Whether an object is an array, or holds one in children, attributes, closures or items.
+    """Tells whether an object is an array, or holds one in children, attributes, closures or items.
 
     Args:
         x: Anything; it is not changed.
@@ -106,7 +106,7 @@ def _enter_all(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
 
 
 def _parts(x: Any) -> Iterator[tuple[str, Any]]:
-    """What an undeclared object holds, with the words in which an error names it."""
+    """Yields what an undeclared object holds, with the words in which an error names it."""
     cls = type(x)  # not isinstance, which asks the object for its class
     if issubclass(cls, _OPAQUE):
         return

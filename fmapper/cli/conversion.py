@@ -19,7 +19,7 @@ from fmapper.moves.plan import readable_bytes
 from fmapper.profiles import timing
 from fmapper.profiles.table import readable_seconds
 from fmapper.profiles.timing import Timing
-from fmapper.programs.convert import lowered, recorded, source_of, source_of_callable
+from fmapper.programs.convert import lower_trained, recorded, source_of, source_of_callable
 from fmapper.programs.verify import Report, inputs_for, verify
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Amount:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any]) -> Amount:
-        """The sums over arrays of any backend."""
+        """Returns the sums over arrays of any backend."""
         known = [(adapter_of(array), array) for array in arrays.values()]
         sizes = [(math.prod(a.shape(x)), a.nbytes(x)) for a, x in known if a is not None]
         return cls(len(sizes), sum(n for n, _ in sizes), sum(b for _, b in sizes))
@@ -93,7 +93,7 @@ class Conversion:
         return self.verification is None or self.verification.ok
 
     def to_json(self) -> str:
-        """Everything, as strict JSON; what is infinite or NaN is null."""
+        """Returns everything, as strict JSON; what is infinite or NaN is null."""
         return json.dumps(_finite({**asdict(self), "ok": self.ok}), indent=1, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
@@ -144,7 +144,7 @@ class Conversion:
         return f"{text}; against float64 {before:.1e} before and {now:.1e} now"
 
 
-def measured(
+def measure(
     model: Any,
     to: str,
     args: tuple[Any, ...],
@@ -174,7 +174,7 @@ def measured(
         What was seen, and the converted model.
 
     Raises:
-        ConversionError: As `convert`; also if it is no model.
+        ConversionError: As `convert`; also if it is not a model.
     """
     target = get_adapter(to, Models)
     source = source_of(model) or source_of_callable(model, target)
@@ -193,7 +193,7 @@ def measured(
     )
     exported = timing.clock()
     say(f"lowering {len(program.graph.calls)} operations to {to}")
-    converted = lowered(program, target, train=train)
+    converted = lower_trained(program, target, train=train)
     finished = timing.clock()
     found: dict[str, Any] = {
         "model": program.name or type(model).__name__,
@@ -225,7 +225,7 @@ def measured(
 def _waiting(
     adapter: Models, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], float]:
-    """A call with inputs of its own, which may be changed: until its results are there."""
+    """Returns a call with inputs of its own, which may be changed: until its results are there."""
     given = inputs_for(adapter, args, kwargs, copy=True)
     call = adapter.caller(model, *given)
 

@@ -69,13 +69,13 @@ def convert(
     FILE:MODEL is a model in a Python file: a torch module, or one of Flax, Equinox or JAX; an
     instance, a class, a function that makes one, or a function with its parameters.
     """
-    from fmapper.cli.conversion import measured
+    from fmapper.cli.conversion import measure
     from fmapper.cli.target import load_model
 
     check_folders(out, json)
     with spinner() as say:
         say(f"loading {model}")
-        report, converted = measured(
+        report, converted = measure(
             load_model(model),
             to,
             _args(example),
@@ -101,7 +101,7 @@ def convert(
 def _args(text: str | None) -> tuple[Any, ...]:
     if text is None:
         return ()
-    found = _made(text)
+    found = _make_inputs(text)
     return found if isinstance(found, tuple) else (found,)
 
 
@@ -113,7 +113,7 @@ def _kwargs(text: str | None) -> dict[str, Any]:
     """
     if text is None:
         return {}
-    found = _made(text)
+    found = _make_inputs(text)
     if isinstance(found, tuple) and len(found) == 1:  # as expressions are read
         found = found[0]
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -121,6 +121,6 @@ def _kwargs(text: str | None) -> dict[str, Any]:
     return found
 
 
-def _made(text: str) -> Any:
+def _make_inputs(text: str) -> Any:
     found = inputs_of(text)
     return found() if callable(found) else found

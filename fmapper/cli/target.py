@@ -15,7 +15,7 @@ _SUFFIX = ".py"
 
 
 def load_target(target: str) -> Any:
-    """The object that `FILE:NAME` names.
+    """Returns the object that `FILE:NAME` names.
 
     The file is run as a module of its own name, with its folder on `sys.path`, so that it finds
     what is beside it; `if __name__ == "__main__"` is not true in it. A file is run once, however
@@ -40,7 +40,7 @@ def load_target(target: str) -> Any:
 
 
 def load_model(target: str) -> Any:
-    """The model that `FILE:NAME` names: an instance, or what a class or a factory makes.
+    """Returns the model that `FILE:NAME` names: an instance, or what a class or a factory makes.
 
     A class, and a function that needs no arguments, are called; a function that needs some is a
     model itself.
@@ -51,7 +51,7 @@ def load_model(target: str) -> Any:
     found = load_target(target)
     if not isinstance(found, type) and not inspect.isroutine(found):
         return found
-    needed = _needed(found)
+    needed = _required_parameters(found)
     if needed and not isinstance(found, type):
         return found
     if needed:
@@ -106,8 +106,8 @@ def _run(file: str) -> Any:
     return module
 
 
-def _needed(function: Any) -> list[str]:
-    """The parameters without which it cannot be called."""
+def _required_parameters(function: Any) -> list[str]:
+    """Returns the parameters without which it cannot be called."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C: a ufunc, for example
@@ -128,7 +128,7 @@ def _no_such_name(holder: Any, name: str, file: str) -> str:
 
 
 def _short(error: BaseException, path: Path | None = None) -> str:
-    """The class and text of an error, and the line of the file that it came through."""
+    """Returns the class and text of an error, and the line of the file that it came through."""
     text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     lines = [
         frame.lineno

@@ -23,7 +23,7 @@ from fmapper.errors import (
     UnsupportedLeafError,
 )
 from fmapper.moves.host_copy import host_copies
-from fmapper.moves.view_ties import ViewTie, find_view_ties, remade
+from fmapper.moves.view_ties import ViewTie, find_view_ties, remake
 from fmapper.tree.keypath import Link, format_link
 from fmapper.warn import warn
 
@@ -71,7 +71,7 @@ class Route:
         return self.dtype != self.held
 
     def shares(self, copy: bool | None) -> bool:
-        """Whether the results are to lie in the memory of the arrays."""
+        """Tells whether the results are to lie in the memory of the arrays."""
         if copy is not None or self.source is self.target:
             return copy is False
         in_one_place = not isinstance(self.origin.index, tuple)
@@ -109,7 +109,7 @@ class _Batch:
         return format_link(self.where(self.places[at]))
 
     def part(self, ats: Sequence[int]) -> _Batch:
-        """Some of the arrays only."""
+        """Returns some of the arrays only."""
         by_route: dict[Route, list[int]] = {}
         for at in ats:
             by_route.setdefault(self.route(at), []).append(at)
@@ -124,7 +124,7 @@ class _Batch:
         return _Batch(routes, self.where)
 
     def failure(self, at: int, error: Exception) -> Exception:
-        """What is raised when one of the arrays cannot be moved."""
+        """Returns the error to raise when one of the arrays cannot be moved."""
         kind = MoveError
         if isinstance(error, TypeError):
             kind = UnsupportedLeafError
@@ -138,7 +138,7 @@ class _Batch:
         )
 
     def done(self, results: Callable[[], Iterable[Any]]) -> list[Any]:
-        """The results; an error among them names the first array that has none."""
+        """Returns the results; an error among them names the first array that has none."""
         found: list[Any] = []
         try:
             found.extend(results())
@@ -153,7 +153,7 @@ class _Batch:
         return found
 
     def exported(self, arrays: Sequence[Any]) -> Exchange:
-        """The arrays as the source gives them; an error names the array that it cannot give."""
+        """Returns the arrays as the source gives them; an error names the one it cannot give."""
         try:
             return self.source.export(arrays, self.device)
         except Exception as error:
@@ -173,7 +173,7 @@ def carry_out(
     copy: bool | None,
     ties: bool = True,
 ) -> list[Any]:
-    """The leaves with the arrays of the routes moved; what is there is the very same object.
+    """Returns the leaves with the arrays of the routes moved; what is there is not copied.
 
     Args:
         routes: What is to become of the arrays among the leaves.
@@ -201,7 +201,7 @@ def carry_out(
         groups.setdefault(key, []).append(route)
     for group in groups.values():
         batch = _Batch(group, where)
-        moved = _with_ties(batch, copy) if ties else _moved(batch, copy)
+        moved = _with_ties(batch, copy) if ties else _move(batch, copy)
         if len(group) == 1 and len(moved) == len(results):  # these are all, in order
             results = moved
             continue
@@ -212,15 +212,15 @@ def carry_out(
 
 
 def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
-    """The moved arrays, views of each other where they were."""
+    """Returns the moved arrays, views of each other where they were."""
     arrays, source = batch.arrays, batch.source
     if copy is False or not source.may_share_memory(arrays):
-        return _moved(batch, copy)
+        return _move(batch, copy)
     views = {tie.view: tie for tie in find_view_ties(arrays, source)}
     if not views:
-        return _moved(batch, copy)
+        return _move(batch, copy)
     bases = batch.part([at for at in range(len(arrays)) if at not in views])
-    by_place = dict(zip(bases.places, _moved(bases, copy), strict=True))
+    by_place = dict(zip(bases.places, _move(bases, copy), strict=True))
     moved = {at: by_place[place] for at, place in enumerate(batch.places) if place in by_place}
     lost: list[ViewTie] = []
     for at, tie in views.items():
@@ -229,9 +229,9 @@ def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
     return [moved[at] for at in range(len(arrays))]
 
 
-def _moved(batch: _Batch, copy: bool | None) -> list[Any]:
+def _move(batch: _Batch, copy: bool | None) -> list[Any]:
     if batch.device.kind == "meta" and copy is not False:
-        return batch.done(lambda: _abstracted(batch, copy))
+        return batch.done(lambda: _abstract(batch, copy))
     if batch.source is batch.target:
         return batch.done(lambda: _within(batch, copy))
     exchange = _exchange(batch, copy)
@@ -243,8 +243,8 @@ def _moved(batch: _Batch, copy: bool | None) -> list[Any]:
     return _cast(target, new, wrong, batch)
 
 
-def _abstracted(batch: _Batch, copy: bool | None) -> Iterable[Any]:
-    """Shapes and dtypes alone; no value is looked at."""
+def _abstract(batch: _Batch, copy: bool | None) -> Iterable[Any]:
+    """Yields shapes and dtypes alone; no value is looked at."""
     source, target = batch.source, batch.target
     if source is not target:
         for at, array in enumerate(batch.arrays):
@@ -275,7 +275,7 @@ def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
 
 
 def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
-    """The arrays on their way to another backend, as it may have them."""
+    """Returns the arrays on their way to another backend, as it may have them."""
     source, target, arrays = batch.source, batch.target, batch.arrays
     casts = batch.casts
     if casts and copy is False:
@@ -324,7 +324,7 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
 
 
 def _cast_on_host(batch: _Batch, exchange: Exchange, casts: Sequence[int]) -> Exchange:
-    """The exchange with some of its arrays cast into memory of their own."""
+    """Returns the exchange with some of its arrays cast into memory of their own."""
     if not casts or exchange.device is not None:
         return exchange
     data = _cast(get_adapter("numpy", Arrays), exchange.data, casts, batch)
@@ -341,7 +341,7 @@ def _no_copy(batch: _Batch, at: int) -> Exception:
 def _cast(
     adapter: Arrays, arrays: Iterable[Any], chosen: Sequence[int], batch: _Batch
 ) -> list[Any]:
-    """The arrays, the chosen ones in the dtypes of their routes.
+    """Returns the arrays, the chosen ones in the dtypes of their routes.
 
     Raises:
         LossyCastError: One of them has values that its new dtype cannot hold.
@@ -393,11 +393,11 @@ def _restore_view(
     array, base_array = batch.arrays[at], batch.arrays[tie.base]
     source, target, new_base = batch.source, batch.target, moved[tie.base]
     if (view.dtype, view.held) == (base.dtype, base.held):
-        seen = remade(array, base_array, new_base, source, target)
+        seen = remake(array, base_array, new_base, source, target)
         if seen is not None:
             moved[at] = seen
             return []
-    (moved[at],) = _moved(batch.part([at]), copy)
+    (moved[at],) = _move(batch.part([at]), copy)
     return [tie]
 
 

@@ -56,7 +56,7 @@ class Leaves:
                     self.by_id.setdefault(id(passenger), passenger)
 
     def where(self, wanted: Any) -> Link:
-        """The first path to a leaf, a passenger or a node."""
+        """Returns the first path to a leaf, a passenger or a node."""
         if not self._links:
             for link, value, _ in self._visit(self._tree):
                 self._links.setdefault(id(value), link)
@@ -68,7 +68,7 @@ class Leaves:
         return visit(tree, is_leaf=self._is_leaf, once=True, known=self._known)
 
     def _collect(self) -> None:
-        """Nodes that borrow leaves come last, and what they borrow comes after all else."""
+        """Collects leaves and nodes; nodes that borrow leaves come last, then what they borrow."""
         leaves, nodes, is_leaf = self.by_id, self.nodes, self._is_leaf
         seen = set(self._known)
         stack: list[Any] = []
@@ -131,5 +131,5 @@ class Leaves:
 
 
 def _holds_only_leaves(node: dict[Any, Any]) -> bool:
-    """Whether a dict is a flat one of arrays, as a state dict is; False where none was met yet."""
+    """Tells whether a dict holds only arrays, as a state dict; False where none was met yet."""
     return all(kinds.get(cls) is LEAF for cls in {*map(type, node.values())})

@@ -56,11 +56,11 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
 
 
 def _places(arrays: Sequence[Array]) -> Iterator[tuple[Array, int]]:
-    """The block and the offset where the copy of each array will be."""
-    left = sum(_padded(a) for a in arrays)
+    """Yields the block and the offset where the copy of each array will be."""
+    left = sum(_pad(a) for a in arrays)
     block, at = None, 0
     for a in arrays:
-        size = _padded(a)
+        size = _pad(a)
         if block is None or at + size > block.nbytes:
             block, at = _aligned_block(max(size, min(left, _SLAB))), 0
         yield block, at
@@ -68,7 +68,7 @@ def _places(arrays: Sequence[Array]) -> Iterator[tuple[Array, int]]:
         left -= size
 
 
-def _padded(a: Array) -> int:
+def _pad(a: Array) -> int:
     return -(-int(a.nbytes) // ALIGNMENT) * ALIGNMENT
 
 
@@ -81,7 +81,7 @@ def _aligned_block(size: int) -> Array:
 
 
 def _laid_out(a: Array, order: str, block: Array, at: int) -> Array:
-    """An array like `a`, without its values, in a block of memory."""
+    """Returns an array like `a`, without its values, in a block of memory."""
     import numpy as np
 
     if order == "C" or a.flags.c_contiguous:
@@ -110,7 +110,7 @@ def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
 
 
 def _threads() -> int:
-    """The cores that this process may use."""
+    """Returns the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on a Mac or on Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -124,7 +124,7 @@ def _copy(pairs: Sequence[tuple[Array, Array]]) -> None:
 
 
 def _bundles(pairs: Sequence[tuple[Array, Array]]) -> Iterator[list[tuple[Array, Array]]]:
-    """The same work in portions of about one piece."""
+    """Yields the work in portions of about one piece."""
     bundle: list[tuple[Array, Array]] = []
     size = 0
     for pair in pairs:
@@ -139,7 +139,7 @@ def _bundles(pairs: Sequence[tuple[Array, Array]]) -> Iterator[list[tuple[Array,
 
 
 def _as_numbers(to: Array, source: Array) -> tuple[Array, Array]:
-    """The same bytes as integers: NumPy holds the lock while it copies types it does not know."""
+    """Views bytes as integers: NumPy holds the lock while it copies types it does not know."""
     if source.dtype.isbuiltin == 1 or to.dtype != source.dtype:
         return to, source
     word = f"u{to.dtype.itemsize}"

@@ -41,7 +41,7 @@ def move_(tree: T, mover: Mover) -> T:
         flax.struct. So write `model = move_(model, mover)` where you do not know.
 
     Raises:
-        TypeError: `mover` is no mover.
+        TypeError: `mover` is not a mover.
         MoveError: A leaf could not be moved, or an optimizer was given without its model. Nothing
             has changed.
 
@@ -125,7 +125,7 @@ class _Change:
 
 
 def _restorer(put: Put, node: Any, before: Mapping[Any, Any]) -> Step:
-    """What gives a node its old children back, and the very attributes that it had."""
+    """Returns what gives a node its old children back, and the very attributes that it had."""
     state = getattr(node, "__dict__", None)
     held = None if state is None or state is node else state.copy()
 
@@ -163,7 +163,7 @@ def _without_interrupt(action: Step) -> None:
 
 
 def _putter(node: Any, node_type: NodeType) -> Put | None:
-    """What gives a node other children in place; None if it cannot have any."""
+    """Returns what gives a node other children in place; None if it cannot have any."""
     if node_type.put is not None:
         return node_type.put
     if isinstance(node, list | dict | deque):

@@ -100,7 +100,7 @@ class DeviceLoader:
         return _Batches(self._last)
 
     def __len__(self) -> int:
-        """The number of batches, where the source knows it."""
+        """Returns the number of batches, where the source knows it."""
         if not isinstance(self.batches, Sized):
             raise TypeError(f"{type(self.batches).__name__} does not know how many batches it has")
         return len(self.batches)
@@ -131,7 +131,7 @@ def _move(mover: Callable[[Any], Any], batch: Any, number: int) -> Any:
 
 
 def _moved_here(source: Iterator[Any], mover: Callable[[Any], Any]) -> Iterator[Any]:
-    """Each batch, moved in the thread that asks for it, when it does."""
+    """Yields each batch, moved in the thread that asks for it, when it does."""
     number = 0
     while (batch := _read(source, number)) is not _END:
         batch = _move(mover, batch, number)
@@ -221,7 +221,7 @@ class _Worker:
         self.thread.start()
 
     def receive(self) -> _Parcel:
-        """The next parcel, as soon as it is ready; the thread may begin another one."""
+        """Returns the next parcel, as soon as it is ready; the thread may begin another one."""
         parcel = self._ready.get()
         self._permits.put(None)
         return parcel
@@ -270,13 +270,13 @@ class _Worker:
         """
         self._permits.get()
         with keeping_warnings() as warned:
-            parcel = self._packed(source, mover, reading, number, warned)
+            parcel = self._next_parcel(source, mover, reading, number, warned)
         more = parcel.batch is not _END
         self._ready.put(parcel)
         del parcel
         return more
 
-    def _packed(
+    def _next_parcel(
         self,
         source: Iterator[Any],
         mover: Callable[[Any], Any],
@@ -284,7 +284,7 @@ class _Worker:
         number: int,
         warned: Sequence[Warned],
     ) -> _Parcel:
-        """The next batch or what came in its place.
+        """Returns the next batch or what came in its place.
 
         An error holds the frames that it came through and those that called them. None of them may
         hold the error in turn: that cycle would keep batches until the garbage collector comes by.
@@ -301,7 +301,7 @@ class _Worker:
 
 
 def _handed_over(batch: Any) -> list[Callable[[], object]]:
-    """What the consumer has to call before it uses the arrays of a batch."""
+    """Returns what the consumer has to call before it uses the arrays of a batch."""
     found: dict[str, tuple[Arrays, list[Any]]] = {}
     for _, leaf, node_type in visit(batch, once=True):
         adapter = adapter_of(leaf) if node_type is None else None

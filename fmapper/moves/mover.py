@@ -67,7 +67,7 @@ class Mover(Router):
     report: Callable[[Plan], object] | None = None
 
     def __call__(self, tree: Any = _NO, **options: Any) -> Any:
-        """The tree, moved; or, without a tree, a mover with these options."""
+        """Returns the tree, moved; or, without a tree, a mover with these options."""
         mover = self._with(**options) if options else self
         return mover if tree is _NO else fmap(mover, tree)
 
@@ -181,7 +181,7 @@ class Mover(Router):
         return dataclasses.replace(self, dtype=None)
 
     def routes(self, leaves: Sequence[Any], where: Where) -> tuple[list[Route], list[int]]:
-        """What is to become of the arrays among leaves, and which leaves are none.
+        """Routes the arrays among leaves; leaves that are not arrays have no route.
 
         Raises:
             NotAFunctorError: A leaf holds arrays and is not declared.
@@ -208,7 +208,7 @@ class Mover(Router):
         return routes, others
 
     def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
-        """What is to become of a random generator; None if the leaf is none.
+        """Returns what becomes of a random generator; None if the leaf is not one.
 
         It goes to another device of its backend. It has no counterpart in another backend, draws
         its numbers where it is, and stays there.
@@ -258,7 +258,7 @@ class Mover(Router):
         return Route(adapter, target, origin, device, dtype, wanted, held, places, arrays, note)
 
     def _target(self, adapter: Arrays, origin: Device) -> Target:
-        """Whose array a leaf of this backend on this device becomes, and where."""
+        """Tells whose array a leaf of this backend on this device becomes, and where."""
         if self.backend is not None:
             target = adapter if adapter.name == self.backend else get_adapter(self.backend, Arrays)
             return Target(target, self._device_of(target, adapter, origin))
@@ -307,7 +307,7 @@ def to_device(
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
 ) -> Mover:
-    """A mover to a device, which keeps each leaf's backend; NumPy arrays go to the GPU's backend.
+    """Makes a mover to a device, which keeps each leaf's backend; NumPy arrays go to the GPU's.
 
     Args:
         device: `"cpu"`, `"gpu"`, `"cuda:1"`, `"mps"`, `"meta"` ..., qualified by a backend or not
@@ -383,7 +383,7 @@ Examples:
 
 
 def _why_unsupported(adapter: Arrays, leaf: Any, target: Arrays, dtype: str) -> str:
-    """Why a dtype cannot go: in the words of its own adapter, if that gives it to nobody."""
+    """Tells why a dtype cannot go: in the words of its own adapter, if that gives it to nobody."""
     try:
         adapter.check(leaf)
     except TypeError as error:
@@ -392,7 +392,7 @@ def _why_unsupported(adapter: Arrays, leaf: Any, target: Arrays, dtype: str) -> 
 
 
 def _alike(signatures: Sequence[Hashable], places: Sequence[int]) -> Iterable[Sequence[int]]:
-    """The places, sorted by signature; nearly always all arrays of a model are of one dtype."""
+    """Sorts the places by signature; nearly always all arrays of a model are of one dtype."""
     if len(set(signatures)) == 1:
         return [places]
     found: dict[Hashable, list[int]] = {}

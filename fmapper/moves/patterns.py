@@ -43,7 +43,7 @@ class _Path:
                 )
             self._add(found, first=at == 0)
             at = found.end()
-        self.start = self._closed([0])
+        self.start = self._closure([0])
 
     def _add(self, found: re.Match[str], *, first: bool) -> None:
         if found["star"]:
@@ -70,7 +70,7 @@ class _Path:
         return len(self.tokens) in positions
 
     def after(self, positions: _Positions, text: str) -> _Positions:
-        """Where the pattern stands after one key more; `text` is the border before it, and it."""
+        """Tells where the pattern stands one key later; `text` is the border before it, and it."""
         key = text.removeprefix(_SEPARATOR)
         if key != text:
             positions = self._step(positions, _SEPARATOR)
@@ -84,7 +84,7 @@ class _Path:
             if not positions:
                 break
             positions = self._step(positions, char)
-        return positions | self._closed(whole)
+        return positions | self._closure(whole)
 
     def _step(self, positions: _Positions, char: str) -> _Positions:
         reached = []
@@ -94,10 +94,10 @@ class _Path:
                 reached.append(at)
             elif token == char or (token is _DOT and char in (_SEPARATOR, ".")):
                 reached.append(at + 1)
-        return self._closed(reached)
+        return self._closure(reached)
 
-    def _closed(self, positions: Iterable[int]) -> _Positions:
-        """With what is reached by letting a star stand for nothing."""
+    def _closure(self, positions: Iterable[int]) -> _Positions:
+        """Adds the states that are reached by letting a star stand for nothing."""
         found = set(positions)
         for at in tuple(found):
             while at < len(self.tokens) and self.tokens[at] is _STAR:
@@ -141,7 +141,7 @@ class Rules:
         self.order = sorted(range(len(self.patterns)), key=lambda at: self.patterns[at] == "*")
 
     def found_in(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Found:
-        """Which rules the nodes and leaves of a tree fall under.
+        """Tells which rules the nodes and leaves of a tree fall under.
 
         Raises:
             PlacementError: A rule matches nothing, or other rules take all that it matches.
@@ -214,7 +214,7 @@ class Found:
             self.rules.setdefault(i, {}).setdefault(won, link)
 
     def _follow(self) -> None:
-        """What an optimizer works on goes by its place in the model, and its state goes with it."""
+        """Routes what an optimizer works on by its place in the model, and its state with it."""
         here = set(self.rules)
         followers = []
         for i, won, link in self._lent:
@@ -233,7 +233,7 @@ class Found:
         return self._states[key]
 
     def _after(self, state: _State, text: str) -> _State:
-        """The state one key further, classes not yet looked at."""
+        """Returns the state one key further, classes not yet looked at."""
         found = state.after.get(text)
         if found is None:
             new = list(state.rules)
@@ -245,7 +245,7 @@ class Found:
         return found
 
     def _inside(self, state: _State, thing: Any) -> _State:
-        """The state at an object, for the classes among the rules."""
+        """Returns the state at an object, for the classes among the rules."""
         cls = type(thing)
         found = state.inside.get(cls)
         if found is None:
@@ -257,7 +257,7 @@ class Found:
         return found
 
     def _own(self, pattern: str, tree: Any) -> str:
-        """A pattern from the root on: without the `model` with which messages begin a path."""
+        """Returns a pattern from the root on: without the `model` that begins paths in messages."""
         rest = pattern.removeprefix("model")
         if rest == pattern or rest[:1] not in ("", ".", "["):
             return pattern
@@ -283,7 +283,7 @@ class Found:
             raise PlacementError("\n".join(f"the rule {problem}." for problem in problems))
 
     def name(self, rule: int) -> str:
-        """A rule as its user wrote it."""
+        """Returns a rule as its user wrote it."""
         pattern = self._all.patterns[rule]
         return repr(pattern) if isinstance(pattern, str) else pattern.__qualname__
 

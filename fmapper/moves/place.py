@@ -102,7 +102,7 @@ class Placement(Router):
         return _placement, (self._shown, self.strict, self.report)
 
     def __call__(self, tree: Any) -> Any:
-        """The tree, with each part where it belongs."""
+        """Returns the tree, with each part where it belongs."""
         return fmap(self, tree)
 
     @property
@@ -126,7 +126,7 @@ def place(
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
 ) -> Any:
-    """A new tree of which each part is where a rule sends it.
+    """Returns a new tree of which each part is where a rule sends it.
 
     The first rule that matches a leaf decides; `"*"` is what holds for the rest, and is tried last
     wherever it stands. What no rule matches stays as it is, unless it is tied to what moves: a tied
@@ -168,7 +168,7 @@ def cast(
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
 ) -> Any:
-    """A new tree whose floating and complex arrays have another dtype, where they are.
+    """Returns a new tree whose floating and complex arrays have another dtype, where they are.
 
     Values are rounded, very small ones to zero; what would become infinite is an error.
 
@@ -287,7 +287,7 @@ class _Placing(Router):
         return self._movers[rules[0]] if rules else None
 
     def _end(self, leaf: Any, mover: Mover | Keep | None) -> Any:
-        """Where a leaf is to be, and as what."""
+        """Tells where a leaf is to be, and as what."""
         adapter = adapter_of(leaf)
         if isinstance(mover, Mover):
             if adapter is None:
@@ -302,7 +302,7 @@ class _Placing(Router):
         return adapter.name, adapter.device(leaf), adapter.dtype(leaf)
 
     def _split_views(self) -> dict[int, str]:
-        """The arrays on one memory that rules send to several places, and what to say of them."""
+        """Finds the arrays on one memory that rules send to several places, and what to say."""
         if len(set(self._movers)) < 2 and all(None not in of for of in self.found.rules.values()):
             return {}
         arrays: dict[str, list[Any]] = {}

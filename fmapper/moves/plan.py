@@ -35,7 +35,7 @@ class PlannedLeaf:
             made an array of the other backend on the same memory, `skipped`: the very same object,
             `refused`: the move would raise.
         reason: Why it is skipped or refused, or what a cast depends on.
-        origin: The device that it is on; None for what is no array.
+        origin: The device that it is on; None for what is not an array.
         device: The device that it is to be on.
         dtype: Its dtype.
         new_dtype: The dtype that it is to have.
@@ -73,7 +73,7 @@ class Plan:
         return len(self.leaves)
 
     def having(self, action: Action) -> tuple[PlannedLeaf, ...]:
-        """The leaves to which this happens."""
+        """Returns the leaves to which this happens."""
         return tuple(leaf for leaf in self.leaves if leaf.action == action)
 
     @property
@@ -87,7 +87,7 @@ class Plan:
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def bytes_by_way(self) -> dict[tuple[Device, Device], int]:
-        """Bytes of new memory for each pair of devices, (from, to)."""
+        """Returns bytes of new memory for each pair of devices, (from, to)."""
         ways: dict[tuple[Device, Device], int] = {}
         for leaf in self.leaves:
             if leaf.nbytes and leaf.origin is not None and leaf.device is not None:
@@ -96,7 +96,7 @@ class Plan:
         return ways
 
     def __str__(self) -> str:
-        """The table, as plain text."""
+        """Returns the table, as plain text."""
         from rich.console import Console
 
         console = Console(width=120, color_system=None, highlight=False)
@@ -105,7 +105,7 @@ class Plan:
         return "\n".join(line.rstrip() for line in capture.get().splitlines()).rstrip()
 
     def __rich__(self) -> RenderableType:
-        """The table: those that are refused first, then as many of the others as fit."""
+        """Returns the table: those that are refused first, then as many of the others as fit."""
         from rich.table import Table
         from rich.text import Text
 
@@ -142,7 +142,7 @@ class Plan:
 
 
 def plan(mover: Router, tree: Any) -> Plan:
-    """What a mover would do to each leaf of a tree. Nothing is moved and nothing is allocated.
+    """Tells what a mover would do to each leaf of a tree. Nothing is moved or allocated.
 
     What depends on the values is not known: whether integers fit a narrower dtype, for example.
 
@@ -155,7 +155,7 @@ def plan(mover: Router, tree: Any) -> Plan:
         from a move that is really made, with `report=`: `to_gpu(model, report=print)`.
 
     Raises:
-        TypeError: `mover` is no mover.
+        TypeError: `mover` is not a mover.
         CycleError: Never; a leaf is there once, however often it is reached.
 
     Examples:
@@ -183,11 +183,11 @@ def plan(mover: Router, tree: Any) -> Plan:
         check(node, partial(move.check_node, node, kind))
     for node, leaf in move.found.missing:
         check(node, partial(move.check_borrowed, node, leaf))
-    leaves = planned(move, [*move.found.by_id.values()])
+    leaves = plan_leaves(move, [*move.found.by_id.values()])
     return Plan(repr(mover), (*refused.values(), *leaves))
 
 
-def planned(move: Move, leaves: Iterable[Any]) -> Iterator[PlannedLeaf]:
+def plan_leaves(move: Move, leaves: Iterable[Any]) -> Iterator[PlannedLeaf]:
     """Yields what becomes of each of these leaves; each is routed alone, for the sake of errors."""
     for leaf in leaves:
         if move.found.aside.get(id(leaf)) is Aside.STAYS:
@@ -196,18 +196,18 @@ def planned(move: Move, leaves: Iterable[Any]) -> Iterator[PlannedLeaf]:
         try:
             mover = next((mover for mover, _ in move.groups([leaf])), None)
             if mover is None:
-                yield _planned_kept(path, leaf, move.router.why_kept(leaf))
+                yield _plan_kept(path, leaf, move.router.why_kept(leaf))
                 continue
             routes, _ = mover.routes([leaf], lambda _: None)
             if routes:
-                yield _planned(path, routes[0], mover.copy)
+                yield _plan(path, routes[0], mover.copy)
             else:
                 yield _planned_other(path, leaf, mover.generator(leaf, lambda _: None, 0))
         except FmapperError as error:
             yield PlannedLeaf(path, "refused", _reason(error))
 
 
-def _planned_kept(path: KeyPath, leaf: Any, why: str) -> PlannedLeaf:
+def _plan_kept(path: KeyPath, leaf: Any, why: str) -> PlannedLeaf:
     adapter = adapter_of(leaf)
     if adapter is None:
         return _planned_other(path, leaf, None)
@@ -226,7 +226,7 @@ def _planned_other(path: KeyPath, leaf: Any, generator: Generator | None) -> Pla
     return PlannedLeaf(path, "moved", f"a random generator, {what}", *ends)
 
 
-def _planned(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
+def _plan(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
     (array,) = route.arrays
     action: Action = "cast" if route.is_cast else "moved"
     reason = ""
@@ -271,7 +271,7 @@ def _reason(error: Exception) -> str:
 
 
 def readable_bytes(n: int) -> str:
-    """A number of bytes in the largest unit that leaves something before the point.
+    """Returns a number of bytes in the largest unit that leaves something before the point.
 
     Examples:
         >>> readable_bytes(16), readable_bytes(3 << 20)

@@ -30,7 +30,7 @@ class Generator(NamedTuple):
 
 
 def gpu_for_host_arrays(spec: DeviceSpec) -> Target:
-    """Where arrays go that are never on a GPU themselves.
+    """Tells where arrays go that are never on a GPU themselves.
 
     Raises:
         DeviceUnavailableError: No backend sees a GPU.

@@ -110,10 +110,10 @@ class Move:
                 wanted.append((mover.report, repr(mover), part))
         if all(report is None for report, _, _ in wanted):
             return []
-        from fmapper.moves.plan import Plan, planned
+        from fmapper.moves.plan import Plan, plan_leaves
 
         return [
-            (report, Plan(name, tuple(planned(self, part))))
+            (report, Plan(name, tuple(plan_leaves(self, part))))
             for report, name, part in wanted
             if report is not None
         ]

@@ -39,7 +39,7 @@ class _Span:
 
 
 def find_view_ties(arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
-    """The arrays that have elements in common with another array of the list, each with a base."""
+    """Finds the arrays that share elements with another array of the list, each with a base."""
     spans: list[_Span] = []
     for index, array in enumerate(arrays):
         memory = adapter.memory(array)
@@ -60,7 +60,7 @@ def find_view_ties(arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
 
 
 def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
-    """The ties among arrays whose spans touch; their elements may interleave without meeting."""
+    """Finds the ties among arrays whose spans touch; elements may interleave without meeting."""
     ties: list[ViewTie] = []
     bases: list[_Span] = []
     for span in sorted(cluster, key=lambda span: span.rank_as_base) if len(cluster) > 1 else ():
@@ -82,8 +82,8 @@ def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) ->
     return ties
 
 
-def remade(view: Any, base: Any, new_base: Any, source: Arrays, target: Arrays) -> Any | None:
-    """What a view of `base` is to `new_base`, an array of the same shape; None where it is none.
+def remake(view: Any, base: Any, new_base: Any, source: Arrays, target: Arrays) -> Any | None:
+    """Returns the view of `new_base` that `x` is of `base`, of the same shape; None if none.
 
     Args:
         view: The view.
@@ -114,7 +114,7 @@ def transplant(
     base_shape: Sequence[int],
     new_base: Memory,
 ) -> tuple[list[int], int] | None:
-    """Where a view of `base` lies in `new_base`, an array of the same shape in other memory.
+    """Returns where a view of `base` lies in `new_base`, of the same shape in other memory.
 
     Returns:
         Its strides and its offset from the first element of the new base, in elements; None where
@@ -160,7 +160,7 @@ def transplant(
 
 
 def _bounds(memory: Memory, shape: Sequence[int]) -> tuple[int, int]:
-    """The first address of an array and the first one after it."""
+    """Returns the first address of an array and the first one after it."""
     steps = [stride * (n - 1) for stride, n in zip(memory.strides, shape, strict=True)]
     low = memory.start + memory.itemsize * sum(step for step in steps if step < 0)
     high = memory.start + memory.itemsize * (1 + sum(step for step in steps if step > 0))
@@ -168,7 +168,7 @@ def _bounds(memory: Memory, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _is_dense(memory: Memory, shape: Sequence[int]) -> bool:
-    """Whether every element between the first and the last is one of the array, in some order."""
+    """Tells whether each element between the first and the last is in the array, in any order."""
     low, high = _bounds(memory, shape)
     ascending = all(stride > 0 for stride, n in zip(memory.strides, shape, strict=True) if n > 1)
     return ascending and high - low == memory.itemsize * math.prod(shape)

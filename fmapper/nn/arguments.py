@@ -20,10 +20,10 @@ Padding: TypeAlias = str | int | Sequence[int] | Sequence[tuple[int, int]]
 
 
 def kernels(function: str, x: Any) -> Any:
-    """The kernels of the backend whose array `x` is.
+    """Returns the kernels of the backend whose array `x` is.
 
     Raises:
-        TypeError: It is no array.
+        TypeError: It is not an array.
         UnsupportedLeafError: Its adapter has no kernels.
     """
     adapter = adapter_of(x)
@@ -42,10 +42,10 @@ def kernels(function: str, x: Any) -> Any:
 
 
 def floating(function: str, x: Any, name: str = "x") -> Any:
-    """The kernels for what rounding to integers would make nonsense of.
+    """Returns the kernels for what rounding to integers would make nonsense of.
 
     Raises:
-        TypeError: `x` is no array of floats, or no array at all.
+        TypeError: `x` is not an array of floats, or no array at all.
         UnsupportedLeafError: Its adapter has no kernels.
     """
     found = kernels(function, x)
@@ -70,16 +70,16 @@ def check_indices(function: str, name: str, x: Any) -> None:
 
 
 def _dtype(x: Any) -> str:
-    """Its name, without the cache of the adapter: torch.compile warns of caches that it traces."""
+    """Returns the dtype's name without a cache: torch.compile warns of caches that it traces."""
     return getattr(x.dtype, "name", None) or str(x.dtype).rpartition(".")[2]
 
 
 def common(function: str, x: Any, *others: tuple[str, Any]) -> Any:
-    """The kernels of the one backend that all arrays belong to; others may be None.
+    """Returns the kernels of the one backend that all arrays belong to; others may be None.
 
     Raises:
         MixedDevicesError: They belong to several; says which argument to which.
-        TypeError: One of them is no array.
+        TypeError: One of them is not an array.
     """
     found = kernels(function, x)
     cls = type(x)
@@ -88,11 +88,11 @@ def common(function: str, x: Any, *others: tuple[str, Any]) -> Any:
             continue
         adapter = adapter_of(other)
         if not isinstance(adapter, Compute) or adapter.functional is not found:
-            raise _mixed(function, x, name, other)
+            raise _mixing_error(function, x, name, other)
     return found
 
 
-def _mixed(function: str, x: Any, name: str, other: Any) -> Exception:
+def _mixing_error(function: str, x: Any, name: str, other: Any) -> Exception:
     own, adapter = adapter_of(x), adapter_of(other)
     assert own is not None
     if adapter is None:
@@ -105,13 +105,13 @@ def _mixed(function: str, x: Any, name: str, other: Any) -> Exception:
 
 
 def shape_error(function: str, expected: str, **arrays: Any) -> ValueError:
-    """What a function expects, and the shapes that it was given."""
+    """Returns what a function expects, and the shapes that it was given."""
     given = ", ".join(f"{name} {tuple(a.shape)}" for name, a in arrays.items() if a is not None)
     return ValueError(f"{function} takes {expected}; it was given {given}")
 
 
 def sizes(function: str, name: str, value: Any, count: int, *, least: int = 1) -> tuple[int, ...]:
-    """One integer per spatial dimension from one integer or several.
+    """Returns one integer per spatial dimension from one integer or several.
 
     Raises:
         ValueError: They are too many, too few, or too small.
@@ -138,7 +138,7 @@ def pads(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Pads:
-    """How much goes before and after each spatial dimension.
+    """Returns how much goes before and after each spatial dimension.
 
     Raises:
         ValueError: It cannot be told.
@@ -183,7 +183,7 @@ def check_windows(function: str, x: Any, kernel: Sequence[int], padding: Pads) -
 
 
 def axis_of(function: str, x: Any, dim: int) -> int:
-    """A dimension counted from the front.
+    """Returns a dimension counted from the front.
 
     Raises:
         ValueError: There is no such dimension.

@@ -72,7 +72,7 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """`x @ weight.T + bias`.
+    """Computes `x @ weight.T + bias`.
 
     Args:
         x: Of shape (..., in).
@@ -97,7 +97,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def embedding(x: Any, weight: Any) -> Any:
-    """The rows of a table.
+    """Returns the rows of a table.
 
     Args:
         x: Indices, integers of any shape.
@@ -115,7 +115,7 @@ def embedding(x: Any, weight: Any) -> Any:
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = None) -> Any:
-    """Ones at the indices, zeros elsewhere.
+    """Returns ones at the indices, zeros elsewhere.
 
     Args:
         x: Indices, integers of any shape.
@@ -144,7 +144,7 @@ def conv1d(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Any:
-    """Convolution over one dimension; see `conv2d`.
+    """Convolves over one dimension; see `conv2d`.
 
     Args:
         x: Of shape (batch, in, length) or (in, length).
@@ -167,7 +167,7 @@ def conv2d(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Any:
-    """Convolution over two dimensions, as neural networks define it: the kernel is not flipped.
+    """Convolves over two dimensions, as neural networks define it: the kernel is not flipped.
 
     Args:
         x: Of shape (batch, in, height, width) or (in, height, width).
@@ -202,7 +202,7 @@ def conv3d(
     dilation: Ints = 1,
     groups: int = 1,
 ) -> Any:
-    """Convolution over three dimensions; see `conv2d`.
+    """Convolves over three dimensions; see `conv2d`.
 
     Args:
         x: Of shape (batch, in, depth, height, width) or without batch.
@@ -268,7 +268,7 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Ints = 1,
 ) -> Any:
-    """The transposed convolution over one dimension; see `conv_transpose2d`."""
+    """Returns the transposed convolution over one dimension; see `conv_transpose2d`."""
     return _conv_transpose(
         "conv_transpose1d", 1, x, weight, bias, stride, padding, output_padding, groups, dilation
     )
@@ -284,7 +284,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: Ints = 1,
 ) -> Any:
-    """The transpose of the linear map `conv2d` with the same weight.
+    """Computes the transpose of the linear map `conv2d` with the same weight.
 
     Args:
         x: Of shape (batch, in, height, width) or (in, height, width).
@@ -316,7 +316,7 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: Ints = 1,
 ) -> Any:
-    """The transposed convolution over three dimensions; see `conv_transpose2d`."""
+    """Returns the transposed convolution over three dimensions; see `conv_transpose2d`."""
     return _conv_transpose(
         "conv_transpose3d", 3, x, weight, bias, stride, padding, output_padding, groups, dilation
     )
@@ -378,12 +378,12 @@ def _conv_transpose(
 
 
 def max_pool1d(x: Any, kernel_size: Ints, stride: Any = None, padding: Ints = 0) -> Any:
-    """The largest element of each window of one dimension; see `max_pool2d`."""
+    """Returns the largest element of each window of one dimension; see `max_pool2d`."""
     return _pool("max_pool1d", 1, x, kernel_size, stride, padding)
 
 
 def max_pool2d(x: Any, kernel_size: Ints, stride: Any = None, padding: Ints = 0) -> Any:
-    """The largest element of each window.
+    """Returns the largest element of each window.
 
     Args:
         x: Of shape (batch, channels, height, width) or (channels, height, width).
@@ -399,7 +399,7 @@ def max_pool2d(x: Any, kernel_size: Ints, stride: Any = None, padding: Ints = 0)
 
 
 def max_pool3d(x: Any, kernel_size: Ints, stride: Any = None, padding: Ints = 0) -> Any:
-    """The largest element of each window of three dimensions; see `max_pool2d`."""
+    """Returns the largest element of each window of three dimensions; see `max_pool2d`."""
     return _pool("max_pool3d", 3, x, kernel_size, stride, padding)
 
 
@@ -411,7 +411,7 @@ def avg_pool1d(
     *,
     count_include_pad: bool = True,
 ) -> Any:
-    """The mean of each window of one dimension; see `avg_pool2d`."""
+    """Returns the mean of each window of one dimension; see `avg_pool2d`."""
     return _pool("avg_pool1d", 1, x, kernel_size, stride, padding, count_include_pad)
 
 
@@ -423,7 +423,7 @@ def avg_pool2d(
     *,
     count_include_pad: bool = True,
 ) -> Any:
-    """The mean of each window.
+    """Returns the mean of each window.
 
     Args:
         x: Of shape (batch, channels, height, width) or (channels, height, width).
@@ -446,7 +446,7 @@ def avg_pool3d(
     *,
     count_include_pad: bool = True,
 ) -> Any:
-    """The mean of each window of three dimensions; see `avg_pool2d`."""
+    """Returns the mean of each window of three dimensions; see `avg_pool2d`."""
     return _pool("avg_pool3d", 3, x, kernel_size, stride, padding, count_include_pad)
 
 
@@ -481,22 +481,22 @@ def _pool(
 
 
 def relu(x: Any) -> Any:
-    """`max(x, 0)`; its gradient at 0 is 0."""
+    """Computes `max(x, 0)`; its gradient at 0 is 0."""
     return kernels("relu", x).relu(x)
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
-    """The positive part of x, elsewhere `negative_slope * x`."""
+    """Returns the positive part of x, elsewhere `negative_slope * x`."""
     return floating("leaky_relu", x).leaky_relu(x, negative_slope)
 
 
 def elu(x: Any, alpha: float = 1.0) -> Any:
-    """The positive part of x, elsewhere `alpha * (exp(x) - 1)` (Clevert et al., 2016)."""
+    """Returns the positive part of x, elsewhere `alpha * (exp(x) - 1)` (Clevert et al., 2016)."""
     return floating("elu", x).elu(x, alpha)
 
 
 def gelu(x: Any, approximate: str = "none") -> Any:
-    """The product of x and the normal distribution function of x (Hendrycks and Gimpel, 2016).
+    """Multiplies x by the normal distribution function of x (Hendrycks and Gimpel, 2016).
 
     Args:
         x: Of any shape.
@@ -509,22 +509,22 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 
 
 def silu(x: Any) -> Any:
-    """`x * sigmoid(x)`."""
+    """Computes `x * sigmoid(x)`."""
     return floating("silu", x).silu(x)
 
 
 def sigmoid(x: Any) -> Any:
-    """`1 / (1 + exp(-x))`."""
+    """Computes `1 / (1 + exp(-x))`."""
     return floating("sigmoid", x).sigmoid(x)
 
 
 def softplus(x: Any, beta: float = 1.0) -> Any:
-    """`log(1 + exp(beta * x)) / beta`, in full precision for all x: there is no threshold."""
+    """Computes `log(1 + exp(beta * x)) / beta` in full precision for all x, without a threshold."""
     return floating("softplus", x).softplus(x, beta)
 
 
 def softmax(x: Any, dim: int = -1) -> Any:
-    """`exp(x) / sum(exp(x))` along a dimension, without overflow.
+    """Computes `exp(x) / sum(exp(x))` along a dimension, without overflow.
 
     float16 and bfloat16 are summed in float32.
     """
@@ -532,12 +532,12 @@ def softmax(x: Any, dim: int = -1) -> Any:
 
 
 def log_softmax(x: Any, dim: int = -1) -> Any:
-    """The logarithm of `softmax`."""
+    """Returns the logarithm of `softmax`."""
     return floating("log_softmax", x).log_softmax(x, axis_of("log_softmax", x, dim))
 
 
 def logsumexp(x: Any, dim: int = -1, *, keepdim: bool = False) -> Any:
-    """`log(sum(exp(x)))` along a dimension, without overflow."""
+    """Computes `log(sum(exp(x)))` along a dimension, without overflow."""
     return floating("logsumexp", x).logsumexp(x, axis_of("logsumexp", x, dim), keepdim)
 
 
@@ -547,7 +547,7 @@ def logsumexp(x: Any, dim: int = -1, *, keepdim: bool = False) -> Any:
 def layer_norm(
     x: Any, normalized_shape: Ints, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """Mean 0 and variance 1 over the last dimensions, then scaled (Ba et al., 2016).
+    """Normalises the last dimensions to mean 0 and variance 1, then scales (Ba et al., 2016).
 
     Args:
         x: Of shape (..., *normalized_shape).
@@ -563,7 +563,7 @@ def layer_norm(
 
 
 def rms_norm(x: Any, normalized_shape: Ints, weight: Any = None, eps: float | None = None) -> Any:
-    """Mean square 1 over the last dimensions, then scaled (Zhang and Sennrich, 2019).
+    """Normalises the last dimensions to mean square 1, then scales (Zhang and Sennrich, 2019).
 
     Args:
         x: Of shape (..., *normalized_shape).
@@ -590,7 +590,7 @@ def _last(function: str, x: Any, shape: Ints, **scales: Any) -> tuple[int, ...]:
 def group_norm(
     x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Any:
-    """Mean 0 and variance 1 over each group of channels, then scaled (Wu and He, 2018).
+    """Normalises groups of channels to mean 0 and variance 1, then scales (Wu and He, 2018).
 
     Args:
         x: Of shape (batch, channels, ...).
@@ -620,7 +620,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Any, Any, Any]:
-    """Mean 0 and variance 1 of each channel over the batch, then scaled (Ioffe, Szegedy, 2015).
+    """Normalises channels over the batch to mean 0, variance 1, then scales (Ioffe, Szegedy, 2015).
 
     Nothing is changed in place: keep what comes back.
 
@@ -688,7 +688,7 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
     """
     found = kernels("dropout", x)
     if not 0 <= rate <= 1:
-        raise ValueError(f"dropout: rate={rate} is no probability")
+        raise ValueError(f"dropout: rate={rate} is not a probability")
     if not training or rate == 0:
         return x
     floating("dropout", x)
@@ -708,7 +708,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Any:
-    """`softmax(query @ key.T * scale + mask) @ value` (Vaswani et al., 2017).
+    """Computes `softmax(query @ key.T * scale + mask) @ value` (Vaswani et al., 2017).
 
     Args:
         query: Of shape (..., L, E).
@@ -755,7 +755,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """`-log(softmax(x)[target])`.
+    """Computes `-log(softmax(x)[target])`.
 
     Args:
         x: Logits of shape (batch, classes, ...) or (classes,).
@@ -789,7 +789,7 @@ def cross_entropy(
 
 
 def mse_loss(x: Any, target: Any, *, reduction: str = "mean") -> Any:
-    """The squared difference.
+    """Returns the squared difference.
 
     Args:
         x: Of any shape.

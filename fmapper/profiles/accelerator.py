@@ -52,12 +52,12 @@ class Accelerator:
     sync: Range = (8e-6, 15e-6, 40e-6)
 
     def peak(self, dtype: str) -> float:
-        """Operations per second in a dtype; one that is not listed computes like float32."""
+        """Returns operations per second in a dtype; one that is not listed counts as float32."""
         return self.flops.get(dtype, self.flops["float32"])
 
 
 def _gpu(name: str, tflops: tuple[float, float, float], memory: float, pcie: int) -> Accelerator:
-    """Peaks in TFLOP/s (32, 16 and 64 bits) and GB/s, from the page of the same name."""
+    """Makes an accelerator of TFLOP/s (32, 16 and 64 bits) and GB/s from the page of its name."""
     single, half, double = (1e12 * peak for peak in tflops)
     flops = {"float32": single, "float16": half, "bfloat16": half, "float64": double}
     page = name.split()[1].lower()
@@ -77,7 +77,7 @@ ACCELERATORS = {
 
 
 def find_accelerator(wanted: str | Accelerator) -> Accelerator:
-    """An accelerator by its short name, in any case.
+    """Returns an accelerator by its short name, in any case.
 
     Raises:
         ValueError: There is no such name in the table.

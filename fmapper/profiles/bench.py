@@ -52,7 +52,7 @@ class Bench:
         self._placed: dict[Device, Placed] = {}
 
     def on(self, device: Device) -> Placed:
-        """The model on a device: a copy, which stays there until it is forgotten."""
+        """Returns the model on a device: a copy, which stays there until it is forgotten."""
         if device not in self._placed:
             self._placed[device] = Placed(device, self)
         return self._placed[device]
@@ -98,7 +98,7 @@ class Placed:
         self._host_out: list[float] = []
 
     def inputs(self, size: int) -> tuple[Any, ...]:
-        """The inputs, brought there as the backend brings NumPy arrays: no mover checks them."""
+        """Brings the inputs there as the backend brings NumPy arrays: no mover checks them."""
         return self._ways[size]() if size in self._ways else self._way(size)()
 
     def _way(self, size: int) -> Callable[[], tuple[Any, ...]]:
@@ -186,11 +186,11 @@ class Placed:
         )
 
     def count(self, size: int) -> Counts | None:
-        """What a run asks of an accelerator."""
+        """Returns what a run asks of an accelerator."""
         return self.adapter.count(self.bench.call, self.model, self.inputs(size))
 
     def traffic(self, size: int) -> Traffic:
-        """What goes in and out in a run, and what the host takes to bring next to nothing."""
+        """Returns what goes in and out in a run, and the host's time to bring next to nothing."""
         if size not in self._traffic:
             there = self.inputs(size)
             self._traffic[size] = self._traffic_of(there, self.run(*there))
@@ -203,7 +203,7 @@ class Placed:
 
 
 def _with_gradient(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A run that gives the loss, and the arrays of the gradient so that no compiler drops them."""
+    """Makes a run that gives the loss, and the gradients so that no compiler drops them."""
     from fmapper.transforms.grad import value_and_grad
 
     def run(model: Any, *inputs: Any) -> tuple[Any, list[Any]]:
@@ -229,14 +229,14 @@ def _as_loss(results: Any) -> Any:
 
 
 def mover_to(device: Device) -> Mover:
-    """The mover to one device of one backend."""
+    """Returns the mover to one device of one backend."""
     assert not isinstance(device.index, tuple)
     spec = DeviceSpec(device.backend, device.kind, device.index)
     return Mover(f"to_{device.backend}", backend=device.backend, spec=spec)
 
 
 def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
-    """What brings NumPy arrays to a device, as its backend does: without the checks of a mover."""
+    """Brings NumPy arrays to a device as its backend does: without the checks of a mover."""
     import numpy as np  # the host arrays
 
     adapter = get_adapter(device.backend, Compute)
@@ -254,7 +254,7 @@ def fetch(device: Device, arrays: Sequence[Any]) -> None:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """The arrays in a tree, each once."""
+    """Returns the arrays in a tree, each once."""
     leaves = (leaf for _, leaf, kind in visit(tree, once=True) if kind is None)
     return [leaf for leaf in leaves if adapter_of(leaf) is not None]
 

@@ -22,7 +22,7 @@ _GRAMMAR = (
 
 
 def read_inputs(text: str, *, seed: int = 0) -> tuple[Any, ...]:
-    """NumPy arrays from an expression like `randn(1, 3, 32, 32), zeros(1, 6)`.
+    """Reads NumPy arrays from an expression like `randn(1, 3, 32, 32), zeros(1, 6)`.
 
     Nothing is evaluated: only the functions below are known, with literal arguments. Floating
     arrays are float32 and integers int64 unless a dtype is given.
@@ -34,7 +34,7 @@ def read_inputs(text: str, *, seed: int = 0) -> tuple[Any, ...]:
         seed: Of the random numbers.
 
     Returns:
-        The inputs: a tuple, of one if the expression is no tuple.
+        The inputs: a tuple, of one if the expression is not a tuple.
 
     Raises:
         TargetError: It is no such expression; says which part.
@@ -130,7 +130,7 @@ def _flat(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def at_batch_size(inputs: tuple[Any, ...], size: int) -> tuple[Any, ...]:
-    """Inputs with the arrays cut, or repeated, along their first axis to a batch size.
+    """Returns inputs with the arrays cut, or repeated, along their first axis to a batch size.
 
     Args:
         inputs: NumPy arrays (n, ...) in any tree; arrays without axes, and what is no array, stay
@@ -165,9 +165,9 @@ def at_batch_size(inputs: tuple[Any, ...], size: int) -> tuple[Any, ...]:
     if not next(iter(lengths), 1):
         raise ProfileError("the inputs are empty along the first axis: there is nothing to repeat.")
 
-    def resized(leaf: Any) -> Any:
+    def resize(leaf: Any) -> Any:
         if adapter_of(leaf) is None or not leaf.ndim:
             return leaf
         return np.take(leaf, np.arange(size) % leaf.shape[0], axis=0)
 
-    return tuple(fmap(resized, inputs))
+    return tuple(fmap(resize, inputs))

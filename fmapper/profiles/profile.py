@@ -41,7 +41,7 @@ def profile(
     accelerator: str | Accelerator | None = None,
     progress: bool | None = None,
 ) -> Profile:
-    """Where the time of a model goes: moving data or computing, on each device and batch size.
+    """Measures where a model's time goes: moving data or computing, by device and batch size.
 
     The model is copied to each device; the one that is given is not touched. A round begins with
     NumPy arrays on the host and ends with NumPy arrays on the host: the inputs are moved, the model
@@ -104,7 +104,7 @@ def profile(
             "the inputs, or an instance of a class with __call__."
         )
     if not seconds > 0:
-        raise ValueError(f"seconds={seconds!r} is no time to measure in: it must be above 0.")
+        raise ValueError(f"seconds={seconds!r} is not a time to measure in: it must be above 0.")
     chosen = None if accelerator is None else find_accelerator(accelerator)
     sync()
     with keeping_warnings() as warned:
@@ -140,7 +140,7 @@ def _name(model: Any) -> str:
 
 
 def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
-    """A word on times that vary too much to be compared."""
+    """Returns a word on times that vary too much to be compared."""
     found = [
         f"{cell.device} at {cell.batch_size:,}"
         for cell in cells
@@ -155,7 +155,7 @@ def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
 
 
 def _fate(name: str, predicted: set[str]) -> str:
-    """What became of an accelerator that is not here."""
+    """Returns what became of an accelerator that is not here."""
     return f"{name} is {'predicted, not measured' if name in predicted else 'not in the table'}"
 
 
@@ -167,18 +167,18 @@ def _checked_sizes(batch_sizes: Sequence[int]) -> list[int]:
 
 
 def _batches(inputs: Any, sizes: list[int]) -> dict[int, tuple[Any, ...]]:
-    """NumPy arrays for each batch size."""
+    """Makes NumPy arrays for each batch size."""
     if callable(inputs) and adapter_of(inputs) is None:
-        return {size: to_numpy(_tuple(_made(inputs, size))) for size in sizes}
+        return {size: to_numpy(_tuple(_make_inputs(inputs, size))) for size in sizes}
     given = to_numpy(_tuple(inputs))
     return {size: at_batch_size(given, size) for size in sizes}
 
 
-def _made(inputs: Callable[[int], Any], size: int) -> Any:
+def _make_inputs(inputs: Callable[[int], Any], size: int) -> Any:
     try:
         return inputs(size)
     except Exception as error:  # whatever the user's own code raises
-        raise ProfileError(f"inputs({size}) failed: {_said(error)}.") from error
+        raise ProfileError(f"inputs({size}) failed: {_first_line(error)}.") from error
 
 
 def _tuple(inputs: Any) -> tuple[Any, ...]:
@@ -222,11 +222,11 @@ def _measure_all(
 
 def _failure(device: Device, size: int | None, error: Exception) -> str:
     doing = "could not be set up there" if size is None else f"failed at batch size {size}"
-    return f"{device}: the model {doing}: {_said(error)}."
+    return f"{device}: the model {doing}: {_first_line(error)}."
 
 
-def _said(error: Exception) -> str:
-    """The first line of what an error says."""
+def _first_line(error: Exception) -> str:
+    """Returns the first line of what an error says."""
     said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return said if isinstance(error, FmapperError) else f"{type(error).__name__}: {said}"
 
@@ -235,13 +235,13 @@ def _said(error: Exception) -> str:
 
 
 def _card_here(places: Places) -> Accelerator | None:
-    """What another backend can use, to predict what this one could do with it."""
+    """Returns what another backend can use, to predict what this one could do with it."""
     if places.predicted:
         for device in places.measured:
             if device.kind in ("cuda", "gpu"):
-                from fmapper.profiles.calibrate import calibrated
+                from fmapper.profiles.calibrate import calibrate
 
-                return calibrated(device)
+                return calibrate(device)
     return None
 
 

@@ -33,7 +33,7 @@ class Progress:
             self._bar.stop()
 
     def at(self, what: str) -> None:
-        """What is done next."""
+        """Shows what is done next."""
         late = time.monotonic() - self._start > _PATIENCE
         if self._bar is None and self._wanted and late:
             self._show()
@@ -42,7 +42,7 @@ class Progress:
             self._bar.update(self._task, completed=self._done, description=what, refresh=True)
 
     def step(self) -> None:
-        """One is done."""
+        """Counts one step as done."""
         self._done += 1
 
     def _show(self) -> None:

@@ -139,7 +139,7 @@ class Profile:
         return found
 
     def cell(self, device: str, batch_size: int) -> ProfileCell:
-        """One device at one batch size.
+        """Returns one device at one batch size.
 
         Raises:
             KeyError: There is no such cell.
@@ -153,12 +153,12 @@ class Profile:
         )
 
     def to_json(self) -> str:
-        """All of it as JSON; `from_json` reads it."""
+        """Returns all of it as JSON; `from_json` reads it."""
         return json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """A profile that was written with `to_json`.
+        """Returns a profile that was written with `to_json`.
 
         Raises:
             ValueError: It is no such JSON.
@@ -192,7 +192,7 @@ class Profile:
         plot(self, path)
 
     def __str__(self) -> str:
-        """The table, as plain text."""
+        """Returns the table, as plain text."""
         from rich.console import Console
 
         console = Console(width=120, file=io.StringIO(), color_system=None, highlight=False)
@@ -209,9 +209,9 @@ class Profile:
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        from fmapper.profiles.table import rendered
+        from fmapper.profiles.table import render
 
-        return rendered(self, options.max_width)
+        return render(self, options.max_width)
 
 
 def _cell(data: dict[str, Any]) -> ProfileCell:

@@ -20,7 +20,7 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def readable_seconds(seconds: float) -> str:
-    """Three digits and a unit.
+    """Returns three digits and a unit.
 
     Examples:
         >>> readable_seconds(0.00123), readable_seconds(12.0), readable_seconds(0.0)
@@ -37,7 +37,7 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 def readable_batch(size: int) -> str:
-    """Two digits are all that a break-even has.
+    """Formats a number in two digits, which are all that a break-even has.
 
     Examples:
         >>> readable_batch(2713), readable_batch(8)
@@ -47,8 +47,8 @@ def readable_batch(size: int) -> str:
     return f"{round(size, 2 - digits):,}" if digits > 2 else str(size)
 
 
-def rendered(profile: Profile, width: int) -> Iterator[RenderableType]:
-    """The table, the verdicts and the notes, for lines of some width."""
+def render(profile: Profile, width: int) -> Iterator[RenderableType]:
+    """Yields the table, the verdicts and the notes, for lines of some width."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -100,7 +100,7 @@ def _row(cell: ProfileCell, device: str, *, wide: bool) -> dict[str, str]:
 
 
 def _with_spread(timing: Timing) -> str:
-    """With the relative distance of the quartiles, or the ends of a prediction in the same unit."""
+    """Formats a time with its spread: relative, or the ends of a prediction in the same unit."""
     median = readable_seconds(timing.median)
     if timing.n == 0:
         size = _unit(timing.median)[0]

@@ -33,7 +33,7 @@ class Timing:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Timing:
-        """The median and the quartiles of some values.
+        """Returns the median and the quartiles of some values.
 
         Examples:
             >>> Timing.of([3.0, 1.0, 2.0])
@@ -47,7 +47,7 @@ class Timing:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Without the garbage collector, which would count what it does for others."""
+    """Switches the garbage collector off inside: it would count what it does for others."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -58,7 +58,7 @@ def no_collector() -> Iterator[None]:
 
 
 def rounds(once: Callable[[], tuple[float, ...]], seconds: float) -> list[tuple[float, ...]]:
-    """What `once` gives, again and again until the time is up; at least one time.
+    """Returns what `once` gives, again and again until the time is up; at least one time.
 
     A first round is thrown away, for caches and clocks to warm up, unless it took all the time.
     """

@@ -22,7 +22,7 @@ _LARGE = 1 << 20  # bytes that take longer over a link than it takes to start th
 
 
 def measured_bounds(cells: Sequence[ProfileCell]) -> list[ProfileCell]:
-    """The cells with what most of their time goes to, as the times themselves tell.
+    """Returns the cells with what most of their time goes to, as the times themselves tell.
 
     What a run costs beside what it costs per sample is what it costs whatever its size: launching,
     dispatch, Python, and the fixed part of a copy.
@@ -47,7 +47,7 @@ def _measured_bound(cell: ProfileCell, cells: Sequence[ProfileCell]) -> str | No
 def verdicts(
     cells: Sequence[ProfileCell], cards: Mapping[str, Accelerator], dtype: str = "float32"
 ) -> tuple[Verdict, ...]:
-    """One for each accelerator among the cells, against the CPUs among them.
+    """Returns one for each accelerator among the cells, against the CPUs among them.
 
     Args:
         cells: Measured and predicted ones.
@@ -114,7 +114,7 @@ def _verdict(
 def _costs(
     cells: list[ProfileCell], card: Accelerator | None, dtype: str
 ) -> tuple[_Cost, _Cost, _Cost]:
-    """Seconds at any batch size: likely, at best, at worst."""
+    """Returns seconds at any batch size: likely, at best, at worst."""
     if cells[0].predicted and card is not None:
         known: dict[int, Counts] = {c.batch_size: c.counts for c in cells if c.counts is not None}
         counts = counts_between(known)

@@ -38,7 +38,7 @@ class Places:
     notes: list[str] = field(default_factory=list)
 
     def add(self, device: Device, *, asked: bool) -> None:
-        """One more device to measure."""
+        """Adds a device to measure."""
         if device not in self.measured:
             self.measured.append(device)
         if asked:
@@ -48,7 +48,7 @@ class Places:
 def places_for(
     model: Any, devices: Sequence[Any] | None, *, predict: bool, train: bool = False
 ) -> Places:
-    """The devices that were asked for; else the first of each kind in every fitting backend.
+    """Returns the devices asked for; else the first of each kind in every fitting backend.
 
     Raises:
         ProfileError: The model cannot compute with what is asked for, or with anything.
@@ -68,7 +68,7 @@ def places_for(
                 places.add(device, asked=False)
     else:
         for spec in map(parse_device, devices):
-            _add_asked(places, spec, usable, owner, predict=predict)
+            _add_requested_kinds(places, spec, usable, owner, predict=predict)
     if not places.measured:
         raise ProfileError("there is no device to profile on: give at least one.")
     backends = {device.backend for device in places.measured}
@@ -99,7 +99,7 @@ def _usable(owner: tuple[str, str] | None) -> Iterator[str]:
 
 
 def _owner(model: Any) -> tuple[str, str] | None:
-    """The one backend that a model computes with and the first path that says so."""
+    """Returns the one backend that a model computes with and the first path that says so."""
     found: dict[str, str] = {}
     for link, node, kind in visit(model, once=True):
         cls = type(node)
@@ -119,7 +119,7 @@ def _owner(model: Any) -> tuple[str, str] | None:
     return next(iter(found.items()), None)
 
 
-def _add_asked(
+def _add_requested_kinds(
     places: Places,
     spec: DeviceSpec,
     usable: list[Compute],

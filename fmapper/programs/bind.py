@@ -16,7 +16,7 @@ _MISSING: Any = object()
 def bind(
     program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False
 ) -> list[Any]:
-    """The leaves of a call in the order of the program's inputs.
+    """Returns the leaves of a call in the order of the program's inputs.
 
     Arguments may be given by position or by keyword, whichever way the examples were given. One
     that the examples lacked may be given only as its default, and one that was a constant among the
@@ -59,12 +59,12 @@ def bind(
 
 
 def names_of_arguments(program: Program) -> list[Any]:
-    """The names of what was given by position."""
+    """Returns the names of what was given by position."""
     return _positions(program.signature, len(program.in_spec.children[0].children))
 
 
 def leaf_paths(program: Program) -> list[str]:
-    """What errors call each leaf."""
+    """Returns what errors call each leaf."""
     positional, keyword = program.in_spec.children
     names = names_of_arguments(program)
     return [
@@ -78,7 +78,7 @@ def leaf_paths(program: Program) -> list[str]:
 
 
 def by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[Any, Any]:
-    """The arguments of a call by their names.
+    """Returns the arguments of a call by their names.
 
     Raises:
         ProgramInputError: One is given twice.
@@ -93,7 +93,7 @@ def by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 def _positions(signature: tuple[Parameter, ...], count: int) -> list[Any]:
-    """The names of positional arguments; what `*args` takes is called args[0] and so on."""
+    """Returns the names of positional arguments; what `*args` takes is called args[0] and so on."""
     names: list[Any] = [p.name for p in signature if p.kind == "positional"][:count]
     rest = next((p.name for p in signature if p.kind == "args"), "args")
     return names + [f"{rest}[{i}]" for i in range(count - len(names))]
@@ -105,7 +105,7 @@ def _static_values(program: Program) -> list[Any]:
 
 
 def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
-    """Whether an argument has a default and no operation uses what it holds."""
+    """Tells whether an argument has a default and no operation uses what it holds."""
     if not any(p.name == name and not p.required for p in program.signature):
         return False
     users = [label for label, given in zip(program.graph.inputs, program.inputs, strict=True)

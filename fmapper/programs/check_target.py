@@ -56,7 +56,7 @@ def check(
         examples: Call = mover_to(source)((args, rest), strict=False)
     modes = [program] if program.evaluation is None else [program.evaluation, program]
     for recorded in modes:
-        run = _prepared(model, source, recorded, (examples[0], {**examples[1], **own}))
+        run = _prepare(model, source, recorded, (examples[0], {**examples[1], **own}))
         if run is None:
             return
         if isinstance(run, str):
@@ -95,22 +95,22 @@ def _compare_other_sizes(
     failures = []
     for sizes in itertools.islice(places.others(), _MOST_SIZES):
         given = places.resized(sizes)
-        run = _prepared(model, source, program, (given[0], {**given[1], **own}))
+        run = _prepare(model, source, program, (given[0], {**given[1], **own}))
         if run is None:
             return ""
         if isinstance(run, str):
-            failures.append(f"the model itself does not run on {_shown(sizes)}: {run}")
+            failures.append(f"the model itself does not run on {_show(sizes)}: {run}")
             continue
-        about = _shown(sizes)
+        about = _show(sizes)
         _compare(program, run, _outcome(converted, target, program, given, about), about)
         return ""
     return failures[0] if failures else "no others were found that fit all inputs and guards"
 
 
-def _prepared(
+def _prepare(
     model: Any, source: Models, program: Program, given: Call
 ) -> Callable[..., Outcome] | str | None:
-    """The call of the model itself, or the error that it gives; None where it is not to be had."""
+    """Prepares the call of the model itself, or its error; None where it is not to be had."""
     try:
         run = source.outcome(model, *given, train=program.train)
         if run is not None:
@@ -193,7 +193,7 @@ def _array(x: Any) -> Any:
 
 
 def _problem(expected: Any, found: Any) -> str:
-    """What is wrong with an array, in words; empty if nothing is."""
+    """Says what is wrong with an array; empty if nothing is."""
     import numpy as np
 
     if expected.shape != found.shape:
@@ -220,7 +220,7 @@ def _problem(expected: Any, found: Any) -> str:
 def _is_open(
     program: Program, run: Callable[..., Outcome], path: str, expected: Any, found: Any
 ) -> bool:
-    """Whether a result is not determined: several are right, or it hangs on the last bits.
+    """Tells whether a result is not determined: several are right, or it hangs on the last bits.
 
     What a compiler fuses has other rounding than one operation after the other, which can make NaN
     of `exp(x - max(x))` where x is large: either is the model's own answer.
@@ -249,13 +249,13 @@ def _is_open(
 
 
 def _with_other_vectors(program: Program, run: Callable[..., Outcome], path: str) -> Any | None:
-    """A result for other signs of the vectors that the program computes; None if it has none."""
+    """Returns a result for other signs of the vectors that the program computes, or None."""
     if _AMBIGUOUS.isdisjoint(op.rpartition("::")[2] for op in program.ops()):
         return None
     return _by_path(*run(0.0, turned=True))[path]
 
 
-def _shown(sizes: Mapping[str, int]) -> str:
+def _show(sizes: Mapping[str, int]) -> str:
     return "inputs with " + ", ".join(f"{name} = {size}" for name, size in sizes.items())
 
 
@@ -284,7 +284,7 @@ class _Places:
         return bind.bind(self._program, *self._examples, sparing=True)
 
     def others(self) -> Iterator[dict[str, int]]:
-        """Sizes unlike those of the examples for which the program is meant."""
+        """Yields sizes unlike those of the examples for which the program is meant."""
         names = list(self._sizes)
         if not names:
             return
@@ -318,7 +318,7 @@ class _Places:
         return not self._program.size_problem(dict(sizes))
 
     def resized(self, sizes: Mapping[str, int]) -> Call:
-        """The examples with other sizes: their elements from the start again, or fewer."""
+        """Returns the examples with other sizes: their elements from the start again, or fewer."""
         import numpy as np
 
         known: dict[int, Any] = {}

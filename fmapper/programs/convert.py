@@ -121,7 +121,7 @@ def convert(
     specialize: bool = False,
     **options: Any,
 ) -> Any:
-    """A model of one framework as a model of another: its program is recorded and lowered.
+    """Returns a model of one framework as a model of another: its program is recorded and lowered.
 
     A tree without a model of any framework, as a functor, is moved leaf by leaf.
 
@@ -193,7 +193,7 @@ def convert(
     elif source is not None and _family(source) == _family(target):
         source = None  # a program of the same framework: only the arrays are to be moved
     if source is None:
-        return _moved(model, target)
+        return _move(model, target)
     if verify and train and not target.has_modes:
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
@@ -206,7 +206,7 @@ def convert(
         return recorded(model, source, target, *given, dynamic_shapes=shapes, **settings)
 
     def lower_it(program: Program) -> Any:
-        return lowered(program, target, train=train, **options)
+        return lower_trained(program, target, train=train, **options)
 
     program = record(dynamic_shapes)
     is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
@@ -242,7 +242,7 @@ class Auto(str):
 
     @classmethod
     def but(cls, fixed: Mapping[tuple[int, int], str]) -> Auto:
-        """`auto` for all other sizes."""
+        """Returns `auto` for all other sizes."""
         made = cls("auto")
         made.fixed = dict(fixed)
         return made
@@ -251,7 +251,7 @@ class Auto(str):
 def _with_what_varies(
     program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
 ) -> tuple[Program, Any]:
-    """A program and its model in which all sizes vary that can when it is lowered, too.
+    """Returns a program and its model in which all sizes vary that can when it is lowered, too.
 
     Raises:
         ConversionError: It cannot be lowered, or not without fixing what cannot be fixed.
@@ -280,7 +280,7 @@ def _with_what_varies(
 
 
 def _places_of(program: Program) -> list[list[tuple[int, int]]]:
-    """The dimensions of the arrays among the inputs that each size that varies stands in."""
+    """Returns the dimensions of the input arrays in which each size that varies stands."""
     arrays = [given for given in program.inputs if given.kind == "user"]
     return [
         [
@@ -316,7 +316,7 @@ def _holds_arrays(tree: Any) -> bool:
     return any(adapter_of(leaf) is not None for leaf in fleaves(tree))
 
 
-def _moved(tree: Any, target: Models) -> Any:
+def _move(tree: Any, target: Models) -> Any:
     """Moves the arrays of a tree.
 
     Raises:
@@ -353,7 +353,7 @@ def recorded(
     strict: bool | None = None,
     specialize: bool = False,
 ) -> Program:
-    """The program of a model; for a target that has modes, of both if it is to be trained."""
+    """Records the program of a model; for a target that has modes, both if it is to be trained."""
 
     def record(*, train: bool) -> Program:
         return source.export_program(
@@ -384,7 +384,7 @@ def recorded(
 
 
 def added_for(target: Models) -> dict[str, Lowering]:
-    """The lowerings to a framework that the user has added, by operation."""
+    """Returns the lowerings to a framework that the user has added, by operation."""
     family = get_adapter(_family(target), Models)
     return {
         **{op: one for op, one in _added.get(None, {}).items() if family.lowers(op)},
@@ -395,7 +395,7 @@ def added_for(target: Models) -> dict[str, Lowering]:
 
 @in_turn
 def lower(program: Program, target: Models, **options: Any) -> Any:
-    """The model of a target framework for a program."""
+    """Returns the model of a target framework for a program."""
     try:
         return target.from_program(program, added_for(target), **options)
     except FmapperError:
@@ -407,8 +407,8 @@ def lower(program: Program, target: Models, **options: Any) -> Any:
         ) from error
 
 
-def lowered(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
-    """The same; training that nobody has asked for is left out where it cannot be lowered."""
+def lower_trained(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
+    """Lowers a program; training that nobody asked for is left out where it cannot be lowered."""
     try:
         return lower(program, target, **options)
     except ConversionError as error:
@@ -424,7 +424,7 @@ def lowered(program: Program, target: Models, *, train: bool, **options: Any) ->
 
 
 def source_of_callable(model: Any, target: Models) -> Models | None:
-    """The framework that can record a function, or a tree that is called, for another one.
+    """Returns the framework that can record a function, or a tree that is called, for another one.
 
     It need not be imported yet: a function may import it when it is called.
     """
@@ -435,7 +435,7 @@ def source_of_callable(model: Any, target: Models) -> Models | None:
 
 
 def _recorders() -> Iterator[Models]:
-    """The adapters that are loaded, then those of frameworks that could be."""
+    """Yields the adapters that are loaded, then those of frameworks that could be."""
     loaded = adapters(Models)
     yield from loaded
     for name in installed_backends():
@@ -451,5 +451,5 @@ def _family(adapter: Models) -> str:
 
 
 def source_of(model: Any) -> Models | None:
-    """The framework that a model is one of."""
+    """Returns the framework that a model is one of."""
     return next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)

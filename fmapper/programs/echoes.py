@@ -39,7 +39,7 @@ class Echoes:
                 self._pairs.append((source, same[0], spec))
 
     def put(self, output: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The output with the objects in the places of records."""
+        """Returns the output with the objects in the places of records."""
         if not self._pairs:
             return output
         given = by_name(self._program, args, kwargs)
@@ -54,7 +54,7 @@ class Echoes:
 def _records(
     spec: TreeSpec, *, inner: bool = False, steps: Steps = ()
 ) -> list[tuple[Steps, TreeSpec]]:
-    """The records in builtin containers; with `inner` those in records, too."""
+    """Returns the records in builtin containers; with `inner` those in records, too."""
     found = [(steps, spec)] if spec.kind == "record" else []
     if spec.kind in ("tuple", "list", "dict") or (inner and spec.kind == "record"):
         keys = spec.keys if spec.kind == "dict" else range(len(spec.children))
@@ -73,7 +73,7 @@ def _at(tree: Any, steps: Steps) -> Any:
 
 
 def _with(tree: Any, steps: Steps, node: Any, spec: TreeSpec) -> Any:
-    """The tree with an object like `node` in the place of the record at the steps."""
+    """Returns the tree with an object like `node` in the place of the record at the steps."""
     if not steps:
         return _like(node, spec, tree)
     step, rest = steps[0], steps[1:]
@@ -87,7 +87,7 @@ def _with(tree: Any, steps: Steps, node: Any, spec: TreeSpec) -> Any:
 
 
 def _like(node: Any, spec: TreeSpec, new: Any) -> Any:
-    """An object of the class of `node`, with the contents of a record."""
+    """Returns an object of the class of `node`, with the contents of a record."""
     if spec.kind == "leaf":
         return new
     if spec.kind == "dict":

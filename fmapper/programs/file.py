@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from fmapper.errors import ConversionError, ProgramFileError
 from fmapper.moves.mover import to_numpy
 from fmapper.programs.file_grammar import check_array_name, check_program, check_shape
-from fmapper.programs.file_json import Misfit, decode_program, encode_program, read_json, shown
+from fmapper.programs.file_json import Misfit, decode_program, encode_program, read_json, show
 from fmapper.programs.program import Program
 
 _KEY = "fmapper.program"
@@ -129,14 +129,14 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     """
     source = Path(path)
     try:
-        with _opened(source) as file:
+        with _open_regular(source) as file:
             return read_program(file, os.fstat(file.fileno()).st_size)
     except Misfit as error:
         raise ProgramFileError(f"{source}: {error}") from None
 
 
 def read_program(file: BinaryIO, size: int) -> Program:
-    """The program in a file that is open and has so many bytes.
+    """Returns the program in a file that is open and has so many bytes.
 
     Raises:
         Misfit: It holds none, or is damaged.
@@ -158,17 +158,19 @@ def _program(file: BinaryIO, size: int) -> Program:
             raise Misfit("has no version")
         if about["version"] > _VERSION:
             raise Misfit(
-                f"written by a later fmapper, as version {shown(about['version'])} of the format"
+                f"written by a later fmapper, as version {show(about['version'])} of the format"
             )
-        program = _decoded(about, "program")
+        program = _decode(about, "program")
         if "evaluation" in about:
-            program.evaluation = _decoded(about, "evaluation")
+            program.evaluation = _decode(about, "evaluation")
     arrays = _arrays(file, header, begin, size)
-    program.parameters = _named(about, "parameters", arrays)
-    program.buffers = _named(about, "buffers", arrays)
-    program.constants = _named(about, "constants", arrays, _CONSTANT)
+    program.parameters = _arrays_by_name(about, "parameters", arrays)
+    program.buffers = _arrays_by_name(about, "buffers", arrays)
+    program.constants = _arrays_by_name(about, "constants", arrays, _CONSTANT)
     if program.evaluation is not None:
-        program.evaluation.constants = _named(about, "evaluation_constants", arrays, _IN_EVALUATION)
+        program.evaluation.constants = _arrays_by_name(
+            about, "evaluation_constants", arrays, _IN_EVALUATION
+        )
     with _within("program"):
         check_program(program)
     return program
@@ -183,36 +185,36 @@ def _within(key: str) -> Iterator[None]:
         raise
 
 
-def _decoded(about: Mapping[str, Any], key: str) -> Program:
+def _decode(about: Mapping[str, Any], key: str) -> Program:
     with _within(key):
         return decode_program(about.get(key))
 
 
-def _named(
+def _arrays_by_name(
     about: Mapping[str, Any], key: str, arrays: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """The arrays that a list of the program names."""
+    """Returns the arrays that a list of the program names."""
     names = about.get(key)
     with _within(key):
         if type(names) is not list:
-            raise Misfit("is no list of names")
+            raise Misfit("is not a list of names")
         found = {}
         for i, name in enumerate(names):
             if type(name) is not str or prefix + name not in arrays or name in found:
-                raise Misfit(f"there is no array {shown(name)}, or it is there twice", i)
+                raise Misfit(f"there is no array {show(name)}, or it is there twice", i)
             found[name] = arrays[prefix + name]
     return found
 
 
 @contextlib.contextmanager
-def _opened(source: Path) -> Iterator[BinaryIO]:
-    """A file for reading, if it is one: a pipe would wait for a writer, a device never ends."""
+def _open_regular(source: Path) -> Iterator[BinaryIO]:
+    """Opens a file for reading, if it is one: a pipe would wait, a device never ends."""
     if not stat.S_ISREG(source.stat().st_mode):
-        raise Misfit("is no regular file")
+        raise Misfit("is not a regular file")
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     with open(source, "rb", opener=lambda path, _: os.open(path, flags)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced meanwhile
-            raise Misfit("is no regular file")
+            raise Misfit("is not a regular file")
         yield file
 
 
@@ -262,20 +264,20 @@ def _numpy_dtype(name: str) -> Any:
 def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(file.read(8), "little")
     if size < 8:
-        raise Misfit("is no safetensors file: it is too short")
+        raise Misfit("is not a safetensors file: it is too short")
     if length > min(_MOST_HEADER, size - 8):
-        raise Misfit("is no safetensors file: its header would be too long")
+        raise Misfit("is not a safetensors file: its header would be too long")
     try:
         header = read_json(file.read(length).decode())
     except (Misfit, UnicodeDecodeError) as error:
-        raise Misfit(f"is no safetensors file: its header {error}") from None
+        raise Misfit(f"is not a safetensors file: its header {error}") from None
     if type(header) is not dict:
-        raise Misfit("is no safetensors file: its header is no object")
+        raise Misfit("is not a safetensors file: its header is not an object")
     return header, 8 + length
 
 
 def _arrays(file: BinaryIO, header: Mapping[str, Any], begin: int, size: int) -> dict[str, Any]:
-    """The arrays of a header, which must lie one after the other and end with the file."""
+    """Returns the arrays of a header, which must lie one after the other and end with the file."""
     entries = []
     for name, entry in header.items():
         with _within(ascii(name)[1:-1][:60]):
@@ -287,7 +289,7 @@ def _arrays(file: BinaryIO, header: Mapping[str, Any], begin: int, size: int) ->
         if begin + end > size:
             break
         if start != position or end - start != wanted:
-            raise Misfit(f"is damaged at {shown(name)}: its place does not fit its size")
+            raise Misfit(f"is damaged at {show(name)}: its place does not fit its size")
         position = end
         arrays[name] = _array(file, begin + start, wanted, dtype).reshape(shape)
     if begin + position != size:
@@ -296,12 +298,12 @@ def _arrays(file: BinaryIO, header: Mapping[str, Any], begin: int, size: int) ->
 
 
 def _entry(name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...]]:
-    """Where an array begins and ends, its dtype and its shape."""
+    """Tells where an array begins and ends, its dtype and its shape."""
     check_array_name(name)
     if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise Misfit("is no array")
+        raise Misfit("is not an array")
     if type(entry["dtype"]) is not str or entry["dtype"] not in _NAMES:
-        raise Misfit(f"is of an unknown dtype {shown(entry['dtype'])}")
+        raise Misfit(f"is of an unknown dtype {show(entry['dtype'])}")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if type(shape) is not list or type(offsets) is not list:
         raise Misfit("has no shape, or no place")

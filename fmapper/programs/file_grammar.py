@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from fmapper.programs.file_json import Misfit, shown
+from fmapper.programs.file_json import Misfit, show
 from fmapper.programs.program import (
     FEW_BITS,
     RELATIONS,
@@ -71,7 +71,7 @@ def check_array_name(name: Any) -> None:
     """
     _of(str, name)
     if not _ARRAY.fullmatch(name) or name.count(".") >= _MOST_PARTS:
-        raise Misfit(f"{shown(name)} is no name of an array")
+        raise Misfit(f"{show(name)} is not a name of an array")
 
 
 def check_shape(shape: Any, *, fixed: bool = False) -> None:
@@ -81,7 +81,7 @@ def check_shape(shape: Any, *, fixed: bool = False) -> None:
         Misfit: It may not.
     """
     if type(shape) is not tuple or len(shape) > _MOST_DIMENSIONS:
-        raise Misfit(f"{shown(shape)} is no shape")
+        raise Misfit(f"{show(shape)} is not a shape")
     count = 1
     for i, size in enumerate(shape):
         if type(size) is int and size >= 0:
@@ -89,7 +89,7 @@ def check_shape(shape: Any, *, fixed: bool = False) -> None:
                 raise Misfit(f"{size} is larger than any array", i)
             count *= max(size, 1)
         elif fixed or type(size) is not str or not _SIZE.fullmatch(size):
-            raise Misfit(f"{shown(size)} is no size", i)
+            raise Misfit(f"{show(size)} is not a size", i)
     if count > MOST_ELEMENTS:
         raise Misfit(f"an array of {count} elements is larger than any")
 
@@ -111,17 +111,17 @@ class _within:
 
 
 def _of(kind: type | tuple[type, ...], value: Any, name: str | None = None) -> None:
-    """Asks for the exact class of a value: True is no number here."""
+    """Asks for the exact class of a value: True is not a number here."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if type(value) not in kinds:
         wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
         place = () if name is None else (name,)
-        raise Misfit(f"{shown(value)} is no {wanted}", *place)
+        raise Misfit(f"{show(value)} is no {wanted}", *place)
 
 
 def _fits(pattern: re.Pattern[str], value: Any, name: str, what: str) -> None:
     if type(value) is not str or not pattern.fullmatch(value):
-        raise Misfit(f"{shown(value)} is no {what}", name)
+        raise Misfit(f"{show(value)} is no {what}", name)
 
 
 def _identifier(value: Any, name: str | int, *, word: bool = False) -> None:
@@ -132,19 +132,19 @@ def _identifier(value: Any, name: str | int, *, word: bool = False) -> None:
         or (not word and keyword.iskeyword(value))
         or len(value) > 512
     ):
-        raise Misfit(f"{shown(value)} is no name", name)
+        raise Misfit(f"{show(value)} is not a name", name)
 
 
 def _one_of(allowed: Collection[str], value: Any, name: str) -> None:
     if type(value) is not str or value not in allowed:
-        raise Misfit(f"{shown(value)} is none of {', '.join(allowed)}", name)
+        raise Misfit(f"{show(value)} is none of {', '.join(allowed)}", name)
 
 
 def _distinct(values: Iterable[Any], name: str) -> None:
     seen = set()
     for value in values:
         if value in seen:
-            raise Misfit(f"{shown(value)} is there twice", name)
+            raise Misfit(f"{show(value)} is there twice", name)
         seen.add(value)
 
 
@@ -209,7 +209,7 @@ def _check_symbols(symbols: Any) -> None:
         with _within("symbols", symbol):
             _of(tuple, bounds)
             if len(bounds) != 2:
-                raise Misfit("is no pair")
+                raise Misfit("is not a pair")
             for bound in bounds:
                 _of((int, type(None)), bound)
 
@@ -223,7 +223,7 @@ def _check_guard(guard: Guard) -> None:
 
 def _check_line(text: str) -> None:
     if not _LINE.fullmatch(text):
-        raise Misfit(f"{shown(text)} is no line")
+        raise Misfit(f"{show(text)} is not a line")
 
 
 def _check_input(given: Input, named: Mapping[str, Mapping[str, Any]]) -> None:
@@ -238,7 +238,7 @@ def _check_input(given: Input, named: Mapping[str, Mapping[str, Any]]) -> None:
     if given.kind != "static" and not is_number:
         _fits(_DTYPE, given.dtype, "dtype", "dtype")
     elif type(given.dtype) is not str:
-        raise Misfit(f"{shown(given.dtype)} is no dtype", "dtype")
+        raise Misfit(f"{show(given.dtype)} is not a dtype", "dtype")
     if is_number:
         _fits(_SIZE, given.value, "value", "size")
     else:
@@ -258,12 +258,12 @@ def _check_output(out: Output, named: Mapping[str, Mapping[str, Any]], users: in
 
 def _one_of_arrays(target: Any, arrays: Mapping[str, Any], kind: str) -> None:
     if type(target) is not str or target not in arrays:
-        raise Misfit(f"there is no {kind} {shown(target)}", "target")
+        raise Misfit(f"there is no {kind} {show(target)}", "target")
 
 
 def _position(target: Any) -> None:
     if type(target) is not int or target < 0:
-        raise Misfit(f"{shown(target)} is no position", "target")
+        raise Misfit(f"{show(target)} is not a position", "target")
 
 
 def _check_specs(program: Program, users: int) -> None:
@@ -280,7 +280,7 @@ def _check_specs(program: Program, users: int) -> None:
         or [child.kind for child in spec.children] != ["tuple", "dict"]
         or not all(type(key) is str for key in spec.children[1].keys)
     ):
-        raise Misfit("is no tuple of a tuple and a dict of keywords", "in_spec")
+        raise Misfit("is not a tuple of a tuple and a dict of keywords", "in_spec")
 
 
 def _check_spec(spec: Any) -> int:
@@ -325,7 +325,7 @@ def _check_key(key: Any) -> None:
 
 def _check_field(name: str) -> None:
     if not _LINE.fullmatch(name) or _DUNDER.fullmatch(name):
-        raise Misfit(f"{shown(name)} is no field")
+        raise Misfit(f"{show(name)} is not a field")
 
 
 def _check_parameter(parameter: Parameter) -> None:
@@ -343,24 +343,24 @@ def _check_names(program: Program, whole: Program) -> None:
         with _within("aliases"):
             check_array_name(alias)
             if alias in arrays or type(name) is not str or name not in arrays:
-                raise Misfit(f"{shown(alias)} is no other name of {shown(name)}")
+                raise Misfit(f"{show(alias)} is no other name of {show(name)}")
     for field, held in (("frozen", whole.parameters), ("transient", whole.buffers)):
         _each(getattr(program, field), str, check_array_name, field)
         for name in getattr(program, field):
             if name not in held:
-                raise Misfit(f"there is no {shown(name)}", field)
+                raise Misfit(f"there is no {show(name)}", field)
     _of(dict, program.variable_types, "variable_types")
     for name, kind in program.variable_types.items():
         if type(name) is not str or name not in arrays:
-            raise Misfit(f"there is no {shown(name)}", "variable_types")
+            raise Misfit(f"there is no {show(name)}", "variable_types")
         _one_of(sorted(VARIABLE_TYPES), kind, "variable_types")
     _of(dict, program.few_bits, "few_bits")
     for name, dtype in program.few_bits.items():
         if type(name) is not str or name not in arrays:
-            raise Misfit(f"there is no {shown(name)}", "few_bits")
+            raise Misfit(f"there is no {show(name)}", "few_bits")
         _one_of(FEW_BITS, dtype, "few_bits")
         if arrays[name].dtype.name != FEW_BITS[dtype]:
-            raise Misfit(f"{shown(name)} holds no {dtype}", "few_bits")
+            raise Misfit(f"{show(name)} holds no {dtype}", "few_bits")
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ def _check_graph(graph: Graph) -> None:
         with _within("inputs"):
             _identifier(name, i)
             if name in known:
-                raise Misfit(f"{shown(name)} is there twice", i)
+                raise Misfit(f"{show(name)} is there twice", i)
         known.add(name)
     if graph.kinds != ():
         _check_kinds(graph.kinds, "kinds")
@@ -385,7 +385,7 @@ def _check_graph(graph: Graph) -> None:
             _of(Call, call)
             _check_call(call, known)
             if call.name in known:
-                raise Misfit(f"{shown(call.name)} is there twice", "name")
+                raise Misfit(f"{show(call.name)} is there twice", "name")
             known.add(call.name)
     except Misfit as error:
         error.place += [i, "calls"]
@@ -417,7 +417,7 @@ def _check_kinds(kinds: Any, name: str) -> None:
         with _within(name, i):
             _of(tuple, kind)
             if len(kind) != 2:
-                raise Misfit("is no pair of a dtype and a shape")
+                raise Misfit("is not a pair of a dtype and a shape")
             _fits(_DTYPE, kind[0], "dtype", "dtype")
             check_shape(kind[1])
 
@@ -426,7 +426,7 @@ def _check_argument(value: Any, known: set[str]) -> None:
     kind = type(value)
     if kind is Ref:
         if value.name not in known:
-            raise Misfit(f"there is no {shown(value.name)} yet")
+            raise Misfit(f"there is no {show(value.name)} yet")
     elif kind is tuple:
         i = 0
         try:
@@ -444,15 +444,15 @@ def _check_argument(value: Any, known: set[str]) -> None:
         _check_graph(value)
     elif kind is Size:
         if type(value.expression) is not str or not _SIZE.fullmatch(value.expression):
-            raise Misfit(f"{shown(value.expression)} is no size")
+            raise Misfit(f"{show(value.expression)} is not a size")
     elif kind is DType:
         if not _DTYPE.fullmatch(value.name):
-            raise Misfit(f"{shown(value.name)} is no dtype")
+            raise Misfit(f"{show(value.name)} is not a dtype")
     elif kind is Scalar:
         _of((bool, int, float, complex), value.value, "value")
         _fits(_DTYPE, value.dtype, "dtype", "dtype")
     elif kind not in _SIMPLE:
-        raise Misfit(f"a {kind.__name__} is no argument")
+        raise Misfit(f"a {kind.__name__} is not an argument")
 
 
 _SIMPLE = {type(None), bool, int, float, complex, str}
@@ -469,4 +469,4 @@ def _check_constant(value: Any) -> None:
             _of((str, int, bool), key)
             _check_constant(inner)
     elif type(value) not in _SIMPLE:
-        raise Misfit(f"a {type(value).__name__} is no constant")
+        raise Misfit(f"a {type(value).__name__} is not a constant")

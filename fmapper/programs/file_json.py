@@ -49,7 +49,7 @@ _NOT_FINITE = {"inf", "-inf", "nan"}
 
 
 class Misfit(Exception):
-    """What is in a file is no program; the place is completed on the way out.
+    """What is in a file is not a program; the place is completed on the way out.
 
     Attributes:
         message: What is wrong.
@@ -62,21 +62,21 @@ class Misfit(Exception):
         self.place = list(place)
 
     def __str__(self) -> str:
-        """The place and the message."""
+        """Returns the place and the message."""
         found = ""
         for key in reversed(self.place):
             found += f"[{key}]" if isinstance(key, int) else f".{key}"
         return f"{found.removeprefix('.')}: {self.message}" if found else self.message
 
 
-def shown(value: Any) -> str:
-    """A value from a file in an error: its beginning, without what a terminal would obey."""
+def show(value: Any) -> str:
+    """Shows a value from a file in an error: its beginning, without what a terminal would obey."""
     text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_json(text: str) -> Any:
-    """What a text in JSON says, where no key is there twice and nothing is deep or long.
+    """Returns what a text in JSON says, where no key is there twice and nothing is deep or long.
 
     Raises:
         Misfit: It is none.
@@ -103,14 +103,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 
 def encode_program(program: Program) -> dict[str, Any]:
-    """A program without its arrays, and without the one for evaluation, as plain JSON."""
+    """Returns a program without its arrays, and without the one for evaluation, as plain JSON."""
     types = {n: kind for n, kind in program.variable_types.items() if kind in VARIABLE_TYPES}
     program = replace(program, variable_types=types)
     return {
@@ -121,7 +121,7 @@ def encode_program(program: Program) -> dict[str, Any]:
 
 
 def _encode(value: Any) -> Any:
-    """Plain JSON; what JSON lacks is an object with one key, which says what it is."""
+    """Encodes as plain JSON; what JSON lacks is an object with one key, which says what it is."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -148,17 +148,17 @@ def _encode(value: Any) -> Any:
 
 
 def decode_program(data: Any) -> Program:
-    """The program that JSON says, without arrays; `check_program` looks at what it says.
+    """Returns the program that JSON says, without arrays; `check_program` looks at what it says.
 
     Raises:
         Misfit: It says none.
     """
     if not isinstance(data, dict):
-        raise Misfit("is no object")
+        raise Misfit("is not an object")
     given = {}
     for name, value in data.items():
         if name not in _PROGRAM:
-            raise Misfit(f"a program has no {shown(name)}")
+            raise Misfit(f"a program has no {show(name)}")
         with _Place(name):
             given[name] = _decode(value)
     for name, field in _PROGRAM.items():
@@ -202,7 +202,7 @@ def _decode(data: Any) -> Any:
         raise Misfit("is an object of several keys, or of none")
     ((what, value),) = data.items()
     if what not in _SPECIAL and what not in _PLAIN:
-        raise Misfit(f"{shown(what)} is nothing that a program has")
+        raise Misfit(f"{show(what)} is nothing that a program has")
     if what in _SPECIAL:
         return _SPECIAL[what](value)
     names = _FIELDS[what]
@@ -232,21 +232,21 @@ def _list_of(value: Any, counts: range, what: str) -> list[Any]:
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise Misfit(f"{shown(value)} is no name")
+        raise Misfit(f"{show(value)} is not a name")
     found: str = _decode(value)
     return found
 
 
 def _number(value: Any) -> float:
     if type(value) is not str or value not in _NOT_FINITE:
-        raise Misfit(f"{shown(value)} is neither infinite nor NaN")
+        raise Misfit(f"{show(value)} is neither infinite nor NaN")
     return float(value)
 
 
 def _complex(value: Any) -> complex:
     parts = _decode_each(_list_of(value, range(2, 3), "complex"))
     if not all(type(part) in (int, float) for part in parts):
-        raise Misfit("is no complex number")
+        raise Misfit("is not a complex number")
     return complex(*parts)
 
 
@@ -258,9 +258,9 @@ def _map(value: Any) -> dict[Any, Any]:
         with _Place(i):
             key = _decode(first)
             if type(key) not in (str, int, bool, float, tuple, type(None)) or not _hashable(key):
-                raise Misfit(f"{shown(key)} is no key")
+                raise Misfit(f"{show(key)} is not a key")
             if key in found:
-                raise Misfit(f"has the key {shown(key)} twice")
+                raise Misfit(f"has the key {show(key)} twice")
         with _Place(key if isinstance(key, str) and key.isidentifier() else i):
             found[key] = _decode(inner)
     return found
@@ -269,7 +269,7 @@ def _map(value: Any) -> dict[Any, Any]:
 def _pairs(value: list[Any]) -> Iterator[list[Any]]:
     for i, pair in enumerate(value):
         if type(pair) is not list or len(pair) != 2:
-            raise Misfit("is no pair", i)
+            raise Misfit("is not a pair", i)
         yield pair
 
 
@@ -284,7 +284,7 @@ def _hashable(key: Any) -> bool:
 def _graph(value: Any) -> Graph:
     parts = _decode_each(_list_of(value, range(3, 5), "graph"), _GRAPH)
     if type(parts[1]) is not tuple:
-        raise Misfit("is no list", "calls")
+        raise Misfit("is not a list", "calls")
     return Graph(parts[0], list(parts[1]), *parts[2:])
 
 

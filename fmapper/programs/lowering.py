@@ -87,7 +87,7 @@ class LoweringTable:
             self._loaded = True
 
     def find(self, op: str, added: Mapping[str, Lowering]) -> Lowering | None:
-        """The lowering of an operation: the user's first, the overload's before the name's."""
+        """Finds an operation's lowering: the user's first, the overload's before the name's."""
         self.load()
         name = op.rpartition(".")[0] or op
         for table in (added, self.entries):
@@ -99,7 +99,7 @@ class LoweringTable:
     def find_all(
         self, ops: Mapping[str, Iterable[str]], added: Mapping[str, Lowering]
     ) -> dict[str, Lowering]:
-        """The lowerings of all operations of a program.
+        """Returns the lowerings of all operations of a program.
 
         Args:
             ops: Each operation -> the paths of the modules that use it.
@@ -115,7 +115,7 @@ class LoweringTable:
         return {op: lowering for op, lowering in found.items() if lowering is not None}
 
     def lowers_whole(self, added: Mapping[str, Lowering]) -> frozenset[str]:
-        """The operations that a recorder leaves as they are, with those that the user has added."""
+        """Returns the operations a recorder leaves whole, with those that the user has added."""
         self.load()
         tables = (self.entries, added)
         return frozenset(op for table in tables for op, found in table.items() if found.whole)

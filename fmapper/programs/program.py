@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from fmapper.backends.equality import equals
-from fmapper.programs.sizes import size_of, with_solved
+from fmapper.programs.sizes import size_of, solve_names
 from fmapper.programs.treespec import TreeSpec
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -78,11 +78,11 @@ class Call:
     result: tuple[tuple[str, tuple[int | str, ...]], ...] = ()
 
     def refs(self) -> list[str]:
-        """The names that its arguments refer to."""
+        """Returns the names that its arguments refer to."""
         return list(refs_in((self.args, self.kwargs)))
 
     def graphs(self) -> list[Graph]:
-        """The graphs among its arguments."""
+        """Returns the graphs among its arguments."""
         return list(graphs_in((self.args, self.kwargs)))
 
 
@@ -105,14 +105,14 @@ class Graph:
     _used: frozenset[str] | None = None
 
     def walk(self) -> Iterator[Call]:
-        """Every call, those of inner graphs after the call that takes them."""
+        """Yields every call, those of inner graphs after the call that takes them."""
         for call in self.calls:
             yield call
             for inner in graphs_in((call.args, call.kwargs)):
                 yield from inner.walk()
 
     def used(self) -> frozenset[str]:
-        """The names that a call or an output refers to."""
+        """Returns the names that a call or an output refers to."""
         if self._used is None:
             found = set(refs_in(self.outputs))
             for call in self.calls:
@@ -121,7 +121,7 @@ class Graph:
         return self._used
 
     def last_uses(self) -> dict[str, tuple[str, ...]]:
-        """The name of each call -> the results that no later call and no output refers to."""
+        """Maps each call's name to the results to which no later call and no output refers."""
         if self._last_uses is None:
             seen = set(refs_in(self.outputs))
             found: dict[str, tuple[str, ...]] = {}
@@ -133,7 +133,7 @@ class Graph:
         return self._last_uses
 
     def without_dead_calls(self, keep: Callable[[Call], bool]) -> Graph:
-        """This graph without calls whose results nobody uses, unless `keep` says so."""
+        """Removes calls whose results nobody uses, unless `keep` says so."""
         used = set(refs_in(self.outputs))
         calls = []
         for call in reversed(self.calls):
@@ -163,11 +163,11 @@ class Input:
     value: Any = None
 
     def is_array(self) -> bool:
-        """Whether it is an array, not a number."""
+        """Tells whether it is an array, not a number."""
         return self.kind != "static" and self.dtype not in ("int", "float", "boolean")
 
     def accepts(self, value: Any) -> bool:
-        """Whether a value is the one that a static input must be; True is not 1 here."""
+        """Tells whether a value is the one that a static input must be; True is not 1 here."""
         return equals(self.value, value)
 
 
@@ -317,13 +317,13 @@ class Program:
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False
     ) -> list[Any]:
-        """The leaves of a call, in the order of the inputs; see `_calls.bind`."""
+        """Returns the leaves of a call, in the order of the inputs; see `_calls.bind`."""
         from fmapper.programs import bind as _calls
 
         return _calls.bind(self, args, kwargs, sparing=sparing)
 
     def input_paths(self) -> list[str]:
-        """What errors call each flattened input."""
+        """Returns what errors call each flattened input."""
         from fmapper.programs import bind as _calls
 
         return _calls.leaf_paths(self)
@@ -331,7 +331,7 @@ class Program:
     def shape_problem(
         self, wanted: tuple[int | str, ...], have: tuple[Any, ...], sizes: dict[str, Any]
     ) -> str:
-        """What is wrong with a shape; empty if nothing is.
+        """Says what is wrong with a shape; empty if nothing is.
 
         Args:
             wanted: The shape of the examples, with the names of sizes that may vary.
@@ -360,8 +360,8 @@ class Program:
         return ""
 
     def size_problem(self, sizes: dict[str, Any]) -> str:
-        """Which sizes are not what they must be for the others; empty if all are."""
-        known = with_solved(sizes)
+        """Says which sizes are not what they must be for the others; empty if all are."""
+        known = solve_names(sizes)
         for expression, given in sizes.items():
             wanted = size_of(expression, known)
             if wanted is not None and wanted != given:
@@ -383,16 +383,16 @@ class Program:
         )
 
     def has_unknown_sizes(self) -> bool:
-        """Whether sizes depend on the values of arrays, as the number of nonzero elements does."""
+        """Tells whether sizes depend on values of arrays, as the number of nonzero elements."""
         shapes = (shape for call in self.graph.walk() for _, shape in call.result)
         return any(isinstance(s, str) and _UNKNOWN.search(s) for shape in shapes for s in shape)
 
     def without_state(self) -> Program:
-        """The same program without its parameters, buffers and constants."""
+        """Returns this program without its parameters, buffers and constants."""
         return replace(self, parameters={}, buffers={}, constants={})
 
     def ops(self) -> dict[str, list[str]]:
-        """The operations of the program -> the paths of the modules that use them."""
+        """Returns the operations of the program -> the paths of the modules that use them."""
         found: dict[str, dict[str, None]] = {}
         for call in self.graph.walk():
             found.setdefault(call.op, {})[call.module] = None
@@ -443,7 +443,7 @@ class Lowering:
 
 
 def graphs_in(value: Any) -> Iterator[Graph]:
-    """The graphs among arguments."""
+    """Yields the graphs among arguments."""
     if isinstance(value, Graph):
         yield value
     elif isinstance(value, tuple):
@@ -454,7 +454,7 @@ def graphs_in(value: Any) -> Iterator[Graph]:
 
 
 def refs_in(value: Any) -> Iterator[str]:
-    """The names that arguments refer to; inner graphs see only what they are given."""
+    """Yields the names that arguments refer to; inner graphs see only what they are given."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, tuple):
@@ -465,16 +465,16 @@ def refs_in(value: Any) -> Iterator[str]:
 
 
 def substituted(value: Any, known: Mapping[str, Any]) -> Any:
-    """Arguments with other values in the places of some references."""
+    """Returns arguments with other values in the places of some references."""
     if not known:
         return value
-    return mapped(value, lambda v: known.get(v.name, v) if isinstance(v, Ref) else v)
+    return map_arguments(value, lambda v: known.get(v.name, v) if isinstance(v, Ref) else v)
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Arguments with `change` applied to everything that is no tuple and no dict."""
+def map_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns arguments with `change` applied to everything that is not a tuple and no dict."""
     if isinstance(value, tuple):
-        return tuple(mapped(inner, change) for inner in value)
+        return tuple(map_arguments(inner, change) for inner in value)
     if isinstance(value, Mapping):
-        return {key: mapped(inner, change) for key, inner in value.items()}
+        return {key: map_arguments(inner, change) for key, inner in value.items()}
     return change(value)

@@ -22,7 +22,7 @@ _PRODUCTS: dict[str, Any] = {"*": operator.mul, "//": operator.floordiv, "%": op
 
 
 def _most(a: Any, b: Any) -> Any:
-    """The larger of two sizes; those that are not known yet are asked by arithmetic alone."""
+    """Returns the larger of two sizes; unknown ones are asked by arithmetic alone."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
     return (a + b + abs(a - b)) // 2
@@ -50,7 +50,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
-    """What an expression of sizes comes to; None where that is not known.
+    """Returns what an expression of sizes comes to; None where that is not known.
 
     Numbers, names, `+ - * // %`, powers with `^` or `**`, parentheses and the functions `floordiv`,
     `mod`, `max` and `min` are known, and no number beyond 2**62.
@@ -76,8 +76,8 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
         return None
 
 
-def with_solved(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sizes with those names that stand only in others, as `n` in `2*n + 1`, rounded down.
+def solve_names(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns sizes with those names that stand only in others, as `n` in `2*n + 1`, rounded down.
 
     Examples:
         >>> with_solved({"2*n + 1": 7, "b": 3})["n"]
@@ -98,7 +98,7 @@ _read: dict[str, Any] = {}  # compilers look into it, but through no functools.c
 
 
 def _tree(expression: str) -> Any:
-    """An expression as numbers, names and tuples of a function and its arguments; None for none."""
+    """Parses an expression into numbers, names and tuples of a function and arguments, or None."""
     if len(expression) > _LONGEST:
         return None
     tokens: list[str] = []
@@ -128,26 +128,26 @@ class _Reader:
         return self._row(_SUMS, self._product)
 
     def _product(self) -> Any:
-        return self._row(_PRODUCTS, self._signed)
+        return self._row(_PRODUCTS, self._sign)
 
     def _row(self, operators: Mapping[str, Any], operand: Any) -> Any:
         first, more = operand(), []
         while self._next() in operators:
             more += [operators[self.rest.pop()], operand()]
-        return (_folded, first, *more) if more else first
+        return (_fold, first, *more) if more else first
 
-    def _signed(self) -> Any:
+    def _sign(self) -> Any:
         if self._next() != "-":
-            return self._raised()
+            return self._exponent()
         self.rest.pop()
-        return operator.neg, self._within(self._signed)
+        return operator.neg, self._within(self._sign)
 
-    def _raised(self) -> Any:
+    def _exponent(self) -> Any:
         base = self._atom()
         if self._next() not in ("^", "**"):  # JAX prints powers with a hat
             return base
         self.rest.pop()
-        return _power, base, self._within(self._signed)
+        return _power, base, self._within(self._sign)
 
     def _atom(self) -> Any:
         token = self.rest.pop() if self.rest else ""
@@ -187,9 +187,9 @@ class _Reader:
         self.rest.pop()
 
 
-def _folded(first: Any, *more: Any) -> Any:
+def _fold(first: Any, *more: Any) -> Any:
     for function, operand in zip(more[::2], more[1::2], strict=True):
-        first = _bounded(function(first, operand))
+        first = _bound(function(first, operand))
     return first
 
 
@@ -200,10 +200,10 @@ def _value(tree: Any, sizes: Mapping[str, Any]) -> Any:
         return tree
     if isinstance(tree, tuple):
         tree = tree[0](*[_value(inner, sizes) for inner in tree[1:]])
-    return _bounded(tree)
+    return _bound(tree)
 
 
-def _bounded(size: Any) -> Any:
+def _bound(size: Any) -> Any:
     if isinstance(size, int) and not -_LARGEST <= size <= _LARGEST:
         raise LookupError(size)
     return size

@@ -38,7 +38,7 @@ class TreeSpec:
     absent: tuple[str, ...] = ()
 
     def flatten(self, tree: Any, path: str = "input") -> list[Any]:
-        """The leaves of a tree of this structure.
+        """Returns the leaves of a tree of this structure.
 
         A record may be given as a record, as any object with these attributes, as a dict or as a
         sequence.
@@ -54,7 +54,7 @@ class TreeSpec:
         return found
 
     def unflatten(self, leaves: Any) -> Any:
-        """The tree with these leaves.
+        """Returns the tree with these leaves.
 
         Raises:
             StructureMismatchError: There are too few.
@@ -65,7 +65,7 @@ class TreeSpec:
             raise StructureMismatchError("there are fewer leaves than the structure has") from None
 
     def leaf_paths(self, path: str = "input") -> list[str]:
-        """Where each leaf is, as errors print it."""
+        """Tells where each leaf is, as errors print it."""
         if self.kind == "leaf":
             return [path]
         found: list[str] = []
@@ -127,7 +127,7 @@ class Record(tuple[Any, ...]):
     _absent: tuple[str, ...] = ()
 
     def __getitem__(self, key: Any) -> Any:
-        """A field by name or by position."""
+        """Returns a field by name or by position."""
         if isinstance(key, str):
             if key not in self._fields:
                 raise KeyError(f"{type(self).__name__} has no {key!r}: {', '.join(self._fields)}")
@@ -138,15 +138,15 @@ class Record(tuple[Any, ...]):
         return key in self._fields if isinstance(key, str) else tuple.__contains__(self, key)
 
     def __reduce__(self) -> Any:
-        """Pickled by its fields: the class is made when it is needed."""
-        return _made, (type(self).__name__, self._fields, self._absent, tuple(self))
+        """Pickles by the fields: the class is made when it is needed."""
+        return _make_record, (type(self).__name__, self._fields, self._absent, tuple(self))
 
 
 _TYPES: dict[Any, Any] = {}  # compilers look into it, but through no functools.cache
 
 
 def record_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...] = ()) -> Any:
-    """The named tuple for a class with these fields; the same one for the same arguments."""
+    """Returns the named tuple for a class with these fields; one for the same arguments."""
     found = _TYPES.get((name, fields, absent))
     if found is None:
         found = _TYPES[name, fields, absent] = _new_type(name, fields, absent)
@@ -165,7 +165,7 @@ def _new_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...]) -> An
 
 
 def _field_names(fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that a named tuple can have: others lose their underscores, or are numbered."""
+    """Returns those that a named tuple can have: others lose their underscores, or are numbered."""
     found: list[str] = []
     for i, field in enumerate(fields):
         own = field.lstrip("_")
@@ -175,12 +175,12 @@ def _field_names(fields: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _made(name: str, fields: tuple[str, ...], absent: tuple[str, ...], values: Any) -> Any:
+def _make_record(name: str, fields: tuple[str, ...], absent: tuple[str, ...], values: Any) -> Any:
     return record_type(name, fields, absent)(*values)
 
 
 def _children(node: Any) -> Any:
-    """The children of a node of another class, as a list; what is no node stays as it is."""
+    """Lists the children of a node of another class; what is not a node stays as it is."""
     from fmapper.tree.nodes import NodeType, kind_of
 
     kind = kind_of(type(node))

@@ -158,7 +158,7 @@ def verify(
 
 
 def differences(a: Any, b: Any) -> list[Difference]:
-    """One per array of two outputs, with what rounding may make of it allowed.
+    """Returns one per array of two outputs, with what rounding may make of it allowed.
 
     Outputs that hold other numbers of arrays are not compared: objects keep some that are no
     results, and what a program gives for those is what it was recorded with.
@@ -171,7 +171,7 @@ def differences(a: Any, b: Any) -> list[Difference]:
 
 
 def _arrays(x: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The arrays that a structure holds, with their paths."""
+    """Yields the arrays that a structure holds, with their paths."""
     if adapter_of(x) is not None:
         yield path, x
         return
@@ -194,7 +194,7 @@ class _Side:
         return self.adapter.call(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
 
     def operations(self, other: Models | None) -> Iterable[Observation] | None:
-        """What it computes, taken apart as it is for the framework of the other."""
+        """Returns what it computes, taken apart as it is for the framework of the other."""
         if self.adapter is None or other is None:
             return None
         given = inputs_for(self.adapter, self.args, self.kwargs)
@@ -209,7 +209,7 @@ class _Side:
 
 
 def _sides(a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Side]:
-    """Both models; each gets the keywords that are inputs, or options of its own framework."""
+    """Returns both models; each gets the keywords that are inputs, or its framework's options."""
     models = _with_adapters(a, b)
     options = [() if adapter is None else adapter.options(model) for model, adapter in models]
     return [
@@ -227,7 +227,7 @@ def inputs_for(
     *,
     copy: bool | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The inputs for a model of a framework."""
+    """Returns the inputs for a model of a framework."""
 
     def plain(x: Any) -> Any:
         own = adapter_of(x)
@@ -243,7 +243,7 @@ def inputs_for(
 
 
 def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
-    """Both models with their frameworks; a function is of the framework that the other is not."""
+    """Returns both models with their frameworks; a function takes that which the other has not."""
     known = [_adapter_of_model(model) for model in (a, b)]
     for i, model in enumerate((a, b)):
         other = known[1 - i]
@@ -270,7 +270,7 @@ def _of_backend(name: str) -> Models | None:
 def _differences(
     a: Any, b: Any, path: str, rtol: float | None, atol: float | None
 ) -> Iterator[Difference]:
-    """One per array; structures are compared by what they hold, since classes differ."""
+    """Yields one per array; structures are compared by what they hold, since classes differ."""
     if adapter_of(a) is not None or adapter_of(b) is not None:
         yield _difference(a, b, path, rtol, atol)
         return
@@ -289,7 +289,7 @@ def _differences(
 
 
 def _plain_values(x: Any, path: str) -> Iterator[Difference]:
-    """The numbers and texts of an output without arrays, which have been found to agree."""
+    """Yields the numbers and texts of an output without arrays, which have been found to agree."""
     parts = _parts(x)
     if parts is None and x is not None:
         yield Difference(path, 0.0, 0.0, 0.0)
@@ -299,7 +299,7 @@ def _plain_values(x: Any, path: str) -> Iterator[Difference]:
 
 
 def _parts(x: Any) -> dict[Any, Any] | None:
-    """What a structure holds by key; None for what holds nothing."""
+    """Returns what a structure holds by key; None for what holds nothing."""
     if isinstance(x, Mapping):
         return dict(x)
     fields = getattr(x, "_fields", None)
@@ -324,7 +324,7 @@ def _difference(a: Any, b: Any, path: str, rtol: float | None, atol: float | Non
     owner = adapter_of(a)
     if owner is None or adapter_of(b) is None:
         return Difference(path, math.inf, 0.0, 0.0, f"{type(a).__name__} and {type(b).__name__}")
-    error, scale, dtype, note = _compared(a, b)
+    error, scale, dtype, note = _compare(a, b)
     factor = _ROUNDING.get(dtype, 0.0) if rtol is None else rtol
     size = math.prod(owner.shape(a))
     return Difference(path, error, scale, factor * scale + (atol or 0.0), note, size)
@@ -356,8 +356,8 @@ def _narrow_ends(array: Any, other: Any) -> Any:
     return np.where(array == ends.max, new.max, at_least)
 
 
-def _compared(a: Any, b: Any) -> tuple[float, float, str, str]:
-    """The largest difference, the largest element of `a`, the coarser dtype, and what is wrong."""
+def _compare(a: Any, b: Any) -> tuple[float, float, str, str]:
+    """Returns the largest difference, the largest element of `a`, the coarser dtype, and errors."""
     import numpy as np
 
     first, second = to_numpy([_portable(a), _portable(b)], copy=None)
@@ -383,13 +383,13 @@ def _compared(a: Any, b: Any) -> tuple[float, float, str, str]:
 
 
 def _first(sides: list[_Side], rtol: float | None, atol: float | None) -> Difference | None:
-    """The first operation, in the order of `a`, whose results differ."""
+    """Returns the first operation, in the order of `a`, whose results differ."""
     a, b = sides
     watched = [a.operations(b.adapter), b.operations(a.adapter)]
     if watched[0] is None or watched[1] is None:
         return None
-    theirs = dict(_numbered(watched[1]))
-    for key, seen in _numbered(watched[0]):
+    theirs = dict(_occurrences(watched[1]))
+    for key, seen in _occurrences(watched[0]):
         other = theirs.get(key)
         if other is None:
             continue
@@ -405,8 +405,8 @@ def _first(sides: list[_Side], rtol: float | None, atol: float | None) -> Differ
     return None
 
 
-def _numbered(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
-    """Each with its module, its operation, and how often that was there before."""
+def _occurrences(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
+    """Yields each with its module, its operation, and how often that was there before."""
     counts: dict[tuple[str, str], int] = {}
     for one in seen:
         key = one.module, one.op
@@ -415,7 +415,7 @@ def _numbered(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int
 
 
 def _exact(side: _Side, got: list[Any]) -> tuple[float, float] | None:
-    """The errors of both outputs against those of `a` in float64."""
+    """Returns the errors of both outputs against those of `a` in float64."""
     reference = side.output_in_float64()
     if reference is None:
         return None

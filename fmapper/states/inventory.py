@@ -33,7 +33,7 @@ class SummaryRow:
         device: Of an array.
         nbytes: Bytes of an array, or of all arrays below a node; memory is counted once, at the
             first place that it is reached from.
-        trainable: Whether training changes an array; None for what is no array.
+        trainable: Whether training changes an array; None for what is not an array.
         same_as: For an object that is at an earlier place, too: that place. It is entered once.
         view_of: For an array on the memory of another one: the place of that one.
         note: The value of a number or string; what is wrong with an array, or with an object that
@@ -128,7 +128,7 @@ class Inventory:
         return found
 
     def _views(self) -> dict[int, int]:
-        """The rows of arrays on the memory of other ones, and the rows of those."""
+        """Returns the rows of arrays on the memory of other ones, and the rows of those."""
         by_backend: dict[str, list[int]] = {}
         for at, array in self._arrays.items():
             adapter = adapter_of(array)
@@ -161,7 +161,7 @@ class Inventory:
         self.rows = [SummaryRow(**draft) for draft in drafts]
 
     def runs(self, at: int, *, fold: bool) -> Iterator[tuple[list[int], bool]]:
-        """The children of a row, like items of a list together, and whether these are the last."""
+        """Groups the children of a row, like items of a list together; says which are the last."""
         below = self.below[at]
         runs: list[list[int]] = []
         start = 0
@@ -178,7 +178,7 @@ class Inventory:
         return iter([(run, n == len(runs) - 1) for n, run in enumerate(runs)])
 
     def totals(self) -> dict[tuple[str, str], Total]:
-        """Arrays, numbers and bytes by device and dtype; ties and views are counted once."""
+        """Sums up arrays, numbers and bytes by device and dtype; ties and views count once."""
         totals: dict[tuple[str, str], Total] = {}
         for at in self._arrays:
             row = self.rows[at]
@@ -192,7 +192,7 @@ class Inventory:
         return totals
 
     def numbers_trained(self) -> int:
-        """How many numbers the arrays have that are trained."""
+        """Counts the numbers in the arrays that are trained."""
         rows = (self.rows[at] for at in self._arrays)
         return sum(_numbers(row) for row in rows if row.trainable and row.view_of is None)
 
@@ -208,7 +208,7 @@ def _has_identity(x: Any) -> bool:
 
 
 def _note(leaf: Any) -> str:
-    """The value of a number or a string; of another leaf, whether it hides arrays."""
+    """Returns the value of a number or a string; of another leaf, whether it hides arrays."""
     if kind_of(type(leaf)) is ATOM:
         text = repr(leaf)
         return text if len(text) <= _VALUE else text[: _VALUE - 3] + "..."

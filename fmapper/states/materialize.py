@@ -14,7 +14,7 @@ from fmapper.errors import DeviceError, StructureMismatchError
 from fmapper.moves.carry import carry_out
 from fmapper.moves.mover import Mover
 from fmapper.moves.view_ties import find_view_ties
-from fmapper.states.state import identity_of, named_arrays, refilled
+from fmapper.states.state import identity_of, named_arrays, refill
 from fmapper.tree.keypath import Link, name_of
 from fmapper.tree.nodes import sync
 
@@ -31,7 +31,7 @@ def materialize(
     default: Default | None = None,
     strict: bool = True,
 ) -> Any:
-    """A new tree with values where `tree` has arrays with a shape but none: from a state.
+    """Returns a new tree with values where `tree` has arrays with a shape but none: from a state.
 
     Such arrays are tensors on torch's device `meta`, parameters or not, and
     `jax.ShapeDtypeStruct`s. `to_torch(device="meta")` and `to_jax(device="meta")` make them of any
@@ -104,11 +104,11 @@ def materialize(
         )
     filled = filling.done()
     identities = {name: identity_of(name, array) for name, (_, array) in named.items()}
-    return refilled(tree, lambda link, leaf: filled.get(identities.get(name_of(link)), leaf))
+    return refill(tree, lambda link, leaf: filled.get(identities.get(name_of(link)), leaf))
 
 
 def is_abstract(array: Any) -> bool:
-    """Whether an array has a shape and a dtype, but no values."""
+    """Tells whether an array has a shape and a dtype, but no values."""
     adapter = adapter_of(array)
     return adapter is not None and adapter.device(array).kind == "meta"
 
@@ -133,7 +133,7 @@ class _Filling:
         self.problems: list[str] = []
 
     def missing_in(self, named: Mapping[str, tuple[Link, Any]]) -> list[list[str]]:
-        """The names of each array without values that nothing has been found for."""
+        """Returns the names of each array without values that nothing has been found for."""
         names: dict[Any, list[str]] = {}
         for name, (_, old) in named.items():
             identity = identity_of(name, old)
@@ -179,7 +179,7 @@ class _Filling:
         return f"dtype {own} in the state, {wanted} in the tree{way_out}"
 
     def done(self) -> dict[Any, Any]:
-        """The new arrays, by the identity of those that they replace."""
+        """Returns the new arrays, by the identity of those that they replace."""
         self._untie()
         groups: dict[tuple[Mover, str | None], list[Any]] = {}
         for identity, (_, _, old, _) in self.sources.items():

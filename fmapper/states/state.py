@@ -15,7 +15,7 @@ from fmapper.backends.namespace import array_namespace
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import FmapperError, StructureMismatchError, UnsupportedLeafError
 from fmapper.moves.carry import Route, carry_out
-from fmapper.moves.view_ties import find_view_ties, remade
+from fmapper.moves.view_ties import find_view_ties, remake
 from fmapper.transforms.trainable import Trained
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link, name_of
@@ -24,7 +24,7 @@ from fmapper.tree.walk import visit
 
 
 def state(tree: Any) -> dict[str, Any]:
-    """The arrays of a tree by path, keys joined with dots; a tied array is under each of its paths.
+    """Returns the arrays of a tree by path, keys joined with dots; a tied array is under each path.
 
     The key of a box, such as the `value` of a `flax.nnx.Param`, is left out.
 
@@ -46,7 +46,7 @@ def state(tree: Any) -> dict[str, Any]:
 
 
 def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> Any:
-    """A new tree with the arrays of a state, converted to the backend, device and dtype it has.
+    """Returns a new tree with the arrays of a state, in the backend, device and dtype it has.
 
     What is tied in `tree` is tied in the result, and nothing else is. The result shares no memory
     with the state that could be written to.
@@ -123,14 +123,14 @@ def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> A
         {identity: (name, named[name][1]) for identity, (name, *_) in steps.items()}, loaded
     )
     identities = {name: identity_of(name, array) for name, (_, array) in named.items()}
-    return refilled(
+    return refill(
         tree,
         lambda link, leaf: loaded.get(identities.get(name_of(link)), leaf),
     )
 
 
 def _other_shape(adapter: Arrays, old: Any, source: Arrays, new: Any) -> str | None:
-    """What is wrong with the shape of an array of a state, in words."""
+    """Says what is wrong with the shape of an array of a state."""
     try:
         wanted, given = adapter.shape(old), source.shape(new)
     except (RuntimeError, TypeError) as error:  # one of them has none
@@ -156,7 +156,7 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
         adapter = _adapter_of(olds[0])
         for tie in find_view_ties(olds, adapter) if adapter.may_share_memory(olds) else ():
             view, base = identities[tie.view], identities[tie.base]
-            seen = remade(olds[tie.view], olds[tie.base], loaded[base], adapter, adapter)
+            seen = remake(olds[tie.view], olds[tie.base], loaded[base], adapter, adapter)
             if seen is None:
                 continue
             if not equal_arrays(seen, loaded[view]):
@@ -168,7 +168,7 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
 
 
 def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The trainable arrays of a tree as one vector, and the way back.
+    """Returns the trainable arrays of a tree as one vector, and the way back.
 
     Those are the floating and complex arrays, less what is not trained; see `trainables`. A tied
     array is in the vector once. The vector has the dtype to which those of the arrays
@@ -200,7 +200,7 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
         elif node_type is None and adapter_of(leaf) is None:
             check_leaf(leaf, _at(link))
     common_device(zip(links, arrays, strict=True))
-    flat = [_flattened(array, link) for array, link in zip(arrays, links, strict=True)]
+    flat = [_flatten(array, link) for array, link in zip(arrays, links, strict=True)]
     shapes = [_adapter_of(array).shape(array) for array in arrays]
     total = sum(map(math.prod, shapes))
     if not arrays:
@@ -224,13 +224,13 @@ def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
             _piece(vector[start : start + math.prod(shape)], array, shape)
             for start, array, shape in zip(starts, arrays, shapes, strict=False)
         )
-        return refilled(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
+        return refill(tree, lambda _, leaf: next(pieces) if leaf in trained else leaf)
 
     return vector, rebuild
 
 
-def _flattened(array: Any, link: Link) -> Any:
-    """An array in one dimension.
+def _flatten(array: Any, link: Link) -> Any:
+    """Returns an array in one dimension.
 
     Raises:
         UnsupportedLeafError: It has no shape or no strides; names the path.
@@ -254,8 +254,8 @@ def _flattened(array: Any, link: Link) -> Any:
         ) from error
 
 
-def refilled(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
-    """A tree with other leaves: `replace(link, leaf)` is asked for each once, in order."""
+def refill(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
+    """Returns a tree with other leaves: `replace(link, leaf)` is asked for each once, in order."""
     new = [
         replace(link, leaf)
         for link, leaf, node_type in visit(tree, once=True)
@@ -270,7 +270,7 @@ def _at(link: Link) -> Callable[[Any], Link]:
 
 
 def identity_of(name: str, array: Any) -> Any:
-    """What two places of a tied array have in common; constants such as `np.True_` are no ties."""
+    """Returns what two places of a tied array share; constants such as `np.True_` are not ties."""
     return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
 
 
@@ -300,7 +300,7 @@ def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
 
 
 def _plain_values(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree that are no arrays, by name: only to say what is in the way."""
+    """Returns the leaves of a tree that are not arrays, by name: only to say what is in the way."""
     return {
         name_of(link): leaf
         for link, leaf, node_type in visit(tree)
@@ -309,7 +309,7 @@ def _plain_values(tree: Any) -> dict[str, Any]:
 
 
 def _loading(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:
-    """The way of an array of a state to where the old one is, which has its dtype."""
+    """Returns the way of an array of a state to where the old one is, which has its dtype."""
     dtype = adapter.dtype(old)
     return Route(
         source,

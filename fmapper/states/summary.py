@@ -34,16 +34,16 @@ class Summary:
         return sum(total.nbytes for total in self.totals.values())
 
     def __str__(self) -> str:
-        """The tree, as plain text."""
-        return self._printed(html=False)
+        """Returns the tree, as plain text."""
+        return self._render(html=False)
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return self._printed(html=True)
+        return self._render(html=True)
 
-    def _printed(self, *, html: bool) -> str:
+    def _render(self, *, html: bool) -> str:
         from rich.console import Console
 
         console = Console(
@@ -99,7 +99,7 @@ class Summary:
         yield f"{readable_bytes(self.nbytes)} in all; {_count(trained, 'number')} trained"
 
     def _lines(self) -> Iterator[tuple[str, str, str, SummaryRow, int]]:
-        """Guide, key, description, row and bytes of each line: folded, and no deeper than asked."""
+        """Yields guide, key, description, row and bytes of each line: folded, limited in depth."""
         places = self._places
         stack: list[Iterator[tuple[list[int], bool]]] = [iter([([0], True)])]
         guides = [""]
@@ -108,7 +108,7 @@ class Summary:
                 row, below = self.rows[run[0]], places.below[run[0]]
                 depth = len(stack) - 1
                 hidden = bool(below) and depth == self._depth
-                what = _described(row, len(below) if hidden else 0)
+                what = _describe(row, len(below) if hidden else 0)
                 key = format_keys([places.keys[run[0]]], root="") if depth else "model"
                 if len(run) > 1:
                     key = f"[{places.keys[run[0]]}..{places.keys[run[-1]]}]"
@@ -127,7 +127,7 @@ class Summary:
 def summary(
     tree: Any, *, depth: int | None = None, max_rows: int = 200, fold: bool = True
 ) -> Summary:
-    """What is in a tree: every place with class, shape, dtype, device, bytes, and what is trained.
+    """Lists what is in a tree: each place with class, shape, dtype, device, bytes; and what trains.
 
     An object that was there before is pointed at by its first path and not entered again, so that
     ties show and cycles end; its bytes are counted once. A run of like items in a list is folded
@@ -160,7 +160,7 @@ def _count(n: int, what: str) -> str:
     return f"{n:,} {what}" + ("" if n == 1 else "s")
 
 
-def _described(row: SummaryRow, hidden: int) -> str:
+def _describe(row: SummaryRow, hidden: int) -> str:
     if row.same_as is not None:
         return f"{row.cls}, same as {format_keys(row.same_as)}"
     if row.view_of is not None:

@@ -21,7 +21,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they m
 
 
 def positions(name: str, given: Any) -> tuple[int, ...]:
-    """What `argnums` or `static_argnums` names."""
+    """Returns what `argnums` or `static_argnums` names."""
     try:
         return tuple(map(operator.index, given if isinstance(given, tuple | list) else (given,)))
     except TypeError:
@@ -42,7 +42,7 @@ def place_of(number: int, args: tuple[Any, ...]) -> int:
 
 
 def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Compute:
-    """Whose arrays these are; those of the host may go along with an adapter that takes them."""
+    """Tells whose arrays these are; those of the host may go along with some adapters."""
     found: dict[str, Any] = {}
     first: dict[type, Any] = {}
     for array in arrays:
@@ -99,7 +99,7 @@ def refuse_mixture(paths: Mapping[str, str]) -> None:
 
 
 def refuse_holders(structure: Structure, trees: Any) -> None:
-    """An object that nobody declared would be static, with the arrays that it holds."""
+    """Refuses an object that nobody declared: it would be static, with the arrays that it holds."""
 
     def where(x: Any) -> Any:
         return next(link for link, leaf, _ in visit(trees, once=True) if leaf is x)
@@ -116,8 +116,8 @@ def owner_of(array: Any) -> Arrays:
     return found
 
 
-def as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What was given, so that paths in it read well."""
+def original_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns what was given, so that paths in it read well."""
     if not kwargs:
         return args[0] if len(args) == 1 else args
     return {**dict(enumerate(args)), **kwargs}

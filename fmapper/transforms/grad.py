@@ -11,7 +11,7 @@ from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import FmapperError, TransformError
 from fmapper.transforms.arguments import (
-    as_given,
+    original_of,
     owner_of,
     path_of,
     place_of,
@@ -39,7 +39,7 @@ from fmapper.tree.walk import class_of, visit
 def value_and_grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """A function that returns what `fun` returns, and its gradient.
+    """Returns a function that returns what `fun` returns, and its gradient.
 
     The backend is that of the arrays that are trained: those that `trainables` lists. `fun` is
     called with trees like those given to it, and may do with them what it likes.
@@ -91,7 +91,7 @@ def value_and_grad(
         sync()
         places = [place_of(number, args) for number in numbers]
         boxes: list[Any] = []
-        adapter, trained = _trained(args, places, boxes)
+        adapter, trained = _find_trained(args, places, boxes)
         ids, arrays = [*trained], [*trained.values()]
         rest: list[Structure] = []
         changed: list[tuple[Change, Any]] = []
@@ -106,7 +106,7 @@ def value_and_grad(
             changed[:] = changes(boxes, memo) if boxes else ()
             effects = [value for _, value in changed]
             if not has_aux:
-                return _checked(result, adapter), effects
+                return _check_loss(result, adapter), effects
             if not isinstance(result, tuple) or len(result) != 2:
                 raise TransformError(
                     f"has_aux=True: the function must return (loss, aux), not {class_of(result)}."
@@ -114,7 +114,7 @@ def value_and_grad(
             aux = structure_of(result[1], lambda leaf: adapter_of(leaf) is adapter)
             refuse_holders(aux, aux.tree)
             rest.append(aux)
-            return _checked(result[0], adapter), [*aux.arrays, *effects]
+            return _check_loss(result[0], adapter), [*aux.arrays, *effects]
 
         def elsewhere() -> bool:
             others = [arg for place, arg in enumerate(args) if place not in places]
@@ -123,7 +123,9 @@ def value_and_grad(
         try:
             value, further, gradients = adapter.value_and_grad(run, arrays, elsewhere)
         except Exception as error:
-            refuse_untransformable(error, adapter, arrays, "differentiate", as_given(args, kwargs))
+            refuse_untransformable(
+                error, adapter, arrays, "differentiate", original_of(args, kwargs)
+            )
             _note_mixture(error, adapter, args, kwargs)
             raise
         if changed:
@@ -148,7 +150,7 @@ def value_and_grad(
 def grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """Like `value_and_grad`, for the gradient alone; with `has_aux=True`, `(gradient, aux)`.
+    """Returns only the gradient of `value_and_grad`; with `has_aux=True`, `(gradient, aux)`.
 
     Examples:
         >>> import fmapper, torch
@@ -173,17 +175,17 @@ def _shares(tree: Any, trained: Mapping[int, Any]) -> bool:
     return any(id(leaf) in trained for _, leaf, kind in visit(tree, once=True) if kind is None)
 
 
-def _trained(
+def _find_trained(
     args: tuple[Any, ...], places: Sequence[int], boxes: list[Any]
 ) -> tuple[Compute, dict[int, Any]]:
-    """What is trained in some arguments, each array once, by id; and whose arrays these are."""
+    """Finds what is trained in some arguments, each array once, by id; and whose it is."""
     found: dict[int, Any] = {}
     for place in places:
         trained = Trained(args[place])
         if trained.computes:
             structure_of(args[place])  # refuses children that cannot be followed
         if not trained.links:
-            raise TransformError(_nothing_trained(trained, place, args[place]))
+            raise TransformError(_why_untrained(trained, place, args[place]))
         boxes += trained.boxes
         found.update((i, trained.leaves[i]) for i in trained.links)
     owners = {adapter_of(array): array for array in found.values()}
@@ -191,12 +193,12 @@ def _trained(
         found = {i: array for i, array in found.items() if not owner_of(array).is_number(array)}
         owners = {adapter_of(array): array for array in found.values()}
     if len(owners) > 1:
-        trees = as_given(args, {})
+        trees = original_of(args, {})
         refuse_mixture({owner_of(x).name: path_of(x, trees) for x in owners.values()})
     return transforming(next(iter(owners.values())), "differentiate"), found
 
 
-def _nothing_trained(trained: Trained, place: int, tree: Any) -> str:
+def _why_untrained(trained: Trained, place: int, tree: Any) -> str:
     what = f"argument {place} ({class_of(tree)})"
     if not trained.leaves:
         return f"{what} holds no arrays, so there is nothing to differentiate by."
@@ -209,7 +211,7 @@ def _nothing_trained(trained: Trained, place: int, tree: Any) -> str:
 
 
 def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) -> list[Any]:
-    """The arguments with other arrays in some of them; ties across those are kept."""
+    """Returns the arguments with other arrays in some of them; ties across those are kept."""
     chosen = sorted(set(places))
     new = refill([args[place] for place in chosen], memo)
     given = list(args)
@@ -218,8 +220,8 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
     return given
 
 
-def _checked(value: Any, adapter: Compute) -> Any:
-    """A loss: a floating array of shape (), of the backend that differentiates."""
+def _check_loss(value: Any, adapter: Compute) -> Any:
+    """Returns a loss: a floating array of shape (), of the backend that differentiates."""
     found = adapter_of(value)
     if found is None:
         raise TransformError(
@@ -249,7 +251,7 @@ def _note_mixture(
     error: Exception, adapter: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Says so if what is not differentiated holds arrays of another backend: it may be for that."""
-    trees = as_given(args, kwargs)
+    trees = original_of(args, kwargs)
     if isinstance(error, FmapperError):
         return
     found: dict[str, Any] = {}

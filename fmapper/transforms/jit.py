@@ -12,8 +12,8 @@ from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import NotCompiledWarning
 from fmapper.transforms.arguments import (
-    as_given,
     backend_of,
+    original_of,
     place_of,
     positions,
     refuse_holders,
@@ -34,7 +34,7 @@ def jit(fun: F, *, static_argnums: int | Sequence[int] = ...) -> F: ...
 @overload
 def jit(fun: None = None, *, static_argnums: int | Sequence[int] = ...) -> Callable[[F], F]: ...
 def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
-    """A function that is compiled by the backend of the arrays that it is called with.
+    """Returns a function that is compiled by the backend of the arrays that it is called with.
 
     It is recorded once for trees of one structure with arrays of the same shapes and dtypes, and
     replayed from then on, so it should have no effects but its result. Arrays are inputs; strings,
@@ -94,7 +94,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
 
         return adapter.compiled(run, reasons.add)
 
-    def uncompiled(adapter: Compute, args: Any, kwargs: Any) -> Any:
+    def run_eagerly(adapter: Compute, args: Any, kwargs: Any) -> Any:
         try:
             result = fun(*args, **kwargs)
         except BaseException:
@@ -116,7 +116,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         for number in numbers:
             place = place_of(number, args)
             given[place] = _Fixed(args[place])
-        trees = as_given(args, kwargs)
+        trees = original_of(args, kwargs)
         key = structure_of((given, kwargs), numbers=True, shown=trees)
         if any(id(leaf) not in checked for leaf in key.opaque):
             refuse_holders(key, trees)
@@ -135,7 +135,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         finally:
             key.tree, key.arrays, key.boxes = None, [], []  # the program outlives them
         if found is None:
-            return uncompiled(adapter, args, kwargs)
+            return run_eagerly(adapter, args, kwargs)
         out, (rest, changed) = found
         if changed:
             out, effects = out[: -len(changed)], out[-len(changed) :]
@@ -160,7 +160,7 @@ class _Reasons(threading.local):
 
 
 def _owner_of(fun: Any) -> tuple[Any, Callable[..., Any]]:
-    """The model that a function is, or is a method of, and the function that takes it first."""
+    """Returns the model that a function is, or is a method of, and the function that takes it."""
     sync()
     if isinstance(fun, types.MethodType) and node_type_of(fun.__self__) is not None:
         return fun.__self__, fun.__func__

@@ -87,7 +87,7 @@ class Structure:
         )
 
     def filled(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
-        """The tree with other arrays; the memo knows then what each node has become."""
+        """Returns the tree with other arrays; the memo knows then what each node has become."""
         memo = {} if memo is None else memo
         if not any(self._moving):
             memo.update(zip(map(id, self.arrays), new, strict=True))
@@ -214,7 +214,7 @@ Change: TypeAlias = "tuple[int, Any]"
 
 
 def changes(boxes: Iterable[Any], memo: dict[Any, Any]) -> list[tuple[Change, Any]]:
-    """What a program has done to the boxes of its arguments.
+    """Returns what a program has done to the boxes of its arguments.
 
     Args:
         boxes: Those of the tree that the arguments were made from.
@@ -254,7 +254,7 @@ def _inside(box: Any) -> Callable[[Any], Iterable[Item]]:
 
 
 def _beside(node: Any, kind: NodeType, items: tuple[Item, ...]) -> Any:
-    """What decides beside its children what a node is."""
+    """Returns what decides beside its children what a node is."""
     if kind.static is not None:
         found = kind.static(node)
         return snapshot(found)
@@ -284,5 +284,5 @@ on_class(lambda _: _has_computed_children.cache_clear())
 
 @lru_cache(1024)
 def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The slots of a class, and the attributes that are computed from children."""
+    """Returns the slots of a class, and the attributes that are computed from children."""
     return slot_names(cls), frozenset(cached_names(cls))

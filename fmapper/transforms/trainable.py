@@ -19,7 +19,7 @@ Predicate = Callable[[Any], bool]
 
 
 def trainables(tree: Any) -> dict[str, Any]:
-    """The arrays of a tree that training changes, by name, each once: what an optimizer is given.
+    """Returns the arrays that training changes, by name, each once: what an optimizer is given.
 
     An array is trained if it is floating or complex and nothing says otherwise:
 
@@ -157,7 +157,7 @@ def _say(cls: type) -> _Said:
 
 
 def _by_itself(leaf: Any) -> bool:
-    """Whether an array that nothing above it speaks of is trained."""
+    """Tells whether an array that nothing above it speaks of is trained."""
     adapter = adapter_of(leaf)
     return adapter is not None and is_inexact(adapter.dtype(leaf)) and adapter.is_trainable(leaf)
 

@@ -10,8 +10,8 @@ from fmapper.backends.discovery import adapter_of
 from fmapper.backends.namespace import array_namespace
 from fmapper.errors import TransformError
 from fmapper.transforms.arguments import (
-    as_given,
     backend_of,
+    original_of,
     refuse_holders,
     refuse_untransformable,
 )
@@ -22,10 +22,10 @@ from fmapper.tree.walk import class_of, visit
 
 
 def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
-    """A function that does for every index along an axis what `fun` does for one.
+    """Returns a function that does for every index along an axis what `fun` does for one.
 
     Args:
-        fun: A function of trees; numbers and what else is no array it gets as it is.
+        fun: A function of trees; numbers and what else is not an array it gets as it is.
         in_axes: Along which axis the arrays of an argument are taken apart: an integer for all, or
             one entry per argument: an integer, None for an argument that goes whole to every call,
             or a list, tuple or dict of those like the argument itself. Arguments by name: axis 0.
@@ -56,8 +56,8 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
         for place, (part, axis) in enumerate(zip(parts, axes, strict=True)):
             found += part.arrays
             along += _axes(part, axis, f"argument {place}")
-            refuse_holders(part, as_given(args, kwargs))
-        adapter = backend_of(found, "vectorise", as_given(args, kwargs))
+            refuse_holders(part, original_of(args, kwargs))
+        adapter = backend_of(found, "vectorise", original_of(args, kwargs))
         results: list[Structure] = []
 
         def run(new: Sequence[Any]) -> list[Any]:
@@ -73,11 +73,11 @@ def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callab
         try:
             new = adapter.vectorized(run, found, along)
         except Exception as error:
-            trees = as_given(args, kwargs)
+            trees = original_of(args, kwargs)
             refuse_untransformable(error, adapter, found, "vectorise", trees)
             raise
         if out_axes != 0:
-            new = _moved(new, _axes(results[-1], out_axes, "the result"))
+            new = _move_axes(new, _axes(results[-1], out_axes, "the result"))
         return results[-1].filled(new)
 
     return mapped
@@ -95,7 +95,7 @@ def _per_argument(in_axes: Any, count: int) -> Sequence[Any]:
 
 
 def _axes(structure: Structure, spec: Any, what: str) -> list[int | None]:
-    """The axis of each array of an argument or result."""
+    """Returns the axis of each array of an argument or result."""
     if spec is None or isinstance(spec, int):
         return [spec] * len(structure.arrays)
     known: dict[int, int | None] = {}
@@ -119,8 +119,8 @@ def _axes(structure: Structure, spec: Any, what: str) -> list[int | None]:
     return [known[id(array)] for array in structure.arrays]
 
 
-def _moved(new: list[Any], axes: Sequence[int | None]) -> list[Any]:
-    """Results with their new axis, which is the first, where it is wanted."""
+def _move_axes(new: list[Any], axes: Sequence[int | None]) -> list[Any]:
+    """Returns results with their new axis, which is the first, where it is wanted."""
     moved = []
     for array, axis in zip(new, axes, strict=True):
         if axis is None:

@@ -14,7 +14,7 @@ _EMPTY = ()
 
 
 def children(node: Any) -> dict[Any, Any]:
-    """The children of a node by key, in order; empty for a leaf.
+    """Returns the children of a node by key, in order; empty for a leaf.
 
     Examples:
         >>> import fmapper
@@ -27,7 +27,7 @@ def children(node: Any) -> dict[Any, Any]:
 
 
 def rebuild(node: Any, new_children: Mapping[Any, Any] | Sequence[Any]) -> Any:
-    """A new node like `node` with other children; `node` is not changed.
+    """Returns a new node like `node` with other children; `node` is not changed.
 
     Args:
         node: A node; a leaf comes back as it is.
@@ -63,7 +63,7 @@ def rebuild(node: Any, new_children: Mapping[Any, Any] | Sequence[Any]) -> Any:
 
 
 def is_leaf(x: Any) -> bool:
-    """Whether a walk gives `x` to `f`: it is not a node. None and `()` are nodes without children.
+    """Tells whether a walk gives `x` to `f`: it is not a node. None and `()` are childless nodes.
 
     Examples:
         >>> import fmapper
@@ -121,13 +121,13 @@ def _count(keys: Mapping[Any, Any]) -> str:
 
 
 def default_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
-    """The walk of `fmap`: maps the children of a node and rebuilds the node from the results."""
+    """Walks as `fmap` does: maps the children of a node and rebuilds the node from the results."""
     node, mapped = _recurse_into(recurse, node, rest)
     return rebuild(node, mapped)
 
 
 def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
-    """The walk of `fmapstructure`: maps the children into a plain dict, list or tuple."""
+    """Returns the walk of `fmapstructure`: maps the children into a plain dict, list or tuple."""
     node, mapped = _recurse_into(recurse, node, rest)
     node_type = node_type_of(node)
     plain = dict if node_type is None else node_type.plain
@@ -135,7 +135,7 @@ def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
 
 
 def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[Any]:
-    """A walk that makes one flat list of what `f` returns; use it with `cache=None`.
+    """Returns a walk that makes one flat list of what `f` returns; use it with `cache=None`.
 
     Examples:
         >>> import fmapper

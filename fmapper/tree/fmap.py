@@ -135,7 +135,7 @@ class TreeFunction(Protocol):
 
 
 def takes_trees(f: object) -> TypeGuard[TreeFunction]:
-    """Whether a class has the hook `__fmap__`; instances may have every attribute, as nnx.Rngs."""
+    """Tells whether a class has `__fmap__`; instances may have every attribute, as nnx.Rngs."""
     return has_class_attribute(type(f), "__fmap__")
 
 
@@ -492,7 +492,7 @@ def fmap_with_path(
     prune: Any = UNSET,
     walk: Walk | None = None,
 ) -> Any:
-    """Like `fmap`, with `f(path, leaf, *rest_leaves)` and `is_leaf(path, node)`.
+    """Maps like `fmap`, with `f(path, leaf, *rest_leaves)` and `is_leaf(path, node)`.
 
     A tied leaf is mapped once, with its first path. A walk of your own is called as
     `walk(recurse, path, node, *rest)` and recurses with `recurse(path, child, *rest)`.
@@ -516,7 +516,7 @@ def fmapstructure(
     cache: dict[Any, Any] | _Default | None = UNSET,
     prune: Any = UNSET,
 ) -> Any:
-    """Like `fmap`, with plain dicts, lists and tuples in place of user classes.
+    """Maps like `fmap`, with plain dicts, lists and tuples in place of user classes.
 
     Examples:
         >>> import collections, fmapper
@@ -536,7 +536,7 @@ def fmapstructure_with_path(
     cache: dict[Any, Any] | _Default | None = UNSET,
     prune: Any = UNSET,
 ) -> Any:
-    """`fmapstructure` with `f(path, leaf, *rest_leaves)`."""
+    """Maps like `fmapstructure`, with `f(path, leaf, *rest_leaves)`."""
     sync()
     return TreeMap(
         f, is_leaf=is_leaf, cache=cache, prune=prune, walk=structural_walk, with_path=True

@@ -44,7 +44,7 @@ _DUNDER = "__fmapper__"
 
 
 def declaration_of(cls: type) -> Declaration | None:
-    """The declaration that instances of `cls` follow: its own, or the nearest inherited one."""
+    """Returns the declaration that instances of `cls` follow: its own, or the nearest inherited."""
     for base in cls.__mro__:
         found = _declared.get(base) or base.__dict__.get(_DUNDER)
         if found is not None:
@@ -58,7 +58,7 @@ def on_class(listener: Callable[[type], None]) -> None:
 
 
 def declared_classes() -> Iterable[type]:
-    """Every declared class, in order of declaration."""
+    """Returns every declared class, in order of declaration."""
     return tuple(_declared)
 
 
@@ -184,7 +184,7 @@ def leaf(cls: C, /) -> C:
 
 
 def class_attribute(cls: type, name: str) -> Any:
-    """What a class or a base of it has under a name, as it is there; None where none has it.
+    """Returns what a class or a base of it has under a name, as it is there, or None.
 
     The metaclass is not asked: its `__getattr__` may raise what it likes.
     """
@@ -192,12 +192,12 @@ def class_attribute(cls: type, name: str) -> Any:
 
 
 def has_class_attribute(cls: type, name: str) -> bool:
-    """Whether a class or a base of it defines a name; the metaclass is not asked."""
+    """Tells whether a class or a base of it defines a name; the metaclass is not asked."""
     return any(name in base.__dict__ for base in cls.__mro__)
 
 
 def attribute_names(cls: type) -> tuple[str, ...] | None:
-    """The fields of a dataclass or attrs class; None where instances decide for themselves.
+    """Returns the fields of a dataclass or attrs class; None where instances decide for themselves.
 
     A plain subclass of a dataclass decides for itself too: its attributes may be no fields.
     """
@@ -211,7 +211,7 @@ def attribute_names(cls: type) -> tuple[str, ...] | None:
 
 
 def has_computed_children(cls: type) -> bool:
-    """Whether a class declares children that are properties, which may be made anew each time."""
+    """Tells whether a class declares children that are properties, which may be new each time."""
     declaration = declaration_of(cls)
     if declaration is None or declaration.children is None:
         return False
@@ -219,7 +219,7 @@ def has_computed_children(cls: type) -> bool:
 
 
 def slot_names(cls: type) -> tuple[str, ...]:
-    """The `__slots__` of a class and its bases, base first, names mangled as Python does."""
+    """Returns the `__slots__` of a class and its bases, base first, names mangled by Python."""
     names: dict[str, None] = {}
     for base in reversed(cls.__mro__):
         slots = base.__dict__.get("__slots__", ())
@@ -276,7 +276,7 @@ def _check_children(
 
 
 def _known_names(cls: type) -> set[str] | None:
-    """All names that an instance can have, or None where that shows only on an instance."""
+    """Returns all names that an instance can have, or None where that shows only on an instance."""
     fields = attribute_names(cls)
     free = getattr(cls, "__dictoffset__", 0) != 0
     if fields is None and free:
@@ -295,8 +295,8 @@ def _declare(declaration: Declaration) -> None:
     before = _declared.get(cls) or cls.__dict__.get(_DUNDER)
     if before is not None and not _say_the_same(before, declaration):
         raise DeclarationError(
-            f"{cls.__module__}.{cls.__qualname__} is declared already, as {_written(before)}, and "
-            f"now as {_written(declaration)}: a class is declared once. To change what a subclass "
+            f"{cls.__module__}.{cls.__qualname__} is declared already, as {_spell(before)}, and "
+            f"now as {_spell(declaration)}: a class is declared once. To change what a subclass "
             "does, declare the subclass."
         )
     if cls in _declared:
@@ -316,7 +316,7 @@ def _declare(declaration: Declaration) -> None:
 
 
 def _say_the_same(a: Declaration, b: Declaration) -> bool:
-    """Whether two declarations are one that was made twice, as by a notebook cell run again."""
+    """Tells whether two declarations are one made twice, as by a notebook cell run again."""
     mine, other = (dataclasses.replace(one, cls=object, rebuild=None) for one in (a, b))
     return mine == other and _do_the_same(a.rebuild, b.rebuild)
 
@@ -324,11 +324,15 @@ def _say_the_same(a: Declaration, b: Declaration) -> bool:
 def _do_the_same(a: Any, b: Any) -> bool:
     if a is b or not (isinstance(a, FunctionType) and isinstance(b, FunctionType)):
         return bool(a is b or (a is not None and a == b))
-    return a.__code__ == b.__code__ and a.__module__ == b.__module__ and _held(a) == _held(b)
+    return (
+        a.__code__ == b.__code__
+        and a.__module__ == b.__module__
+        and _function_contents(a) == _function_contents(b)
+    )
 
 
-def _held(function: FunctionType) -> list[Any]:
-    """What a function has beside its code: text and numbers by value, all else by identity."""
+def _function_contents(function: FunctionType) -> list[Any]:
+    """Returns what a function has beside its code: text and numbers by value, else identity."""
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     cells = []
     for cell in function.__closure__ or ():
@@ -339,8 +343,8 @@ def _held(function: FunctionType) -> list[Any]:
     return [repr(x) if type(x) in (int, float, bool, str) else id(x) for x in (*defaults, *cells)]
 
 
-def _written(declaration: Declaration) -> str:
-    """A declaration as its author would write it."""
+def _spell(declaration: Declaration) -> str:
+    """Returns a declaration as its author would write it."""
     if declaration.leaf:
         return "@leaf"
     given = {

@@ -62,7 +62,7 @@ class KeyPath:
 
     @classmethod
     def from_link(cls, link: Link) -> KeyPath:
-        """The path that a chain of (parent, key) pairs stands for, spelt out when it is read."""
+        """Returns the path for which a chain of (parent, key) pairs stands, spelt out when read."""
         path = object.__new__(cls)
         object.__setattr__(path, "_keys", None)
         object.__setattr__(path, "_link", link)
@@ -160,7 +160,7 @@ def format_keys(keys: Iterable[object], *, root: str = "model") -> str:
 
 
 def name_of(link: Link) -> str:
-    """The name that a state has for what is at a place: keys joined with dots, without boxes."""
+    """Returns the name that a state has for a place: keys joined with dots, without boxes."""
     return ".".join(str(key) for key in KeyPath.from_link(link) if type(key) is not BoxKey)
 
 

@@ -50,7 +50,7 @@ class Fitting(dict[Any, Any]):
     __slots__ = ()
 
     def fit(self, new: Any, old: Any) -> Any:
-        """What `new` is to be where `old` was."""
+        """Returns what `new` is to be where `old` was."""
         raise NotImplementedError
 
 
@@ -74,14 +74,14 @@ walking: ContextVar[Kept | None] = ContextVar("fmapper_walking", default=None)
 
 
 def at_end(keep: Callable[[Any], None], todo: Callable[[Callable[[Any], Any]], None]) -> None:
-    """For openers: has `todo(new_of)` called when all nodes of the tree are rebuilt."""
+    """Has `todo(new_of)` of an opener called when all nodes of the tree are rebuilt."""
     kept = getattr(keep, "__self__", None)
     if isinstance(kept, Kept):
         kept.at_end.append(todo)
 
 
 def refitted(keep: Callable[[Any], None], before: Any, after: Any) -> None:
-    """For openers: says that a leaf was fitted too late, so that other places get it too."""
+    """Says for an opener that a leaf was fitted too late, so that other places get it too."""
     kept = getattr(keep, "__self__", None)
     if isinstance(kept, Kept):
         kept.refitted.append((before, after))
@@ -160,7 +160,7 @@ class NodeType:
     def opening(
         cls, open: Opener, items: Callable[[Any], Iterable[Item]], plain: type = dict
     ) -> Self:
-        """A node type from an opener of its own: the fast way, for types that are walked often.
+        """Makes a node type with its own opener: the fast way, for types that are walked often.
 
         Args:
             open: See `Opener`.
@@ -172,15 +172,15 @@ class NodeType:
         return made
 
     def items(self, node: Any) -> Iterable[Item]:
-        """The (key, child) pairs of a node, in order."""
+        """Returns the (key, child) pairs of a node, in order."""
         return self._items(node)
 
     def children(self, node: Any) -> dict[Any, Any]:
-        """The children of a node by key, in order."""
+        """Returns the children of a node by key, in order."""
         return dict(self._items(node))
 
     def rebuild(self, node: Any, new_children: Mapping[Any, Any]) -> Any:
-        """A new node with other children; the keys must be those of `children(node)`."""
+        """Returns a new node with other children; the keys must be those of `children(node)`."""
         kept: list[Any] | None = walking.get()
         new, items, slots, finish = self.open(node, [].append if kept is None else kept.append)
         if new is CHILDLESS:
@@ -235,7 +235,7 @@ def _open_tuple(node: Any, keep: Callable[[Any], None]) -> Opened:
 
 
 def _list_like(cls: type) -> NodeType:
-    """Deques and subclasses of list: a shell of the same class, extended at the end."""
+    """Opens deques and subclasses of list: a shell of the same class, extended at the end."""
     native: Any = deque if issubclass(cls, deque) else list
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
@@ -256,7 +256,7 @@ def _list_like(cls: type) -> NodeType:
 
 
 def _dict_like(cls: type) -> NodeType:
-    """Dicts that are not `dict` itself: type, order, default factory and attributes are kept."""
+    """Opens dicts that are not `dict` itself: type, order, default factory and attributes stay."""
     native: Any = next(base for base in (OrderedDict, defaultdict, dict) if issubclass(cls, base))
     assign = native.__setitem__
 
@@ -279,7 +279,7 @@ def _dict_like(cls: type) -> NodeType:
 
 
 def _tuple_like(cls: type) -> NodeType:
-    """Tuples that are not `tuple` itself; a namedtuple has its field names as keys."""
+    """Returns tuples that are not `tuple` itself; a namedtuple has its field names as keys."""
     try:
         tuple.__new__(cls)
         make: Callable[[Iterable[Any]], Any] = functools.partial(tuple.__new__, cls)
@@ -308,7 +308,7 @@ def _tuple_like(cls: type) -> NodeType:
 
 
 def _carry_attributes(node: Any, new: Any) -> None:
-    """Attributes of a container subclass are no children: they are carried over."""
+    """Carries over the attributes of a container subclass, which are not children."""
     attributes = getattr(node, "__dict__", None)
     if attributes is node:  # a dict whose attributes are its items
         _set(new, "__dict__", new)
@@ -360,7 +360,7 @@ def _functor(cls: type, declaration: Declaration) -> NodeType:
 
 
 def cached_names(cls: type) -> tuple[str, ...]:
-    """The attributes that `functools.cached_property` keeps: computed from children, no state."""
+    """Returns what `functools.cached_property` keeps: computed from children, not state."""
     names = [
         name
         for base in cls.__mro__
@@ -381,7 +381,7 @@ def _reader(
     *,
     optional: bool,
 ) -> Callable[[Any], dict[str, Any]]:
-    """`node -> {name: child}`; `optional` names (fields) may be unset, declared ones may not."""
+    """Makes `node -> {name: child}`; `optional` names (fields) may be unset, others not."""
 
     def read(node: Any) -> dict[str, Any]:
         if names is not None:
@@ -423,7 +423,7 @@ def _can_be_empty(cls: type) -> bool:
 
 
 def _open_all(cls: type, cached: tuple[str, ...]) -> Opener:
-    """All of `vars(node)` are children."""
+    """Opens a node whose children are all of `vars(node)`."""
     generic = issubclass(cls, typing.Generic)
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
@@ -448,7 +448,7 @@ def _open_named(
     cached: tuple[str, ...],
     read: Callable[[Any], dict[str, Any]],
 ) -> Opener:
-    """The named attributes are children and live in `vars(node)`: generated once per class."""
+    """Opens the named attributes, which live in `vars(node)`, as children: made once per class."""
     pairs = "".join(f"({name!r}, state[{name!r}])," for name in names)
     drops = "".join(f"\n    slots.pop({name!r}, None)" for name in cached)
     source = f"""
@@ -476,7 +476,7 @@ def _open_any(
     cached: tuple[str, ...],
     read: Callable[[Any], dict[str, Any]],
 ) -> Opener:
-    """Slots, properties and mixtures: the shell is filled at the end."""
+    """Returns slots, properties and mixtures: the shell is filled at the end."""
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
         found = read(node)
@@ -519,7 +519,7 @@ def _custom(
     rebuild: Callable[[Any, Mapping[str, Any]], Any],
     read: Callable[[Any], dict[str, Any]],
 ) -> NodeType:
-    """A functor with a rebuild of its own, held to what it promises."""
+    """Returns a functor with a rebuild of its own, held to what it promises."""
 
     def checked(node: Any, new_children: Mapping[str, Any]) -> Any:
         new = rebuild(node, dict(new_children))
@@ -551,7 +551,7 @@ def _custom(
 
 
 def _same(held: Any, given: Any) -> bool:
-    """Whether a rebuilt node holds the child it was given, or a copy of that list or dict."""
+    """Tells whether a rebuilt node holds the child it was given, or a copy of that list or dict."""
     if held is given:
         return True
     if isinstance(held, list | tuple) and isinstance(given, list | tuple):
@@ -566,7 +566,7 @@ def _a(value: Any) -> str:
 
 
 def _restrict(kind: NodeType, names: tuple[str, ...]) -> NodeType:
-    """A node type of which only the declared children are children."""
+    """Returns a node type of which only the declared children are children."""
 
     def children(node: Any) -> dict[Any, Any]:
         found = kind.children(node)
@@ -611,13 +611,13 @@ class Source:
         """The node type of a class by its kind, such as a subclass of a framework's modules."""
 
     def registered_type(self, cls: type) -> NodeType | None:
-        """The node type of a class in a pytree registry, by exact type."""
+        """Returns the node type of a class in a pytree registry, by exact type."""
 
     def leaf_kind(self, cls: type) -> Kind | None:
         """LEAF for a class of arrays, INTERNED for one of such constants, None for any other."""
 
     def is_fitted(self, cls: type) -> bool:
-        """Whether there are nodes with slots that are `Fitting` for leaves of a class."""
+        """Tells whether there are nodes with slots that are `Fitting` for leaves of a class."""
         return False
 
     def meet(self, cls: type) -> None:
@@ -655,7 +655,7 @@ def sync() -> None:
 
 
 def kind_of(cls: type) -> NodeType | Kind:
-    """How instances of a class are taken apart, or that they are leaves. Found once per class."""
+    """Tells how instances of a class are taken apart, or that they are leaves; once per class."""
     found = kinds.get(cls)
     return _look_up_once(kinds, cls, _look_up) if found is None else found
 
@@ -675,13 +675,13 @@ def _look_up_once(cache: dict[type, Any], cls: type, look_up: Callable[[type], A
 
 
 def node_type_of(node: Any) -> NodeType | None:
-    """The node type of an object; None for leaves, and for nodes that cannot have children."""
+    """Returns the node type of an object; None for leaves, and nodes that cannot have children."""
     found = kind_of(type(node))
     return found if isinstance(found, NodeType) else None
 
 
 def opener_of(cls: type) -> Opener | Kind:
-    """What `openers[cls]` is to be; entered there."""
+    """Returns what `openers[cls]` is to be; entered there."""
     found: Opener | Kind = _look_up_once(openers, cls, _look_up_opener)
     return found
 
@@ -713,7 +713,7 @@ def _look_up(cls: type) -> NodeType | Kind:
         return ATOM
     if issubclass(cls, CONTAINERS):
         exact = cls in (*CONTAINERS, OrderedDict, defaultdict)
-        return (None if exact else _registered(cls)) or _container(cls)
+        return (None if exact else _from_registry(cls)) or _container(cls)
     of_arrays = next(filter(None, (source.leaf_kind(cls) for source in sources)), None)
     if of_arrays is not None:
         return of_arrays
@@ -721,7 +721,7 @@ def _look_up(cls: type) -> NodeType | Kind:
         return ATOM
     if cls in _PLAIN_LEAVES:
         return LEAF
-    found = _foreign(cls) or _registered(cls)
+    found = _foreign(cls) or _from_registry(cls)
     if found is None:
         _unknown.append(cls)
         return LEAF
@@ -735,7 +735,7 @@ def _foreign(cls: type) -> NodeType | None:
     return next(filter(None, (source.node_type(cls) for source in sources)), None)
 
 
-def _registered(cls: type) -> NodeType | None:
+def _from_registry(cls: type) -> NodeType | None:
     return next(filter(None, (source.registered_type(cls) for source in sources)), None)
 
 

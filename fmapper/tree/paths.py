@@ -11,7 +11,7 @@ from fmapper.tree.nodes import node_type_of, sync
 
 
 def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
-    """The node or leaf at a key path.
+    """Returns the node or leaf at a key path.
 
     Args:
         tree: Anything.
@@ -31,7 +31,7 @@ def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
 
 
 def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
-    """Whether a key path leads to a node or leaf.
+    """Tells whether a key path leads to a node or leaf.
 
     Examples:
         >>> import fmapper
@@ -47,7 +47,7 @@ def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
 
 
 def set_path(tree: Any, path: KeyPath | str | Iterable[Any], value: Any) -> Any:
-    """A new tree with `value` at a key path; the rest is shared with `tree`, which is not changed.
+    """Returns a new tree with `value` at a key path; the rest is shared with `tree`, which stays.
 
     Only this path changes: an object that is tied to other places keeps its old value there.
 
@@ -73,7 +73,7 @@ def set_path(tree: Any, path: KeyPath | str | Iterable[Any], value: Any) -> Any:
 
 
 def as_path(path: KeyPath | str | Iterable[Any], tree: Any) -> KeyPath:
-    """The path that a user means: a KeyPath, a printed path, or a sequence of keys."""
+    """Returns the path that a user means: a KeyPath, a printed path, or a sequence of keys."""
     if isinstance(path, KeyPath):
         return path
     if not isinstance(path, str):
@@ -87,7 +87,7 @@ def as_path(path: KeyPath | str | Iterable[Any], tree: Any) -> KeyPath:
 
 
 def _steps(tree: Any, path: KeyPath) -> list[Any]:
-    """The nodes along a path, root first, with what is at its end last."""
+    """Returns the nodes along a path, root first, with what is at its end last."""
     nodes = [tree]
     for depth, key in enumerate(path.keys):
         node_type = node_type_of(nodes[-1])
@@ -105,7 +105,7 @@ def _steps(tree: Any, path: KeyPath) -> list[Any]:
 
 
 def _own_key(have: dict[Any, Any], key: Any) -> Any:
-    """The key as the node spells it: a negative index counts from the end of a sequence."""
+    """Returns the key as the node spells it: a negative index counts from the end of a sequence."""
     if (
         key not in have
         and isinstance(key, int)

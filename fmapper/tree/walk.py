@@ -104,7 +104,7 @@ def visit(
 
 
 def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """The leaves of a tree, depth first, one per occurrence.
+    """Returns the leaves of a tree, depth first, one per occurrence.
 
     Raises:
         CycleError: The tree has a cycle, so the list would have no end.
@@ -119,7 +119,7 @@ def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[
 
 
 def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """All nodes and leaves of a tree, depth first, parents before children, each object once.
+    """Collects all nodes and leaves of a tree, depth first, parents first, each object once.
 
     Numbers and strings have no identity and are listed at every place. Cycles are no obstacle.
 

@@ -280,7 +280,7 @@ def test_end_to_end(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "no progress bar where stderr is no terminal"
+    assert done.stderr == "", "no progress bar where stderr is not a terminal"
     assert "Where the time of Net goes" in done.stdout
     made = fmapper.Profile.from_json((tmp_path / "out.json").read_text())
     assert made.batch_sizes == (1, 16)

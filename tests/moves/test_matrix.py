@@ -1001,7 +1001,7 @@ def test_what_cannot_go_is_refused(
 
 @pytest.mark.parametrize("target", MOVERS)
 def test_python_objects_are_no_arrays(target: str) -> None:
-    """Strings and dates of NumPy, dtypes: what is no array is carried over."""
+    """Strings and dates of NumPy, dtypes: what is not an array is carried over."""
     things = [np.str_("a"), np.bytes_(b"a"), np.datetime64("2020-01-01"), "text", b"bytes", None]
     things += [torch.float32, np.dtype("int8"), slice(2)]
     moved = MOVERS[target]({"x": things, "w": np.ones(1, np.float32)})

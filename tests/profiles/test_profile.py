@@ -920,7 +920,7 @@ def test_the_bar_is_on_stderr_and_only_on_request(
     assert "numpy:cpu, batch size 2" in shown.err
     assert shown.out == ""
     fmapper.profile(lambda x: x, X, ["numpy:cpu"], (1, 2), **QUICK)
-    assert capsys.readouterr().err == "", "stderr is no terminal here"
+    assert capsys.readouterr().err == "", "stderr is not a terminal here"
 
 
 def test_nothing_of_it_is_loaded_before_it_is_asked_for() -> None:
@@ -970,29 +970,29 @@ def test_a_gpu_is_measured_and_waited_for() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_a_gpu_is_calibrated_in_five_seconds(backend: str) -> None:
-    from fmapper.profiles.calibrate import calibrated
+    from fmapper.profiles.calibrate import calibrate
 
     pytest.importorskip(backend)
     found = [d for d in fmapper.devices() if d.backend == backend and d.kind in ("cuda", "gpu")]
     if not found:
         pytest.skip(f"{backend} sees no GPU")
-    calibrated.cache_clear()
+    calibrate.cache_clear()
     start = time.perf_counter()
-    card = calibrated(found[0])
+    card = calibrate(found[0])
     assert time.perf_counter() - start < 10, "five, and what the backend takes to start"
     assert card.flops["float32"] > 1e12
     assert card.memory > 1e11
     assert 1e9 < card.link < 1e12
     assert 5e-7 < card.launch[1] < 1e-4
-    assert calibrated(found[0]) is card
+    assert calibrate(found[0]) is card
 
 
 def test_calibration_gives_ranges_in_order() -> None:
     """On a CPU it is of no use, but runs the same way."""
     pytest.importorskip("torch")
-    from fmapper.profiles.calibrate import calibrated
+    from fmapper.profiles.calibrate import calibrate
 
-    card = calibrated(fmapper.Device("torch", "cpu"))
+    card = calibrate(fmapper.Device("torch", "cpu"))
     for least, likely, most in (card.launch, card.copy, card.sync, card.link_share):
         assert 0 <= least <= likely <= most
     assert card.flops["float32"] > 1e8

@@ -220,7 +220,7 @@ def test_a_line_of_a_source_stays_a_comment(untouched):
 def test_an_input_is_no_code(untouched):
     header, about, arrays = taken_apart("tiny_jax")
     text = json.dumps(about).replace('"x"', json.dumps(f"x={fuzz_files.RUN},**kw"))
-    with pytest.raises(file_json.Misfit, match=r"graph.inputs\[1\]: .* is no name"):
+    with pytest.raises(file_json.Misfit, match=r"graph.inputs\[1\]: .* is not a name"):
         load(written(header, json.loads(text), arrays))
 
 
@@ -254,7 +254,7 @@ def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("/dev/zero")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / "link"):
-        with pytest.raises(fmapper.ProgramFileError, match="is no regular file"):
+        with pytest.raises(fmapper.ProgramFileError, match="is not a regular file"):
             fmapper.load_program(path)
     with pytest.raises(FileNotFoundError):
         fmapper.load_program(tmp_path / "nothing")
@@ -347,7 +347,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
     [
         (lambda a: a["program"].pop("graph"), "program: graph is missing"),
         (lambda a: a["program"].update(more=1), "a program has no 'more'"),
-        (lambda a: a.pop("program"), "program: is no object"),
+        (lambda a: a.pop("program"), "program: is not an object"),
         (lambda a: a.update(version=2), "later fmapper"),
         (lambda a: a.update(version="1"), "has no version"),
         (lambda a: a.update(parameters=["nobody"]), r"parameters\[0\]: there is no array 'nobody'"),
@@ -356,7 +356,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
         (lambda a: a["program"].update(aliases={"map": [["b", "c"]]}), "program.aliases"),
         (
             lambda a: a["program"].update(in_spec={"TreeSpec": ["leaf"]}),
-            "program.in_spec: is no tuple",
+            "program.in_spec: is not a tuple",
         ),
         (lambda a: a["program"].update(symbols={"map": [["b", [1, "x"]]]}), "program.symbols.b"),
         (lambda a: a["program"].update(name="\x1b[2J"), r"program.name: '\\x1b\[2J'"),
@@ -370,7 +370,7 @@ def test_errors_say_where(change, match, tmp_path):
 
 def test_calls_are_checked_with_their_place(tmp_path):
     for at, value, match in (
-        (0, "a b", "name: 'a b' is no name"),
+        (0, "a b", "name: 'a b' is not a name"),
         (1, "os.system", "op: 'os.system' is no operation"),
         (2, [{"ref": "nobody"}], r"args\[0\]: there is no 'nobody' yet"),
         (4, "a\nb", "module"),
@@ -392,7 +392,7 @@ def test_json_is_bounded(tmp_path):
         ('"' + "\\" * 10**6, "is no JSON"),
         ("9" * 10**6, "too long"),
         (text.replace('"train"', '"train": false, "train"'), "has a key twice"),
-        (text.replace('"train": false', '"train": NaN'), "NaN is no number"),
+        (text.replace('"train": false', '"train": NaN'), "NaN is not a number"),
         (text.replace('"train": false', '"train": "\\ud800"'), "half a character"),
     ):
         head = json.dumps({"__metadata__": {KEY: inner}, **header}).encode()

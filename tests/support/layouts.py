@@ -108,7 +108,7 @@ def backend_of(array: Any) -> str:
         return "jax"
     if isinstance(array, torch.Tensor):
         return "torch"
-    assert isinstance(array, np.ndarray | np.generic), f"{type(array)} is no array"
+    assert isinstance(array, np.ndarray | np.generic), f"{type(array)} is not an array"
     return "numpy"
 
 

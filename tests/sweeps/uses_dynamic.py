@@ -87,7 +87,7 @@ def fixed_by_torch(model: Any, inputs: Arrays, shapes: Any) -> list[str]:
     from fmapper_adapters.torch.record import foreign_classes
 
     given = copy.deepcopy(inputs)
-    with foreign_classes.known(model, given):
+    with foreign_classes.register(model, given):
         exported = torch.export.export(model, (), given, dynamic_shapes=shapes, strict=False)
     nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     return [

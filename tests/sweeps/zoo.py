@@ -289,10 +289,10 @@ def recorded_difference(
 
     with (
         _export.mode(model, train=False),
-        foreign_classes.known(model, (args, kwargs)),
+        foreign_classes.register(model, (args, kwargs)),
         torch.no_grad(),
     ):
-        exported = _export.recorded(model, args, kwargs, None, whole=table.lowers_whole({}))
+        exported = _export.record(model, args, kwargs, None, whole=table.lowers_whole({}))
         return difference(exported.module()(*args, **kwargs), want)[0]
 
 

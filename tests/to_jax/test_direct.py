@@ -130,7 +130,7 @@ def recorded(function: Any, **options: Any) -> Any:
 
 
 def taken_apart(exported: Any) -> bool:
-    return fast_decompose.taken_apart(exported, chosen(exported))
+    return fast_decompose.decompose(exported, chosen(exported))
 
 
 def chosen(exported: Any) -> Any:

@@ -396,7 +396,7 @@ def test_empty_structures_and_words_of_python():
 
 
 class Toolbox:
-    """Nobody declared it: an object with a function that is no model."""
+    """Nobody declared it: an object with a function that is not a model."""
 
     def __init__(self):
         self.weight = jnp.arange(3.0)

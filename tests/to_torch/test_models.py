@@ -61,7 +61,7 @@ def test_every_operation_that_can_be_seen_is_the_same(name):
     model, args, kwargs = zoo.models()[name]()
     sides = verify._sides(model, fmapper.convert(model, "torch", args, kwargs), args, kwargs)
     pairs = (sides, reversed(sides))
-    ours, theirs = (dict(verify._numbered(a.operations(b.adapter))) for a, b in pairs)
+    ours, theirs = (dict(verify._occurrences(a.operations(b.adapter))) for a, b in pairs)
     assert ours.keys() == theirs.keys()
     count = 0
     for key, seen in ours.items():

@@ -111,7 +111,7 @@ def test_calls_are_checked():
     ("shapes", "match"),
     [
         (["b, _, _"], "2 dimensions"),
-        ({"y": "b, _"}, "y is no input; there are x"),
+        ({"y": "b, _"}, "y is not an input; there are x"),
         (["2*b, _"], "b is in expressions only"),
         (["b, b"], "a size of the examples is 4"),
         ([3], "3 is neither"),

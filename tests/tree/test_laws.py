@@ -45,13 +45,13 @@ Pair = namedtuple("Pair", "left right")
 
 
 class Names(list):
-    """A list with an attribute, which is no child."""
+    """A list with an attribute, which is not a child."""
 
     tag = "none"
 
 
 class Table(dict):
-    """A dict with an attribute, which is no child."""
+    """A dict with an attribute, which is not a child."""
 
     tag = "none"
 
@@ -108,7 +108,7 @@ class FrozenSlots:
 @functor
 @dataclasses.dataclass
 class Derived:
-    """`b` is no argument; a rebuild that went through `__init__` would put None there."""
+    """`b` is not an argument; a rebuild that went through `__init__` would put None there."""
 
     a: Any
     b: Any = dataclasses.field(init=False, default=None)

@@ -21,7 +21,7 @@ class FlaxAdapter(JaxModels, Nodes):
     lowers_like: ClassVar[str] = "jax"
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """`nnx.Param` and what derives from it, and nothing else of NNX."""
+        """Computes `nnx.Param` and what derives from it, and nothing else of NNX."""
         if not any(str(base.__module__).startswith("flax.nnx") for base in cls.__mro__):
             return None
         from flax import nnx
@@ -31,13 +31,13 @@ class FlaxAdapter(JaxModels, Nodes):
         return _no if issubclass(cls, nnx.Variable | nnx.Module) else None
 
     def computes_with(self, cls: type) -> str | None:
-        """The modules and variables of Flax compute with JAX."""
+        """Returns JAX for the modules and variables of Flax, which compute with it."""
         origins = (str(base.__module__) for base in cls.__mro__)
         own = any(origin.startswith(("flax.nnx", "flax.linen")) for origin in origins)
         return "jax" if own else None
 
     def to_evaluation(self, node: Any) -> None:
-        """`module.eval()`, for modules of NNX; those of Linen are told in each call."""
+        """Calls `module.eval()` of modules of NNX; those of Linen are told in each call."""
         if any(str(base.__module__).startswith("flax.nnx") for base in type(node).__mro__):
             from flax import nnx
 
@@ -45,7 +45,7 @@ class FlaxAdapter(JaxModels, Nodes):
                 node.eval()  # type: ignore[no-untyped-call]
 
     def node_type(self, cls: type) -> NodeType | None:
-        """How a class of Flax, or one that derives from it, is taken apart.
+        """Tells how a class of Flax, or one that derives from it, is taken apart.
 
         `import flax` alone loads no NNX, and NNX is slow to load: it is left alone until a class of
         it turns up.
@@ -64,13 +64,13 @@ class FlaxAdapter(JaxModels, Nodes):
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """A `FlaxModel`, or with `linen=True` a `LinenModel`."""
+        """Returns a `FlaxModel`, or with `linen=True` a `LinenModel`."""
         from fmapper_adapters.flax import flax_model
 
         return flax_model.from_program(program, lowerings, **options)
 
     def is_model(self, x: Any) -> bool:
-        """Modules of NNX, and those of Linen with their variables."""
+        """Tells whether an object is a module of NNX, or one of Linen with its variables."""
         if not _may_be_model(x):
             return False
         from fmapper_adapters.flax import source as _source
@@ -78,23 +78,23 @@ class FlaxAdapter(JaxModels, Nodes):
         return _source.is_model(x)
 
     def options(self, model: Any) -> Sequence[str]:
-        """Of modules of Linen, those of `apply`."""
+        """Returns the options of `apply`, for modules of Linen."""
         from fmapper_adapters.flax import source as _source
 
         return _source.options(model)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """In evaluation mode, and without changing the model."""
+        """Calls in evaluation mode, and without changing the model."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
-            return flax_model.evaluated(model, args, kwargs)
+            return flax_model.evaluate(model, args, kwargs)
         return super().call(model, args, kwargs)
 
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """The program for evaluation, or the only one there is."""
+        """Returns the program for evaluation, or the only one there is."""
         from fmapper_adapters.flax import programs
 
         found: tuple[Any] | None = programs.alone(model).examine(args, kwargs)
@@ -108,11 +108,11 @@ class FlaxAdapter(JaxModels, Nodes):
         *,
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """The calls of a converted model, or of the program that is recorded of another one."""
+        """Watches the calls of a converted model, or of the program recorded of another one."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
-            return flax_model.watched(model, args, kwargs)
+            return flax_model.watch(model, args, kwargs)
         return super().watch(model, args, kwargs, whole=whole)
 
     def sources(self) -> Any:
@@ -128,7 +128,7 @@ class FlaxAdapter(JaxModels, Nodes):
 
 
 def _may_be_model(x: Any) -> bool:
-    """Whether the class of an object says that it may be one of Flax, without loading Flax."""
+    """Tells whether an object's class says that it may be one of Flax, without loading Flax."""
     first = x[0] if isinstance(x, tuple) and len(x) == 2 else x
     first = getattr(first, "__self__", first)
     return any(str(base.__module__).startswith("flax.") for base in type(first).__mro__)

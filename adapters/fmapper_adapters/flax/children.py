@@ -51,7 +51,7 @@ class ChildTest:
         self.known: dict[type, bool] = {}
 
     def __call__(self, value: Any) -> bool:
-        """Whether it is a child."""
+        """Tells whether it is a child."""
         cls = type(value)
         found = self.known.get(cls)
         if found is not None:
@@ -85,8 +85,8 @@ class ChildTest:
         return False
 
 
-def carried(attributes: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Those of the attributes beside the children that could hold an array all the same."""
+def carried_attributes(attributes: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Returns the attributes beside the children that could hold an array all the same."""
     return [pair for pair in attributes if type(pair[1]) not in _PLAIN and not _is_plain(pair[1])]
 
 
@@ -99,8 +99,8 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _SETTINGS) and not isinstance(value, _WITH_PARTS)
 
 
-def boxed(cls: type, key: str, box_key: Any) -> NodeType | None:
-    """The node type that JAX's registry has for a box, with the key of its content as one."""
+def box_type(cls: type, key: str, box_key: Any) -> NodeType | None:
+    """Returns the node type that JAX's registry has for a box, with its content's key as one."""
     registered = registered_type(cls)
     if registered is None:
         return None

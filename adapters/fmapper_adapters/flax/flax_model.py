@@ -20,7 +20,7 @@ _HAS_METHODS = hasattr(nnx.Variable, "get_value")  # before Flax 0.12 there is t
 
 
 class Buffer(nnx.Variable[Any]):
-    """An array of a module that is no parameter and no running statistic."""
+    """An array of a module that is not a parameter and no running statistic."""
 
 
 class FrozenParam(nnx.Variable[Any]):
@@ -47,7 +47,7 @@ class Part(nnx.Module):
     """
 
     def __getitem__(self, key: int | str) -> Any:
-        """The child of that number or name.
+        """Returns the child of that number or name.
 
         Raises:
             IndexError: There is none of that number.
@@ -120,10 +120,10 @@ class FlaxModel(Part):
             metadata = {"persistent": False} if name in programs.transient else {}
             made[name] = _class(programs, name, kind)(arrays[name], **metadata)
         made.update((alias, made[name]) for alias, name in programs.aliases.items())
-        _fill(self, _programs.nested(made))
+        _fill(self, _programs.nest(made))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output for the arguments of the module's forward.
+        """Returns the output for the arguments of the module's forward.
 
         What the forward changes, as running averages in training, is changed in the variables. One
         more keyword is taken, unless forward has it itself: `rngs`, an `nnx.Rngs` whose stream
@@ -152,7 +152,7 @@ class FlaxModel(Part):
         return outcome.output
 
     def set_view(self, deterministic: bool | None = None) -> None:
-        """What `nnx.view` calls.
+        """Sets the mode when `nnx.view` asks for it.
 
         Args:
             deterministic: Whether the view is in evaluation mode.
@@ -161,7 +161,7 @@ class FlaxModel(Part):
             self.deterministic = deterministic
 
     def state_dict(self) -> dict[str, Any]:
-        """The arrays by the names that the module's own state dict has, tied ones under each."""
+        """Returns the arrays by the names that the module's own state dict has, ties under each."""
         found: dict[str, Any] = bound(self).state_dict()
         return found
 
@@ -189,13 +189,13 @@ class FlaxModel(Part):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> FlaxModel:
-        """The model in a file, with the options of `convert`.
+        """Returns the model in a file, with the options of `convert`.
 
         Raises:
             ConversionError: The file holds no program, or is damaged.
             UnsupportedOpsError: It has operations of your own that are not added here.
         """
-        found: FlaxModel = _programs.loaded(path, options)
+        found: FlaxModel = _programs.load(path, options)
         return found
 
 
@@ -210,7 +210,7 @@ def from_program(
     rngs: Any = None,
     linen: bool = False,
 ) -> Any:
-    """The model for a program: of NNX, or of Linen.
+    """Returns the model for a program: of NNX, or of Linen.
 
     Raises:
         UnsupportedOpsError: Operations have no lowering; lists all of them.
@@ -226,21 +226,19 @@ def from_program(
     return linen_model.from_arrays(programs, arrays)
 
 
-def evaluated(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a model gives in evaluation mode, or in its only one; it is not changed."""
+def evaluate(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Returns what a model gives in evaluation mode, or in its only one; it is not changed."""
     return bound(model).call(args, kwargs).output
 
 
-def watched(
-    model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> list[Observation]:
-    """Every operation of such a call."""
+def watch(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
+    """Returns every operation of such a call."""
     found: list[Observation] = bound(model).watch(args, kwargs)
     return found
 
 
 def _class(programs: Programs, name: str, kind: str) -> Any:
-    """The type of a variable: as it was in Flax, where what is trained is what was trained."""
+    """Returns the type of a variable: as it was in Flax, if trained now means trained there."""
     known = programs.types.get(name)
     if known is None or kind == "frozen" or issubclass(known, nnx.Param) != (kind == "param"):
         return _CLASSES[kind]
@@ -265,7 +263,7 @@ def _is_number(name: str) -> bool:
 
 
 def bound(model: FlaxModel) -> Any:
-    """The `JaxModel` for evaluation with the arrays of a model."""
+    """Returns the `JaxModel` for evaluation with the arrays of a model."""
     programs: Programs = model._programs
     return programs.bound(_arrays(model), train=programs.evaluation is None)
 
@@ -275,7 +273,7 @@ def _arrays(model: FlaxModel) -> dict[str, Any]:
 
 
 def _variables(model: FlaxModel) -> dict[str, Any]:
-    """The variables by name, each once.
+    """Returns the variables by name, each once.
 
     Raises:
         ProgramInputError: Tied ones have come apart, so that one of them would not count.
@@ -294,7 +292,7 @@ def _variables(model: FlaxModel) -> dict[str, Any]:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Whether two variables have two values; inside `jax.jit` nobody can tell."""
+    """Tells whether two variables have two values; inside `jax.jit` nobody can tell."""
     values = _value(a), _value(b)
     return values[0] is not values[1] and not isinstance(values[0], jax.core.Tracer)
 
@@ -310,7 +308,7 @@ def _find(model: FlaxModel, name: str) -> Any:
 
 
 def _children(part: Any) -> dict[str, Any]:
-    """What a part holds by name, without what Flax and the model itself keep there."""
+    """Returns what a part holds by name, without what Flax and the model itself keep there."""
     own = _RESERVED if isinstance(part, FlaxModel) else frozenset()
     return {
         name: value
@@ -347,7 +345,7 @@ def _write(variables: Mapping[str, Any], before: Mapping[str, Any], model: Any) 
 
 
 def _key(rngs: Any) -> Any:
-    """A key of random numbers from an `nnx.Rngs`, a stream of one, or a key."""
+    """Returns a key of random numbers from an `nnx.Rngs`, a stream of one, or a key."""
     if isinstance(rngs, nnx.Rngs):
         return rngs.dropout()
     return rngs() if callable(rngs) else rngs

@@ -29,7 +29,7 @@ class Start:
 
     def __init__(self, programs: Programs, arrays: Mapping[str, Any]) -> None:
         self.programs = programs
-        self.variables = _collected(programs, arrays)
+        self.variables = _collect(programs, arrays)
 
     def __copy__(self) -> Start:
         return self
@@ -59,7 +59,7 @@ class LinenModel(linen.Module):
 
     @linen.compact
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output for the arguments of the module's forward.
+        """Returns the output for the arguments of the module's forward.
 
         One more keyword is taken, unless forward has it itself: `train`. In training the stream
         `dropout` gives the random numbers, and `batch_stats` must be mutable if there are any.
@@ -86,7 +86,7 @@ class LinenModel(linen.Module):
         return outcome.output
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The variables other than parameters by (collection, key), and all arrays by name."""
+        """Reads variables other than parameters by (collection, key), and all arrays by name."""
         places: dict[Any, Any] = {}
         arrays: dict[str, Any] = {}
         scope: Any = self.scope  # and not self.param: the module has methods of such names
@@ -98,7 +98,7 @@ class LinenModel(linen.Module):
                     place = scope.variable(collection, key, lambda value=value: value)
                     places[collection, key] = place
                     found = place.value
-                arrays.update(_programs.flattened({key: found}))
+                arrays.update(_programs.flatten({key: found}))
         return places, arrays
 
     def _write(self, places: Any, before: Mapping[str, Any], model: Any) -> None:
@@ -107,7 +107,7 @@ class LinenModel(linen.Module):
         changed = {name for name in before if after[name] is not before[name]}
         if not changed:
             return
-        trees = _collected(self.start.programs, after)
+        trees = _collect(self.start.programs, after)
         kinds = self.start.programs.kinds
         for collection, key in dict.fromkeys(
             (_COLLECTIONS[kinds[name]], name.split(".")[0]) for name in changed
@@ -119,7 +119,7 @@ LinenModel.__module__ = "fmapper_adapters.flax"  # where it is public
 
 
 def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
-    """The module for programs and their arrays.
+    """Returns the module for programs and their arrays.
 
     Raises:
         ConversionError: A child has the one name that Linen cannot tell from a collection.
@@ -128,8 +128,8 @@ def from_arrays(programs: Programs, arrays: Mapping[str, Any]) -> LinenModel:
     return LinenModel(Start(programs, arrays), train=programs.evaluation is None)
 
 
-def _collected(programs: Programs, arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _collect(programs: Programs, arrays: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, dict[str, Any]] = {}
     for name, kind in programs.kinds.items():
         flat.setdefault(_COLLECTIONS[kind], {})[name] = arrays[name]
-    return {collection: _programs.nested(values) for collection, values in flat.items()}
+    return {collection: _programs.nest(values) for collection, values in flat.items()}

@@ -10,7 +10,7 @@ from flax import linen
 from flax.core import FrozenDict, meta, scope
 
 from fmapper.backends import BoxKey, NodeType
-from fmapper_adapters.flax.children import ChildTest, boxed, carried
+from fmapper_adapters.flax.children import ChildTest, box_type, carried_attributes
 
 Module: Any = linen.Module
 
@@ -22,13 +22,13 @@ _set = object.__setattr__
 
 
 def node_type(cls: type) -> NodeType | None:
-    """The node type of a class of Linen or of Flax's core; None for every other class."""
+    """Returns the node type of a class of Linen or of Flax's core; None for every other class."""
     if issubclass(cls, Module):
         return _module_type()
     if issubclass(cls, FrozenDict):
         return _frozen_dict_type(cls)
     if issubclass(cls, meta.AxisMetadata):
-        return boxed(cls, "value", BoxKey("value"))
+        return box_type(cls, "value", BoxKey("value"))
     return None
 
 
@@ -36,7 +36,7 @@ def node_type(cls: type) -> NodeType | None:
 
 
 def _module_type() -> NodeType:
-    """A bound module has its variables and random keys as children, and makes a new bound module.
+    """Opens a bound module: its variables and random keys are children; a rebuild is bound, too.
 
     The variables are in a box: in a bound module they are at `variables['params']['Dense_0']`, and
     `state` calls them `params.Dense_0.kernel`. Fields that hold arrays are children too. A module
@@ -60,7 +60,9 @@ def _module_type() -> NodeType:
         return found
 
     def beside(module: Any) -> list[tuple[str, Any]]:
-        return carried((name, value) for name, value in fields(module) if not test(value))
+        return carried_attributes(
+            (name, value) for name, value in fields(module) if not test(value)
+        )
 
     def static(module: Any) -> dict[str, Any]:
         found = {name: value for name, value in fields(module) if not test(value)}
@@ -73,7 +75,7 @@ def _module_type() -> NodeType:
 
 
 def fields(module: Any) -> list[tuple[str, Any]]:
-    """The fields of a module that its user gives, in order."""
+    """Returns the fields of a module that its user gives, in order."""
     names = (field.name for field in dataclasses.fields(module) if field.init)
     return [(name, getattr(module, name)) for name in names if name not in _PLACE]
 
@@ -99,7 +101,7 @@ def _rebuilt(module: Any, new: Mapping[Any, Any]) -> Any:
 
 
 def _frozen_dict_type(cls: type) -> NodeType:
-    """A mapping, in its own order, where JAX's registry sorts."""
+    """Returns a mapping, in its own order, where JAX's registry sorts."""
 
     def items(frozen: Any) -> Any:
         return frozen._dict.items()

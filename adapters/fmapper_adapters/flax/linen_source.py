@@ -17,21 +17,21 @@ OPTIONS = ("method", "mutable", "capture_intermediates")
 
 
 def is_bound(x: Any) -> bool:
-    """Whether something is a module with its variables, or a method of one."""
+    """Tells whether something is a module with its variables, or a method of one."""
     if isinstance(x, types.MethodType):
         x = x.__self__
     return isinstance(x, linen.Module) and x.scope is not None
 
 
 def module_of(x: Any) -> Any | None:
-    """The module of itself or of its `apply`; None for anything else."""
+    """Returns the module of itself or of its `apply`; None for anything else."""
     if isinstance(x, types.MethodType) and x.__func__ is linen.Module.apply:
         x = x.__self__
     return x if isinstance(x, linen.Module) else None
 
 
 def _parts(model: Any) -> tuple[Any, Any, Any]:
-    """The module, its variables, and the method that is meant; None for `__call__`."""
+    """Returns the module, its variables, and the method that is meant; None for `__call__`."""
     if isinstance(model, tuple):
         return module_of(model[0]), model[1], None
     method = None
@@ -46,7 +46,7 @@ def _parts(model: Any) -> tuple[Any, Any, Any]:
 
 
 def function_of(model: Any, method: Any) -> tuple[Callable[..., Any], Any]:
-    """What is called of a module, and the module."""
+    """Returns the function of a module that is called, and the module."""
     module, _, own = _parts(model)
     method = own if method is None else method
     if method is None:
@@ -59,7 +59,7 @@ def function_of(model: Any, method: Any) -> tuple[Callable[..., Any], Any]:
 def of(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
 ) -> tuple[Source, Mapping[str, Any]]:
-    """A module with its variables, and the keywords without those of `apply`.
+    """Returns a module with its variables, and the keywords without those of `apply`.
 
     `method`, `mutable` and `capture_intermediates` among the keywords are fixed, `rngs` is one
     of the inputs. Collections that may be changed are buffers that a call changes: in training
@@ -95,7 +95,7 @@ def of(
         if options.get("mutable", False) is False and not options.get("capture_intermediates"):
             return output, {}
         output, updates = output
-        return _updated(output, linen.meta.unbox(unfreeze(updates)), known, names, aliases)
+        return _apply_with_state(output, linen.meta.unbox(unfreeze(updates)), known, names, aliases)
 
     arrays = {name: leaf for name, leaf in arrays.items() if name not in aliases}
     source = Source(
@@ -112,14 +112,14 @@ def of(
     return source, rest
 
 
-def _updated(
+def _apply_with_state(
     output: Any,
     updates: Mapping[str, Any],
     before: Mapping[str, Any],
     names: Mapping[Any, str],
     aliases: Mapping[str, str],
 ) -> tuple[Any, dict[str, Any]]:
-    """The output with the collections that are new, and the changed arrays by name."""
+    """Returns the output with the collections that are new, and the changed arrays by name."""
     changed = {}
     new = {}
     for collection, tree in updates.items():
@@ -135,7 +135,7 @@ def _updated(
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """The arrays by their paths, in the order in which they were made."""
+    """Returns the arrays by their paths, in the order in which they were made."""
     found: dict[tuple[str, ...], Any] = {}
 
     def walk(part: Any, path: tuple[str, ...]) -> None:
@@ -162,7 +162,7 @@ def _text(key: Any) -> str:
 
 
 def _names(flat: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], str]:
-    """The names without the collection, unless two collections have the same one."""
+    """Returns the names without the collection, unless two collections have the same one."""
     short: dict[str, list[tuple[str, ...]]] = {}
     for path in flat:
         short.setdefault(".".join(path[1:]), []).append(path)

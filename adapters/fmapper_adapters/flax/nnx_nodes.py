@@ -16,7 +16,7 @@ from flax import nnx
 from flax.nnx import tracers, variablelib
 
 from fmapper.backends import BoxKey, NodeType
-from fmapper_adapters.flax.children import ChildTest, boxed, carried
+from fmapper_adapters.flax.children import ChildTest, box_type, carried_attributes
 
 Variable: Any = nnx.Variable
 Node: Any = getattr(nnx, "Pytree", None) or nnx.Object
@@ -40,7 +40,7 @@ _OWN_SLOTS = ("_trace_state", "_var_metadata", _VALUE_SLOT)
 
 
 def node_type(cls: type) -> NodeType | None:
-    """The node type of a class of NNX; None for every other class."""
+    """Returns the node type of a class of NNX; None for every other class."""
     mro = cls.__mro__  # no issubclass: the metaclass of Variable has ideas of its own
     if Variable in mro:
         return _variable_type(cls)
@@ -54,7 +54,7 @@ def node_type(cls: type) -> NodeType | None:
             lambda variable, new: variable.copy(new[VALUE]),
         )
     if cls is _Box:
-        return boxed(cls, "value", VALUE)
+        return box_type(cls, "value", VALUE)
     return None
 
 
@@ -65,7 +65,7 @@ def _own(cls: type) -> bool | None:
 
 
 def _is_ref(value: Any) -> bool:
-    """Whether a value is a place in memory, not an array: what a `ref=True` variable has."""
+    """Tells whether a value is a place in memory, not an array: what a `ref=True` variable has."""
     return bool(variablelib.is_array_ref(value))
 
 
@@ -73,7 +73,7 @@ def _is_ref(value: Any) -> bool:
 
 
 def _variable_type(cls: type) -> NodeType:
-    """A variable is a box around its value; its metadata is carried over.
+    """Opens a variable as a box around its value; its metadata is carried over.
 
     The path of the array of a parameter is `layers[0].kernel.value`, which is where Python and
     `jax.tree_util` find it too, and `layers[0].kernel` is the variable: two modules that share it
@@ -113,7 +113,7 @@ def _variable_type(cls: type) -> NodeType:
             value = value[...] if _is_ref(value) else value
             fill = _set_ref
         keep(value)
-        return new, iter(((VALUE, value),)), {}, partial(_filled, new, fill)
+        return new, iter(((VALUE, value),)), {}, partial(_fill, new, fill)
 
     def _set_ref(new: Any, value: Any) -> None:
         set_value(new, jax.new_ref(value) if isinstance(value, jax.Array) else value)
@@ -129,7 +129,7 @@ def _variable_type(cls: type) -> NodeType:
 
 
 def _slot(cls: Any, name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
-    """How a variable's slot is read and set past its `__setattr__`, which minds the trace level."""
+    """Tells how to read and set a variable's slot past `__setattr__`, which minds the trace."""
     found = getattr(cls, name, None)
     if found is None or not hasattr(type(found), "__set__"):  # an attribute like any other
         return lambda variable: _get(variable, name), lambda variable, x: _set(variable, name, x)
@@ -150,7 +150,7 @@ def _carry(variable: Any, new: Any, slots: list[str]) -> None:
         _get(new, "__dict__").update((k, v) for k, v in known.items() if k not in _OWN_SLOTS)
 
 
-def _filled(new: Any, fill: Callable[[Any, Any], None], slots: dict[Any, Any]) -> Any:
+def _fill(new: Any, fill: Callable[[Any, Any], None], slots: dict[Any, Any]) -> Any:
     fill(new, slots[VALUE])
     return new
 
@@ -159,7 +159,7 @@ def _filled(new: Any, fill: Callable[[Any, Any], None], slots: dict[Any, Any]) -
 
 
 def _module_type(cls: Any) -> NodeType:
-    """Children are the attributes that are variables, nodes, arrays, or containers of those.
+    """Opens modules: variables, nodes, arrays, and containers of those are their children.
 
     Also whatever is marked as `nnx.data`. All other attributes are settings and carried over. The
     new module belongs to the trace in which it is made, so that it can be assigned to there.
@@ -170,7 +170,7 @@ def _module_type(cls: Any) -> NodeType:
     known_types = test.known
 
     def find(state: dict[str, Any]) -> tuple[list[tuple[Any, Any]], list[str]]:
-        """The children, and those among them that Flax takes for static."""
+        """Returns the children, and those among them that Flax takes for static."""
         flags: Any = state[_FLAGS] if flagged else {}
         flags = getattr(flags, "_mapping", flags)
         found: list[tuple[Any, Any]] = []
@@ -190,7 +190,7 @@ def _module_type(cls: Any) -> NodeType:
 
     def items(module: Any) -> list[tuple[Any, Any]]:
         found, _ = find(module.__dict__)
-        return _numbered(found) if numbered else found
+        return _list_items(found) if numbered else found
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
         state = module.__dict__.copy()
@@ -200,9 +200,9 @@ def _module_type(cls: Any) -> NodeType:
         _set(new, "__dict__", state)
         keep(found)
         if numbered:
-            found = _numbered(found)
+            found = _list_items(found)
             keep(found)
-            return new, iter(found), {}, partial(_fill_numbered, new, state, unmarked)
+            return new, iter(found), {}, partial(_fill_list, new, state, unmarked)
         if unmarked:
             return new, iter(found), state, partial(_mark, new, state, unmarked)
         return new, iter(found), state, None
@@ -211,7 +211,7 @@ def _module_type(cls: Any) -> NodeType:
         state = module.__dict__
         children = dict.fromkeys(name for name, _ in find(state)[0])
         rest = (pair for pair in state.items() if pair[0] not in children)
-        return carried(pair for pair in rest if pair[0] not in _BOOKKEEPING)
+        return carried_attributes(pair for pair in rest if pair[0] not in _BOOKKEEPING)
 
     def put(module: Any, new: Mapping[Any, Any]) -> None:
         state = module.__dict__
@@ -229,7 +229,7 @@ def _module_type(cls: Any) -> NodeType:
 
 
 def _fresh(state: Any) -> Any:
-    """The state of a module as it was, in the trace of now."""
+    """Returns the state of a module as it was, in the trace of now."""
     new = _new(_STATE_TYPE)
     new._trace_state = TraceState()
     for name in _STATE_SLOTS:
@@ -237,15 +237,13 @@ def _fresh(state: Any) -> Any:
     return new
 
 
-def _numbered(found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The items of an `nnx.List`: numbers in order, which its attributes may not be in, first."""
+def _list_items(found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Lists the items of an `nnx.List`: first numbers in order, which attributes may not be in."""
     pairs = [(int(name) if name.isdecimal() else name, value) for name, value in found]
     return sorted(pairs, key=lambda pair: pair[0] if isinstance(pair[0], int) else len(pairs))
 
 
-def _fill_numbered(
-    new: Any, state: dict[str, Any], unmarked: list[str], slots: dict[Any, Any]
-) -> Any:
+def _fill_list(new: Any, state: dict[str, Any], unmarked: list[str], slots: dict[Any, Any]) -> Any:
     for key, child in slots.items():
         state[str(key)] = child
     return _mark(new, state, unmarked, slots) if unmarked else new
@@ -267,7 +265,7 @@ def _has_data(value: Any) -> bool:
 
 
 def _state_type(cls: type) -> NodeType:
-    """A mapping, in its own order, where JAX's registry sorts."""
+    """Returns a mapping, in its own order, where JAX's registry sorts."""
 
     def items(state: Any) -> Any:
         return state.__dict__["_mapping"].items()

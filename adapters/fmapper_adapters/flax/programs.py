@@ -53,7 +53,7 @@ class Programs:
         return self.training if self.evaluation is None else self.evaluation
 
     def bound(self, arrays: Mapping[str, Any], *, train: bool) -> Any:
-        """The `JaxModel` for a mode with these arrays.
+        """Returns the `JaxModel` for a mode with these arrays.
 
         Raises:
             ProgramInputError: There is no program for this mode.
@@ -74,7 +74,7 @@ class Programs:
         )
 
     def whole(self, arrays: Mapping[str, Any]) -> Program:
-        """The program with these arrays; one for training has the other one beside it."""
+        """Returns the program with these arrays; one for training has the other one beside it."""
         found: Program = self.bound(arrays, train=self.training is not None).as_program()
         if self.training is not None and self.evaluation is not None:
             found.evaluation = self.evaluation.as_program()
@@ -98,7 +98,7 @@ class Programs:
 def from_program(
     program: Program, added: Mapping[str, Lowering], *, precision: str | None
 ) -> tuple[Programs, Arrays]:
-    """The programs in a program, and its arrays by name.
+    """Returns the programs in a program, and its arrays by name.
 
     Raises:
         UnsupportedOpsError: Operations have no lowering.
@@ -118,19 +118,19 @@ def from_program(
 
 
 def alone(model: Any) -> Any:
-    """The `JaxModel` for evaluation, or the only one, of a model of NNX or Linen."""
+    """Returns the `JaxModel` for evaluation, or the only one, of a model of NNX or Linen."""
     start = getattr(model, "start", None)
     if start is None:
         from fmapper_adapters.flax import flax_model as _model
 
         return _model.bound(model)
-    arrays = dict(pair for tree in start.variables.values() for pair in flattened(tree))
+    arrays = dict(pair for tree in start.variables.values() for pair in flatten(tree))
     programs: Programs = start.programs
     return programs.bound(arrays, train=programs.evaluation is None)
 
 
-def loaded(path: Any, options: Mapping[str, Any]) -> Any:
-    """The model in a file that `save` has written."""
+def load(path: Any, options: Mapping[str, Any]) -> Any:
+    """Returns the model in a file that `save` has written."""
     from fmapper import load_program
 
     return convert(load_program(path), "flax", **options)
@@ -139,8 +139,8 @@ def loaded(path: Any, options: Mapping[str, Any]) -> Any:
 # --- names as trees -------------------------------------------------------------------------------
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"a.b": x}` as `{"a": {"b": x}}`."""
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Computes `{"a.b": x}` as `{"a": {"b": x}}`."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
         *parents, last = name.split(".")
@@ -151,11 +151,11 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def flattened(tree: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
-    """`{"a": {"b": x}}` as pairs of `a.b` and x."""
+def flatten(tree: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+    """Computes `{"a": {"b": x}}` as pairs of `a.b` and x."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{start}{key}.")
+            yield from flatten(value, f"{start}{key}.")
         else:
             yield f"{start}{key}", value
 

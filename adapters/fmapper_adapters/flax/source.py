@@ -19,7 +19,7 @@ Kwargs = Mapping[str, Any]
 
 
 def is_model(x: Any) -> bool:
-    """What stands for a model of Flax.
+    """Tells whether an object stands for a model of Flax.
 
     A module of NNX, or the graph and the state that `nnx.split` has made of one; a bound module of
     Linen, one with its variables, or its `apply` with them; also one without, to be refused.
@@ -40,7 +40,7 @@ def _is_nnx(model: Any) -> bool:
 
 
 def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Whether a model has modes: in its parts, or in arguments that tell it."""
+    """Tells whether a model has modes: in its parts, or in arguments that tell it."""
     if _is_converted(model):
         programs = model._programs
         return programs.training is not None and programs.evaluation is not None
@@ -50,17 +50,17 @@ def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
 
 
 def is_in_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Whether a part of a module is in training mode, or the examples say so."""
+    """Tells whether a part of a module is in training mode, or the examples say so."""
     if _is_converted(model):
         return not model.deterministic
-    said = train_flags.given(_modes_of(model, args, kwargs), args, kwargs)
+    said = train_flags.mode_of(_modes_of(model, args, kwargs), args, kwargs)
     if said is None:
         return _is_nnx(model) and not all(_parts_say(_whole(model)))
     return said
 
 
 def options(model: Any) -> tuple[str, ...]:
-    """Keywords of `apply`, for a module of Linen."""
+    """Returns keywords of `apply`, for a module of Linen."""
     return () if _is_nnx(model) else linen_source.OPTIONS
 
 
@@ -73,7 +73,7 @@ def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
 
 
 def _parts_say(model: Any) -> Iterator[bool]:
-    """What the parts of a module say of their modes: true for evaluation."""
+    """Yields what the parts of a module say of their modes: true for evaluation."""
     with _graph_mode():
         parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, nnx.Module)]
     for part in parts:
@@ -83,7 +83,7 @@ def _parts_say(model: Any) -> Iterator[bool]:
 
 
 def _graph_mode() -> AbstractContextManager[object]:
-    """The mode of Flax in which variables may be shared, whatever mode the program is in."""
+    """Switches Flax to the mode in which variables may be shared, whatever mode it is in."""
     switch: Any = getattr(nnx, "set_graph_mode", None)  # since Flax 0.12
     return contextlib.nullcontext() if switch is None else switch(True)
 
@@ -93,7 +93,7 @@ def _is_converted(model: Any) -> bool:
 
 
 def of(model: Any, args: Args, kwargs: Kwargs, *, train: bool) -> tuple[Source, Args, Kwargs]:
-    """The function of a model and its arrays in a mode, and what it is called with."""
+    """Returns the function of a model and its arrays in a mode, and what it is called with."""
     if _is_nnx(model):
         whole = _whole(model)
         source = of_nnx(_in_mode(whole, train=train))
@@ -108,7 +108,7 @@ def of(model: Any, args: Args, kwargs: Kwargs, *, train: bool) -> tuple[Source, 
 
 
 def _in_mode(model: Any, *, train: bool) -> Any:
-    """A copy in a mode; the arrays are those of the model."""
+    """Returns a copy in a mode; the arrays are those of the model."""
     own = fmap(lambda leaf: leaf, model)
     if _is_converted(model):
         programs = model._programs
@@ -120,21 +120,21 @@ def _in_mode(model: Any, *, train: bool) -> Any:
 
 
 def evaluation(model: Any, args: Args, kwargs: Kwargs) -> tuple[Source, Args, Kwargs]:
-    """A model and its arguments in evaluation mode, or in the mode that the arguments name."""
+    """Returns a model and its arguments in evaluation mode, or in the mode the arguments name."""
     said = None
     if not _is_converted(model):
-        said = train_flags.given(_modes_of(model, args, kwargs), args, kwargs)
+        said = train_flags.mode_of(_modes_of(model, args, kwargs), args, kwargs)
     return of(model, args, kwargs, train=bool(said))
 
 
-def evaluated(model: Any, args: Args, kwargs: Kwargs) -> Any:
-    """What a model gives in evaluation, or in the mode that the inputs name; it is not changed."""
+def evaluate(model: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Returns the output in evaluation, or in the mode that the inputs name; the model stays."""
     source, args, kwargs = evaluation(model, args, kwargs)
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
 
 
 def of_nnx(model: Any) -> Source:
-    """A module of NNX: its variables are the arrays, `nnx.Param`s those that are trained."""
+    """Takes a module of NNX apart: its variables are arrays, `nnx.Param`s those that train."""
     held = Lifted(model)
     kinds = _kinds(model)
 
@@ -171,7 +171,7 @@ def of_nnx(model: Any) -> Source:
 
 
 def _kinds(model: Any) -> dict[str, str]:
-    """Of the variables of a model that was converted to Flax: frozen, or in no state dict."""
+    """Tells which variables of a converted model are frozen, or in no state dict."""
     if not _is_converted(model):
         return {}
     programs = model._programs

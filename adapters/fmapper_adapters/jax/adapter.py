@@ -71,11 +71,11 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         return importlib.import_module("fmapper_adapters.jax.compute.random")
 
     def is_array_type(self, cls: type) -> bool:
-        """Arrays, PRNG keys, and what stands for them: tracers and shapes."""
+        """Tells whether a class is of arrays, PRNG keys, tracers or shapes."""
         return issubclass(cls, jax.Array | jax.core.Tracer | jax.ShapeDtypeStruct)
 
     def device(self, array: Any) -> Device:
-        """Where an array is; if on several, all of them by id; the default one for a tracer."""
+        """Returns where an array is: if on several devices, all by id; for tracers the default."""
         if isinstance(array, jax.core.Tracer):
             return _device(_default())
         if isinstance(array, jax.ShapeDtypeStruct):
@@ -88,23 +88,23 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         return Device("jax", _device(found[0]).kind, tuple(device.id for device in found))
 
     def dtype(self, array: Any) -> str:
-        """`array.dtype` by name; PRNG keys have one like key<fry>."""
+        """Returns `array.dtype` by name; PRNG keys have one like key<fry>."""
         return str(array.dtype.name)
 
     def shape(self, array: Any) -> tuple[int, ...]:
-        """`array.shape`."""
+        """Returns `array.shape`."""
         return tuple(array.shape)
 
     def devices(self) -> Sequence[Device]:
-        """Those of this process: the CPU devices first, then those of the other platforms."""
+        """Returns the devices of this process: the CPUs first, then the other platforms."""
         return [_device(device) for device in _devices.local()]
 
     def as_device(self, device: Any) -> Device | None:
-        """A `jax.Device`."""
+        """Returns a `jax.Device`."""
         return _device(device) if isinstance(device, jax.Device) else None
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """As for every backend; without an index, the default device if it is of that kind.
+        """Finds a device as every backend does; without an index, the default one if of that kind.
 
         `meta` is everywhere.
         """
@@ -118,32 +118,32 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         return super().find_device(kind, index)
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Name and memory as XLA has them: what JAX may take of a GPU, and what it has not used."""
+        """Returns name and memory as XLA has them: what JAX may take of a GPU, and has not used."""
         if device.kind == "cpu" or not isinstance(device.index, int):
             return super().device_info(device)
         return DeviceInfo(device, *_devices.about(_jax_device(device)))
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Whether the plugin, the driver, a setting or the index is to blame."""
+        """Tells whether the plugin, the driver, a setting or the index is to blame."""
         here = any(device.kind == kind for device in self.devices())
         return (None if here else _devices.why_not(kind)) or super().why_not(kind, index)
 
     def is_traced(self, array: Any) -> bool:
-        """Tracers: what a transformation calls a function with."""
+        """Tells whether an array is a tracer: what a transformation calls a function with."""
         return isinstance(array, jax.core.Tracer)
 
     def abstract(self, shape: Sequence[int], dtype: str) -> Any:
-        """A `jax.ShapeDtypeStruct`."""
+        """Returns a `jax.ShapeDtypeStruct`."""
         return _shape_only(tuple(shape), jnp.dtype(dtype))
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
-        """jax_enable_x64, jax_default_device and the transfer guards, which are a thread's own."""
+        """Returns jax_enable_x64, jax_default_device, transfer guards: they belong to a thread."""
         return _devices.thread_settings()
 
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterator[Any]:
-        """One `device_put` for all; a copy on the same device where that is asked for."""
+        """Moves all with one `device_put`; copies on the same device where that is asked for."""
         if device.kind == "meta":
             yield from (_shape_only(array.shape, array.dtype) for array in arrays)
             return
@@ -151,7 +151,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
             for array in arrays:
                 host.refuse(array)
         if copy and all(self.device(array) == device for array in arrays):
-            yield from map(host.copied, arrays)
+            yield from map(host.copy, arrays)
             return
         target = _jax_device(device)
         try:
@@ -161,11 +161,11 @@ class JaxAdapter(JaxModels, Compute, Nodes):
                 yield jax.device_put(array, target)
 
     def nbytes(self, array: Any) -> int:
-        """As the dtype has it: a PRNG key takes several numbers."""
+        """Counts bytes as the dtype has them: a PRNG key takes several numbers."""
         return int(math.prod(array.shape) * array.dtype.itemsize)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The dtype, and the devices unless those are the same for all."""
+        """Returns the dtype, and the devices unless those are the same for all."""
         cls = type(arrays[0])
         if issubclass(cls, jax.core.Tracer):
             return super().signatures(arrays)
@@ -178,12 +178,12 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         return list(zip(dtypes, map(frozenset, places), strict=True))
 
     def stays(self, array: Any) -> str | None:
-        """PRNG keys: other frameworks draw no numbers from them."""
+        """Keeps PRNG keys here: other frameworks draw no numbers from them."""
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         return "a PRNG key has no meaning outside JAX" if is_key else None
 
     def unusable(self, arrays: Sequence[Any]) -> int | None:
-        """The first that is deleted."""
+        """Returns the first that is deleted."""
         deleted = (at for at, array in enumerate(arrays) if not _is_usable(array))
         return next(deleted, None)
 
@@ -196,7 +196,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         host.refuse(array)
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
-        """Read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
+        """Exports read-only NumPy views of CPU memory, or DLPack where the target is a GPU too."""
         if any(isinstance(array, jax.ShapeDtypeStruct) for array in arrays):
             for array in arrays:
                 host.refuse(array)
@@ -212,7 +212,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         return Exchange(data, frozen=True, owners=arrays)
 
     def is_view(self, data: Any, array: Any) -> bool:
-        """By pointer: JAX copies what is not in C order, or spread over several devices."""
+        """Compares pointers: JAX copies what is not in C order, or is on several devices."""
         if not isinstance(data, np.ndarray) or not data.size:
             return True
         one = len(array.devices()) == 1
@@ -227,7 +227,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
                 jax.device_put(jax.dlpack.from_dlpack(data), committed) for data in exchange.data
             ]
         if share:
-            return (host.shared(data, target, committed) for data in exchange.data)
+            return (host.share(data, target, committed) for data in exchange.data)
         put = partial(jax.device_put, device=committed)
         try:
             new: list[Any] = put(list(exchange.data))
@@ -239,18 +239,18 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         return new
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
-        """There are no views."""
+        """Returns False: there are no views."""
         return False
 
     def storable(self, dtype: str) -> str | None:
-        """Itself, or its half where jax_enable_x64 is off; None where JAX has no such dtype."""
+        """Returns the dtype, or its half if jax_enable_x64 is off; None if JAX has no such one."""
         if dtype in _NARROWED:
             return dtype if jax.dtypes.canonicalize_dtype(dtype) == dtype else _NARROWED[dtype]
         known = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA holds none of those
         return dtype if known or dtype == "bool" else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
-        """`astype`; inside a transformation nothing can be checked."""
+        """Casts by `astype`; inside a transformation nothing can be checked."""
         if isinstance(array, jax.ShapeDtypeStruct):
             return (
                 _shape_only(array.shape, jnp.dtype(dtype), sharding=array.sharding),
@@ -261,38 +261,38 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         if isinstance(array, jax.core.Tracer):
             return values.astype(dtype), True
         new = host.cast(values, dtype)
-        return new, host.survived(array, new)
+        return new, host.has_survived(array, new)
 
     def computes_with(self, cls: type) -> str | None:
-        """Classes that are in JAX's registry, such as those of Equinox."""
+        """Returns classes that are in JAX's registry, such as those of Equinox."""
         return self.name if tree.registered_type(cls) is not None else None
 
     def runner(
         self, call: Callable[..., Any], model: Any, *, compile: bool | None
     ) -> Callable[..., Any]:
-        """Under `jax.jit`, unless `compile` is False."""
+        """Runs under `jax.jit`, unless `compile` is False."""
         from fmapper_adapters.jax import profile
 
         return profile.runner(call, model, compile)
 
     def wait(self, device: Device, results: Any) -> None:
-        """`jax.block_until_ready`."""
+        """Calls `jax.block_until_ready`."""
         jax.block_until_ready(results)  # type: ignore[no-untyped-call]
 
     def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
-        """From the jaxpr; nothing is computed."""
+        """Counts in the jaxpr; nothing is computed."""
         from fmapper_adapters.jax import profile
 
         return profile.count(call, model, inputs)
 
     def no_transforms(self) -> str | None:
-        """Nothing is in the way."""
+        """Returns None: nothing is in the way."""
         return None
 
     def value_and_grad(
         self, run: transforms.Calls, arrays: Sequence[Any], elsewhere: Callable[[], bool]
     ) -> tuple[Any, list[Any], Sequence[Any]]:
-        """`jax.value_and_grad`."""
+        """Calls `jax.value_and_grad`."""
         return transforms.value_and_grad(run, arrays)
 
     def vectorized(
@@ -301,7 +301,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         arrays: Sequence[Any],
         axes: Sequence[int | None],
     ) -> list[Any]:
-        """`jax.vmap`."""
+        """Calls `jax.vmap`."""
         return transforms.vectorized(run, arrays, axes)
 
     def compiled(
@@ -309,15 +309,15 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
         give_up: Callable[[str], None],
     ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
-        """`jax.jit`."""
+        """Calls `jax.jit`."""
         return transforms.compiled(run)
 
     def hollow(self, array: Any) -> Any:
-        """A `jax.ShapeDtypeStruct`, of PRNG keys, too."""
+        """Returns a `jax.ShapeDtypeStruct`, of PRNG keys, too."""
         return _shape_only(array.shape, array.dtype)
 
     def registered_type(self, cls: type) -> NodeType | None:
-        """What `jax.tree_util` has for exactly this class."""
+        """Returns what `jax.tree_util` has for exactly this class."""
         return tree.registered_type(cls)
 
     def register_functor(self, cls: type) -> None:
@@ -325,29 +325,29 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         tree.register_functor(cls)
 
     def lowers(self, op: str) -> bool:
-        """All but the primitives of JAX."""
+        """Tells whether an operation is not a primitive of JAX."""
         return not op.startswith("lax::")
 
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """A `JaxModel`."""
+        """Returns a `JaxModel`."""
         from fmapper_adapters.jax.model import jax_model
 
         return jax_model.from_program(program, lowerings, **options)
 
     def is_model(self, x: Any) -> bool:
-        """What `convert` has given."""
+        """Tells whether a model is one that `convert` has given."""
         return getattr(type(x), "is_converted_model", False) is True
 
     def is_callable_model(self, x: Any) -> bool:
-        """Functions, pairs of a function and its parameters, and trees that are called."""
+        """Takes functions, pairs of a function and its parameters, and trees that are called."""
         return callable(x) or (isinstance(x, tuple) and len(x) == 2 and callable(x[0]))
 
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """`JaxModel.examine`."""
+        """Calls `JaxModel.examine`."""
         found: tuple[Any] | None = model.examine(args, kwargs)
         return found
 
@@ -359,7 +359,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         *,
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """The calls of a converted model, or of the program that is recorded of another one."""
+        """Watches the calls of a converted model, or of the program recorded of another one."""
         if self.is_converted(model):
             found: Iterable[Observation] = model.watch(args, kwargs)
             return found
@@ -376,7 +376,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         return self.is_model(model)
 
     def portable(self, array: Any) -> Any:
-        """The words of a PRNG key; integers of few bits in bytes."""
+        """Returns the words of a PRNG key; integers of few bits in bytes."""
         from fmapper_adapters.jax.arrays import few_bits
 
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)

@@ -93,7 +93,7 @@ def count(traced: Any) -> Counts:
 
 
 def _program(jaxpr: Any) -> _Tally:
-    """What one run of a jaxpr comes to; calls in it are inlined, loops multiplied."""
+    """Returns what one run of a jaxpr comes to; calls in it are inlined, loops multiplied."""
     flat = _Flat()
     tally = _Tally()
     outs = flat.inline(jaxpr, [flat.number(var) for var in (*jaxpr.constvars, *jaxpr.invars)])
@@ -115,7 +115,7 @@ def _program(jaxpr: Any) -> _Tally:
 
 
 def _sources(operation: _Operation, makers: dict[int, _Operation], read: set[int]) -> Iterator[int]:
-    """What a kernel reads: its operands, through all that is fused into it."""
+    """Yields what a kernel reads: its operands, through all that is fused into it."""
     fuses_before = operation.fuses or operation.name in _REDUCING
     seen: set[int] = set()
     todo = list(operation.inputs)
@@ -161,7 +161,7 @@ class _Flat:
         for equation in jaxpr.eqns:
             inputs = [env[var] for var in equation.invars if not _is_literal(var)]
             name = equation.primitive.name
-            body = _called(equation)
+            body = _callee_jaxpr(equation)
             if name in _FREE and len(inputs) == len(equation.outvars):
                 outputs = inputs
             elif body is not None and len(body.constvars) + len(body.invars) == len(
@@ -189,8 +189,8 @@ class _Flat:
         return [self.number(var) if _is_literal(var) else env[var] for var in jaxpr.outvars]
 
 
-def _called(equation: Any) -> Any:
-    """The jaxpr of a call: `jit`, `custom_jvp_call`, `checkpoint` ...; None for what is no call."""
+def _callee_jaxpr(equation: Any) -> Any:
+    """Returns the jaxpr of a call (`jit`, `custom_jvp_call`, `checkpoint` ...), or None."""
     if equation.primitive.name in ("scan", "while", "cond", "pallas_call", *_ALONE, *_REDUCING):
         return None
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
@@ -200,7 +200,7 @@ def _called(equation: Any) -> Any:
 
 
 def _inner(jaxpr: Any) -> Any:
-    """A jaxpr without the box around it that holds its constants."""
+    """Returns a jaxpr without the box around it that holds its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 

@@ -125,7 +125,7 @@ class JaxModels(Models):
             return lambda a, k: self.call(model, a, k)
         from fmapper_adapters.jax import verify
 
-        return verify.compiled(*self.sources().evaluation(model, args, kwargs))
+        return verify.compile_model(*self.sources().evaluation(model, args, kwargs))
 
     def outcome(
         self, model: Any, args: Args, kwargs: Kwargs, *, train: bool

@@ -13,10 +13,10 @@ from fmapper_adapters.jax import kernels
 
 
 def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callable[..., Any]:
-    """`call` under `jax.jit`, with the arrays of the model as arguments.
+    """Runs `call` under `jax.jit`, with the arrays of the model as arguments.
 
     The model is rebuilt around them with `fmap`, so that any tree will do, whether JAX knows its
-    classes or not; what is no array in it and in the inputs is static.
+    classes or not; what is not an array in it and in the inputs is static.
     """
     if compile is False:
         return lambda *inputs: call(model, *inputs)
@@ -47,6 +47,6 @@ def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callab
 
 
 def count(call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts:
-    """What `jax.make_jaxpr` shows of a run; nothing is computed."""
+    """Returns what `jax.make_jaxpr` shows of a run; nothing is computed."""
     traced = jax.make_jaxpr(runner(call, model, None))(*inputs)
     return kernels.count(traced)

@@ -21,7 +21,7 @@ from fmapper.backends import (
 
 
 def is_tree_node(cls: type) -> bool:
-    """Whether JAX's registry has a class."""
+    """Tells whether JAX's registry has a class."""
     known: Any = getattr(tree_util, "is_tree_node", None)
     if known is not None:
         return bool(known(cls))
@@ -37,13 +37,13 @@ _HEAP_TYPE = 1 << 9
 
 
 def keyed_children(node: Any) -> list[tuple[Any, Any]]:
-    """The children of a node in JAX's registry, each with its key."""
+    """Returns the children of a node in JAX's registry, each with its key."""
     pairs, _ = tree_util.tree_flatten_with_path(node, is_leaf=lambda inner: inner is not node)
     return [(path[0], child) for path, child in pairs]
 
 
 def registered_type(cls: type) -> NodeType | None:
-    """The node type of a class that is in JAX's registry: Equinox, flax.struct, chex ...
+    """Returns the node type of a class that is in JAX's registry: Equinox, flax.struct, chex ...
 
     Also of one whose objects are no pytrees, but give and take their state as one.
     """
@@ -68,7 +68,7 @@ _FROM_STATE = "__jax_pytree_state_to_new_variable__"
 
 
 def _variable_type() -> NodeType:
-    """A variable: its children are those of its state.
+    """Opens a variable, whose children are those of its state.
 
     Where attributes hold these very children, another variable has other objects there: the methods
     of the protocol may make arrays of JAX of whatever they are given.
@@ -84,7 +84,7 @@ def _variable_type() -> NodeType:
         return {BoxKey(str(key)): child for key, child in found.items()}
 
     def attributes(variable: Any) -> dict[Any, str] | None:
-        """The attribute that holds each child, if one does."""
+        """Returns the attribute that holds each child, if one does."""
         names: dict[int, list[str]] = {}
         for name, value in getattr(variable, "__dict__", {}).items():
             names.setdefault(id(value), []).append(name)
@@ -115,7 +115,7 @@ def _variable_type() -> NodeType:
         else:
             variable.__dict__.update((at[key], child) for key, child in new.items())
 
-    def carried(variable: Any) -> list[tuple[str, Any]]:
+    def carried_attributes(variable: Any) -> list[tuple[str, Any]]:
         held = {id(child) for child in children(variable).values()}
         own: dict[str, Any] = getattr(variable, "__dict__", {})
         return [(name, value) for name, value in own.items() if id(value) not in held]
@@ -124,14 +124,14 @@ def _variable_type() -> NodeType:
         children,
         rebuild,
         put=put,
-        carried=carried,
+        carried=carried_attributes,
         static=lambda variable: _structure(getattr(variable, _GET_STATE)()),
         box=lambda variable: list(children(variable).items()),
     )
 
 
 def _structure(node: Any) -> Any:
-    """The structure of a node whose children are leaves."""
+    """Returns the structure of a node whose children are leaves."""
     return jax.tree.structure(node, is_leaf=lambda inner: inner is not node)
 
 
@@ -161,7 +161,7 @@ def register_functor(cls: type) -> None:
 
 
 def _is_dynamic(child: Any) -> bool:
-    """Arrays, nodes and containers, and what stands for an array or becomes one in JAX."""
+    """Tells whether a value is an array, a node or a container, or becomes an array in JAX."""
     return (
         isinstance(child, jax.ShapeDtypeStruct)
         or is_dynamic(child)

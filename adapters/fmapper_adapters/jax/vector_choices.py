@@ -19,21 +19,21 @@ _VECTORS: dict[str, tuple[int | None, ...]] = {
 }
 
 
-def turned(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose eigenvectors, singular vectors and orthogonal factors have other signs.
+def turn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose eigenvectors, singular vectors and factors have other signs.
 
     Those that are complex have another phase. What it computes is as right as before.
     """
 
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
-        found = _evaluated(closed, jax.tree.leaves(args))
+        found = _evaluate(closed, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
     return run
 
 
-def _evaluated(closed: Any, args: Sequence[Any]) -> list[Any]:
+def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
     jaxpr = getattr(closed, "jaxpr", closed)
     env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
     env.update(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
@@ -50,33 +50,33 @@ def _evaluated(closed: Any, args: Sequence[Any]) -> list[Any]:
 def _results(eqn: Any, args: list[Any]) -> list[Any]:
     name = eqn.primitive.name
     if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"):
-        return _evaluated(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), args)
+        return _evaluate(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), args)
     params = {key: _turned_inside(value) for key, value in eqn.params.items()}
     results = custom_derivatives.results_of(eqn.replace(params=params))(args)
     if name == "eig":  # the values, then one or two sides
-        return [results[0], *(_turned(x, -1, 3 * i) for i, x in enumerate(results[1:]))]
+        return [results[0], *(_turn_vectors(x, -1, 3 * i) for i, x in enumerate(results[1:]))]
     dimensions = _VECTORS.get(name, ())
     if len(results) == 1:
         return results
     return [
-        x if dimension is None else _turned(x, dimension, 0)
+        x if dimension is None else _turn_vectors(x, dimension, 0)
         for x, dimension in zip(results, (*dimensions, *(None,) * len(results)), strict=False)
     ]
 
 
 def _turned_inside(value: Any) -> Any:
-    """The same for the body of a loop or branch."""
+    """Turns vectors in the body of a loop or branch."""
     if isinstance(value, core.ClosedJaxpr):
         struct: Any = jax.ShapeDtypeStruct
         shapes = [struct(v.aval.shape, v.aval.dtype) for v in value.jaxpr.invars]
-        return jax.make_jaxpr(lambda *args: _evaluated(value, args))(*shapes)
+        return jax.make_jaxpr(lambda *args: _evaluate(value, args))(*shapes)
     if isinstance(value, tuple) and value and isinstance(value[0], core.ClosedJaxpr):
         return tuple(map(_turned_inside, value))
     return value
 
 
-def _turned(x: Any, dimension: int, start: int) -> Any:
-    """Vectors times signs, or phases, that follow no simple pattern."""
+def _turn_vectors(x: Any, dimension: int, start: int) -> Any:
+    """Returns vectors times signs, or phases, that follow no simple pattern."""
     number = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + dimension) + start
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         angle = (1.0 + number * 0.7).astype(x.real.dtype)

@@ -20,8 +20,8 @@ from fmapper_adapters.jax.record import custom_derivatives, trace
 def operations(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[Observation]:
-    """The calls of the program of a model, each computed by JAX, in order."""
-    program, equations = trace.recorded(source, args, kwargs)
+    """Yields the calls of the program of a model, each computed by JAX, in order."""
+    program, equations = trace.record_with_equations(source, args, kwargs)
     leaves = iter(jax.tree.leaves((tuple(args), dict(kwargs)), is_leaf=lambda x: x is None))
     held = {
         "parameter": program.parameters,
@@ -39,15 +39,15 @@ def operations(
         if call.op == "sym::getitem":
             env[call.name] = env[call.args[0].name][call.args[1]]
             continue
-        results = _computed(equations[call.name], [_value(arg, env) for arg in call.args])
+        results = _compute(equations[call.name], [_value(arg, env) for arg in call.args])
         env[call.name] = results
         yield Observation(call.module, call.op, call.source, tuple(results))
 
 
-def compiled(
+def compile_model(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-    """A model as a function of arguments like these, behind `jax.jit`."""
+    """Returns a model as a function of arguments like these, behind `jax.jit`."""
     leaves, tree = jax.tree.flatten((args, dict(kwargs)))
     is_array = [hasattr(leaf, "dtype") for leaf in leaves]
 
@@ -61,7 +61,7 @@ def compiled(
     arrays = to_jax((source.parameters, source.buffers))
 
     def call(given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """What tells the mode is set; it need not be given."""
+        """Calls with what tells the mode set; it need not be given."""
         flat = jax.tree.leaves((given, dict(named)))
         return run(*arrays, [leaf for leaf in flat if hasattr(leaf, "dtype")])
 
@@ -71,7 +71,7 @@ def compiled(
 def outcome(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[..., tuple[list[Any], dict[str, Any]]]:
-    """A call of a model as XLA compiles it, with little effort; see `Adapter.outcome`."""
+    """Returns a call of a model as XLA compiles it, with little effort; see `Adapter.outcome`."""
     leaves, tree = jax.tree.flatten((args, dict(kwargs)), is_leaf=lambda x: x is None)
     static = [not (hasattr(x, "shape") and hasattr(x, "dtype")) for x in leaves]
     traced = trace.Traced(source, leaves, tree, static)
@@ -83,8 +83,8 @@ def outcome(
         off: float, *, compiled: bool = True, turned: bool = False
     ) -> tuple[list[Any], dict[str, Any]]:
         generator = np.random.default_rng(0)
-        way = vector_choices.turned(traced.flat) if turned else run if compiled else traced.flat
-        found, changed = way(*(_shaken(x, off, generator) for x in arrays))
+        way = vector_choices.turn(traced.flat) if turned else run if compiled else traced.flat
+        found, changed = way(*(_shake(x, off, generator) for x in arrays))
         rest = iter(found)
         outputs = [leaf if fixed else _words(next(rest)) for leaf, fixed in traced.outputs]
         return outputs, dict(zip(traced.changed, map(_words, changed), strict=True))
@@ -96,7 +96,7 @@ def outcome(
 _QUICK: Any = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
-def _shaken(x: Any, off: float, generator: np.random.Generator) -> Any:
+def _shake(x: Any, off: float, generator: np.random.Generator) -> Any:
     if not off or not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     noise = jnp.asarray(generator.uniform(-off, off, x.shape), x.real.dtype)
@@ -106,7 +106,7 @@ def _shaken(x: Any, off: float, generator: np.random.Generator) -> Any:
 def in_float64(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any | None:
-    """The output for arrays and inputs in float64; None where the code wants another dtype."""
+    """Computes the output in float64; None where the code wants another dtype."""
     with jax.enable_x64(True):
         arrays = jax.tree.map(_wide, (dict(source.parameters), dict(source.buffers)))
         own_args, own_kwargs = jax.tree.map(_wide, (args, dict(kwargs)))
@@ -131,8 +131,8 @@ def _value(arg: Any, env: Mapping[str, Any]) -> Any:
     return jnp.asarray(arg.value, arg.dtype) if isinstance(arg, Scalar) else arg
 
 
-def _computed(eqn: Any, operands: list[Any]) -> list[Any]:
-    """The results of an equation on operands whose keys are words, as words."""
+def _compute(eqn: Any, operands: list[Any]) -> list[Any]:
+    """Returns the results of an equation on operands whose keys are words, as words."""
     given = []
     for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
         is_key = hasattr(var.aval, "dtype") and prng_keys.is_key(var.aval)

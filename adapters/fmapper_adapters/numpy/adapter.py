@@ -44,37 +44,37 @@ class NumpyAdapter(Adapter):
         return importlib.import_module("fmapper_adapters.numpy.random")
 
     def is_array_type(self, cls: type) -> bool:
-        """Arrays of any dtype; scalars of numbers, but not of strings and dates."""
+        """Tells whether a class is of arrays, or scalars of numbers, not strings and dates."""
         if issubclass(cls, np.generic):
             return not issubclass(cls, _NO_NUMBERS)
         return issubclass(cls, np.ndarray)
 
     def is_interned_type(self, cls: type) -> bool:
-        """There is one `np.True_` and one `np.False_`."""
+        """Tells whether a class is `np.bool_`: there is one `np.True_` and one `np.False_`."""
         return issubclass(cls, np.bool_)
 
     def is_number(self, array: Any) -> bool:
-        """NumPy's scalars."""
+        """Tells whether an array is a scalar of NumPy."""
         return isinstance(array, np.generic)
 
     def device(self, array: Any) -> Device:
-        """Always the host."""
+        """Returns the host, always."""
         return CPU
 
     def dtype(self, array: Any) -> str:
-        """NumPy's name for it, or that of ml_dtypes; the byte order does not show."""
+        """Returns the name that NumPy or ml_dtypes has for it; the byte order does not show."""
         return str(array.dtype.name)
 
     def shape(self, array: Any) -> tuple[int, ...]:
-        """`array.shape`."""
+        """Returns `array.shape`."""
         return tuple(array.shape)
 
     def devices(self) -> Sequence[Device]:
-        """The host."""
+        """Returns the host."""
         return [CPU]
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """For `meta`, who has it."""
+        """Says, for `meta`, who has it."""
         if kind == "meta":
             return (
                 "NumPy has no arrays without values, but others can stand for them: "
@@ -90,15 +90,15 @@ class NumpyAdapter(Adapter):
             yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
 
     def nbytes(self, array: Any) -> int:
-        """`array.nbytes`; of objects only the pointers."""
+        """Returns `array.nbytes`; of objects only the pointers."""
         return int(array.nbytes)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The dtypes: byte order and all."""
+        """Returns the dtypes: byte order and all."""
         return list(map(_dtype, arrays))
 
     def check(self, array: Any) -> None:
-        """Refuses what is no plain array of numbers.
+        """Refuses what is not a plain array of numbers.
 
         Raises:
             TypeError: Says what it is.
@@ -112,7 +112,7 @@ class NumpyAdapter(Adapter):
             raise TypeError(f"an array of dtype {array.dtype} has no counterpart in other backends")
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
-        """Views; what is not in native byte order is copied."""
+        """Returns views; what is not in native byte order is copied."""
         data: list[Any] = []
         private: list[int] = []
         for dtype in set(map(_dtype, arrays)):
@@ -133,11 +133,11 @@ class NumpyAdapter(Adapter):
         return Exchange(data, private=frozenset(private))
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """The very arrays; what is frozen is read-only already."""
+        """Returns the very arrays; what is frozen is read-only already."""
         return exchange.data
 
     def storable(self, dtype: str) -> str | None:
-        """NumPy's own dtypes, and those of ml_dtypes where it is installed."""
+        """Returns NumPy's own dtypes, and those of ml_dtypes where it is installed."""
         try:
             np_dtype(dtype)
         except TypeError:
@@ -145,7 +145,7 @@ class NumpyAdapter(Adapter):
         return dtype
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
-        """`astype` in memory order, a part at a time so that the check needs little memory."""
+        """Casts by `astype` in memory order, in parts, so that the check needs little memory."""
         target = np_dtype(dtype)
         source = array.real if array.dtype.kind == "c" and target.kind != "c" else array
         if {dtype, source.dtype.name} & {"float8_e8m0fnu"} and source.dtype.itemsize == 1:
@@ -154,29 +154,29 @@ class NumpyAdapter(Adapter):
             if array.size <= _PART or not (array.flags.c_contiguous or array.flags.f_contiguous):
                 options = {} if isinstance(array, np.generic) else {"order": "K"}
                 new = source.astype(target, **options)
-                return new, survived(np.asarray(array), np.asarray(new))
+                return new, has_survived(np.asarray(array), np.asarray(new))
             new = _aligned_like(source, target)
             parts = zip(_parts(source), _parts(array), _parts(new), strict=True)
             for values, old, part in parts:
                 np.copyto(part, values, casting="unsafe")
-                if not survived(old, part):
+                if not has_survived(old, part):
                     return new, False
             return new, True
 
     def generator_device(self, x: Any) -> Device | None:
-        """The host, of `np.random.Generator`, `RandomState` and bit generators."""
+        """Returns the host, of `np.random.Generator`, `RandomState` and bit generators."""
         return CPU if issubclass(type(x), _GENERATORS) else None
 
     def generator_to(self, generator: Any, device: Device) -> Any:
-        """A copy with the same state."""
+        """Copies a generator with its state."""
         return copy.deepcopy(generator)
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
-        """Not if each array owns its memory."""
+        """Returns False if each array owns its memory."""
         return set(map(type, map(_base, arrays))) != {type(None)}
 
     def memory(self, array: Any) -> Memory | None:
-        """Of arrays with elements at whole strides."""
+        """Returns the memory of arrays with elements at whole strides."""
         if not isinstance(array, np.ndarray) or array.dtype.hasobject or not array.nbytes:
             return None
         size = array.dtype.itemsize
@@ -189,7 +189,7 @@ class NumpyAdapter(Adapter):
         )
 
     def shares_elements(self, a: Any, b: Any) -> bool:
-        """`np.shares_memory`, or True where that would take too long to tell."""
+        """Calls `np.shares_memory`; True where that would take too long to tell."""
         try:
             return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
@@ -198,7 +198,7 @@ class NumpyAdapter(Adapter):
     def view(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
     ) -> Any:
-        """An array on the dense memory of `base`."""
+        """Returns an array on the dense memory of `base`."""
         size = base.itemsize
         memory = base.ravel(order="K").view(np.uint8)  # ml_dtypes have no buffer of their own
         steps = [stride * size for stride in strides]
@@ -206,7 +206,7 @@ class NumpyAdapter(Adapter):
 
 
 def np_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a name; bfloat16 and the narrow types come from ml_dtypes.
+    """Returns the NumPy dtype of a name; bfloat16 and the narrow types come from ml_dtypes.
 
     Raises:
         TypeError: There is no such dtype, or ml_dtypes is not installed.
@@ -227,7 +227,7 @@ def np_dtype(name: str) -> np.dtype[Any]:
 
 
 def _aligned_like(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """An array of the shape and order of a dense one, where XLA can use it without a copy."""
+    """Returns an array of the shape and order of a dense one, which XLA can use as it is."""
     raw = np.empty(array.size * dtype.itemsize + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     order: Any = "C" if array.flags.c_contiguous else "F"
@@ -236,18 +236,18 @@ def _aligned_like(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarr
 
 
 def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """Views of all elements of a dense array, in memory order, some at a time."""
+    """Returns views of all elements of a dense array, in memory order, some at a time."""
     flat = np.asarray(array).reshape(-1, order="A")
     return (flat[start : start + _PART] for start in range(0, flat.size, _PART))
 
 
-def survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
-    """Whether a cast has kept every integer and made no finite value infinite."""
+def has_survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
+    """Tells whether a cast has kept every integer and made no finite value infinite."""
     if new.dtype.kind in "iub":
         return bool((new.astype(old.dtype) == old).all())
     if old.dtype.kind == "c" and new.dtype.kind != "c":
-        return not old.imag.any() and survived(old.real, new)
+        return not old.imag.any() and has_survived(old.real, new)
     if new.dtype.kind == "c":
-        return survived(old.real, new.real) and survived(old.imag, new.imag)
+        return has_survived(old.real, new.real) and has_survived(old.imag, new.imag)
     lost = ~np.isfinite(new)
     return not lost.any() or not bool((lost & np.isfinite(old)).any())

@@ -36,13 +36,13 @@ def _as(x: Array, like: Array) -> Array:
 
 
 def linear(x: Array, weight: Array, bias: Array | None) -> Array:
-    """A matrix product."""
+    """Returns a matrix product."""
     out = _wide(x) @ _wide(weight).T
     return _as(out if bias is None else out + _wide(bias), x)
 
 
 def embedding(x: Array, weight: Array) -> Array:
-    """`take`.
+    """Computes `take`.
 
     Raises:
         IndexError: An index is negative or too large.
@@ -55,7 +55,7 @@ def embedding(x: Array, weight: Array) -> Array:
 
 
 def one_hot(x: Array, num_classes: int, dtype: Any) -> Array:
-    """By comparison."""
+    """Compares with all classes."""
     kind = x.dtype if dtype is None else np_dtype(str(np.dtype(dtype)))
     return np.asarray((x[..., None] == np.arange(num_classes)).astype(kind))
 
@@ -64,7 +64,7 @@ def one_hot(x: Array, num_classes: int, dtype: Any) -> Array:
 
 
 def _windows(x: Array, kernel: Sequence[int], stride: Sizes, dilation: Sizes) -> Array:
-    """Views: (batch, channels, *new sizes, *kernel)."""
+    """Returns views: (batch, channels, *new sizes, *kernel)."""
     count = len(kernel)
     spread = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     windows = sliding_window_view(x, spread, tuple(range(2, 2 + count)))
@@ -73,7 +73,7 @@ def _windows(x: Array, kernel: Sequence[int], stride: Sizes, dilation: Sizes) ->
     return found
 
 
-def _padded(x: Array, padding: Pads, value: Any = 0) -> Array:
+def _pad(x: Array, padding: Pads, value: Any = 0) -> Array:
     if not any(map(any, padding)):
         return x
     return np.pad(x, ((0, 0), (0, 0), *padding), constant_values=value)
@@ -88,9 +88,9 @@ def conv(
     dilation: Sizes,
     groups: int,
 ) -> Array:
-    """A matrix product of all windows and the kernels, a group at a time in one call."""
+    """Returns a matrix product of all windows and the kernels, a group at a time in one call."""
     outputs, inputs, *kernel = weight.shape
-    windows = _windows(_padded(_wide(x), padding), kernel, stride, dilation)
+    windows = _windows(_pad(_wide(x), padding), kernel, stride, dilation)
     count = len(kernel)
     batch, new = len(x), windows.shape[2 : 2 + count]
     split = windows.reshape(batch, groups, inputs, *new, *kernel)
@@ -119,7 +119,7 @@ def conv_transpose(
     groups: int,
     dilation: Sizes,
 ) -> Array:
-    """A convolution of x with holes in it and the kernel turned around."""
+    """Convolves x with holes in it, and the kernel turned around."""
     inputs, outputs, *kernel = weight.shape
     batch, _, *spatial = x.shape
     full = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
@@ -142,28 +142,28 @@ def conv_transpose(
 # --- pooling -------------------------------------------------------------------------------------
 
 
-def _pooled(x: Array, window: Sizes, stride: Sizes) -> tuple[Array, Sizes]:
+def _pool(x: Array, window: Sizes, stride: Sizes) -> tuple[Array, Sizes]:
     windows = _windows(x, window, stride, (1,) * len(window))
     return windows, tuple(range(windows.ndim - len(window), windows.ndim))
 
 
 def max_pool(x: Array, window: Sizes, stride: Sizes, padding: Sizes) -> Array:
-    """The maximum over windows."""
+    """Returns the maximum over windows."""
     least = np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
-    windows, axes = _pooled(_padded(x, tuple((p, p) for p in padding), least), window, stride)
+    windows, axes = _pool(_pad(x, tuple((p, p) for p in padding), least), window, stride)
     return np.asarray(windows.max(axes))
 
 
 def avg_pool(
     x: Array, window: Sizes, stride: Sizes, padding: Sizes, count_include_pad: bool
 ) -> Array:
-    """The sum over windows, divided by how many elements there were."""
+    """Returns the sum over windows, divided by how many elements there were."""
     pads = tuple((p, p) for p in padding)
-    windows, axes = _pooled(_padded(_wide(x), pads), window, stride)
+    windows, axes = _pool(_pad(_wide(x), pads), window, stride)
     total = windows.sum(axes)
     if count_include_pad:
         return _as(total / math.prod(window), x)
-    ones, axes = _pooled(_padded(np.ones((1, 1, *x.shape[2:]), total.dtype), pads), window, stride)
+    ones, axes = _pool(_pad(np.ones((1, 1, *x.shape[2:]), total.dtype), pads), window, stride)
     return _as(total / ones.sum(axes), x)
 
 
@@ -171,25 +171,25 @@ def avg_pool(
 
 
 def relu(x: Array) -> Array:
-    """The maximum with zero."""
+    """Returns the maximum with zero."""
     return np.asarray(np.maximum(x, np.zeros((), x.dtype)))
 
 
 def leaky_relu(x: Array, slope: float) -> Array:
-    """A choice."""
+    """Chooses by the sign."""
     wide = _wide(x)
     return _as(np.where(wide > 0, wide, wide * slope), x)
 
 
 def elu(x: Array, alpha: float) -> Array:
-    """A choice."""
+    """Chooses by the sign."""
     wide = _wide(x)
     return _as(np.where(wide > 0, wide, alpha * np.expm1(np.minimum(wide, 0))), x)
 
 
 @_QUIET
 def gelu(x: Array, by_tanh: bool) -> Array:
-    """By erfc in float64, or the formula with tanh."""
+    """Computes gelu by erfc in float64, or by the formula with tanh."""
     if by_tanh:
         wide = _wide(x)
         inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
@@ -199,7 +199,7 @@ def gelu(x: Array, by_tanh: bool) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """Without overflow: exp of numbers below zero only."""
+    """Computes sigmoid without overflow: exp of numbers below zero only."""
     wide = _wide(x)
     small = np.exp(-np.abs(wide))
     return _as(np.where(wide < 0, small, 1) / (1 + small), x)
@@ -207,14 +207,14 @@ def sigmoid(x: Array) -> Array:
 
 @_QUIET
 def silu(x: Array) -> Array:
-    """The product with the sigmoid."""
+    """Returns the product with the sigmoid."""
     wide = _wide(x)
     return _as(wide * sigmoid(wide), x)
 
 
 @_QUIET
 def softplus(x: Array, beta: float) -> Array:
-    """`logaddexp` with zero."""
+    """Computes `logaddexp` with zero."""
     wide = _wide(x) * beta
     return _as(np.logaddexp(wide, np.zeros((), wide.dtype)) / beta, x)
 
@@ -225,7 +225,7 @@ def _largest(x: Array, axis: int) -> Array:
 
 @_QUIET
 def softmax(x: Array, axis: int) -> Array:
-    """Shifted by the maximum."""
+    """Subtracts the maximum first."""
     wide = _wide(x)
     powers = np.exp(wide - _largest(wide, axis))
     return _as(powers / powers.sum(axis, keepdims=True), x)
@@ -233,7 +233,7 @@ def softmax(x: Array, axis: int) -> Array:
 
 @_QUIET
 def log_softmax(x: Array, axis: int) -> Array:
-    """Shifted by the maximum."""
+    """Subtracts the maximum first."""
     wide = _wide(x)
     shifted = wide - _largest(wide, axis)
     return _as(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)), x)
@@ -241,7 +241,7 @@ def log_softmax(x: Array, axis: int) -> Array:
 
 @_QUIET
 def logsumexp(x: Array, axis: int, keepdim: bool) -> Array:
-    """Shifted by the maximum, unless that is infinite."""
+    """Subtracts the maximum first, unless that is infinite."""
     wide = _wide(x)
     top = _largest(wide, axis)
     top = np.where(np.isfinite(top), top, np.zeros((), wide.dtype))
@@ -252,7 +252,7 @@ def logsumexp(x: Array, axis: int, keepdim: bool) -> Array:
 # --- normalisation -------------------------------------------------------------------------------
 
 
-def _scaled(x: Array, like: Array, weight: Array | None, bias: Array | None) -> Array:
+def _scale(x: Array, like: Array, weight: Array | None, bias: Array | None) -> Array:
     if weight is not None:
         x = x * _wide(weight)
     if bias is not None:
@@ -261,7 +261,7 @@ def _scaled(x: Array, like: Array, weight: Array | None, bias: Array | None) -> 
 
 
 def _moments(x: Array, axes: Sizes) -> tuple[Array, Array]:
-    """The array less its mean, and the variance."""
+    """Returns the array less its mean, and the variance."""
     centred = x - x.mean(axes, keepdims=True)
     return centred, np.square(centred).mean(axes, keepdims=True)
 
@@ -273,17 +273,17 @@ def _last(x: Array, count: int) -> Sizes:
 def layer_norm(
     x: Array, shape: Sizes, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
-    """In plain operations."""
+    """Normalises in plain operations."""
     centred, var = _moments(_wide(x), _last(x, len(shape)))
-    return _scaled(centred / np.sqrt(var + eps), x, weight, bias)
+    return _scale(centred / np.sqrt(var + eps), x, weight, bias)
 
 
 def rms_norm(x: Array, shape: Sizes, weight: Array | None, eps: float | None) -> Array:
-    """In plain operations."""
+    """Normalises in plain operations."""
     wide = _wide(x)
     square = np.square(wide).mean(_last(x, len(shape)), keepdims=True)
     small = _epsilon(x.dtype) if eps is None else eps
-    return _scaled(wide / np.sqrt(square + small), x, weight, None)
+    return _scale(wide / np.sqrt(square + small), x, weight, None)
 
 
 def _epsilon(dtype: np.dtype[Any]) -> float:
@@ -293,11 +293,11 @@ def _epsilon(dtype: np.dtype[Any]) -> float:
 def group_norm(
     x: Array, groups: int, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
-    """In plain operations."""
+    """Normalises in plain operations."""
     size = math.prod(x.shape[1:]) // groups
     centred, var = _moments(_wide(x).reshape(x.shape[0], groups, size), (2,))
     normal = (centred / np.sqrt(var + eps)).reshape(x.shape)
-    return _scaled(normal, x, *_per_channel(x.ndim, weight, bias))
+    return _scale(normal, x, *_per_channel(x.ndim, weight, bias))
 
 
 def _per_channel(rank: int, *scales: Array | None) -> list[Array | None]:
@@ -307,10 +307,10 @@ def _per_channel(rank: int, *scales: Array | None) -> list[Array | None]:
 def batch_norm_with(
     x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
-    """With mean and variance that are given."""
+    """Normalises with mean and variance that are given."""
     centre, spread = (_channels(_wide(s), x.ndim) for s in (mean, var))
     normal = (_wide(x) - centre) / np.sqrt(spread + eps)
-    return _scaled(normal, x, *_per_channel(x.ndim, weight, bias))
+    return _scale(normal, x, *_per_channel(x.ndim, weight, bias))
 
 
 def batch_norm(
@@ -322,22 +322,22 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    """With mean and variance of the batch, which also go into the running ones."""
+    """Normalises with mean and variance of the batch, which also go into the running ones."""
     wide = _wide(x)
     axes = (0, *range(2, x.ndim))
     centred, own_var = _moments(wide, axes)
-    out = _scaled(centred / np.sqrt(own_var + eps), x, *_per_channel(x.ndim, weight, bias))
+    out = _scale(centred / np.sqrt(own_var + eps), x, *_per_channel(x.ndim, weight, bias))
     count = x.size // x.shape[1]
     new_var = own_var.reshape(-1) * (count / (count - 1))
-    return out, _mixed(mean, wide.mean(axes), momentum), _mixed(var, new_var, momentum)
+    return out, _mix(mean, wide.mean(axes), momentum), _mix(var, new_var, momentum)
 
 
-def _mixed(old: Array, new: Array, momentum: float) -> Array:
+def _mix(old: Array, new: Array, momentum: float) -> Array:
     return _as((1 - momentum) * _wide(old) + momentum * new, old)
 
 
 def dropout(x: Array, kept: Array, factor: float) -> Array:
-    """Zero where nothing is kept, whatever was there."""
+    """Puts zero where nothing is kept, whatever was there."""
     return np.where(kept, _as(_wide(x) * factor, x), np.zeros((), x.dtype))
 
 
@@ -347,7 +347,7 @@ def dropout(x: Array, kept: Array, factor: float) -> Array:
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float
 ) -> Array:
-    """In plain operations; zeros where a bool mask lets nothing through."""
+    """Attends in plain operations; zeros where a bool mask lets nothing through."""
     scores = _wide(query) @ _wide(key).swapaxes(-1, -2) * scale
     if is_causal:
         mask = np.tril(np.ones(scores.shape[-2:], bool))
@@ -365,7 +365,7 @@ def attention(
 # --- losses --------------------------------------------------------------------------------------
 
 
-def _reduced(losses: Array, reduction: str, count: int, like: Array) -> Array:
+def _reduce(losses: Array, reduction: str, count: int, like: Array) -> Array:
     if reduction == "none":
         return _as(losses, like)
     total = losses.sum()
@@ -376,10 +376,10 @@ def _reduced(losses: Array, reduction: str, count: int, like: Array) -> Array:
 def cross_entropy(
     x: Array, target: Array, axis: int, ignore: int, reduction: str, smoothing: float
 ) -> Array:
-    """The entries of `log_softmax` at the indices.
+    """Returns the entries of `log_softmax` at the indices.
 
     Raises:
-        IndexError: A target is no class.
+        IndexError: A target is not a class.
     """
     logs = log_softmax(_wide(x), axis)
     counted = target != ignore
@@ -393,21 +393,21 @@ def cross_entropy(
     if smoothing:
         losses = (1 - smoothing) * losses - smoothing * logs.mean(axis)
     losses = np.where(counted, losses, np.zeros((), losses.dtype))
-    return _reduced(losses, reduction, int(counted.sum()), x)
+    return _reduce(losses, reduction, int(counted.sum()), x)
 
 
 def soft_cross_entropy(
     x: Array, target: Array, axis: int, reduction: str, smoothing: float
 ) -> Array:
-    """The product of probabilities and `log_softmax`."""
+    """Returns the product of probabilities and `log_softmax`."""
     logs = log_softmax(_wide(x), axis)
     classes = x.shape[axis]
     weights = _wide(target)
     if smoothing:
         weights = weights * (1 - smoothing) + smoothing / classes
-    return _reduced(-(weights * logs).sum(axis), reduction, x.size // classes, x)
+    return _reduce(-(weights * logs).sum(axis), reduction, x.size // classes, x)
 
 
 def mse_loss(x: Array, target: Array, reduction: str) -> Array:
-    """The squared difference."""
-    return _reduced(np.square(_wide(x) - _wide(target)), reduction, x.size, x)
+    """Returns the squared difference."""
+    return _reduce(np.square(_wide(x) - _wide(target)), reduction, x.size, x)

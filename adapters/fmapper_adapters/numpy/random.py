@@ -27,38 +27,38 @@ _LAYOUTS = {
 
 
 def key(seed: int) -> Array:
-    """The two words of a 64-bit seed."""
+    """Returns the two words of a 64-bit seed."""
     return np.array([(seed >> 32) & 0xFFFFFFFF, seed & 0xFFFFFFFF], np.uint32)
 
 
 def raw(key: Any) -> Array | None:
-    """A key as it is; None if it is none."""
+    """Returns a key as it is; None if it is not one."""
     good = isinstance(key, np.ndarray) and key.shape == (2,) and key.dtype == np.uint32
     return key if good else None
 
 
 def lacks(dtype: str) -> str | None:
-    """Every dtype that numbers are drawn in is there."""
+    """Returns every dtype that numbers are drawn in is there."""
     return None
 
 
 def on_host(key: Array, dtype: str) -> bool:
-    """Numbers are drawn here already."""
+    """Returns True: numbers are drawn here already."""
     return False
 
 
 def to_host(key: Array) -> Array:
-    """Itself."""
+    """Returns what it is given."""
     return key
 
 
 def put(array: Array, like: Any) -> Array:
-    """Itself."""
+    """Returns what it is given."""
     return array
 
 
 def split(key: Array, shape: Sequence[int]) -> Array:
-    """New keys, one per counter."""
+    """Returns new keys, one per counter."""
     out = np.empty((math.prod(shape), 2), np.uint32)
     for start, stop, high, low in threefry.blocks(key, len(out)):
         out[start:stop, 0] = high
@@ -67,7 +67,7 @@ def split(key: Array, shape: Sequence[int]) -> Array:
 
 
 def fold_in(key: Array, data: Any) -> Array:
-    """The hash of a number is the new key."""
+    """Hashes a number to the new key."""
     if np.ndim(data):
         raise TypeError(f"fold_in takes one integer, not an array of shape {np.shape(data)}")
     out = np.array([0, int(data) & 0xFFFFFFFF], np.uint32)
@@ -79,7 +79,7 @@ bits = threefry.bits
 
 
 def uniform(key: Array, shape: Sequence[int], dtype: str, low: Any, high: Any) -> Array:
-    """Floats in [low, high): random mantissas, less one, scaled."""
+    """Returns floats in [low, high): random mantissas, less one, scaled."""
     kind = np_dtype(dtype)
     size, mantissa, drawn = _LAYOUTS[dtype]
     number = np.dtype(f"uint{size}").type
@@ -112,7 +112,7 @@ def uniform(key: Array, shape: Sequence[int], dtype: str, low: Any, high: Any) -
 
 
 def _between(unit: Array, low: Array, high: Array) -> Array:
-    """As XLA compiles it: one rounding for product and sum, where the processor has that."""
+    """Computes `unit * (high - low) + low` with one rounding, as XLA does where it can."""
     span = high - low
     if unit.dtype.itemsize < 4:
         scaled = unit * span + low
@@ -120,27 +120,27 @@ def _between(unit: Array, low: Array, high: Array) -> Array:
         exact = unit.astype(np.float64) * np.float64(span)
         scaled = _add_odd(exact, low.astype(np.float64)).astype(np.float32)
     else:
-        scaled = _fused(unit, span, low)
+        scaled = _fma(unit, span, low)
     return np.asarray(np.maximum(low, scaled))
 
 
 def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    """A sum and what its rounding has lost (Knuth)."""
+    """Returns a sum and what its rounding has lost (Knuth)."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
 
 
 def _add_odd(a: Array, b: Array) -> Array:
-    """A sum that is rounded to odd, so that it can be rounded once more (Boldo, Melquiond 2008)."""
+    """Returns a sum rounded to odd, so that it can be rounded once more (Boldo, Melquiond 2008)."""
     total, lost = _two_sum(a, b)
     even = (total.view(np.int64) & 1) == 0
     toward = np.nextafter(total, np.copysign(np.inf, lost))
     return np.where((lost != 0) & even, toward, total)
 
 
-def _fused(a: Array, b: Array, c: Array) -> Array:
-    """`a * b + c` in float64 with one rounding; no overflow is near."""
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """Computes `a * b + c` in float64 with one rounding; no overflow is near."""
     split = 134217729.0  # 2 ** 27 + 1, Dekker
     a_high = split * a - (split * a - a)
     b_high = split * b - (split * b - b)
@@ -153,7 +153,7 @@ def _fused(a: Array, b: Array, c: Array) -> Array:
 
 
 def normal(key: Array, shape: Sequence[int], dtype: str) -> Array:
-    """The inverse of the normal distribution, of a uniform number."""
+    """Returns the inverse of the normal distribution, of a uniform number."""
     kind = np_dtype(dtype)
     least = np.nextafter(np.array(-1, kind), np.array(0, kind))
     out = uniform(key, shape, dtype, least, 1)
@@ -164,7 +164,7 @@ def normal(key: Array, shape: Sequence[int], dtype: str) -> Array:
 def truncated_normal(
     key: Array, lower: float, upper: float, shape: Sequence[int], dtype: str
 ) -> Array:
-    """The same between the values of the distribution at two bounds."""
+    """Draws normal numbers between the values of the distribution at two bounds."""
     kind = np_dtype(dtype)
     ends = [np.array(math.erf(bound / math.sqrt(2)), kind) for bound in (lower, upper)]
     out = uniform(key, shape, dtype, *ends)
@@ -187,13 +187,13 @@ def _to_normal(out: Array) -> None:
 
 
 def bernoulli(key: Array, p: Any, shape: Sequence[int] | None) -> Array:
-    """Whether a uniform number is below p."""
+    """Tells whether a uniform number is below p."""
     p = np.asarray(p, np.float32)
     return np.asarray(uniform(key, p.shape if shape is None else shape, "float32", 0, 1) < p)
 
 
 def randint(key: Array, shape: Sequence[int], low: Any, high: Any, dtype: str) -> Array:
-    """Twice as many bits as the dtype has, modulo the span; narrow dtypes are drawn in 32 bits."""
+    """Draws twice the bits of the dtype, modulo the span; narrow dtypes are drawn in 32 bits."""
     kind = np.dtype(dtype)
     if kind.itemsize < 4:
         limits = np.iinfo(kind)
@@ -229,14 +229,14 @@ def _integers(x: Any) -> Array:
 def permutation(key: Array, x: Any, axis: int, independent: bool) -> Array:
     """Sorts by random keys, as often as makes collisions unlikely."""
     if isinstance(x, int):
-        return _shuffled(key, np.arange(x, dtype=np.int32), 0)
+        return _shuffle(key, np.arange(x, dtype=np.int32), 0)
     if independent or x.ndim == 1:
-        return _shuffled(key, x, axis)
-    order = _shuffled(key, np.arange(x.shape[axis]), 0)
+        return _shuffle(key, x, axis)
+    order = _shuffle(key, np.arange(x.shape[axis]), 0)
     return np.asarray(np.take(x, order, axis))
 
 
-def _shuffled(key: Array, x: Array, axis: int) -> Array:
+def _shuffle(key: Array, x: Array, axis: int) -> Array:
     for _ in range(math.ceil(3 * math.log(max(1, x.size)) / math.log(0xFFFFFFFF))):
         key, part = split(key, (2,))
         order = np.argsort(bits(part, 32, x.shape), axis, kind="stable")
@@ -245,5 +245,5 @@ def _shuffled(key: Array, x: Array, axis: int) -> Array:
 
 
 def scaled(x: Array, factor: float) -> Array:
-    """The product in the dtype of the array."""
+    """Returns the product in the dtype of the array."""
     return np.asarray(x * np.asarray(factor, x.dtype))

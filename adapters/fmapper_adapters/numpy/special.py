@@ -71,13 +71,13 @@ def erfinv_(x: Array) -> None:
 
 @functools.cache
 def _erfc_series() -> Array:
-    """Chebyshev coefficients of log(erfc(z) exp(z^2) / t) in 2 t - 1, where t = 2 / (2 + z).
+    """Fits Chebyshev coefficients of log(erfc(z) exp(z^2) / t) in 2 t - 1, t = 2 / (2 + z).
 
     The substitution is that of Press et al., Numerical Recipes, 6.2.2; the values come from
     `math.erfc`, and beyond its range from the asymptotic series.
     """
 
-    def log_scaled(z: float) -> float:
+    def log_series(z: float) -> float:
         if z < 20:  # the exponent would cost digits in floats
             return float((Decimal(math.erfc(z)) * (Decimal(z) ** 2).exp()).ln())
         total = term = 1.0
@@ -91,14 +91,14 @@ def _erfc_series() -> Array:
 
     def at(nodes: Array) -> Array:
         t = (np.asarray(nodes) + 1) / 2
-        return np.array([log_scaled(2 / s - 2) - math.log(s) for s in t])
+        return np.array([log_series(2 / s - 2) - math.log(s) for s in t])
 
     found: Array = np.polynomial.chebyshev.chebinterpolate(at, 32)
     return found
 
 
 def erfc(x: Array) -> Array:
-    """1 - erf(x) without cancellation, in float64."""
+    """Computes 1 - erf(x) without cancellation, in float64."""
     z = np.abs(x)
     t = 2 / (2 + z)
     with np.errstate(under="ignore", over="ignore"):

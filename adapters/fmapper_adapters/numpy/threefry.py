@@ -21,7 +21,7 @@ _LOW = 0xFFFFFFFF
 
 
 def words(key: Array) -> tuple[int, int]:
-    """The two halves of a raw key as Python numbers."""
+    """Returns the two halves of a raw key as Python numbers."""
     return int(key[0]), int(key[1])
 
 
@@ -43,7 +43,7 @@ def hash_counters(key: Array, high: Array, low: Array, spare: Array) -> None:
 
 
 def blocks(key: Array, size: int) -> Iterator[tuple[int, int, Array, Array]]:
-    """Start and stop of each block of elements, and the two words of each; lent until the next."""
+    """Yields start and stop of each block of elements, and its two words, lent until the next."""
     room = min(_BLOCK, size)
     ramp = np.arange(room, dtype=np.uint32)
     high, low, spare = (np.empty(room, np.uint32) for _ in range(3))
@@ -57,7 +57,7 @@ def blocks(key: Array, size: int) -> Iterator[tuple[int, int, Array, Array]]:
 
 
 def bits(key: Array, width: int, shape: Sequence[int]) -> Array:
-    """Random unsigned integers of 8, 16, 32 or 64 bits."""
+    """Draws random unsigned integers of 8, 16, 32 or 64 bits."""
     out = np.empty(math.prod(shape), f"uint{width}")
     for start, stop, high, low in blocks(key, out.size):
         part = out[start:stop]

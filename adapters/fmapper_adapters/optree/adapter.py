@@ -29,7 +29,7 @@ class OptreeAdapter(Nodes):
             )
 
     def registered_type(self, cls: type) -> NodeType | None:
-        """How a class that somebody has registered with optree is taken apart."""
+        """Tells how a class that somebody has registered with optree is taken apart."""
         get: Any = optree.register_pytree_node.get
         try:  # all at once: optree asks a class for `_fields`, and its metaclass may raise
             entry = get(namespace=NAMESPACE).get(cls)

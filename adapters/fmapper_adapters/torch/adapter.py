@@ -54,23 +54,23 @@ class TorchAdapter(Adapter):
         return _random
 
     def is_array_type(self, cls: type) -> bool:
-        """Tensors and all subclasses."""
+        """Tells whether a class is of tensors; subclasses are."""
         return issubclass(cls, torch.Tensor)
 
     def is_fitted_type(self, cls: type) -> bool:
-        """Parameters: modules make parameters of what takes their place."""
+        """Tells whether a class is of parameters: modules make parameters of what replaces them."""
         return issubclass(cls, torch.nn.Parameter)
 
     def device(self, array: Any) -> Device:
-        """`array.device`."""
+        """Returns `array.device`."""
         return _device(array.device)
 
     def dtype(self, array: Any) -> str:
-        """`array.dtype` without its module."""
+        """Returns `array.dtype` without its module."""
         return _name(array.dtype)
 
     def shape(self, array: Any) -> tuple[int, ...]:
-        """`array.shape`.
+        """Returns `array.shape`.
 
         Raises:
             TypeError: It has none, as a lazy parameter or a nested tensor.
@@ -78,7 +78,7 @@ class TorchAdapter(Adapter):
         return tensors.shape(array)
 
     def devices(self) -> Sequence[Device]:
-        """The CPU, then the accelerators that torch sees."""
+        """Returns the CPU, then the accelerators that torch sees."""
         found = [CPU]
         found += [Device("torch", "cuda", i) for i in range(torch.cuda.device_count())]
         if torch.backends.mps.is_available():
@@ -88,11 +88,11 @@ class TorchAdapter(Adapter):
         return found
 
     def as_device(self, device: Any) -> Device | None:
-        """A `torch.device`."""
+        """Returns a `torch.device`."""
         return _device(device) if isinstance(device, torch.device) else None
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """As for every backend; `meta` is everywhere; without an index, the current CUDA device."""
+        """Finds a device; `meta` is everywhere; without an index, the current CUDA device."""
         if kind == "meta":
             return Device("torch", "meta")
         if kind == "gpu":
@@ -102,21 +102,21 @@ class TorchAdapter(Adapter):
         return super().find_device(kind, index)
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Name and memory as the driver has them; what torch keeps for reuse is not free."""
+        """Returns name and memory as the driver has them; what torch keeps is not free."""
         if device.kind in ("cpu", "meta") or not isinstance(device.index, int):
             return super().device_info(device)
         return DeviceInfo(device, *_devices.about(device.kind, device.index))
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Whether the build, the driver or the index is to blame."""
+        """Tells whether the build, the driver or the index is to blame."""
         return _devices.why_not(kind) or super().why_not(kind, index)
 
     def abstract(self, shape: Sequence[int], dtype: str) -> Any:
-        """A tensor on the device `meta`."""
+        """Returns a tensor on the device `meta`."""
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
-        """Grad and inference mode, default device, current CUDA device; a stream of its own."""
+        """Returns grad and inference mode, default device, CUDA device; a stream of its own."""
         return threads.settings()
 
     def hand_over(self, arrays: Sequence[Any]) -> Callable[[], object] | None:
@@ -126,15 +126,15 @@ class TorchAdapter(Adapter):
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterable[Any]:
-        """In batches over the link of a GPU, with everything that hangs on a parameter."""
+        """Moves in batches over the link of a GPU, with everything that hangs on a parameter."""
         return batches.to_device(arrays, _torch_device(device))
 
     def nbytes(self, array: Any) -> int:
-        """Of what is stored: of a sparse tensor the values and where they are."""
+        """Counts what is stored: of a sparse tensor the values and where they are."""
         return tensors.nbytes(array)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """The dtype, and the device unless it is the CPU."""
+        """Returns the dtype, and the device unless it is the CPU."""
         return [array.dtype if array.is_cpu else (array.dtype, array.device) for array in arrays]
 
     def check(self, array: Any) -> None:
@@ -146,7 +146,7 @@ class TorchAdapter(Adapter):
         tensors.check(array)
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
-        """Views for NumPy, or DLPack where the target is a GPU too."""
+        """Returns views for NumPy, or DLPack where the target is a GPU too."""
         quick = tensors.quick_views(arrays)
         if quick is not None:
             return Exchange(quick)
@@ -163,7 +163,7 @@ class TorchAdapter(Adapter):
             private |= {at for at, values in enumerate(plain) if dense[at] is not values}
             return Exchange(dense, private=private, device=_device(device))
         if device.type != "cpu":
-            local = batches.carried(plain, torch.device("cpu"))
+            local = batches.carry(plain, torch.device("cpu"))
             return Exchange([tensors.to_numpy(v) for v in local], private=range(len(plain)))
         return Exchange([tensors.to_numpy(values) for values in plain], private=private)
 
@@ -177,7 +177,7 @@ class TorchAdapter(Adapter):
         elif target.type == "cpu":
             return tensors.all_from_numpy(exchange.data, must_share=share)
         elif not share:
-            return batches.carried([tensors.from_numpy(a) for a in exchange.data], target)
+            return batches.carry([tensors.from_numpy(a) for a in exchange.data], target)
         else:
             found = map(tensors.from_numpy, exchange.data)
         if share:
@@ -185,21 +185,21 @@ class TorchAdapter(Adapter):
         return (tensor if tensor.device == target else tensor.to(target) for tensor in found)
 
     def storable(self, dtype: str) -> str | None:
-        """The dtypes of torch."""
+        """Returns the dtypes of torch."""
         found = isinstance(getattr(torch, dtype, None), torch.dtype)
         return dtype if found and _DTYPES.fullmatch(dtype) else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
-        """`Tensor.to`, with everything that hangs on a parameter."""
+        """Casts by `Tensor.to`, with everything that hangs on a parameter."""
         new = tensors.cast(array, getattr(torch, dtype))
-        return new, tensors.survived(array.detach(), new.detach())
+        return new, tensors.has_survived(array.detach(), new.detach())
 
     def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
-        """The same for many, with one look at the results of many small ones."""
+        """Casts many tensors, with one look at the results of many small ones."""
         return tensors.casts(arrays, getattr(torch, dtype))
 
     def like(self, new: Any, old: Any) -> Any:
-        """A parameter where there was one; while a gradient is taken a tensor stays one."""
+        """Returns a parameter where there was one; while a gradient is taken a tensor stays one."""
         if isinstance(new, torch.nn.Parameter) or parameter_standin.stands_for(old) is None:
             return new
         if parameter_standin.is_differentiated(new):
@@ -207,36 +207,36 @@ class TorchAdapter(Adapter):
         return tensors.as_parameter(new, old)
 
     def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
-        """As `Module.to` does: leaves of autograd stay the same objects."""
+        """Swaps as `Module.to` does: leaves of autograd stay the same objects."""
         return tensors.swap(old, new)
 
     def generator_device(self, x: Any) -> Device | None:
-        """`generator.device`."""
+        """Returns `generator.device`."""
         return _device(x.device) if issubclass(type(x), torch.Generator) else None
 
     def generator_to(self, generator: Any, device: Device) -> Any:
-        """The state goes along to devices of the same kind; another kind is seeded from it."""
+        """Copies the state to devices of the same kind; another kind is seeded from it."""
         return tensors.generator_on(generator, _torch_device(device))
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
-        """Not if each is dense and ends before the next one begins."""
+        """Returns False if each is dense and ends before the next one begins."""
         return tensors.may_share_memory(arrays)
 
     def memory(self, array: Any) -> Memory | None:
-        """Of strided tensors with data."""
+        """Returns the memory of strided tensors with data."""
         if not tensors.has_memory(array) or not array.numel():
             return None
         lazy = array.is_conj() or array.is_neg()
         return Memory(array.data_ptr(), tuple(array.stride()), array.element_size(), not lazy)
 
     def shares_elements(self, a: Any, b: Any) -> bool:
-        """Whether two tensors have an element in common."""
+        """Tells whether two tensors have an element in common."""
         return tensors.shares_elements(a, b)
 
     def view(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
     ) -> Any:
-        """`as_strided`, part of the autograd graph if the old view was."""
+        """Calls `as_strided`, part of the autograd graph if the old view was."""
         if any(stride < 0 for stride in strides):
             raise TypeError("torch has no negative strides")
         start = base.storage_offset() + offset
@@ -246,37 +246,37 @@ class TorchAdapter(Adapter):
             return base.as_strided(shape, strides, start)
         values = base.detach().as_strided(shape, strides, start)
         grad = None if like.grad is None else like.grad.to(values, copy=True)
-        return tensors.replaced(like, values, grad)
+        return tensors.replace(like, values, grad)
 
     def is_trainable(self, array: Any) -> bool:
-        """All but frozen parameters; a plain tensor does not say."""
+        """Tells whether a tensor is not a frozen parameter; a plain tensor does not say."""
         return parameter_standin.is_trained(array) is not False
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """In a module or an optimizer: parameters that are not frozen; no buffers, no moments."""
+        """Picks a module's or optimizer's parameters that are not frozen; no buffers, moments."""
         if issubclass(cls, _WITH_PARAMETERS):
             return _is_trained_parameter
         return _is_never_trained if optimizer_nodes.node_type(cls) is not None else None
 
     def computes_with(self, cls: type) -> str | None:
-        """Modules compute with tensors."""
+        """Returns torch for modules, which compute with tensors."""
         return self.name if issubclass(cls, torch.nn.Module) else None
 
     def to_evaluation(self, node: Any) -> None:
-        """`module.eval()`, for modules: no dropout, running statistics are used and not updated."""
+        """Calls `module.eval()`: no dropout, running statistics are used and not updated."""
         if isinstance(node, torch.nn.Module) and node.training:
             node.eval()
 
     def runner(
         self, call: Callable[..., Any], model: Any, *, compile: bool | None
     ) -> Callable[..., Any]:
-        """Eager and without gradients; behind `torch.compile` if that is asked for."""
+        """Runs eagerly and without gradients; behind `torch.compile` if that is asked for."""
         from fmapper_adapters.torch import profile
 
         return profile.runner(call, model, compile)
 
     def wait(self, device: Device, results: Any) -> None:
-        """`torch.accelerator.synchronize`."""
+        """Calls `torch.accelerator.synchronize`."""
         if device.kind not in ("cpu", "meta"):
             torch.accelerator.synchronize(_torch_device(device))
 
@@ -287,11 +287,11 @@ class TorchAdapter(Adapter):
         return profile.count(call, model, inputs)
 
     def no_transforms(self) -> str | None:
-        """Nothing is in the way."""
+        """Returns None: nothing is in the way."""
         return None
 
     def untransformable(self, array: Any, error: Exception) -> str | None:
-        """A lazy parameter, or a nested tensor of the kind that torch cannot record."""
+        """Returns a lazy parameter, or a nested tensor of the kind that torch cannot record."""
         return tensors.why_untransformable(array, error)
 
     def value_and_grad(
@@ -300,7 +300,7 @@ class TorchAdapter(Adapter):
         arrays: Sequence[Any],
         elsewhere: Callable[[], bool],
     ) -> tuple[Any, list[Any], Sequence[Any]]:
-        """Autograd, or `torch.func` within `torch.func`."""
+        """Differentiates by autograd, or by `torch.func` within `torch.func`."""
         from fmapper_adapters.torch.compute import transforms
 
         return transforms.value_and_grad(run, arrays, elsewhere)
@@ -311,7 +311,7 @@ class TorchAdapter(Adapter):
         arrays: Sequence[Any],
         axes: Sequence[int | None],
     ) -> list[Any]:
-        """`torch.func.vmap`."""
+        """Calls `torch.func.vmap`."""
         from fmapper_adapters.torch.compute import transforms
 
         return transforms.vectorized(run, arrays, axes)
@@ -321,26 +321,26 @@ class TorchAdapter(Adapter):
         run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
         give_up: Callable[[str], None],
     ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
-        """`torch.compile`."""
+        """Calls `torch.compile`."""
         from fmapper_adapters.torch.compute import transforms
 
         return transforms.compiled(run, give_up)
 
     def hollow(self, array: Any) -> Any:
-        """A tensor on the device `meta`; a parameter if the array is one."""
+        """Returns a tensor on the device `meta`; a parameter if the array is one."""
         values = torch.empty(array.shape, dtype=array.dtype, device="meta")
         if isinstance(array, torch.nn.Parameter):
             return torch.nn.Parameter(values, requires_grad=array.requires_grad)
         return values
 
     def node_type(self, cls: type) -> NodeType | None:
-        """Modules, optimizers, and what goes with them."""
+        """Returns modules, optimizers, and what goes with them."""
         return (
             module_nodes.node_type(cls) or optimizer_nodes.node_type(cls) or caches.node_type(cls)
         )
 
     def registered_type(self, cls: type) -> NodeType | None:
-        """What `torch.utils._pytree` has for exactly this class."""
+        """Returns what `torch.utils._pytree` has for exactly this class."""
         return module_nodes.registered_type(cls)
 
     def register_functor(self, cls: type) -> None:
@@ -348,7 +348,7 @@ class TorchAdapter(Adapter):
         module_nodes.register_functor(cls)
 
     def is_model(self, x: Any) -> bool:
-        """Modules."""
+        """Tells whether an object is a module."""
         return isinstance(x, torch.nn.Module)
 
     def export_program(
@@ -364,7 +364,7 @@ class TorchAdapter(Adapter):
         specialize: bool = False,
         whole: Collection[str] = (),
     ) -> Program:
-        """What `torch.export` records."""
+        """Returns what `torch.export` records."""
         from fmapper_adapters.torch.record import export as _export
 
         program = _export.export_program(
@@ -383,19 +383,19 @@ class TorchAdapter(Adapter):
         return program
 
     def lowers(self, op: str) -> bool:
-        """The primitives of JAX."""
+        """Tells whether an operation is a primitive of JAX."""
         return op.startswith("lax::")
 
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """A `TorchModel`."""
+        """Returns a `TorchModel`."""
         from fmapper_adapters.torch.model import torch_model
 
         return torch_model.from_program(program, lowerings, **options)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A module in evaluation mode, without gradients, on copies of the inputs."""
+        """Returns a module in evaluation mode, without gradients, on copies of the inputs."""
         from fmapper_adapters.torch import verify
 
         return verify.call(model, args, kwargs)
@@ -403,7 +403,7 @@ class TorchAdapter(Adapter):
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
-        """Of models that were converted from another framework."""
+        """Returns the outcome of models that were converted from another framework."""
         run = getattr(model, "outcome", None)
         if run is None or not hasattr(model, "as_program"):
             return None
@@ -412,7 +412,7 @@ class TorchAdapter(Adapter):
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any | None:
-        """A copy of a module in float64."""
+        """Returns a copy of a module in float64."""
         from fmapper_adapters.torch import verify
 
         return verify.call_in_float64(model, args, kwargs)
@@ -425,7 +425,7 @@ class TorchAdapter(Adapter):
         *,
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """The operations of the program that `convert` records."""
+        """Returns the operations of the program that `convert` records."""
         from fmapper_adapters.torch import verify
 
         return verify.watch(model, args, kwargs, whole)

@@ -14,7 +14,7 @@ from fmapper_adapters.torch._private import TorchDispatchMode, pytree
 
 
 def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callable[..., Any]:
-    """`call` without gradients, behind `torch.compile` if that is asked for."""
+    """Runs `call` without gradients, behind `torch.compile` if that is asked for."""
 
     def forward(*inputs: Any) -> Any:
         return call(model, *inputs)

@@ -19,7 +19,7 @@ from fmapper_adapters.torch.record.restore import undone
 
 
 def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The output for copies of the inputs, in evaluation mode; the module stays as it was."""
+    """Returns the output for copies of the inputs, in evaluation mode; the module stays."""
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
@@ -28,24 +28,24 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         state = {x.data_ptr() for x in (*model.parameters(), *model.buffers()) if has_memory(x)}
 
-        def kept(x: Any) -> Any:
-            """A result that is not put back with what the call has changed."""
+        def keep(x: Any) -> Any:
+            """Returns a result that is not put back with what the call has changed."""
             is_shared = isinstance(x, torch.Tensor) and has_memory(x) and x.data_ptr() in state
             return x.clone() if is_shared else x
 
         is_ours = hasattr(model, "as_program")  # whoever compiles it wants to know about that
         with (
-            contextlib.nullcontext() if is_ours else obstacles.uncompiled(),
+            contextlib.nullcontext() if is_ours else obstacles.run_uncompiled(),
             _encoders.leaving_out(encoders),
             torch.no_grad(),
             check.attention(),
             undone(model),
         ):
-            return pytree.tree_map(kept, model(*args, **kwargs))
+            return pytree.tree_map(keep, model(*args, **kwargs))
 
 
 def _converted_for_training(model: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a model was converted from another framework and the inputs name that mode."""
+    """Tells whether a model was converted from another framework and the inputs name that mode."""
     takes = getattr(model, "takes", None)
     if takes is None or not hasattr(model, "as_program"):
         return False
@@ -53,15 +53,15 @@ def _converted_for_training(model: Any, args: Any, kwargs: Any) -> bool:
 
 
 def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:
-    """The output of a copy in float64; None where code of the model wants another dtype."""
+    """Returns the output of a copy in float64; None where code of the model wants another dtype."""
     if not isinstance(model, torch.nn.Module):
         return None
 
-    def widened(x: Any) -> Any:
+    def widen(x: Any) -> Any:
         return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
-    with foreign_classes.known(model, (args, kwargs)):
-        args, kwargs = pytree.tree_map(widened, (args, dict(kwargs)))
+    with foreign_classes.register(model, (args, kwargs)):
+        args, kwargs = pytree.tree_map(widen, (args, dict(kwargs)))
     try:
         return call(copy.deepcopy(model).double(), args, kwargs)
     except Exception:  # torch answers mixed dtypes so, and code of the model as it likes
@@ -71,7 +71,7 @@ def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 def watch(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: Collection[str]
 ) -> Iterator[Observation] | None:
-    """Every operation of the program that is recorded for these inputs, as torch computes it."""
+    """Watches every operation of the program recorded for these inputs, as torch computes it."""
     if not isinstance(model, torch.nn.Module):
         return None
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
@@ -80,10 +80,10 @@ def watch(
         with export.mode(model, train=_converted_for_training(model, args, kwargs)):
             found: list[Observation] = own(args, kwargs)
             return iter(found)
-    with export.mode(model, train=False), foreign_classes.known(model, (args, kwargs)):
+    with export.mode(model, train=False), foreign_classes.register(model, (args, kwargs)):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         with _encoders.leaving_out(encoders):
-            exported = export.recorded(model, args, dict(kwargs), None, whole=whole)
+            exported = export.record(model, args, dict(kwargs), None, whole=whole)
         inputs = _flat_inputs(exported, args, kwargs)
     return _run(exported, inputs, whole)
 
@@ -91,7 +91,7 @@ def watch(
 def _flat_inputs(
     exported: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Any]:
-    """What the placeholders of the graph stand for."""
+    """Returns what the placeholders of the graph stand for."""
     order = exported.call_spec.in_spec.child(1).context
     users = iter(pytree.tree_leaves((args, {name: kwargs[name] for name in order})))
     arrays = {**exported.constants, **exported.state_dict}

@@ -18,7 +18,7 @@ _FAILURES = (RuntimeError, AssertionError)  # what JAX 0.10 raises where no plat
 
 
 def local() -> list[Any]:
-    """The devices of this process on every platform; none where JAX itself cannot start."""
+    """Returns the devices of this process on every platform; none where JAX itself cannot start."""
     found: dict[Any, None] = {}
     for platform in (*_PLATFORMS, None):  # None is the default one, which may have another name
         try:
@@ -29,7 +29,7 @@ def local() -> list[Any]:
 
 
 def default() -> Any | None:
-    """The device for new arrays, in this thread and context; None where JAX cannot start."""
+    """Returns the device for new arrays, in this thread and context; None if JAX cannot start."""
     config: Any = jax.config
     chosen = config.jax_default_device
     try:
@@ -41,7 +41,7 @@ def default() -> Any | None:
 
 
 def about(device: Any) -> tuple[str | None, int | None, int | None]:
-    """Name, total and free bytes of an accelerator; None for what its plugin does not say."""
+    """Returns name, total and free bytes of an accelerator; None for what its plugin hides."""
     stats = device.memory_stats() or {}
     total, used = stats.get("bytes_limit"), stats.get("bytes_in_use")
     free = None if total is None or used is None else max(total - used, 0)
@@ -49,7 +49,7 @@ def about(device: Any) -> tuple[str | None, int | None, int | None]:
 
 
 def why_not(kind: str) -> str | None:
-    """Whether the plugin, the driver or a setting is to blame that a platform is not here."""
+    """Tells whether the plugin, the driver or a setting is to blame that a platform is not here."""
     config: Any = jax.config
     chosen: str = config.jax_platforms or ""
     try:
@@ -72,7 +72,7 @@ def why_not(kind: str) -> str | None:
 
 
 def _plugins() -> list[str]:
-    """The plugins for other platforms, as JAX looks for them: a namespace and an entry point."""
+    """Finds the plugins for other platforms as JAX does: in a namespace and an entry point."""
     found = [point.value.partition(":")[0] for point in metadata.entry_points(group="jax_plugins")]
     package = importlib.util.find_spec("jax_plugins")
     places = package.submodule_search_locations if package else None
@@ -81,7 +81,7 @@ def _plugins() -> list[str]:
 
 
 def thread_settings() -> Callable[[], AbstractContextManager[object]]:
-    """The settings that a thread can have for itself and that a move looks at."""
+    """Returns the settings that a thread can have for itself and that a move looks at."""
     config: Any = jax.config
     home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
     chosen: list[tuple[Callable[[Any], AbstractContextManager[object]], Any]] = [
@@ -93,10 +93,10 @@ def thread_settings() -> Callable[[], AbstractContextManager[object]]:
         chosen.append((guard, getattr(config, f"jax_transfer_guard_{direction}")))
 
     @contextmanager
-    def entered() -> Iterator[None]:
+    def enter() -> Iterator[None]:
         with ExitStack() as stack:
             for setting, value in chosen:
                 stack.enter_context(setting(value))
             yield
 
-    return entered
+    return enter

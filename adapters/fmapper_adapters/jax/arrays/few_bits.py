@@ -26,18 +26,18 @@ _LOOPS = frozenset(("scan", "while", "cond"))  # whose bodies are read on their 
 
 
 def holder(dtype: str) -> str:
-    """The dtype that numbers of a dtype are held in: another one for those of few bits."""
+    """Returns the dtype that numbers of a dtype are held in: another one for those of few bits."""
     return _HELD_IN.get(dtype, dtype)
 
 
 def in_bytes(array: Any) -> Any:
-    """An array, as it is held."""
+    """Returns an array, as it is held."""
     name = str(array.dtype)
     return array.astype(_HELD_IN[name]) if name in _HELD_IN else array
 
 
 def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
-    """An array of bytes as the integers of few bits that it holds.
+    """Returns an array of bytes as the integers of few bits that it holds.
 
     Raises:
         LossyCastError: It holds others.
@@ -54,7 +54,7 @@ def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
 
 
 def is_refused(eqn: Any) -> bool:
-    """Whether an operation on such integers is none on bytes."""
+    """Tells whether an operation on such integers is none on bytes."""
     name = eqn.primitive.name
     if name in _LOOPS or not any(map(_is_of_few_bits, (*eqn.invars, *eqn.outvars))):
         return False
@@ -62,7 +62,7 @@ def is_refused(eqn: Any) -> bool:
 
 
 def on_bytes(eqn: Any) -> Any | None:
-    """An operation that gives such integers as one on bytes; None for anything else.
+    """Returns an operation that gives such integers as one on bytes; None for anything else.
 
     Sums, differences and products of bytes, cut to the last bits, are those of fewer bits.
     """
@@ -71,11 +71,11 @@ def on_bytes(eqn: Any) -> Any | None:
     name = eqn.primitive.name
     if name in _OTHER or name in _LOOPS or _holds_a_function(eqn):
         return None
-    params = {key: _held(value) for key, value in eqn.params.items()}
+    params = {key: _param_in_bytes(value) for key, value in eqn.params.items()}
 
     def run(*operands: Any) -> list[Any]:
         if name == "convert_element_type":
-            return [_converted(operands[0], str(eqn.outvars[0].aval.dtype))]
+            return [_convert(operands[0], str(eqn.outvars[0].aval.dtype))]
         found = eqn.primitive.bind(*operands, **params)
         results = list(found) if eqn.primitive.multiple_results else [found]
         if name in _CLOSED:
@@ -95,16 +95,16 @@ def _holds_a_function(eqn: Any) -> bool:
     return any(hasattr(getattr(value, "jaxpr", value), "eqns") for value in eqn.params.values())
 
 
-def _held(value: Any) -> Any:
-    """A parameter of an operation, where it is such a dtype that of the bytes."""
+def _param_in_bytes(value: Any) -> Any:
+    """Returns a parameter of an operation, where it is such a dtype that of the bytes."""
     name = str(value) if isinstance(value, jnp.dtype | type) else ""
     if isinstance(value, type):
         name = str(jnp.dtype(value)) if name else ""
     return jnp.dtype(_HELD_IN[name]) if name in _HELD_IN else value
 
 
-def _converted(x: Any, dtype: str) -> Any:
-    """Floats as the nearest integers that there are, integers cut to the last bits."""
+def _convert(x: Any, dtype: str) -> Any:
+    """Returns floats as the nearest integers that there are, integers cut to the last bits."""
     held = jnp.dtype(_HELD_IN[dtype])
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = lax.real(x)

@@ -42,13 +42,13 @@ def refuse(array: Any) -> None:
 
 
 def wait_for(arrays: Any) -> Any:
-    """The arrays, once they are there."""
+    """Returns the arrays, once they are there."""
     jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
     return arrays
 
 
-def shared(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array:
-    """A JAX array on the memory of a NumPy array.
+def share(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array:
+    """Returns a JAX array on the memory of a NumPy array.
 
     Raises:
         BufferError: JAX made a copy after all; says why.
@@ -69,14 +69,14 @@ def shared(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Arra
     return found
 
 
-def copied(array: jax.Array) -> jax.Array:
-    """A copy on the same device; the source has been read when this returns."""
+def copy(array: jax.Array) -> jax.Array:
+    """Copies on the same device; the source has been read when this returns."""
     new: jax.Array = jnp.array(array, copy=True)
     return new if isinstance(new, jax.core.Tracer) else new.block_until_ready()
 
 
 def cast(array: jax.Array, dtype: str) -> jax.Array:
-    """The array in another dtype; on a CPU by NumPy, since XLA makes zeros of subnormals there."""
+    """Casts an array; on a CPU by NumPy, since XLA makes zeros of subnormals there."""
     target = jnp.dtype(dtype)
     floats = jnp.issubdtype(array.dtype, jnp.inexact) and jnp.issubdtype(target, jnp.inexact)
     devices = array.devices()
@@ -93,12 +93,12 @@ def cast(array: jax.Array, dtype: str) -> jax.Array:
     return new
 
 
-def survived(old: jax.Array, new: jax.Array) -> bool:
-    """Whether a cast has kept every integer and made no finite value infinite."""
+def has_survived(old: jax.Array, new: jax.Array) -> bool:
+    """Tells whether a cast has kept every integer and made no finite value infinite."""
     if not jnp.issubdtype(new.dtype, jnp.inexact):
         return bool((new.astype(old.dtype) == old).all())
     if jnp.iscomplexobj(old) and not jnp.iscomplexobj(new):
-        return not bool(old.imag.any()) and survived(old.real, new)
+        return not bool(old.imag.any()) and has_survived(old.real, new)
     if jnp.issubdtype(new.dtype, jnp.complexfloating):
-        return survived(old.real, new.real) and survived(old.imag, new.imag)
+        return has_survived(old.real, new.real) and has_survived(old.imag, new.imag)
     return not bool((~jnp.isfinite(new) & jnp.isfinite(old)).any())

@@ -21,17 +21,17 @@ _THREEFRY = "threefry2x32"
 
 
 def is_key(aval: Any) -> bool:
-    """Whether an abstract value is an array of keys."""
+    """Tells whether an abstract value is an array of keys."""
     return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
 def is_identity(eqn: Any) -> bool:
-    """Whether an operation leaves the words of a key as they are."""
+    """Tells whether an operation leaves the words of a key as they are."""
     return eqn.primitive.name in _IDENTITIES
 
 
 def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
-    """The dtype and the shape of the array that stands for an abstract value."""
+    """Returns the dtype and the shape of the array that stands for an abstract value."""
     if not hasattr(aval, "dtype"):
         return type(aval).__name__, ()
     if is_key(aval):
@@ -40,7 +40,7 @@ def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def params(eqn: Any) -> dict[str, Any]:
-    """How JAX numbers the blocks that it draws, for operations that draw."""
+    """Tells how JAX numbers the blocks that it draws, for operations that draw."""
     if eqn.primitive.name not in _DRAWN:
         return {}
     config: Any = jax.config
@@ -48,7 +48,7 @@ def params(eqn: Any) -> dict[str, Any]:
 
 
 def on_raw_keys(eqn: Any) -> Any | None:
-    """An operation on keys, as one on their words; None if it is to stay as it is.
+    """Returns an operation on keys, as one on their words; None if it is to stay as it is.
 
     What only moves keys about moves their words. Generators other than threefry2x32 are written
     out in the operations that JAX writes them in.
@@ -64,9 +64,9 @@ def on_raw_keys(eqn: Any) -> Any | None:
     if name in _DRAWN:
         if kind.name == _THREEFRY:
             return None
-        operation = _drawn(eqn, kind)
+        operation = _draw(eqn, kind)
     else:
-        operation = _moved(eqn, keyed, kind)
+        operation = _move(eqn, keyed, kind)
     shapes = [
         jax.core.ShapedArray(shape, np.dtype(dtype))
         for dtype, shape in (physical(v.aval) for v in eqn.invars)
@@ -74,7 +74,7 @@ def on_raw_keys(eqn: Any) -> Any | None:
     return jax.make_jaxpr(operation)(*shapes)
 
 
-def _moved(eqn: Any, keyed: list[bool], kind: Any) -> Callable[..., Any]:
+def _move(eqn: Any, keyed: list[bool], kind: Any) -> Callable[..., Any]:
     def operation(*args: Any) -> Any:
         return eqn.primitive.bind(*args, **eqn.params)
 
@@ -84,8 +84,8 @@ def _moved(eqn: Any, keyed: list[bool], kind: Any) -> Callable[..., Any]:
     return operation
 
 
-def _drawn(eqn: Any, kind: Any) -> Callable[..., Any]:
-    """What a generator does with one key, for all keys of an array."""
+def _draw(eqn: Any, kind: Any) -> Callable[..., Any]:
+    """Returns what a generator does with one key, for all keys of an array."""
     given = eqn.params
     one: Callable[..., Any]
     match eqn.primitive.name:
@@ -96,13 +96,13 @@ def _drawn(eqn: Any, kind: Any) -> Callable[..., Any]:
         case "random_bits":
             one = lambda key: kind.random_bits(key, given["bit_width"], given["shape"])  # noqa: E731
         case _:
-            return _folded(eqn, kind)
+            return _fold(eqn, kind)
     for _ in range(eqn.invars[0].aval.ndim):
         one = jax.vmap(one)
     return one
 
 
-def _folded(eqn: Any, kind: Any) -> Callable[..., Any]:
+def _fold(eqn: Any, kind: Any) -> Callable[..., Any]:
     shape = eqn.outvars[0].aval.shape
     one: Callable[..., Any] = kind.fold_in
     for _ in shape:

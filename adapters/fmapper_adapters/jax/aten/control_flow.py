@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 @lowering("fmapper::stop_gradient", int64="moves")
 def stop_gradient(x: Any) -> jax.Array:
-    """The array, as a constant to differentiation."""
+    """Returns the array, as a constant to differentiation."""
     return jax.lax.stop_gradient(x)
 
 
@@ -30,7 +30,7 @@ def with_gradient(
     places: Sequence[int],
     name: str,
 ) -> tuple[jax.Array, ...]:
-    """The ys, whose gradients with respect to the xs are what a function gives.
+    """Returns the ys, whose gradients with respect to the xs are what a function gives.
 
     It takes the gradients of the ys, then what is kept. Its results are for those xs that `places`
     names; the others have none.
@@ -62,7 +62,7 @@ def with_gradient(
 
 
 def _gradient_of(x: Any, found: Any) -> jax.Array:
-    """A gradient in the shape and the dtype of what it is for, as torch makes them so."""
+    """Returns a gradient in the shape and the dtype of what it is for, as torch makes them so."""
     extra = tuple(range(found.ndim - x.ndim))
     found = found.sum(extra)
     stretched = tuple(i for i in range(x.ndim) if x.shape[i] == 1 != found.shape[i])
@@ -111,7 +111,7 @@ def invoke(function: Function, *args: Any, **_: Any) -> Any:
 def cond(
     condition: Any, if_true: Function, if_false: Function, operands: Sequence[Any] = ()
 ) -> Any:
-    """One of two functions; only that one runs, also where the condition is traced."""
+    """Returns one of two functions; only that one runs, also where the condition is traced."""
     if isinstance(condition, bool):
         return (if_true if condition else if_false)(*operands)
     condition = jnp.asarray(condition).reshape(()).astype(bool)
@@ -153,13 +153,13 @@ def scan(body: Function, init: Sequence[Any], xs: Sequence[Any], fixed: Sequence
 
 @lowering("higher_order::map_impl", "higher_order::map")
 def map_over(body: Function, xs: Sequence[Any], fixed: Sequence[Any] = ()) -> Any:
-    """The function for each element along the first dimension, stacked."""
+    """Returns the function for each element along the first dimension, stacked."""
     return jax.lax.map(lambda x: tuple(body(*x, *fixed)), tuple(xs))
 
 
 @lowering("higher_order::associative_scan")
 def associative_scan(combine: Function, xs: Sequence[Any], fixed: Sequence[Any] = ()) -> Any:
-    """All partial results of an associative function along the first dimension."""
+    """Returns all partial results of an associative function along the first dimension."""
     count = len(xs)
 
     def both(left: Any, right: Any) -> Any:
@@ -169,12 +169,12 @@ def associative_scan(combine: Function, xs: Sequence[Any], fixed: Sequence[Any] 
 
 
 def _as_array(x: Any) -> Any:
-    """A number as a weak array, which goes on counting as a number."""
+    """Returns a number as a weak array, which goes on counting as a number."""
     return jnp.asarray(x) if isinstance(x, bool | int | float | complex) else x
 
 
 def _like(found: Sequence[Any], start: Sequence[Any]) -> tuple[Any, ...]:
-    """New states of the dtype and weakness of the old ones, as a loop in JAX wants them."""
+    """Returns new states of the dtype and weakness of the old ones, as a loop in JAX wants them."""
     new = []
     for value, old in zip(found, start, strict=True):
         array = jnp.asarray(value)

@@ -16,7 +16,7 @@ from fmapper_adapters.jax.aten.types import cast, default_dtype, dtype_of, is_fl
 
 @lowering("aten::bincount", data_dependent_shape=True)
 def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
-    """How often each number from 0 to the largest is there, or the sum of their weights."""
+    """Returns how often each number from 0 to the largest is there, or the sum of their weights."""
     largest = int(np.asarray(x).max()) + 1 if x.size else 0
     length = max(largest, minlength)
     if weights is None:
@@ -27,7 +27,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> jax.Array:
 
 @lowering("aten::histc")
 def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
-    """How many elements are in each of so many equal bins; of the array's own dtype."""
+    """Returns how many elements are in each of so many equal bins; of the array's own dtype."""
     inner = wide(x.dtype) if is_floating(x) else default_dtype()
     y = x.reshape(-1).astype(inner)
     low, high = jnp.asarray(min, inner), jnp.asarray(max, inner)
@@ -47,25 +47,25 @@ def histc(x: Any, bins: int = 100, min: Any = 0, max: Any = 0) -> jax.Array:
 def histogram(
     x: Any, bins: int = 100, *, range: Any = None, weight: Any = None, density: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """How many elements, or how much of their weight, is in each bin, and the edges."""
+    """Returns how many elements, or how much of their weight, is in each bin, and the edges."""
     rows = x.reshape(-1, 1)
     (edges,) = histogramdd_edges(rows, (bins,), range=range)
-    return _counted(rows, (edges,), weight, density), edges
+    return _count(rows, (edges,), weight, density), edges
 
 
 @lowering("aten::histogram.bins_tensor")
 def histogram_of_edges(
     x: Any, bins: Any, *, weight: Any = None, density: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """How many elements are between edges that are given, and the edges."""
-    return _counted(x.reshape(-1, 1), (bins,), weight, density), bins
+    """Counts elements between edges that are given; returns the edges, too."""
+    return _count(x.reshape(-1, 1), (bins,), weight, density), bins
 
 
 @lowering("aten::_histogramdd_bin_edges")
 def histogramdd_edges(
     x: Any, bins: Sequence[int], *, range: Any = None, weight: Any = None, density: bool = False
 ) -> tuple[jax.Array, ...]:
-    """Equal bins along each column of x, whose last dimension has the columns."""
+    """Returns equal bins along each column of x, whose last dimension has the columns."""
     rows = x.reshape(-1, x.shape[-1])
     found = []
     for column, count in enumerate(bins):
@@ -85,20 +85,20 @@ def histogramdd_edges(
 def histogramdd(
     x: Any, bins: Sequence[int], *, range: Any = None, weight: Any = None, density: bool = False
 ) -> jax.Array:
-    """How many rows are in each bin."""
-    return _counted(x, histogramdd_edges(x, bins, range=range), weight, density)
+    """Returns how many rows are in each bin."""
+    return _count(x, histogramdd_edges(x, bins, range=range), weight, density)
 
 
 @lowering("aten::_histogramdd_from_bin_tensors")
 def histogramdd_of_edges(
     x: Any, bins: Sequence[Any], *, weight: Any = None, density: bool = False
 ) -> jax.Array:
-    """How many rows are between edges that are given."""
-    return _counted(x, bins, weight, density)
+    """Counts rows between edges that are given."""
+    return _count(x, bins, weight, density)
 
 
-def _counted(x: Any, edges: Sequence[Any], weight: Any, density: bool) -> jax.Array:
-    """Bins hold their lower edge, the last one its upper edge too."""
+def _count(x: Any, edges: Sequence[Any], weight: Any, density: bool) -> jax.Array:
+    """Counts elements per bin; bins hold their lower edge, the last one its upper edge too."""
     rows = x.reshape(-1, x.shape[-1])
     inside = jnp.ones(rows.shape[0], bool)
     places = []

@@ -26,13 +26,13 @@ from fmapper_adapters.jax.aten.types import (
 
 @lowering("aten::dropout", random=True)
 def dropout(x: Any, p: float, train: bool, *, key: Any) -> jax.Array:
-    """Elements are zero with probability p, and the others 1 / (1 - p) times what they were."""
+    """Makes elements zero with probability p, and scales the others by 1 / (1 - p)."""
     return native_dropout(x, p, train, key=key)[0]
 
 
 @lowering("aten::native_dropout", random=True)
 def native_dropout(x: Any, p: float, train: Any, *, key: Any) -> tuple[jax.Array, jax.Array]:
-    """As dropout, and the mask of what is kept."""
+    """Applies dropout, and returns the mask of what is kept."""
     if train is False or p == 0:
         return x, jnp.ones(x.shape, bool)
     kept = jax.random.bernoulli(key, 1.0 - p, x.shape)
@@ -42,13 +42,13 @@ def native_dropout(x: Any, p: float, train: Any, *, key: Any) -> tuple[jax.Array
 
 
 def _normal(key: Any, shape: Any, dtype: Any) -> jax.Array:
-    """Standard normal numbers; complex ones have half the variance in each part."""
+    """Draws standard normal numbers; complex ones have half the variance in each part."""
     return jax.random.normal(key, tuple(shape), dtype)
 
 
 @lowering("aten::rand", random=True)
 def rand(size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
-    """Uniform in [0, 1)."""
+    """Draws uniformly from [0, 1)."""
     dtype = default_dtype() if dtype is None else dtype
     if is_complex(dtype):
         both = jax.random.uniform(key, (2, *size), np.zeros((), dtype).real.dtype)
@@ -58,19 +58,19 @@ def rand(size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: 
 
 @lowering("aten::rand_like", random=True)
 def rand_like(x: Any, *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
-    """Uniform in [0, 1), in the shape of another array."""
+    """Draws uniformly from [0, 1), in the shape of another array."""
     return rand(x.shape, dtype=x.dtype if dtype is None else dtype, key=key)
 
 
 @lowering("aten::randn", random=True)
 def randn(size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
-    """Standard normal."""
+    """Draws from the standard normal distribution."""
     return _normal(key, size, default_dtype() if dtype is None else dtype)
 
 
 @lowering("aten::randn_like", random=True)
 def randn_like(x: Any, *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
-    """Standard normal, in the shape of another array."""
+    """Draws from the standard normal distribution, in the shape of another array."""
     return _normal(key, x.shape, x.dtype if dtype is None else dtype)
 
 
@@ -78,7 +78,7 @@ def randn_like(x: Any, *, dtype: Any = None, generator: Any = None, key: Any) ->
 def randint(
     high: Any, size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Whole numbers from 0 to below high."""
+    """Draws whole numbers from 0 to below high."""
     return randint_between(0, high, size, dtype=dtype, key=key)
 
 
@@ -86,7 +86,7 @@ def randint(
 def randint_between(
     low: Any, high: Any, size: Sequence[Any], *, dtype: Any = None, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Whole numbers from low to below high."""
+    """Draws whole numbers from low to below high."""
     drawn = jax.random.randint(key, tuple(size), low, high, dtype_of("int64"))
     return cast(drawn, dtype_of("int64") if dtype is None else dtype)
 
@@ -97,7 +97,7 @@ def randint_between(
 def randint_like(
     x: Any, high: Any, *, dtype: Any = None, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Whole numbers from 0 to below high, in the shape of another array."""
+    """Draws whole numbers from 0 to below high, in the shape of another array."""
     return randint_between(0, high, x.shape, dtype=x.dtype if dtype is None else dtype, key=key)
 
 
@@ -105,33 +105,33 @@ def randint_like(
 def randint_like_between(
     x: Any, low: Any, high: Any, *, dtype: Any = None, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Whole numbers from low to below high, in the shape of another array."""
+    """Draws whole numbers from low to below high, in the shape of another array."""
     return randint_between(low, high, x.shape, dtype=x.dtype if dtype is None else dtype, key=key)
 
 
 @lowering("aten::randperm", random=True)
 def randperm(n: Any, *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
-    """The numbers below n in some order."""
+    """Returns the numbers below n in some order."""
     return cast(jax.random.permutation(key, n), dtype_of("int64") if dtype is None else dtype)
 
 
 @lowering("aten::bernoulli.default", random=True)
 def bernoulli(x: Any, *, generator: Any = None, key: Any) -> jax.Array:
-    """Ones with the probabilities that the array has."""
+    """Returns ones with the probabilities that the array has."""
     drawn = jax.random.uniform(key, x.shape, wide(x.dtype))
     return (drawn < x.astype(drawn.dtype)).astype(x.dtype)
 
 
 @lowering("aten::bernoulli.p", "aten::bernoulli.Tensor", random=True)
 def bernoulli_p(x: Any, p: Any = 0.5, *, generator: Any = None, key: Any) -> jax.Array:
-    """Ones with probability p, in the shape and dtype of the array."""
+    """Returns ones with probability p, in the shape and dtype of the array."""
     return (jax.random.uniform(key, x.shape) < p).astype(x.dtype)
 
 
 @lowering("aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor",
           random=True)  # fmt: skip
 def normal(mean: Any, std: Any = 1.0, *, generator: Any = None, key: Any) -> jax.Array:
-    """Normal with means and standard deviations."""
+    """Draws normal numbers with means and standard deviations."""
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
     dtype = mean.dtype if isinstance(mean, jax.Array) and mean.ndim else jnp.asarray(std).dtype
     if isinstance(mean, jax.Array):
@@ -144,7 +144,7 @@ def normal(mean: Any, std: Any = 1.0, *, generator: Any = None, key: Any) -> jax
 def normal_of_size(
     mean: float, std: float, size: Any, *, dtype: Any = None, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Normal with a mean and a standard deviation."""
+    """Draws normal numbers with a mean and a standard deviation."""
     dtype = default_dtype() if dtype is None else dtype
     return _normal(key, size, dtype) * cast(std, dtype) + cast(mean, dtype)
 
@@ -153,13 +153,13 @@ def normal_of_size(
 def normal_functional(
     x: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Normal, in the shape and dtype of the array."""
+    """Draws normal numbers, in the shape and dtype of the array."""
     return normal_of_size(mean, std, x.shape, dtype=x.dtype, key=key)
 
 
 @lowering("aten::uniform", random=True)
 def uniform(x: Any, low: float = 0.0, high: float = 1.0, **options: Any) -> jax.Array:
-    """Uniform in [low, high), in the shape and dtype of the array; both parts of complex ones."""
+    """Draws uniformly from [low, high), in the array's shape and dtype; both parts if complex."""
     if is_complex(x):
         drawn = jax.random.uniform(options["key"], (2, *x.shape), x.real.dtype)
         return jax.lax.complex(*(drawn * (high - low) + low))
@@ -168,19 +168,19 @@ def uniform(x: Any, low: float = 0.0, high: float = 1.0, **options: Any) -> jax.
 
 
 def _open(x: Any, key: Any) -> jax.Array:
-    """Uniform in (0, 1], so that its logarithm is finite."""
+    """Draws uniformly from (0, 1], so that the logarithm is finite."""
     return 1 - jax.random.uniform(key, x.shape, wide(x.dtype) if is_floating(x) else None)
 
 
 @lowering("aten::exponential", random=True)
 def exponential(x: Any, lambd: float = 1.0, *, generator: Any = None, key: Any) -> jax.Array:
-    """Exponential with a rate."""
+    """Draws from the exponential distribution with a rate."""
     return (-jnp.log(_open(x, key)) / lambd).astype(x.dtype)
 
 
 @lowering("aten::geometric", random=True)
 def geometric(x: Any, p: float, *, generator: Any = None, key: Any) -> jax.Array:
-    """How many trials until one succeeds."""
+    """Returns how many trials until one succeeds."""
     trials = jnp.ceil(jnp.log(_open(x, key)) / math.log1p(-p))
     return cast(jnp.maximum(trials, 1), x.dtype)
 
@@ -189,7 +189,7 @@ def geometric(x: Any, p: float, *, generator: Any = None, key: Any) -> jax.Array
 def log_normal(
     x: Any, mean: float = 1.0, std: float = 2.0, *, generator: Any = None, key: Any
 ) -> jax.Array:
-    """The exponential of what is normal."""
+    """Returns the exponential of what is normal."""
     drawn = jax.random.normal(key, x.shape, wide(x.dtype))
     return jnp.exp(drawn * std + mean).astype(x.dtype)
 
@@ -198,13 +198,13 @@ def log_normal(
 def cauchy(
     x: Any, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Cauchy with a median and a width."""
+    """Draws from the Cauchy distribution with a median and a width."""
     return (jax.random.cauchy(key, x.shape, wide(x.dtype)) * sigma + median).astype(x.dtype)
 
 
 @lowering("aten::poisson", random=True)
 def poisson(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
-    """Poisson with the rates that the array has."""
+    """Draws from Poisson distributions with the rates that the array has."""
     # JAX has it for one of its generators of random bits only
     bits = jax.random.bits(key, (2,), "uint32")
     key = jax.random.wrap_key_data(bits, impl="threefry2x32")
@@ -213,20 +213,20 @@ def poisson(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
 
 @lowering("aten::binomial", random=True)
 def binomial(count: Any, prob: Any, generator: Any = None, *, key: Any) -> jax.Array:
-    """How many of so many trials succeed."""
+    """Returns how many of so many trials succeed."""
     inner = wide(count.dtype)
     return jax.random.binomial(key, count.astype(inner), prob.astype(inner)).astype(count.dtype)
 
 
 @lowering("aten::_standard_gamma", random=True)
 def standard_gamma(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
-    """Gamma with the shapes that the array has."""
+    """Draws from gamma distributions with the shapes that the array has."""
     return jax.random.gamma(key, x.astype(wide(x.dtype))).astype(x.dtype)
 
 
 @lowering("aten::_sample_dirichlet", random=True)
 def sample_dirichlet(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
-    """Dirichlet with the concentrations along the last dimension."""
+    """Draws from Dirichlet distributions with the concentrations along the last dimension."""
     return jax.random.dirichlet(key, x.astype(wide(x.dtype))).astype(x.dtype)
 
 
@@ -234,7 +234,7 @@ def sample_dirichlet(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
 def multinomial(
     x: Any, num_samples: Any, replacement: bool = False, *, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Indices along the last dimension, with the weights that the array has."""
+    """Returns indices along the last dimension, with the weights that the array has."""
     weights = x.astype(wide(x.dtype))
     logits = jnp.log(weights)
     if replacement:

@@ -26,7 +26,7 @@ from fmapper_adapters.jax.aten.types import (
 
 
 def axes(x: Any, dim: Any) -> tuple[int, ...]:
-    """The dimensions that a reduction goes over; none or an empty list means all."""
+    """Returns the dimensions that a reduction goes over; none or an empty list means all."""
     if dim is None or dim == ():
         return tuple(range(x.ndim))
     dims = dim if isinstance(dim, tuple) else (dim,)
@@ -34,7 +34,7 @@ def axes(x: Any, dim: Any) -> tuple[int, ...]:
 
 
 def count_of(x: Any, dims: Sequence[int]) -> Any:
-    """How many elements one result of a reduction is made of."""
+    """Returns how many elements one result of a reduction is made of."""
     return math.prod(x.shape[d] for d in dims)
 
 
@@ -47,7 +47,7 @@ def _inexact(x: Any) -> bool:
 
 @lowering("aten::sum", whole=False)
 def total(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    """The sum; integers and bool give int64, halves are added in float32."""
+    """Returns the sum; integers and bool give int64, halves are added in float32."""
     if dtype is None:
         dtype = x.dtype if _inexact(x) else dtype_of("int64")
     x = cast(x, dtype)
@@ -56,7 +56,7 @@ def total(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) 
 
 @lowering("aten::nansum")
 def nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    """The sum of what is not NaN."""
+    """Returns the sum of what is not NaN."""
     if _inexact(x):
         x = jnp.where(is_nan(x), jnp.zeros((), x.dtype), x)
     return total(x, dim, keepdim, dtype=dtype)
@@ -64,7 +64,7 @@ def nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None)
 
 @lowering("aten::mean")
 def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    """The mean, halves in float32; of nothing it is NaN."""
+    """Returns the mean, halves in float32; of nothing it is NaN."""
     dtype = x.dtype if dtype is None else dtype
     x = cast(x, dtype)
     return jnp.mean(x.astype(wide(dtype)), axes(x, dim), keepdims=keepdim).astype(dtype)
@@ -72,7 +72,7 @@ def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
 
 @lowering("aten::prod")
 def prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    """The product; integers and bool give int64."""
+    """Returns the product; integers and bool give int64."""
     if dtype is None:
         dtype = x.dtype if _inexact(x) else dtype_of("int64")
     x = cast(x, dtype)
@@ -85,7 +85,7 @@ def prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -
 def var_mean(
     x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The variance, divided by the count less `correction` (1 unless given), and the mean."""
+    """Returns the variance, divided by the count less `correction` (else 1), and the mean."""
     dims = axes(x, dim)
     y = x.astype(wide(x.dtype))
     centre = jnp.mean(y, dims, keepdims=True)
@@ -101,7 +101,7 @@ def var_mean(
 
 @lowering("aten::var_mean.default")
 def var_mean_of_all(x: Any, unbiased: bool = True) -> tuple[jax.Array, jax.Array]:
-    """The variance and the mean of all elements."""
+    """Returns the variance and the mean of all elements."""
     return var_mean(x, correction=int(unbiased))
 
 
@@ -109,7 +109,7 @@ def var_mean_of_all(x: Any, unbiased: bool = True) -> tuple[jax.Array, jax.Array
 def var_mean_of_dims(
     x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The variance and the mean over dimensions."""
+    """Returns the variance and the mean over dimensions."""
     return var_mean(x, dim, correction=int(unbiased), keepdim=keepdim)
 
 
@@ -121,14 +121,14 @@ def _each_of_both(source: str, target: str, part: Callable[..., Any]) -> None:
         ("dim", var_mean_of_dims),
     ):
 
-        def lowered(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
+        def lower(*args: Any, _function: Any = function, **kwargs: Any) -> Any:
             return part(*_function(*args, **kwargs))
 
-        lowering(f"aten::{target}.{overload}")(lowered)
+        lowering(f"aten::{target}.{overload}")(lower)
 
 
 def _root(spread: Any) -> jax.Array:
-    """The square root; where it is zero torch's gradient is zero too, as all elements are equal."""
+    """Returns the square root, with gradient zero at zero as in torch: all elements are equal."""
     zero = spread == 0
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, spread))).astype(spread.dtype)
 
@@ -140,7 +140,7 @@ _each_of_both("var_mean", "std_mean", lambda spread, middle: (_root(spread), mid
 
 @lowering("aten::renorm")
 def renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> jax.Array:
-    """Slices along a dimension, scaled so that no norm is above `maxnorm`."""
+    """Returns slices along a dimension, scaled so that no norm is above `maxnorm`."""
     others = tuple(d for d in range(x.ndim) if d != dim % x.ndim)
     size = vector_norm(x.astype(jnp.promote_types(x.dtype, "float32")), p, others, True)
     factor = jnp.where(size > maxnorm, maxnorm / (size + 1e-7), 1)
@@ -152,7 +152,7 @@ def renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> jax.Array:
 
 @lowering("aten::any", int64="looks")
 def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Whether some element is not zero; of uint8 as uint8."""
+    """Tells whether some element is not zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
     found = jnp.any(x.astype(bool), dims, keepdims=keepdim)
     return found.astype(x.dtype) if x.dtype == np.uint8 else found
@@ -160,7 +160,7 @@ def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
 
 @lowering("aten::all", whole=False, int64="looks")
 def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Whether no element is zero; of uint8 as uint8."""
+    """Tells whether no element is zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
     found = jnp.all(x.astype(bool), dims, keepdims=keepdim)
     return found.astype(x.dtype) if x.dtype == np.uint8 else found
@@ -168,19 +168,19 @@ def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
 
 @lowering("aten::_is_all_true")
 def is_all_true(x: Any) -> jax.Array:
-    """Whether all elements are true."""
+    """Tells whether all elements are true."""
     return jnp.all(x)
 
 
 @lowering("aten::_is_any_true")
 def is_any_true(x: Any) -> jax.Array:
-    """Whether some element is true."""
+    """Tells whether some element is true."""
     return jnp.any(x)
 
 
 @lowering("aten::count_nonzero")
 def count_nonzero(x: Any, dim: Any = None) -> jax.Array:
-    """How many elements are not zero."""
+    """Returns how many elements are not zero."""
     return jnp.sum((x != 0).astype(dtype_of("int64")), axes(x, dim))
 
 
@@ -202,13 +202,13 @@ lowering("aten::amin", "aten::min.default", int64="moves")(_lowest)
 
 @lowering("aten::argmax", int64="looks")
 def argmax(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Where the first largest element is; NaN is larger than all others."""
+    """Returns where the first largest element is; NaN is larger than all others."""
     return _place(jnp.argmax, x, dim, keepdim)
 
 
 @lowering("aten::argmin", int64="looks")
 def argmin(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Where the first smallest element is; NaN is smaller than all others."""
+    """Returns where the first smallest element is; NaN is smaller than all others."""
     return _place(jnp.argmin, x, dim, keepdim)
 
 
@@ -219,7 +219,7 @@ def _place(function: Callable[..., Any], x: Any, dim: Any, keepdim: bool) -> jax
 
 
 def _at(x: Any, index: Any, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
-    """The elements at an index with a dimension of size one, and the index."""
+    """Returns the elements at an index with a dimension of size one, and the index."""
     if x.ndim == 0:
         return x, index.reshape(())
     values = jnp.take_along_axis(x, index, dim)
@@ -228,19 +228,19 @@ def _at(x: Any, index: Any, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Arr
 
 @lowering("aten::max.dim", int64="picks")
 def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """The largest elements along a dimension and where the first of each is."""
+    """Returns the largest elements along a dimension and where the first of each is."""
     return _at(x, argmax(x, dim, True), dim, keepdim)
 
 
 @lowering("aten::min.dim", int64="picks")
 def min_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """The smallest elements along a dimension and where the first of each is."""
+    """Returns the smallest elements along a dimension and where the first of each is."""
     return _at(x, argmin(x, dim, True), dim, keepdim)
 
 
 @lowering("aten::aminmax", int64="moves")
 def aminmax(x: Any, *, dim: Any = None, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """The smallest and the largest elements."""
+    """Returns the smallest and the largest elements."""
     return _lowest(x, dim, keepdim), _highest(x, dim, keepdim)
 
 
@@ -249,7 +249,7 @@ def aminmax(x: Any, *, dim: Any = None, keepdim: bool = False) -> tuple[jax.Arra
 
 @lowering("aten::softmax", "aten::_softmax")
 def softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) -> jax.Array:
-    """Softmax; rows of -inf give NaN, as in torch. Halves in float32."""
+    """Computes softmax; rows of -inf give NaN, as in torch. Halves in float32."""
     # the third argument of aten::softmax.int is the dtype, of aten::_softmax a flag
     if dtype is None and half_to_float is not None and not isinstance(half_to_float, bool):
         dtype = half_to_float
@@ -267,7 +267,7 @@ def softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) 
 
 @lowering("aten::log_softmax", "aten::_log_softmax")
 def log_softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = None) -> jax.Array:
-    """The logarithm of softmax; halves in float32."""
+    """Returns the logarithm of softmax; halves in float32."""
     if dtype is None and half_to_float is not None and not isinstance(half_to_float, bool):
         dtype = half_to_float
     x = x if dtype is None else cast(x, dtype)
@@ -285,7 +285,7 @@ def log_softmax(x: Any, dim: int, half_to_float: Any = False, *, dtype: Any = No
 
 @lowering("aten::logsumexp")
 def logsumexp(x: Any, dim: Any, keepdim: bool = False) -> jax.Array:
-    """The logarithm of the sum of exponentials, without overflow."""
+    """Returns the logarithm of the sum of exponentials, without overflow."""
     (x,) = promote(x, to_float=True)
     dims = axes(x, dim)
     y = x.astype(wide(x.dtype))
@@ -302,7 +302,7 @@ def _along(function: Callable[..., Any], x: Any, dim: int) -> jax.Array:
 
 @lowering("aten::cumsum")
 def cumsum(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
-    """Running sums; integers and bool give int64."""
+    """Returns running sums; integers and bool give int64."""
     if dtype is None:
         dtype = x.dtype if _inexact(x) else dtype_of("int64")
     y = cast(x, dtype).astype(wide(dtype))
@@ -311,7 +311,7 @@ def cumsum(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
 
 @lowering("aten::cumprod")
 def cumprod(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
-    """Running products; integers and bool give int64."""
+    """Returns running products; integers and bool give int64."""
     if dtype is None:
         dtype = x.dtype if _inexact(x) else dtype_of("int64")
     y = cast(x, dtype).astype(wide(dtype))
@@ -320,7 +320,7 @@ def cumprod(x: Any, dim: int, *, dtype: Any = None) -> jax.Array:
 
 @lowering("aten::logcumsumexp")
 def logcumsumexp(x: Any, dim: int) -> jax.Array:
-    """The logarithm of running sums of exponentials."""
+    """Returns the logarithm of running sums of exponentials."""
     y = x.astype(wide(x.dtype))
     return _along(_logcumsumexp, y, dim).astype(x.dtype)
 
@@ -341,13 +341,13 @@ def _logcumsumexp(x: Any, dim: int) -> jax.Array:
 
 @lowering("aten::cummax", int64="picks")
 def cummax(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
-    """Running maxima and where the last of each is; after NaN all are NaN."""
+    """Returns running maxima and where the last of each is; after NaN all are NaN."""
     return _running(x, dim, lambda new, old: new >= old)
 
 
 @lowering("aten::cummin", int64="picks")
 def cummin(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
-    """Running minima and where the last of each is; after NaN all are NaN."""
+    """Returns running minima and where the last of each is; after NaN all are NaN."""
     return _running(x, dim, lambda new, old: new <= old)
 
 
@@ -374,7 +374,7 @@ def _running(x: Any, dim: int, wins: Callable[..., Any]) -> tuple[jax.Array, jax
 
 @lowering("aten::median.default")
 def median(x: Any) -> jax.Array:
-    """The lower one of the two in the middle; NaN if there is some, or nothing at all."""
+    """Returns the lower one of the two in the middle; NaN if there is some, or nothing at all."""
     if x.size == 0:
         return cast(math.nan, x.dtype) if is_floating(x) else _no_elements(x)
     return median_dim(x.reshape(-1), 0)[0]
@@ -382,7 +382,7 @@ def median(x: Any) -> jax.Array:
 
 @lowering("aten::nanmedian.default")
 def nanmedian(x: Any) -> jax.Array:
-    """The lower one of the two in the middle of what is not NaN."""
+    """Returns the lower one of the two in the middle of what is not NaN."""
     if x.size == 0:
         return cast(math.nan, x.dtype) if is_floating(x) else _no_elements(x)
     return nanmedian_dim(x.reshape(-1), 0)[0]
@@ -394,13 +394,13 @@ def _no_elements(x: Any) -> jax.Array:
 
 @lowering("aten::median.dim")
 def median_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """The lower one of the two in the middle and where it is; the first NaN if there is some."""
+    """Returns the lower one of the two in the middle and its place; the first NaN if any."""
     return _median(x, dim, keepdim, ignore_nan=False)
 
 
 @lowering("aten::nanmedian.dim")
 def nanmedian_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """The lower one of the two in the middle of what is not NaN, and where it is."""
+    """Returns the lower one of the two in the middle of what is not NaN, and where it is."""
     return _median(x, dim, keepdim, ignore_nan=True)
 
 
@@ -419,7 +419,7 @@ def _median(x: Any, dim: int, keepdim: bool, *, ignore_nan: bool) -> tuple[jax.A
 
 @lowering("aten::mode")
 def mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """The smallest of the most frequent elements, and where the last of them is."""
+    """Returns the smallest of the most frequent elements, and where the last of them is."""
     if x.ndim == 0:
         return x, jnp.zeros((), dtype_of("int64"))
     dim %= x.ndim
@@ -449,7 +449,7 @@ def segment_reduce(
     unsafe: bool = False,
     initial: Any = None,
 ) -> jax.Array:
-    """Sums, means, products or extremes of the pieces of a dimension, of so many elements each."""
+    """Computes sums, means, products or extremes of pieces of a dimension, of given lengths."""
     if lengths is not None:
         ends = jnp.cumsum(lengths, -1)
         starts = ends - lengths

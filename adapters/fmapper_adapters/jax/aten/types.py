@@ -29,7 +29,7 @@ _COMPLEX_OF = {"float16": "complex64", "bfloat16": "complex64", "float32": "comp
 
 @contextlib.contextmanager
 def default_dtype_is(name: str) -> Iterator[None]:
-    """Inside, Python floats among integer arrays make arrays of this dtype."""
+    """Makes arrays of Python floats among integer arrays have this dtype inside."""
     token = _default.set(name)
     try:
         yield
@@ -38,27 +38,27 @@ def default_dtype_is(name: str) -> Iterator[None]:
 
 
 def default_dtype() -> Dtype:
-    """The dtype that torch gives to floats that have none."""
+    """Returns the dtype that torch gives to floats that have none."""
     return dtype_of(_default.get())
 
 
 def dtype_of(name: str) -> Dtype:
-    """A dtype by name, as JAX has it: 64 bits are 32 unless `jax_enable_x64` is set."""
+    """Returns a dtype by name, as JAX has it: 64 bits are 32 unless `jax_enable_x64` is set."""
     return np.dtype(jax.dtypes.canonicalize_dtype(name))
 
 
 def is_number(x: Any) -> bool:
-    """Whether a value is a number of Python's, or stands for one in a traced program."""
+    """Tells whether a value is a number of Python's, or stands for one in a traced program."""
     return not isinstance(x, jax.Array | np.ndarray) or (x.ndim == 0 and is_weak(x))
 
 
 def is_weak(x: Any) -> bool:
-    """Whether an array stands for a number of Python's."""
+    """Tells whether an array stands for a number of Python's."""
     return bool(getattr(x, "weak_type", False))
 
 
 def as_number(x: Any) -> Any:
-    """An array of one element as what counts as a Python number when dtypes are promoted."""
+    """Returns a one-element array as what counts as a Python number in promotion of dtypes."""
     if not isinstance(x, jax.core.Tracer):
         return jnp.asarray(x).item()
     x = x.reshape(())
@@ -66,22 +66,22 @@ def as_number(x: Any) -> Any:
 
 
 def is_floating(x: Any) -> bool:
-    """Whether an array or a dtype is floating, complex not included."""
+    """Tells whether an array or a dtype is floating, complex not included."""
     return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.floating))
 
 
 def is_complex(x: Any) -> bool:
-    """Whether an array or a dtype is complex."""
+    """Tells whether an array or a dtype is complex."""
     return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.complexfloating))
 
 
 def is_integral(x: Any) -> bool:
-    """Whether an array or a dtype is of integers, bool not included."""
+    """Tells whether an array or a dtype is of integers, bool not included."""
     return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.integer))
 
 
 def category(dtype: Any) -> str:
-    """bool, int, float or complex."""
+    """Returns bool, int, float or complex."""
     if np.dtype(dtype) == bool:
         return "bool"
     if is_integral(np.dtype(dtype)):
@@ -90,7 +90,7 @@ def category(dtype: Any) -> str:
 
 
 def result_type(*operands: Any) -> Dtype:
-    """The dtype of what torch computes from arrays and numbers; None among them is left out."""
+    """Returns the dtype of what torch computes from arrays and numbers; None is left out."""
     ranks: list[Dtype | None] = [None, None, None]  # with dimensions, without, numbers
     for operand in operands:
         if operand is None:
@@ -101,14 +101,14 @@ def result_type(*operands: Any) -> Dtype:
             rank, dtype = (0 if operand.ndim else 1), np.dtype(operand.dtype)
         known = ranks[rank]
         ranks[rank] = dtype if known is None else jnp.promote_types(known, dtype)
-    found = _combined(ranks[0], _combined(ranks[1], ranks[2]))
+    found = _combine(ranks[0], _combine(ranks[1], ranks[2]))
     if found is None:
         raise TypeError("no operand to take a dtype from")
     return dtype_of(found.name)
 
 
 def promote(*operands: Any, to_float: bool = False) -> tuple[Any, ...]:
-    """Arrays of one dtype, as torch promotes the operands of an elementwise operation.
+    """Returns arrays of one dtype, as torch promotes the operands of an elementwise operation.
 
     Args:
         operands: Arrays and numbers; None stays None.
@@ -121,16 +121,16 @@ def promote(*operands: Any, to_float: bool = False) -> tuple[Any, ...]:
 
 
 def promote_arrays(*operands: Any) -> list[Any]:
-    """Arrays of one dtype, where those without dimensions count as much as the others."""
+    """Returns arrays of one dtype, where those without dimensions count as much as the others."""
     dtype = functools.reduce(jnp.promote_types, (x.dtype for x in operands))
     return [cast(x, dtype) for x in operands]
 
 
 def cast(x: Any, dtype: Any) -> jax.Array:
-    """An array or a number as an array of a dtype, as in C: towards zero, and wrapping."""
+    """Returns an array or a number as an array of a dtype, as in C: towards zero, and wrapping."""
     dtype = dtype_of(np.dtype(dtype).name)
     if isinstance(x, int) and not isinstance(x, bool) and is_integral(dtype):
-        return jnp.asarray(_held(x, dtype), dtype)
+        return jnp.asarray(_wrap_integer(x, dtype), dtype)
     if isinstance(x, bool | int | float | complex):
         if isinstance(x, complex) and not is_complex(dtype):
             x = x.real
@@ -147,7 +147,7 @@ def cast(x: Any, dtype: Any) -> jax.Array:
 
 
 def _to_integer(x: Any, dtype: Dtype) -> jax.Array:
-    """As the processors that torch runs on: what no integer can hold becomes the least one."""
+    """Converts as the processors that torch runs on: what no integer can hold becomes the least."""
     if dtype.itemsize >= 4:
         outside = jnp.isnan(x) | (x >= 2.0**63)
         return jnp.where(outside, np.iinfo(dtype).min, x.astype(dtype))
@@ -156,8 +156,8 @@ def _to_integer(x: Any, dtype: Dtype) -> jax.Array:
     return jnp.where(outside, 0, x).astype(np.int32).astype(dtype)
 
 
-def _held(x: int, dtype: Dtype) -> int:
-    """An integer as the dtype holds it; the ends of int64 are those of int32 where that is used."""
+def _wrap_integer(x: int, dtype: Dtype) -> int:
+    """Returns an integer as the dtype holds it; int64's ends are int32's where that is used."""
     span = np.iinfo(dtype)
     low, high = int(span.min), int(span.max)
     if low <= x <= high:
@@ -173,28 +173,28 @@ def _held(x: int, dtype: Dtype) -> int:
 
 
 def within(x: Any, like: Any) -> Any:
-    """A number as a bound of integers: one that needs more than 32 bits is as good as infinity."""
+    """Returns a number as a bound of integers: beyond 32 bits it is as good as infinity."""
     known = isinstance(x, int) and not isinstance(x, bool) and is_integral(like)
     if not known or x in (-(2**63), 2**63 - 1) or dtype_of("int64").itemsize == 8:
         return x
     return x if -(2**31) <= x < 2**31 else math.copysign(math.inf, x)
 
 
-def saturated(x: Any) -> Any:
-    """A number as the nearest one that an integer of JAX holds."""
+def saturate(x: Any) -> Any:
+    """Returns a number as the nearest one that an integer of JAX holds."""
     if not isinstance(x, int) or dtype_of("int64").itemsize == 8:
         return x
     return min(max(x, -(2**31)), 2**31 - 1)
 
 
 def wide(dtype: Any) -> Dtype:
-    """The dtype that torch accumulates in: float32 for halves, itself for the others."""
+    """Returns the dtype that torch accumulates in: float32 for halves, itself for the others."""
     dtype = np.dtype(dtype)
     return np.dtype("float32") if dtype.name in ("float16", "bfloat16") else dtype
 
 
 def to_complex(dtype: Any) -> Dtype:
-    """The complex dtype of a floating one."""
+    """Returns the complex dtype of a floating one."""
     name = np.dtype(dtype).name
     return (
         dtype_of(_COMPLEX_OF.get(name, "complex128"))
@@ -217,7 +217,7 @@ def _dtype_of_number(x: Any) -> Dtype:
     return dtype_of("int64")  # an int, or a size that JAX has as a symbol
 
 
-def _combined(higher: Dtype | None, lower: Dtype | None) -> Dtype | None:
+def _combine(higher: Dtype | None, lower: Dtype | None) -> Dtype | None:
     if higher is None or lower is None:
         return lower if higher is None else higher
     if is_complex(higher):

@@ -38,14 +38,14 @@ def _wide(x: Array) -> Array:
 
 @jax.jit
 def linear(x: Array, weight: Array, bias: Array | None) -> Array:
-    """A contraction, without a transposed copy."""
+    """Returns a contraction, without a transposed copy."""
     out = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())))
     return (out if bias is None else out + bias).astype(x.dtype)
 
 
 @jax.jit
 def embedding(x: Array, weight: Array) -> Array:
-    """`take`; NaN for what is not there, and a negative index is not."""
+    """Computes `take`; NaN for what is not there, and a negative index is not."""
     indices = (
         jnp.where(x < 0, weight.shape[0], x) if jnp.issubdtype(x.dtype, np.signedinteger) else x
     )
@@ -54,7 +54,7 @@ def embedding(x: Array, weight: Array) -> Array:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def one_hot(x: Array, num_classes: int, dtype: Any) -> Array:
-    """`jax.nn.one_hot`."""
+    """Computes `jax.nn.one_hot`."""
     wide = x.astype(np.int32) if x.dtype.itemsize < 4 else x  # or its numbers are counted in int8
     return jax.nn.one_hot(wide, num_classes, dtype=x.dtype if dtype is None else dtype)
 
@@ -77,7 +77,7 @@ def conv(
     dilation: Sizes,
     groups: int,
 ) -> Array:
-    """`lax.conv_general_dilated`."""
+    """Computes `lax.conv_general_dilated`."""
     out = lax.conv_general_dilated(
         x,
         weight,
@@ -105,7 +105,7 @@ def conv_transpose(
     groups: int,
     dilation: Sizes,
 ) -> Array:
-    """A convolution of x with holes in it and the kernel turned around."""
+    """Convolves x with holes in it, and the kernel turned around."""
     count = len(stride)
     inputs, outputs, *kernel = weight.shape
     split = weight.reshape(groups, inputs // groups, outputs, *kernel)
@@ -136,7 +136,7 @@ def _windows(
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def max_pool(x: Array, window: Sizes, stride: Sizes, padding: Sizes) -> Array:
-    """`lax.reduce_window` with the maximum."""
+    """Computes `lax.reduce_window` with the maximum."""
     floating = jnp.issubdtype(x.dtype, np.floating)
     least = -np.inf if floating else np.iinfo(x.dtype).min
     return _windows(x, np.array(least, x.dtype), lax.max, window, stride, padding)
@@ -146,7 +146,7 @@ def max_pool(x: Array, window: Sizes, stride: Sizes, padding: Sizes) -> Array:
 def avg_pool(
     x: Array, window: Sizes, stride: Sizes, padding: Sizes, count_include_pad: bool
 ) -> Array:
-    """`lax.reduce_window` with the sum, divided by how many elements there were."""
+    """Computes `lax.reduce_window` with the sum, divided by how many elements there were."""
     wide = _wide(x)
     total = _windows(wide, np.array(0, wide.dtype), lax.add, window, stride, padding)
     if count_include_pad or not any(padding):
@@ -160,38 +160,38 @@ def avg_pool(
 
 
 def gelu(x: Array, by_tanh: bool) -> Array:
-    """`jax.nn.gelu`."""
+    """Computes `jax.nn.gelu`."""
     return jax.nn.gelu(x, approximate=by_tanh)
 
 
 @jax.jit
 def softplus(x: Array, beta: float) -> Array:
-    """`jax.nn.softplus`."""
+    """Computes `jax.nn.softplus`."""
     return (jax.nn.softplus(x * beta) / beta).astype(x.dtype)
 
 
 @partial(jax.jit, static_argnums=1)
 def softmax(x: Array, axis: int) -> Array:
-    """`jax.nn.softmax`."""
+    """Computes `jax.nn.softmax`."""
     return jax.nn.softmax(_wide(x), axis).astype(x.dtype)
 
 
 @partial(jax.jit, static_argnums=1)
 def log_softmax(x: Array, axis: int) -> Array:
-    """`jax.nn.log_softmax`."""
+    """Computes `jax.nn.log_softmax`."""
     return jax.nn.log_softmax(_wide(x), axis).astype(x.dtype)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def logsumexp(x: Array, axis: int, keepdim: bool) -> Array:
-    """`jax.nn.logsumexp`."""
+    """Computes `jax.nn.logsumexp`."""
     return jax.nn.logsumexp(_wide(x), axis, keepdims=keepdim).astype(x.dtype)
 
 
 # --- normalisation -------------------------------------------------------------------------------
 
 
-def _scaled(x: Array, dtype: Any, weight: Array | None, bias: Array | None) -> Array:
+def _scale(x: Array, dtype: Any, weight: Array | None, bias: Array | None) -> Array:
     if weight is not None:
         x = x * weight
     if bias is not None:
@@ -200,7 +200,7 @@ def _scaled(x: Array, dtype: Any, weight: Array | None, bias: Array | None) -> A
 
 
 def _moments(x: Array, axes: Sequence[int]) -> tuple[Array, Array]:
-    """The array less its mean, and the variance."""
+    """Returns the array less its mean, and the variance."""
     centred = x - x.mean(axes, keepdims=True)
     return centred, jnp.square(centred).mean(axes, keepdims=True)
 
@@ -213,41 +213,41 @@ def _last(x: Array, count: int) -> Sizes:
 def layer_norm(
     x: Array, shape: Sizes, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
-    """In plain operations, which XLA fuses."""
+    """Normalises in plain operations, which XLA fuses."""
     centred, var = _moments(_wide(x), _last(x, len(shape)))
-    return _scaled(centred * lax.rsqrt(var + eps), x.dtype, weight, bias)
+    return _scale(centred * lax.rsqrt(var + eps), x.dtype, weight, bias)
 
 
 @partial(jax.jit, static_argnums=1)
 def rms_norm(x: Array, shape: Sizes, weight: Array | None, eps: float | None) -> Array:
-    """In plain operations, which XLA fuses."""
+    """Normalises in plain operations, which XLA fuses."""
     wide = _wide(x)
     square = jnp.square(wide).mean(_last(x, len(shape)), keepdims=True)
     info: Any = jnp.finfo
     small = float(info(x.dtype).eps) if eps is None else eps
-    return _scaled(wide * lax.rsqrt(square + small), x.dtype, weight, None)
+    return _scale(wide * lax.rsqrt(square + small), x.dtype, weight, None)
 
 
 @partial(jax.jit, static_argnums=1)
 def group_norm(
     x: Array, groups: int, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
-    """In plain operations, which XLA fuses."""
+    """Normalises in plain operations, which XLA fuses."""
     split = _wide(x).reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
     centred, var = _moments(split, (2,))
     normal = (centred * lax.rsqrt(var + eps)).reshape(x.shape)
     scales = (None if s is None else _channels(s, x.ndim) for s in (weight, bias))
-    return _scaled(normal, x.dtype, *scales)
+    return _scale(normal, x.dtype, *scales)
 
 
 @jax.jit
 def batch_norm_with(
     x: Array, mean: Array, var: Array, weight: Array | None, bias: Array | None, eps: float
 ) -> Array:
-    """With mean and variance that are given."""
+    """Normalises with mean and variance that are given."""
     mean, var = (_channels(_wide(lax.stop_gradient(s)), x.ndim) for s in (mean, var))
     scales = (None if s is None else _channels(s, x.ndim) for s in (weight, bias))
-    return _scaled((_wide(x) - mean) * lax.rsqrt(var + eps), x.dtype, *scales)
+    return _scale((_wide(x) - mean) * lax.rsqrt(var + eps), x.dtype, *scales)
 
 
 @jax.jit
@@ -260,25 +260,25 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Array, Array, Array]:
-    """With mean and variance of the batch, which also go into the running ones."""
+    """Normalises with mean and variance of the batch, which also go into the running ones."""
     wide = _wide(x)
     axes = (0, *range(2, x.ndim))
     centred, own_var = _moments(wide, axes)
     scales = (None if s is None else _channels(s, x.ndim) for s in (weight, bias))
-    out = _scaled(centred * lax.rsqrt(own_var + eps), x.dtype, *scales)
+    out = _scale(centred * lax.rsqrt(own_var + eps), x.dtype, *scales)
     count = x.size // x.shape[1]
     new_mean = lax.stop_gradient(wide.mean(axes))
     new_var = lax.stop_gradient(own_var.reshape(-1)) * (count / (count - 1))
-    return out, _mixed(mean, new_mean, momentum), _mixed(var, new_var, momentum)
+    return out, _mix(mean, new_mean, momentum), _mix(var, new_var, momentum)
 
 
-def _mixed(old: Array, new: Array, momentum: float) -> Array:
+def _mix(old: Array, new: Array, momentum: float) -> Array:
     return ((1 - momentum) * lax.stop_gradient(old) + momentum * new).astype(old.dtype)
 
 
 @jax.jit
 def dropout(x: Array, kept: Array, factor: float) -> Array:
-    """Zero where nothing is kept, whatever was there."""
+    """Puts zero where nothing is kept, whatever was there."""
     # Rounded once: in bfloat16 the factor itself would be off by up to 0.4 %.
     return jnp.where(kept, (_wide(x) * factor).astype(x.dtype), jnp.zeros((), x.dtype))
 
@@ -290,7 +290,7 @@ def dropout(x: Array, kept: Array, factor: float) -> Array:
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float
 ) -> Array:
-    """In plain operations; zeros where a bool mask lets nothing through."""
+    """Attends in plain operations; zeros where a bool mask lets nothing through."""
     sums = jnp.promote_types(query.dtype, jnp.float32)
     scores = jnp.einsum("...le,...se->...ls", query, key, preferred_element_type=sums) * scale
     if is_causal:
@@ -311,7 +311,7 @@ def attention(
 # --- losses --------------------------------------------------------------------------------------
 
 
-def _reduced(losses: Array, reduction: str, count: Array | int, dtype: Any) -> Array:
+def _reduce(losses: Array, reduction: str, count: Array | int, dtype: Any) -> Array:
     if reduction == "none":
         return losses.astype(dtype)
     total = losses.sum()
@@ -322,7 +322,7 @@ def _reduced(losses: Array, reduction: str, count: Array | int, dtype: Any) -> A
 def cross_entropy(
     x: Array, target: Array, axis: int, ignore: int, reduction: str, smoothing: float
 ) -> Array:
-    """The entries of `log_softmax` at the indices."""
+    """Returns the entries of `log_softmax` at the indices."""
     logs = jax.nn.log_softmax(_wide(x), axis)
     if target.dtype.itemsize < 4:
         target = target.astype(np.int32)  # or ignore, too, would be taken modulo 256
@@ -336,25 +336,25 @@ def cross_entropy(
     if smoothing:
         losses = (1 - smoothing) * losses - smoothing * logs.mean(axis)
     losses = jnp.where(counted, losses, 0)
-    return _reduced(losses, reduction, counted.sum(), x.dtype)
+    return _reduce(losses, reduction, counted.sum(), x.dtype)
 
 
 @partial(jax.jit, static_argnums=(2, 3, 4))
 def soft_cross_entropy(
     x: Array, target: Array, axis: int, reduction: str, smoothing: float
 ) -> Array:
-    """The product of probabilities and `log_softmax`."""
+    """Returns the product of probabilities and `log_softmax`."""
     logs = jax.nn.log_softmax(_wide(x), axis)
     classes = x.shape[axis]
     weights = _wide(target)
     if smoothing:
         weights = weights * (1 - smoothing) + smoothing / classes
     losses = -(weights * logs).sum(axis)
-    return _reduced(losses, reduction, x.size // classes, x.dtype)
+    return _reduce(losses, reduction, x.size // classes, x.dtype)
 
 
 @partial(jax.jit, static_argnums=2)
 def mse_loss(x: Array, target: Array, reduction: str) -> Array:
-    """The squared difference."""
+    """Returns the squared difference."""
     losses = jnp.square(_wide(x) - _wide(target))
-    return _reduced(losses, reduction, x.size, jnp.result_type(x, target))
+    return _reduce(losses, reduction, x.size, jnp.result_type(x, target))

@@ -19,7 +19,7 @@ HOST = False
 
 
 def raw(key: Any) -> Any:
-    """The words of a raw or typed key; None if it is none, or of another generator."""
+    """Returns the words of a raw or typed key; None if it is none, or of another generator."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         good = key.shape == () and jax.random.key_impl(key) == "threefry2x32"
         return jax.random.key_data(key) if good else None
@@ -27,7 +27,7 @@ def raw(key: Any) -> Any:
 
 
 def lacks(dtype: str) -> str | None:
-    """Why JAX cannot give numbers of a dtype now."""
+    """Tells why JAX cannot give numbers of a dtype now."""
     if not dtype.endswith("64") or jax.dtypes.canonicalize_dtype(dtype) == dtype:
         return None
     return (
@@ -37,12 +37,12 @@ def lacks(dtype: str) -> str | None:
 
 
 def on_host(key: Any, dtype: str) -> bool:
-    """JAX draws on its own devices."""
+    """Returns False: JAX draws on its own devices."""
     return False
 
 
 def to_host(key: Any) -> np.ndarray[Any, Any]:
-    """The words as a NumPy array.
+    """Returns the words as a NumPy array.
 
     Raises:
         TypeError: The key is traced, so that it has none yet.
@@ -53,7 +53,7 @@ def to_host(key: Any) -> np.ndarray[Any, Any]:
 
 
 def put(array: Any, like: Any) -> Any:
-    """A host array, or one of JAX, where another one is."""
+    """Returns a host array, or one of JAX, where another one is."""
     if like is None or isinstance(like, jax.core.Tracer | jax.ShapeDtypeStruct):
         return jnp.asarray(array)
     devices = like.devices()
@@ -67,7 +67,7 @@ def put(array: Any, like: Any) -> Any:
 
 
 def _counting() -> AbstractContextManager[object]:
-    """The rule that says which counter gives which element must be the same everywhere."""
+    """Fixes which counter gives which element: that rule must be the same everywhere."""
     if _config.jax_threefry_partitionable:
         return nullcontext()
     found: AbstractContextManager[object] = jax.threefry_partitionable(True)
@@ -76,74 +76,74 @@ def _counting() -> AbstractContextManager[object]:
 
 def _partitionable(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @wraps(function)
-    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def call_partitionable(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with _counting():
             return function(*args, **kwargs)
 
-    return called
+    return call_partitionable
 
 
-def _typed(key: Any) -> Any:
+def _typed_key(key: Any) -> Any:
     return jax.random.wrap_key_data(key, impl="threefry2x32")
 
 
 @_partitionable
 def split(key: Any, shape: Sequence[int]) -> Any:
-    """`jax.random.split`."""
-    return jax.random.key_data(jax.random.split(_typed(key), tuple(shape)))
+    """Calls `jax.random.split`."""
+    return jax.random.key_data(jax.random.split(_typed_key(key), tuple(shape)))
 
 
 @_partitionable
 def fold_in(key: Any, data: Any) -> Any:
-    """`jax.random.fold_in`."""
+    """Calls `jax.random.fold_in`."""
     word = data & 0xFFFFFFFF if isinstance(data, int) else data
-    return jax.random.key_data(jax.random.fold_in(_typed(key), jnp.asarray(word, jnp.uint32)))
+    return jax.random.key_data(jax.random.fold_in(_typed_key(key), jnp.asarray(word, jnp.uint32)))
 
 
 @_partitionable
 def bits(key: Any, width: int, shape: Sequence[int]) -> Any:
-    """`jax.random.bits`."""
-    return jax.random.bits(_typed(key), tuple(shape), f"uint{width}")
+    """Calls `jax.random.bits`."""
+    return jax.random.bits(_typed_key(key), tuple(shape), f"uint{width}")
 
 
 @_partitionable
 def uniform(key: Any, shape: Sequence[int], dtype: str, low: Any, high: Any) -> Any:
-    """`jax.random.uniform`."""
-    return jax.random.uniform(_typed(key), tuple(shape), dtype, low, high)
+    """Calls `jax.random.uniform`."""
+    return jax.random.uniform(_typed_key(key), tuple(shape), dtype, low, high)
 
 
 @_partitionable
 def normal(key: Any, shape: Sequence[int], dtype: str) -> Any:
-    """`jax.random.normal`."""
-    return jax.random.normal(_typed(key), tuple(shape), dtype)
+    """Calls `jax.random.normal`."""
+    return jax.random.normal(_typed_key(key), tuple(shape), dtype)
 
 
 @_partitionable
 def truncated_normal(key: Any, lower: float, upper: float, shape: Sequence[int], dtype: str) -> Any:
-    """`jax.random.truncated_normal`."""
-    return jax.random.truncated_normal(_typed(key), lower, upper, tuple(shape), dtype)
+    """Calls `jax.random.truncated_normal`."""
+    return jax.random.truncated_normal(_typed_key(key), lower, upper, tuple(shape), dtype)
 
 
 @_partitionable
 def bernoulli(key: Any, p: Any, shape: Sequence[int] | None) -> Any:
-    """`jax.random.bernoulli`, with p in float32 whatever jax_enable_x64 says."""
+    """Calls `jax.random.bernoulli`, with p in float32 whatever jax_enable_x64 says."""
     p = jnp.asarray(p, jnp.float32)
-    return jax.random.bernoulli(_typed(key), p, None if shape is None else tuple(shape))
+    return jax.random.bernoulli(_typed_key(key), p, None if shape is None else tuple(shape))
 
 
 @_partitionable
 def randint(key: Any, shape: Sequence[int], low: Any, high: Any, dtype: str) -> Any:
-    """`jax.random.randint`."""
-    return jax.random.randint(_typed(key), tuple(shape), low, high, dtype)
+    """Calls `jax.random.randint`."""
+    return jax.random.randint(_typed_key(key), tuple(shape), low, high, dtype)
 
 
 @_partitionable
 def permutation(key: Any, x: Any, axis: int, independent: bool) -> Any:
-    """`jax.random.permutation`; a range is of int32 whatever jax_enable_x64 says."""
+    """Calls `jax.random.permutation`; a range is of int32 whatever jax_enable_x64 says."""
     values = jnp.arange(x, dtype=jnp.int32) if isinstance(x, int) else x
-    return jax.random.permutation(_typed(key), values, axis, independent=independent)
+    return jax.random.permutation(_typed_key(key), values, axis, independent=independent)
 
 
 def scaled(x: Any, factor: float) -> Any:
-    """The product in the dtype of the array."""
+    """Returns the product in the dtype of the array."""
     return x * jnp.asarray(factor, x.dtype)

@@ -13,7 +13,7 @@ Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
 
 
 def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
-    """`jax.value_and_grad`; of its gradients by complex arrays the conjugate, as torch has it."""
+    """Calls `jax.value_and_grad`; conjugates gradients by complex arrays, as torch has them."""
     (value, further), gradients = jax.value_and_grad(run, has_aux=True)(list(arrays))
     return value, further, [jnp.conj(g) if jnp.iscomplexobj(g) else g for g in gradients]
 
@@ -21,7 +21,7 @@ def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], l
 def vectorized(
     run: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any], axes: Sequence[int | None]
 ) -> list[Any]:
-    """`jax.vmap`."""
+    """Calls `jax.vmap`."""
     results: list[Any] = jax.vmap(run, in_axes=(list(axes),))(list(arrays))
     return results
 
@@ -41,19 +41,19 @@ class _Results:
         self.arrays, self.rest = arrays, rest
 
     def tree_flatten(self) -> tuple[Sequence[Any], _Rest]:
-        """For JAX."""
+        """Flattens for JAX."""
         return self.arrays, self.rest
 
     @classmethod
     def tree_unflatten(cls, rest: _Rest, arrays: Sequence[Any]) -> _Results:
-        """For JAX."""
+        """Flattens for JAX."""
         return cls(arrays, rest)
 
 
 def compiled(
     run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
 ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any]]:
-    """`jax.jit`, which compares the keys."""
+    """Calls `jax.jit`, which compares the keys."""
 
     def traced(arrays: list[Any], key: Any) -> _Results:
         results, rest = run(arrays, key)

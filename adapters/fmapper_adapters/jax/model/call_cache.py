@@ -31,7 +31,7 @@ class Routes:
         self._known: dict[Any, tuple[int | str, ...]] = {}
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
-        """The arrays among the arguments, in the order of the inputs; None if nobody knows."""
+        """Finds the arrays among the arguments, in order of the inputs; None if nobody knows."""
         if not self._known:
             return None
         try:
@@ -47,8 +47,8 @@ class Routes:
         if not self._possible or not all(map(_is_known, (*args, *kwargs.values()))):
             return
         leaves = self._program.bind(
-            tuple(_marked(value, at) for at, value in enumerate(args)),
-            {name: _marked(value, name) for name, value in kwargs.items()},
+            tuple(_mark(value, at) for at, value in enumerate(args)),
+            {name: _mark(value, name) for name, value in kwargs.items()},
         )
         route = [leaves[i] for i in self._arrays]
         if all(isinstance(place, _Place) for place in route):
@@ -62,12 +62,12 @@ class _Place:
         self.at = at
 
 
-def _marked(value: Any, at: int | str) -> Any:
+def _mark(value: Any, at: int | str) -> Any:
     return value if type(value) in _PLAIN else _Place(at)
 
 
 def _is_known(value: Any) -> bool:
-    """Whether the kind of a value says all that a check would ask for."""
+    """Tells whether the kind of a value says all that a check would ask for."""
     if isinstance(value, jax.Array):
         return not isinstance(value, jax.core.Tracer)
     return type(value) is np.ndarray or type(value) in _PLAIN

@@ -36,12 +36,12 @@ class Turned:
         return tuple(self.array.shape[i] for i in self.order)
 
     def plain(self) -> Any:
-        """The value with its dimensions in order."""
+        """Returns the value with its dimensions in order."""
         return jax.lax.transpose(self.array, self.order)
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function of pytrees of arrays, its images with the channels last in between."""
+    """Lowers pytrees of arrays to the same function, with images channels last in between."""
 
     def run(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
@@ -64,7 +64,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
         found = None
         name = eqn.primitive.name
         if name == "conv_general_dilated":
-            found = _convolved(eqn, given)
+            found = _convolve(eqn, given)
         elif any(isinstance(x, Turned) for x in given):
             if name in _INLINED:
                 inner = eqn.params["jaxpr"]
@@ -93,7 +93,7 @@ def _plain(x: Any) -> Any:
 
 
 def _laid(x: Any, order: Order) -> Any:
-    """The array that is x with its dimensions in an order."""
+    """Returns the array that is x with its dimensions in an order."""
     if isinstance(x, Turned):
         if x.order == order:
             return x.array
@@ -110,14 +110,14 @@ def _inverse(order: Order) -> Order:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-def _turned(array: Any, order: Order) -> Any:
+def _turn(array: Any, order: Order) -> Any:
     return array if order == tuple(range(len(order))) else Turned(array, order)
 
 
 # --- convolutions -------------------------------------------------------------------------------
 
 
-def _convolved(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
+def _convolve(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
     x, weight = given[0], _plain(given[1])
     params = dict(eqn.params)
     names = params["dimension_numbers"]
@@ -129,15 +129,15 @@ def _convolved(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
     images = _laid(x, last)
     places = eqn.outvars[0].aval.shape[2:]
     if _is_simple(params, as_it_is) and conv_as_matmul.pays(images, weight, places):
-        found = conv_as_matmul.convolved(images, weight, places, **params)
+        found = conv_as_matmul.convolve(images, weight, places, **params)
     else:
         params["dimension_numbers"] = names._replace(lhs_spec=last, out_spec=last)
         (found,) = _bound(eqn, (images, weight), params)
-    return [_turned(found, last)]
+    return [_turn(found, last)]
 
 
 def _is_simple(params: dict[str, Any], as_it_is: Order) -> bool:
-    """Whether a filter is for all channels, and images are not spread."""
+    """Tells whether a filter is for all channels, and images are not spread."""
     return (
         params["dimension_numbers"].rhs_spec == as_it_is
         and params["feature_group_count"] == params["batch_group_count"] == 1
@@ -167,13 +167,13 @@ stop_gradient sub tan tanh xor"""
 
 @_rule(*_ELEMENTWISE.split())
 def _elementwise(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
-    """One of those that are as large as the result says how it lies: the others are smaller."""
+    """Lays operands as the one that is as large as the result: the others are smaller."""
     shape = eqn.outvars[0].aval.shape
     order = next((x.order for x in given if isinstance(x, Turned) and x.shape == shape), None)
     if order is None or any(len(_shape(x)) not in (0, len(shape)) for x in given):
         return None
     found = _bound(eqn, [_laid(x, order) for x in given], eqn.params)
-    return [_turned(y, order) for y in found]
+    return [_turn(y, order) for y in found]
 
 
 def _shape(x: Any) -> tuple[Any, ...]:
@@ -183,21 +183,21 @@ def _shape(x: Any) -> tuple[Any, ...]:
 @_rule("transpose")
 def _transpose(eqn: Any, given: Sequence[Any]) -> list[Any]:
     (x,) = given
-    return [_turned(x.array, tuple(x.order[i] for i in eqn.params["permutation"]))]
+    return [_turn(x.array, tuple(x.order[i] for i in eqn.params["permutation"]))]
 
 
 @_rule(
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "squeeze"
 )
-def _dropped(eqn: Any, given: Sequence[Any]) -> list[Any]:
-    """Dimensions go; those that are left keep the order in which they lie."""
+def _drop(eqn: Any, given: Sequence[Any]) -> list[Any]:
+    """Returns dimensions go; those that are left keep the order in which they lie."""
     (x,) = given
     name = "axes" if "axes" in eqn.params else "dimensions"
     gone = tuple(sorted(x.order[i] for i in eqn.params[name]))
     found = _bound(eqn, [x.array], {**eqn.params, name: gone})
     left = [place for place in x.order if place not in gone]
     ranks = sorted(left)
-    return [_turned(y, tuple(map(ranks.index, left))) for y in found]
+    return [_turn(y, tuple(map(ranks.index, left))) for y in found]
 
 
 _ALONG = ("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation",
@@ -206,7 +206,7 @@ _ALONG = ("window_dimensions", "window_strides", "padding", "base_dilation", "wi
 
 @_rule("reduce_window_max", "reduce_window_min", "reduce_window_sum", "slice", "pad")
 def _along_each(eqn: Any, given: Sequence[Any]) -> list[Any]:
-    """Parameters that have something for each dimension."""
+    """Returns parameters that have something for each dimension."""
     x, *others = given
     if not isinstance(x, Turned):  # a padding value
         return _bound(eqn, [_plain(y) for y in given], eqn.params)
@@ -215,14 +215,14 @@ def _along_each(eqn: Any, given: Sequence[Any]) -> list[Any]:
         name: tuple(value[i] for i in back) if name in _ALONG and value is not None else value
         for name, value in eqn.params.items()
     }
-    return [_turned(_bound(eqn, [x.array, *map(_plain, others)], params)[0], x.order)]
+    return [_turn(_bound(eqn, [x.array, *map(_plain, others)], params)[0], x.order)]
 
 
 @_rule("concatenate")
 def _concatenate(eqn: Any, given: Sequence[Any]) -> list[Any]:
     order = next(x.order for x in given if isinstance(x, Turned))
     params = {**eqn.params, "dimension": order[eqn.params["dimension"]]}
-    return [_turned(_bound(eqn, [_laid(x, order) for x in given], params)[0], order)]
+    return [_turn(_bound(eqn, [_laid(x, order) for x in given], params)[0], order)]
 
 
 @_rule("split", "rev")
@@ -233,12 +233,12 @@ def _at_axis(eqn: Any, given: Sequence[Any]) -> list[Any]:
         params["axis"] = x.order[params["axis"]]
     else:
         params["dimensions"] = tuple(x.order[i] for i in params["dimensions"])
-    return [_turned(y, x.order) for y in _bound(eqn, [x.array], params)]
+    return [_turn(y, x.order) for y in _bound(eqn, [x.array], params)]
 
 
 @_rule("reshape")
 def _reshape(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
-    """Where dimensions are merged or split that lie beside each other as they do in the value."""
+    """Reshapes where the dimensions that merge or split lie beside each other in the value."""
     (x,) = given
     if eqn.params.get("dimensions") is not None or eqn.params.get("sharding") is not None:
         return None
@@ -254,11 +254,11 @@ def _reshape(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
         sized.append((lies[0], there))
     sized.sort()
     flat = [i for _, there in sized for i in there]
-    return [_turned(x.array.reshape([new[i] for i in flat]), _inverse(tuple(flat)))]
+    return [_turn(x.array.reshape([new[i] for i in flat]), _inverse(tuple(flat)))]
 
 
 def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:
-    """Dimensions that go over into each other, as small groups as there are; at least one each."""
+    """Groups dimensions that go over into each other, as small as possible; at least one each."""
     pairs: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):

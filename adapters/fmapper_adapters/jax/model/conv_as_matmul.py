@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 
 def pays(x: Any, weight: Any, places: Sequence[Any]) -> bool:
-    """Whether a convolution is faster as a product.
+    """Tells whether a convolution is faster as a product.
 
     It is for kernels of one place, for which nothing is copied, and where filters outnumber the
     places that they are applied to, so that they are what costs.
@@ -35,7 +35,7 @@ def pays(x: Any, weight: Any, places: Sequence[Any]) -> bool:
     return known and 0 < math.prod(count) <= weight.shape[0]
 
 
-def convolved(
+def convolve(
     x: Any,
     weight: Any,
     places: Sequence[Any],
@@ -47,7 +47,7 @@ def convolved(
     preferred_element_type: Any,
     **_: Any,
 ) -> Any:
-    """The cross-correlation of x (batch, ..., in) with weight (out, in, ...), channels last.
+    """Cross-correlates x (batch, ..., in) with weight (out, in, ...), channels last.
 
     What each filter sees is laid out as a row, kernel places within channels, as filters lie. The
     options are those of `jax.lax.conv_general_dilated`.
@@ -76,7 +76,7 @@ def convolved(
 
 
 def _are_few(sizes: Sequence[Any]) -> bool:
-    """Whether the larger matrix of a product, which should come first, is that of the filters.
+    """Tells whether the larger matrix of a product, which should be first, is the filters'.
 
     Measured: up to 16 places this way takes half the time, from 49 on a third more.
     """
@@ -87,7 +87,7 @@ _FEW = 32
 
 
 def _seen_along(x: Any, axis: int, size: int, count: Any, step: int, apart: int) -> Any:
-    """The axis as two: the places of the result, and what a filter of this size sees at each.
+    """Returns the axis as two: places of the result, and what a filter of this size sees there.
 
     One dimension at a time takes as many slices as a kernel is long, not as it has elements: 256
     for a kernel of 16 x 16 took XLA six seconds to compile.

@@ -36,13 +36,13 @@ class Run:
     problems: list[str] | None = None
 
     def next_key(self) -> Any:
-        """A key that no other operation of this run gets."""
+        """Returns a key that no other operation of this run gets."""
         self.drawn += 1
         return jax.random.fold_in(self.key, self.drawn)
 
 
 def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
-    """The outputs of a graph, in its structure.
+    """Returns the outputs of a graph, in its structure.
 
     Raises:
         Exception: What a lowering raises, with a note that names the call and the module.
@@ -86,12 +86,12 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
 
 
 def is_check(call: Call) -> bool:
-    """Whether a call asserts something and gives nothing."""
+    """Tells whether a call asserts something and gives nothing."""
     return call.op.startswith("aten::_assert")
 
 
 def _problems(call: Call, result: Any) -> Iterator[str]:
-    """How the results of a call differ in dtype from those that it had when it was recorded.
+    """Tells how the results of a call differ in dtype from those that it had when it was recorded.
 
     Not in shape, of which torch's recording says other things than its kernels do here and there.
     """
@@ -105,7 +105,7 @@ def _problems(call: Call, result: Any) -> Iterator[str]:
 
 
 def _function(graph: Graph, run: Run) -> Callable[..., Any]:
-    """An inner graph as a function, for operations that take one.
+    """Returns an inner graph as a function, for operations that take one.
 
     What it asserts is not looked at: it may be traced, and then nobody outside can.
     """
@@ -121,7 +121,7 @@ def _function(graph: Graph, run: Run) -> Callable[..., Any]:
 
 
 def _strong(result: Any) -> Any:
-    """Results as arrays of their dtype: a weak one would count as a Python number later on."""
+    """Makes results arrays of their dtype: a weak one would count as a Python number later."""
     if isinstance(result, tuple | list):
         return tuple([_strong(inner) for inner in result])
     if types.is_weak(result):

@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 
 class Code:
-    """The part of a model that is no array: a constant to `jax.jit`, compared by identity.
+    """The part of a model that is not an array: a constant to `jax.jit`, compared by identity.
 
     Attributes:
         program: The program, without its parameters and buffers.
@@ -166,7 +166,7 @@ class JaxModel:
         return self._code.random
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output for the arguments of the module's forward.
+        """Returns the output for the arguments of the module's forward.
 
         Two more keywords are taken, unless forward has them itself; `call` takes them always:
 
@@ -187,8 +187,8 @@ class JaxModel:
             outcome = self.call(args, kwargs, key=key)
             output, model = outcome.output, outcome.model
         else:
-            found = _compiled(code, (), self.precision, *self._state(), arrays, key)
-            output, model = self._finished(found)
+            found = _compile(code, (), self.precision, *self._state(), arrays, key)
+            output, model = self._finish(found)
         return (output, model) if mutable else output
 
     def call(
@@ -199,7 +199,7 @@ class JaxModel:
         key: Any = None,
         observe: interpret.Observer | None = None,
     ) -> Outcome:
-        """The output, and everything that the module would have changed in place.
+        """Returns the output, and everything that the module would have changed in place.
 
         Args:
             args: What forward takes by position.
@@ -212,7 +212,7 @@ class JaxModel:
         """
         code = self._code
         leaves = code.program.bind(args, kwargs or {})
-        arrays, numbers = _checked(code, leaves)
+        arrays, numbers = _check(code, leaves)
         for name, array in (*self.params.items(), *self.buffers.items()):
             if isinstance(array, jax.ShapeDtypeStruct):
                 raise ProgramInputError(
@@ -226,12 +226,12 @@ class JaxModel:
         if code.concrete:
             found = self._run_eagerly(numbers, arrays, key, observe)
         elif observe is not None:
-            given = meshes.gathered((*self._state(), arrays))
+            given = meshes.gather((*self._state(), arrays))
             found = _execute(code, numbers, self.precision, *given, key, observe)
         else:
-            found = _compiled(code, numbers, self.precision, *self._state(), arrays, key)
+            found = _compile(code, numbers, self.precision, *self._state(), arrays, key)
             code.routes.add(args, kwargs or {})
-        output, model = self._finished(found)
+        output, model = self._finish(found)
         output = code.echoes.put(output, args, kwargs or {})
         for position, value in found[2].items():
             leaves[position] = value
@@ -239,11 +239,11 @@ class JaxModel:
         return Outcome(output, model, new_args, new_kwargs)
 
     def _state(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What the program takes of the arrays: without names, which cost time in every call."""
+        """Returns what the program takes of the arrays: without names, which cost time per call."""
         return self._code.pick_params(self.params), self._code.pick_buffers(self.buffers)
 
-    def _finished(self, found: Results) -> tuple[Any, JaxModel]:
-        """The output, and the model with what the call has changed."""
+    def _finish(self, found: Results) -> tuple[Any, JaxModel]:
+        """Returns the output, and the model with what the call has changed."""
         users, changed, _, checks = found
         code = self._code
         if checks is not None:
@@ -256,12 +256,12 @@ class JaxModel:
         model = self
         if changed:
             model = self.replace(
-                params=_updated(self.params, changed), buffers=_updated(self.buffers, changed)
+                params=_update(self.params, changed), buffers=_update(self.buffers, changed)
             )
         return code.program.out_spec.unflatten(outputs), model
 
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
-        """Every operation of a call, run one by one, with its results."""
+        """Returns every operation of a call, run one by one, with its results."""
         seen: list[Observation] = []
 
         def observe(call: Call, result: Any) -> None:
@@ -272,7 +272,7 @@ class JaxModel:
         return seen
 
     def examine(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
-        """The output for the examples; None where random numbers or an error leave none.
+        """Returns the output for the examples; None where random numbers or an error leave none.
 
         Raises:
             ConversionError: Operations give other dtypes than in the source.
@@ -281,7 +281,7 @@ class JaxModel:
         code.problems = []
         try:
             if code.random and not code.concrete:  # nothing to compare: it need not be compiled
-                arrays, numbers = _checked(code, code.program.bind(args, kwargs))
+                arrays, numbers = _check(code, code.program.bind(args, kwargs))
                 run = partial(_execute, code, numbers, self.precision)
                 jax.eval_shape(run, *self._state(), arrays, jax.random.key(0))
                 found = None
@@ -300,8 +300,8 @@ class JaxModel:
         return None if code.random else found
 
     def _run_eagerly(self, numbers: Any, arrays: Any, key: Any, observe: Any) -> Any:
-        """Without compiling: for programs whose sizes depend on the values of arrays."""
-        given = meshes.gathered((*self._state(), arrays))
+        """Runs without compiling: for programs whose sizes depend on the values of arrays."""
+        given = meshes.gather((*self._state(), arrays))
         try:
             return _execute(self._code, numbers, self.precision, *given, key, observe)
         except jax.errors.JAXTypeError as error:
@@ -320,7 +320,7 @@ class JaxModel:
         buffers: Arrays | None = None,
         precision: Any = ...,
     ) -> JaxModel:
-        """The same model with other arrays, or another precision."""
+        """Returns this model with other arrays, or another precision."""
         return JaxModel(
             self.params if params is None else params,
             self.buffers if buffers is None else buffers,
@@ -329,7 +329,7 @@ class JaxModel:
         )
 
     def as_program(self) -> Program:
-        """The program with the arrays of this model, to be saved or lowered again."""
+        """Returns the program with the arrays of this model, to be saved or lowered again."""
         return dataclasses.replace(
             self.program,
             parameters={name: few_bits.in_bytes(x) for name, x in self.params.items()},
@@ -347,7 +347,7 @@ class JaxModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> JaxModel:
-        """The model in a file, with the options of `convert`.
+        """Returns the model in a file, with the options of `convert`.
 
         Raises:
             ConversionError: The file holds no program, or is damaged.
@@ -357,13 +357,13 @@ class JaxModel:
         return found
 
     def state_dict(self) -> Arrays:
-        """The arrays by the names that the module's own state dict has, tied ones under each."""
+        """Returns the arrays by the names that the module's own state dict has, ties under each."""
         kept = {n: a for n, a in self.buffers.items() if n not in self.program.transient}
         found = {**self.params, **kept}
         return found | {name: found[own] for name, own in self.aliases.items() if own in found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> JaxModel:
-        """The same program with other arrays, as those of another checkpoint.
+        """Returns this program with other arrays, as those of another checkpoint.
 
         Args:
             state: Arrays of any backend by the names of `state_dict`.
@@ -386,14 +386,14 @@ class JaxModel:
         )
 
     def __reduce__(self) -> Any:
-        """Pickled as its program; the lowerings are found again."""
-        return _unpickled, (self.as_program(), self.precision)
+        """Pickles the program; the lowerings are found again."""
+        return _unpickle, (self.as_program(), self.precision)
 
     def __copy__(self) -> JaxModel:
         return self.replace()
 
     def __deepcopy__(self, memo: Any) -> JaxModel:
-        """With the same code, which never changes: the copy is not compiled anew."""
+        """Copies with the same code, which never changes: the copy is not compiled anew."""
         arrays = copy.deepcopy((self.params, self.buffers), memo)
         return self.replace(params=arrays[0], buffers=arrays[1])
 
@@ -405,7 +405,7 @@ class JaxModel:
 JaxModel.__module__ = "fmapper_adapters.jax"  # where it is public
 
 
-def _unpickled(program: Program, precision: str | None) -> JaxModel:
+def _unpickle(program: Program, precision: str | None) -> JaxModel:
     found: JaxModel = convert(program, "jax", precision=precision)
     return found
 
@@ -416,7 +416,7 @@ def from_program(
     *,
     precision: str | None = "highest",
 ) -> JaxModel:
-    """The model for a program.
+    """Returns the model for a program.
 
     Raises:
         UnsupportedOpsError: Operations have no lowering; lists all of them.
@@ -432,7 +432,7 @@ def from_program(
             "program.parameters and program.buffers, by name; fmapper.to_jax takes them back",
             error.ops,
         ) from None
-    arrays = _moved({"params": program.parameters, "buffers": program.buffers})
+    arrays = _move_arrays({"params": program.parameters, "buffers": program.buffers})
     for kind, name in itertools.product(arrays, program.few_bits):
         if name in arrays[kind]:
             dtype = program.few_bits[name]
@@ -442,8 +442,8 @@ def from_program(
     return JaxModel(arrays["params"], arrays["buffers"], code, precision)
 
 
-def _moved(arrays: dict[str, Arrays]) -> dict[str, Arrays]:
-    """The arrays of a program as JAX's; those without values as shapes."""
+def _move_arrays(arrays: dict[str, Arrays]) -> dict[str, Arrays]:
+    """Returns the arrays of a program as JAX's; those without values as shapes."""
     hollow = {
         kind: {n: x for n, x in named.items() if _is_hollow(x)} for kind, named in arrays.items()
     }
@@ -476,7 +476,7 @@ def _execute(  # static_argnums goes by position
     key: Any,
     observe: interpret.Observer | None = None,
 ) -> Results:
-    """The program on arrays.
+    """Returns the program on arrays.
 
     Returns:
         Users' outputs that are not fixed, what it changes by name, the inputs that it changes by
@@ -494,12 +494,10 @@ def _execute(  # static_argnums goes by position
             inputs.append(_strong(next(given)) if spec.is_array() else next(static))
         elif spec.kind == "constant":
             array = code.constants[str(spec.target)]
-            inputs.append(
-                jnp.asarray(narrow_ints.narrowed(array, f"{program.name}: {spec.target}"))
-            )
+            inputs.append(jnp.asarray(narrow_ints.narrow(array, f"{program.name}: {spec.target}")))
         else:
             held = few_bits.in_bytes(next(named[spec.kind]))
-            array = narrow_ints.narrowed(held, f"{program.name}: {spec.target}")
+            array = narrow_ints.narrow(held, f"{program.name}: {spec.target}")
             inputs.append(jnp.asarray(array))
     run = interpret.Run(code.lowerings, key, observe, problems=code.problems)
     with _settings(program, precision):
@@ -522,15 +520,15 @@ def _execute(  # static_argnums goes by position
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _compiled(code: Code, numbers: tuple[Any, ...], precision: str | None, *arrays: Any) -> Results:
-    """The same, compiled."""
+def _compile(code: Code, numbers: tuple[Any, ...], precision: str | None, *arrays: Any) -> Results:
+    """Returns the compiled program."""
     run: Callable[..., Results] = partial(_execute, code, numbers, precision)
     if code.convolves and jax.default_backend() == "cpu":
         run = channels_last.channels_last(run)
     params, buffers, users, _ = arrays
 
     def keep(results: Results) -> Results:
-        """What the program changes is sharded as it was."""
+        """Keeps what the program changes sharded as it was."""
         names = code.names["parameter"] + code.names["buffer"]
         state = dict(zip(names, (*params, *buffers), strict=True))
         places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
@@ -594,12 +592,12 @@ def _strong(array: Any) -> Any:
     return array.astype(array.dtype) if types.is_weak(array) else array
 
 
-def _updated(arrays: Arrays, changed: Arrays) -> Arrays:
+def _update(arrays: Arrays, changed: Arrays) -> Arrays:
     return {name: changed.get(name, array) for name, array in arrays.items()}
 
 
-def _checked(code: Code, leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    """The arrays and the numbers among the leaves, if the program was recorded for such.
+def _check(code: Code, leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """Returns the arrays and the numbers among the leaves, if the program was recorded for such.
 
     Raises:
         ProgramInputError: It was not; says which input.
@@ -642,7 +640,7 @@ def _checked_array(
     problem = program.shape_problem(spec.shape, leaf.shape, sizes)
     if problem:
         raise ProgramInputError(f"{where}: {problem}")
-    return narrow_ints.narrowed(leaf, where)
+    return narrow_ints.narrow(leaf, where)
 
 
 def _checked_number(

@@ -22,7 +22,7 @@ _auto_axes: Any = getattr(jax.sharding, "auto_axes", None)
 
 
 def explicit_mesh(tree: Any) -> Any:
-    """The abstract mesh with Explicit axes that arrays are on; None without."""
+    """Returns the abstract mesh with Explicit axes that arrays are on; None without."""
     if _typeof is None or _auto_axes is None:
         return None
     for leaf in jax.tree.leaves(tree):
@@ -39,7 +39,7 @@ def run(
     batch: Sequence[Any],
     keep: Callable[[Any], Any],
 ) -> Any:
-    """A function of arrays, where XLA chooses how everything inside is sharded.
+    """Returns a function of arrays, where XLA chooses how everything inside is sharded.
 
     Args:
         function: Called with the arrays.
@@ -51,7 +51,7 @@ def run(
     mesh = explicit_mesh(arrays)
     if mesh is None:
         return function(*arrays)
-    shapes = jax.eval_shape(function, *jax.tree.map(_unplaced, arrays))
+    shapes = jax.eval_shape(function, *jax.tree.map(_unplace, arrays))
     rows: dict[int, Any] = {}
     for array in batch:
         spec = _spec(array)
@@ -70,15 +70,15 @@ def run(
     return _auto_axes(function, axes=mesh.explicit_axes, out_sharding=wanted)(*arrays)
 
 
-def gathered(tree: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """Arrays of an Explicit mesh as arrays of the host, for what runs operation by operation."""
+def gather(tree: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """Brings arrays of an Explicit mesh to the host, for what runs operation by operation."""
     if explicit_mesh(tree) is None:
         return tree
     found: tuple[Any, Any, Any] = jax.tree.map(np.asarray, tree)
     return found
 
 
-def _unplaced(array: Any) -> Any:
+def _unplace(array: Any) -> Any:
     kind = _typeof(array)
     return _Shape(kind.shape, kind.dtype, weak_type=getattr(kind, "weak_type", False))
 

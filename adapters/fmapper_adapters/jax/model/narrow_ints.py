@@ -20,8 +20,8 @@ _ENDS = (-(2**63), 2**63 - 1)
 _SPAN = np.iinfo(np.int32)
 
 
-def narrowed(array: Any, where: str) -> Any:
-    """An array that JAX holds as it is, unless `jax_enable_x64` is set.
+def narrow(array: Any, where: str) -> Any:
+    """Returns an array that JAX holds as it is, unless `jax_enable_x64` is set.
 
     Raises:
         LossyCastError: An integer does not fit into 32 bits, and is no end of int64.
@@ -41,7 +41,7 @@ def _is_wide(array: Any) -> bool:
 
 
 def _loss(array: Any, where: str) -> str:
-    """What 32 bits would lose of an array of 64; empty for nothing."""
+    """Returns what 32 bits would lose of an array of 64; empty for nothing."""
     values = np.asarray(array).reshape(-1)
     if values.dtype == np.uint64:
         lost = values > np.iinfo(np.uint32).max
@@ -61,7 +61,7 @@ def _message(where: str, what: str) -> str:
 def problem(
     program: Program, constants: Mapping[str, Any], lowerings: Mapping[str, Lowering]
 ) -> str:
-    """What would be lost of a program's 64-bit integers; empty where nothing is.
+    """Returns what would be lost of a program's 64-bit integers; empty where nothing is.
 
     Args:
         program: The program.
@@ -102,7 +102,7 @@ class _Ends:
         self._with_places: set[str] = set()
 
     def problem(self, graph: Graph) -> str:
-        """What is wrong with the first call that loses something."""
+        """Says what is wrong with the first call that loses something."""
         for call in graph.calls:
             inner = (self._problem_inside(graph) for graph in call.graphs())
             found = self._problem_of(call) or next(filter(None, inner), "")
@@ -132,13 +132,13 @@ class _Ends:
         return ""
 
     def _is_place(self, call: Call) -> bool:
-        """Whether a call reads the places from what sorts or selects, which are no elements."""
+        """Tells whether a call reads places from what sorts or selects, which are not elements."""
         source = call.args[0] if call.args else None
         known = isinstance(source, Ref) and source.name in self._with_places
         return call.op == "sym::getitem" and known and call.args[1] == 1
 
     def _problem_inside(self, graph: Graph) -> str:
-        """What is wrong with a function that a call takes; no end may come out of it."""
+        """Says what is wrong with a function that a call takes; no end may come out of it."""
         ends = _Ends({}, {}, self._lowerings)
         found = ends.problem(graph)
         outputs = graph.outputs if isinstance(graph.outputs, tuple) else (graph.outputs,)
@@ -149,14 +149,14 @@ class _Ends:
 
 
 def _wide_numbers(call: Call, elements: Sequence[int]) -> list[int]:
-    """The numbers among the elements that a call takes that need more than 32 bits."""
+    """Returns the numbers among the elements that a call takes that need more than 32 bits."""
     given = [call.args[i] for i in elements if i < len(call.args)]
     numbers = [n for n in given if isinstance(n, int) and not isinstance(n, bool)]
     return [n for n in numbers if not _SPAN.min <= n <= _SPAN.max]
 
 
 def _use_of(call: Call, lowering: Lowering) -> str:
-    """What a call does with integers of 64 bits."""
+    """Returns what a call does with integers of 64 bits."""
     return lowering.int64(call) if callable(lowering.int64) else lowering.int64
 
 

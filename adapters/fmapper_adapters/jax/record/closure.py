@@ -65,14 +65,14 @@ class Lifted:
         trained: set[int] = set()
         for part in _trees(self._roots):
             try:
-                trained |= _trained(part)
+                trained |= _trained_ids(part)
             except NotAFunctorError as error:
                 self.refusal = self.refusal or error
                 leaves = [leaf for _, leaf in _leaves(part)]
                 trained |= {id(x) for x in leaves if _is_inexact(x)}
                 undeclared = [x for x in leaves if not isinstance(x, _ARRAYS) and holds_arrays(x)]
                 self.suspects += _arrays_within(undeclared)
-        for name, leaf in _found(self._roots, self.inference):
+        for name, leaf in _find_arrays(self._roots, self.inference):
             if name in self.arrays or name in self.aliases:
                 raise StructureMismatchError(
                     f"two arrays are both called {name!r} when keys are joined with dots. Rename "
@@ -87,7 +87,7 @@ class Lifted:
                 self.trained.add(name)
 
     def filled(self, known: Mapping[str, Any], *, train: bool | None = None) -> tuple[Any, ...]:
-        """The roots with other arrays, by their names; ties are kept.
+        """Returns the roots with other arrays, by their names; ties are kept.
 
         Args:
             known: The arrays.
@@ -97,12 +97,12 @@ class Lifted:
         return tuple(map(filling.tree, self._roots))
 
     def changed(self, filled: tuple[Any, ...], known: Mapping[str, Any]) -> dict[str, Any]:
-        """What a call has put into filled roots, as counters and running averages.
+        """Returns what a call has put into filled roots, as counters and running averages.
 
         Raises:
             ConversionError: It has made or removed arrays, or parted tied ones.
         """
-        after = dict(_found(tuple(map(_with_arrays, filled)), []))
+        after = dict(_find_arrays(tuple(map(_with_arrays, filled)), []))
         new = [n for n in after if n not in self.arrays and n not in self.aliases]
         gone = [n for n in (*self.arrays, *self.aliases) if n not in after]
         if new or gone:
@@ -120,7 +120,7 @@ class Lifted:
 
 
 def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
-    """The classes of the nodes that are wanted, by name as arrays have one."""
+    """Returns the classes of the nodes that are wanted, by name as arrays have one."""
     found: dict[str, type] = {}
 
     def see(path: Any, node: Any) -> bool:
@@ -133,29 +133,29 @@ def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
 
 
 def is_function(x: Any) -> bool:
-    """Whether something is called without being a tree of arrays itself."""
+    """Tells whether something is called without being a tree of arrays itself."""
     if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
         return True
-    return wrapped(x) is not None
+    return unwrap(x) is not None
 
 
-def called(model: Any) -> Any:
-    """A model, or the method that is called where that holds arrays in its closure itself."""
+def callee_of(model: Any) -> Any:
+    """Returns a model, or the method that is called where that itself closes over arrays."""
     method = getattr(type(model), "__call__", None)  # noqa: B004 - it is wanted, not asked for
     if is_function(model) or not isinstance(method, types.FunctionType) or not _parts(method):
         return model
     return types.MethodType(method, model)
 
 
-def wrapped(x: Any) -> Any | None:
-    """The function that `jax.jit` and the like have made another one of; None for others."""
+def unwrap(x: Any) -> Any | None:
+    """Returns the function that `jax.jit` and the like have wrapped; None for others."""
     cls = type(x)
     is_jitted = cls.__name__ in _JITTED and cls.__module__.startswith(("jax", "flax", "equinox"))
     return getattr(x, "__wrapped__", None) if is_jitted else None
 
 
 def _with_arrays(root: Any) -> Any:
-    """A tree whose boxes, such as the variables of NNX, hold arrays where they hold numbers."""
+    """Returns a tree whose boxes, such as variables of NNX, hold arrays instead of numbers."""
     if is_function(root) or not _has_numbers(root):
         return root
 
@@ -176,7 +176,7 @@ def _is_boxed_number(path: Any, leaf: Any) -> bool:
 
 
 def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
-    """The leaves of a tree, tied ones at each of their places, with the parts of their names."""
+    """Lists the leaves of a tree, tied ones at each place, with the parts of their names."""
     found: list[tuple[tuple[str, ...], Any]] = []
 
     def see(path: Any, leaf: Any) -> Any:
@@ -200,8 +200,8 @@ def _is_function_at(path: Any, node: Any) -> bool:
     return is_function(node)
 
 
-def _found(roots: tuple[Any, ...], inference: list[bool]) -> list[tuple[str, Any]]:
-    """The arrays in all roots by name, in their order; tied ones at each of their places."""
+def _find_arrays(roots: tuple[Any, ...], inference: list[bool]) -> list[tuple[str, Any]]:
+    """Finds the arrays in all roots by name, in order; tied ones at each of their places."""
     found: list[tuple[str, Any]] = []
     seen: set[int] = set()
 
@@ -225,7 +225,7 @@ def _found(roots: tuple[Any, ...], inference: list[bool]) -> list[tuple[str, Any
 
 
 def _modes_in(tree: Any) -> Iterator[tuple[Any, str, bool]]:
-    """The parts of a tree that say in an attribute which mode they are in, as those of NNX do."""
+    """Yields the parts of a tree whose attributes say which mode they are in, as NNX's do."""
     for node in fcollect(tree, is_leaf=is_function):
         held = getattr(node, "__dict__", {})
         for name in _MODES:
@@ -234,7 +234,7 @@ def _modes_in(tree: Any) -> Iterator[tuple[Any, str, bool]]:
 
 
 def _trees(roots: tuple[Any, ...]) -> Iterator[Any]:
-    """The trees that are held, each without the functions in it."""
+    """Yields the trees that are held, each without the functions in it."""
     todo, seen = [*roots], set()
     while todo:
         tree = todo.pop()
@@ -254,8 +254,8 @@ def _trees(roots: tuple[Any, ...]) -> Iterator[Any]:
             )
 
 
-def _trained(tree: Any) -> set[int]:
-    """The ids of the arrays of a tree that are trained."""
+def _trained_ids(tree: Any) -> set[int]:
+    """Returns the ids of the arrays of a tree that are trained."""
     found = {id(array) for array in trainables(tree).values()}
     for variables in _variables(tree):  # the other collections of Linen are not trained
         beside = [leaf for name, part in variables.items() if name != "params"
@@ -275,8 +275,8 @@ def _variables(tree: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _parts(function: Any) -> list[tuple[str, Any]]:
-    """What a function holds arrays in, by name; what it wraps has no name of its own."""
-    inner = wrapped(function)
+    """Returns what a function holds arrays in, by name; what it wraps has no name of its own."""
+    inner = unwrap(function)
     if inner is not None:
         return [("", inner)]
     if isinstance(function, types.MethodType):
@@ -312,7 +312,7 @@ def _cells(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(function: Any, seen: set[int] | None = None) -> list[tuple[str, Any]]:
-    """The models and trees that a function finds among the globals of its file."""
+    """Returns the models and trees that a function finds among the globals of its file."""
     if not isinstance(function, types.FunctionType):
         return []
     seen = set() if seen is None else seen
@@ -328,7 +328,7 @@ def _globals(function: Any, seen: set[int] | None = None) -> list[tuple[str, Any
             if is_near and (_globals(value, seen) or holds_arrays(value)):
                 found.append((name, value))
         elif is_function(value):
-            inner = wrapped(value)
+            inner = unwrap(value)
             if inner is not None and id(inner) not in seen and (
                 holds_arrays(inner) or _globals(inner, seen)
             ):  # fmt: skip
@@ -353,7 +353,7 @@ def _is_inexact(x: Any) -> bool:
 
 
 def _arrays_within(objects: list[Any]) -> list[Any]:
-    """The arrays in the attributes of objects, in containers, and in other objects there."""
+    """Finds the arrays in attributes of objects, in containers, and in other objects there."""
     found: list[Any] = []
     todo, seen = list(objects), set()
     while todo:
@@ -407,12 +407,12 @@ class _Filling:
         found = self._functions.get(id(function))
         if found is None:
             self._functions[id(function)] = function  # if it refers to itself
-            found = self._made(function) if _parts(function) else function
+            found = self._make(function) if _parts(function) else function
             self._functions[id(function)] = found
         return found
 
-    def _made(self, function: Any) -> Any:
-        inner = wrapped(function)
+    def _make(self, function: Any) -> Any:
+        inner = unwrap(function)
         if inner is not None:
             return self.tree(inner)
         if isinstance(function, types.MethodType):
@@ -440,7 +440,7 @@ class _Filling:
         return types.CellType(self.tree(value))
 
     def _space(self, function: Any) -> dict[str, Any]:
-        """The globals of a function, where some of them are to be others."""
+        """Returns the globals of a function, where some of them are to be others."""
         own: dict[str, Any] = function.__globals__
         found = _globals(function)
         if not found:

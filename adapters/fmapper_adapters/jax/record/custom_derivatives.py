@@ -45,7 +45,7 @@ class Function:
 
 
 def function_of(eqn: Any) -> Function | None:
-    """The function that an equation calls; None where none has a derivative of its own.
+    """Returns the function that an equation calls; None where none has a derivative of its own.
 
     A sample of a gamma distribution and the solution of a linear system are such functions too:
     JAX finds both by loops that it does not differentiate.
@@ -57,7 +57,7 @@ def function_of(eqn: Any) -> Function | None:
     elif name == "custom_linear_solve":
         body, label = _solution(eqn), "jax::custom_linear_solve"
     elif name in _OPENED:
-        body, label = _opened(eqn), name
+        body, label = _trace_rule(eqn), name
     elif name == "random_gamma":
         return _gamma(eqn)
     else:
@@ -69,7 +69,7 @@ def function_of(eqn: Any) -> Function | None:
 
 
 def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
-    """An equation as a function of its operands, whatever its primitive is bound by."""
+    """Returns an equation as a function of its operands, whatever its primitive is bound by."""
     variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
     names = ("",) * len(variables), ("",) * len(eqn.outvars)
     info = core.DebugInfo("fmapper", "equation", *names)
@@ -84,7 +84,7 @@ def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
 
 
 def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
-    """What JAX differentiates an equation to, as a closed jaxpr."""
+    """Returns what JAX differentiates an equation to, as a closed jaxpr."""
     run = results_of(eqn)
 
     def backward(operands: list[Any], cotangents: list[Any]) -> list[Any]:
@@ -104,7 +104,7 @@ def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
 
 
 def _solution(eqn: Any) -> Any:
-    """The part of `custom_linear_solve` that solves, of all of its operands."""
+    """Returns the part of `custom_linear_solve` that solves, of all of its operands."""
     counts = eqn.params["const_lengths"]
     solve = eqn.params["jaxprs"].solve
     first = counts.matvec + counts.vecmat
@@ -118,8 +118,8 @@ def _solution(eqn: Any) -> Any:
     return jax.make_jaxpr(run)(*[_shape(v.aval) for v in eqn.invars])
 
 
-def _opened(eqn: Any) -> Any:
-    """What a primitive computes by its own rule, as a closed jaxpr."""
+def _trace_rule(eqn: Any) -> Any:
+    """Returns what a primitive computes by its own rule, as a closed jaxpr."""
 
     def run(*operands: Any) -> list[Any]:
         return list(eqn.primitive.impl(*operands, **eqn.params))
@@ -128,7 +128,7 @@ def _opened(eqn: Any) -> Any:
 
 
 def _gamma(eqn: Any) -> Function:
-    """A sample as JAX draws it, all elements side by side; its derivative as JAX has it."""
+    """Returns a sample as JAX draws it, all elements side by side; its derivative as JAX has it."""
     primitive, in_logarithms = eqn.primitive, eqn.params["log_space"]
     draw = primitive.impl
     more = {"use_vmap": True} if "use_vmap" in inspect.signature(draw).parameters else {}
@@ -161,7 +161,7 @@ def _is_real(aval: Any) -> bool:
 
 
 def _label(body: Any) -> str:
-    """The name of a function, which says whether it is one of JAX's own."""
+    """Returns the name of a function, which says whether it is one of JAX's own."""
     info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
     name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
     return f"jax::{name}" if frames.is_of(place, ("jax",)) else name

@@ -43,7 +43,7 @@ Places = Mapping[tuple[int, int], str]  # why the dimension of an array does not
 
 
 def traced(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced:
-    """The jaxpr for the shapes of the examples, and the sizes in it that may vary.
+    """Returns the jaxpr for the shapes of the examples, and the sizes in it that may vary.
 
     What Python asks of such a size is decided for the examples; see `_guards`. A size of which only
     one value is left by that is fixed.
@@ -67,14 +67,14 @@ def traced(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced:
     bounds: Symbols = {}
     texts = _Texts(bounds).of(examples, dynamic_shapes)
     try:
-        return _guarded(trace, shapes, texts, bounds)
+        return _trace_with_guards(trace, shapes, texts, bounds)
     except ConversionError:
         if not any(texts):
             raise
-    return _guarded(trace, shapes, texts, bounds, deep=True)
+    return _trace_with_guards(trace, shapes, texts, bounds, deep=True)
 
 
-def _guarded(
+def _trace_with_guards(
     trace: Trace,
     shapes: list[Any],
     texts: list[str | None],
@@ -82,7 +82,7 @@ def _guarded(
     *,
     deep: bool = False,
 ) -> Traced:
-    """The jaxpr for shapes in words, with guards for what Python asks of sizes.
+    """Returns the jaxpr for shapes in words, with guards for what Python asks of sizes.
 
     Raises:
         ConversionError: It cannot be recorded, or the sizes do not fit the examples.
@@ -148,7 +148,7 @@ def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str,
 
 
 def _symbolic(shapes: list[Any], texts: list[str | None], bounds: Symbols) -> tuple[list[Any], Any]:
-    """The shapes with symbols, and the scope of those."""
+    """Returns the shapes with symbols, and the scope of those."""
     limits = [f"{name} >= {low}" for name, (low, _) in bounds.items() if low is not None]
     limits += [f"{name} <= {high}" for name, (_, high) in bounds.items() if high is not None]
     try:
@@ -204,7 +204,7 @@ class _Texts:
         if isinstance(given, Mapping) and set(given) - taken:
             unknown = ", ".join(map(str, sorted(set(given) - taken, key=str)))
             raise ConversionError(
-                f"dynamic_shapes: {unknown} is no input; there are {', '.join(map(str, taken))}"
+                f"dynamic_shapes: {unknown} is not an input; there are {', '.join(map(str, taken))}"
             )
         return [text for text, fixed in zip(found, static, strict=True) if not fixed]
 
@@ -252,7 +252,7 @@ class _Texts:
             return "_"
         name = getattr(size, "__name__", None)  # a Dim of torch
         if name is None:
-            raise ConversionError(f"dynamic_shapes: {size!r} is no size")
+            raise ConversionError(f"dynamic_shapes: {size!r} is not a size")
         if str(name).isidentifier():
             low, high = getattr(size, "min", None), getattr(size, "max", None)
             self._bounds.setdefault(
@@ -270,7 +270,7 @@ def _finite(high: Any) -> int | None:
 
 
 def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
-    """All sizes that can vary: all at once, else one after the other, first dimensions first.
+    """Makes all sizes vary that can: all at once, else one by one, first dimensions first.
 
     Two inputs that have a size in common are taken to have it in common always, where the code
     cannot do without that.
@@ -293,7 +293,7 @@ def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
     shared = {place: sizes[shapes[place[0]].shape[place[1]]] for place in places}
     for names in (own, shared):
         try:
-            found = _tried(trace, shapes, names)
+            found = _try_dims(trace, shapes, names)
         except ConversionError:  # the code fixes one of them
             continue
         found.fixed += told
@@ -309,7 +309,7 @@ def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
         reason = ""
         for added, deep in ((alone, False), (first, False), (group, False), (alone, True)):
             try:
-                best = _tried(trace, shapes, {**kept, **added}, deep=deep)
+                best = _try_dims(trace, shapes, {**kept, **added}, deep=deep)
             except ConversionError as error:
                 reason = reason or _reason(error)
             else:
@@ -321,8 +321,8 @@ def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
     return best
 
 
-def _tried(trace: Trace, shapes: list[Any], names: Places, *, deep: bool = False) -> Traced:
-    """The jaxpr where some dimensions have names.
+def _try_dims(trace: Trace, shapes: list[Any], names: Places, *, deep: bool = False) -> Traced:
+    """Returns the jaxpr where some dimensions have names.
 
     Raises:
         ConversionError: The code fixes one of them.
@@ -331,7 +331,7 @@ def _tried(trace: Trace, shapes: list[Any], names: Places, *, deep: bool = False
     for i, shape in enumerate(shapes):
         words = [names.get((i, d), "_") for d in range(len(shape.shape))]
         texts.append(", ".join(words) + ("," if len(words) == 1 else "") if words else None)
-    return _guarded(trace, shapes, texts, {}, deep=deep)
+    return _trace_with_guards(trace, shapes, texts, {}, deep=deep)
 
 
 def _letter(i: int) -> str:
@@ -344,7 +344,7 @@ def _struct(shape: Any, dtype: Any) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what was said, without which model it was said of."""
+    """Returns the first line of what was said, without which model it was said of."""
     line = _first_line(error)
     return line.partition(" cannot be recorded")[2].removeprefix(":").strip() or line
 

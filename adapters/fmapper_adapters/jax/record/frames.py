@@ -42,7 +42,7 @@ def is_of_python(file: str) -> bool:
 
 @functools.cache
 def _folders(package: str) -> tuple[str, ...]:
-    """The folders of a package, each with a separator at its end; none if it is not installed."""
+    """Returns the folders of a package, each ending with a separator; none if not installed."""
     return tuple(
         form + os.sep for place in _places(package) for form in {place, os.path.realpath(place)}
     )

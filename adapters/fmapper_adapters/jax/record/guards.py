@@ -106,11 +106,11 @@ class Questions:
         _leave(self._scope)
 
     def guards(self) -> tuple[Guard, ...]:
-        """What must hold of the sizes of a call."""
+        """Returns what must hold of the sizes of a call."""
         return tuple(guard for part, known in self._ranges.items() for guard in known.guards(part))
 
     def fixed(self) -> dict[str, tuple[int | str, str]]:
-        """Sizes that have only one value left, or are another one: with that, and the question."""
+        """Returns sizes that have one value left, or equal another: with that, and the question."""
         found: dict[str, tuple[int | str, str]] = {}
         for part, known in self._ranges.items():
             if known.only is None:
@@ -125,7 +125,7 @@ class Questions:
     # --- answers ---
 
     def equal(self, one: Any, other: Any) -> Any:
-        """`one == other`."""
+        """Answers `one == other`."""
         frame = self._user()
         if frame is None:
             found = _ORIGINAL["__eq__"](one, other)
@@ -138,7 +138,7 @@ class Questions:
         return self._equal(one - number, f"{one} == {other}", frame)
 
     def at_least(self, one: Any, other: Any, relation: str) -> Any:
-        """`one >= other`, or another relation: of `>`, `<` and `<=`."""
+        """Answers `one >= other`, or another relation: `>`, `<` or `<=`."""
         frame = self._user()
         if frame is None and not self._deep:
             answer = _ORIGINAL[_METHODS[relation]](one, other)
@@ -162,7 +162,7 @@ class Questions:
         return answer
 
     def larger(self, one: Any, other: Any, method: str) -> Any:
-        """`max(one, other)` or `min(one, other)`; one of both, where that is to be decided."""
+        """Computes `max(one, other)` or `min(one, other)`; one of both, if to be decided."""
         difference = one - other
         found = _ORIGINAL[method](one, other)
         if not self._deep or found is one or found is other or not isinstance(found, _Symbol):
@@ -176,7 +176,7 @@ class Questions:
         return one if is_one == method.endswith("max") else other
 
     def hashed(self, one: Any) -> int:
-        """`hash(one)`; who looks a size up must know it."""
+        """Computes `hash(one)`; who looks a size up must know it."""
         frame = self._user()
         if frame is None or _name(frame) in _FOR_JAX or not _looks_up(frame):
             found: int = _ORIGINAL["__hash__"](one)
@@ -184,12 +184,12 @@ class Questions:
         return hash(self._fix(one, f"{one} is looked up", frame))
 
     def truth(self, one: Any) -> bool:
-        """`bool(one)`."""
+        """Answers `bool(one)`."""
         frame = self._user()
         return frame is None or not self._equal(one, f"{one} == 0", frame)
 
     def number(self, one: Any, original: Callable[[Any], int]) -> int:
-        """`int(one)`, or what is used as one."""
+        """Computes `int(one)`, or what is used as one."""
         frame = self._user()
         if frame is None and sys._getframe(2).f_code.co_name in _ITERATIONS:
             frame = self._user(beyond=True)
@@ -211,7 +211,7 @@ class Questions:
         answer = self._value(difference) == 0
         part, sign, rest = _parts(difference)
         known = self._ranges.setdefault(part, _Range())
-        told = _told(question, frame)
+        told = _describe_question(question, frame)
         if answer:
             known.at_least(-sign * rest, told)
             known.at_most(-sign * rest, told)
@@ -220,7 +220,7 @@ class Questions:
         return answer
 
     def _is_equal_in_depth(self, one: Any, other: Any) -> bool:
-        """Whether two sizes are equal for the examples, and that does not fix one."""
+        """Tells whether two sizes are equal for the examples, and that does not fix one."""
         number = _as_size(other)
         difference = None if number is None or isinstance(number, float) else one - number
         if not isinstance(difference, _Symbol) or self._value(difference) != 0:
@@ -234,7 +234,7 @@ class Questions:
         answer = self._value(difference) >= 0
         part, sign, rest = _parts(difference)
         known = self._ranges.setdefault(part, _Range())
-        told = _told(question, frame or self._user(beyond=True))
+        told = _describe_question(question, frame or self._user(beyond=True))
         if answer == (sign > 0):
             known.at_least(-rest if answer else rest + 1, told)
         else:
@@ -255,19 +255,19 @@ class Questions:
                 known = self._ranges.setdefault(name, _Range())
                 if known.low is None or known.low[0] < 1:
                     frame = self._user(beyond=True)
-                    known.at_least(1, _told(f"{one} {relation} {other}", frame))
+                    known.at_least(1, _describe_question(f"{one} {relation} {other}", frame))
 
     def _fix(self, one: Any, question: str, frame: Any) -> int:
         part, sign, rest = _parts(one)
         value = self._value(one)
         known = self._ranges.setdefault(part, _Range())
-        told = _told(question, frame)
+        told = _describe_question(question, frame)
         known.at_least(sign * (value - rest), told)
         known.at_most(sign * (value - rest), told)
         return value
 
     def _user(self, *, beyond: bool = False) -> FrameType | None:
-        """The frame that asks, if it is the user's own or that of a library of others.
+        """Returns the frame that asks, if it is the user's own or that of a library of others.
 
         Args:
             beyond: The next such frame, even if JAX asks for it.
@@ -295,7 +295,7 @@ def _inconclusive() -> type[Exception]:
 
 
 def _is_user(frame: FrameType) -> bool | None:
-    """Whether code is the user's; False for that of JAX, None for what others call."""
+    """Tells whether code is the user's; False for that of JAX, None for what others call."""
     name = _name(frame)
     if name in _OF_JAX:
         return False
@@ -303,12 +303,12 @@ def _is_user(frame: FrameType) -> bool | None:
 
 
 def _name(frame: FrameType) -> str:
-    """The package that code belongs to."""
+    """Returns the package that code belongs to."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _as_size(other: Any) -> Any:
-    """A number as an integer, where it is one; None for what is no number."""
+    """Returns a number as an integer, where it is one; None for what is not a number."""
     if isinstance(other, _Symbol):
         return other
     if isinstance(other, float):
@@ -320,7 +320,7 @@ def _as_size(other: Any) -> Any:
 
 
 def _parts(expression: Any) -> tuple[str, int, int]:
-    """An expression as `sign * part + rest`."""
+    """Returns an expression as `sign * part + rest`."""
     text, rest = str(expression), 0
     if match := re.fullmatch(r"(.+) ([+-]) (\d+)", text):
         rest = int(match[2] + match[3])
@@ -329,14 +329,14 @@ def _parts(expression: Any) -> tuple[str, int, int]:
     return match[1] if match else text, 1, rest
 
 
-def _told(question: str, frame: FrameType | None) -> str:
+def _describe_question(question: str, frame: FrameType | None) -> str:
     if frame is None:
         return question[:200]
     return f"{question[:200]} at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _looks_up(frame: FrameType) -> bool:
-    """Whether the instruction that runs wants a hash to look for something equal."""
+    """Tells whether the instruction that runs wants a hash to look for something equal."""
     before: list[Any] = []
     for one in dis.get_instructions(frame.f_code):
         if one.offset == frame.f_lasti:
@@ -389,7 +389,7 @@ def _leave(scope: Any) -> None:
 
 
 def _of(symbol: Any) -> Questions | None:
-    """The recording that a symbol belongs to; other threads may have symbols of their own."""
+    """Returns the recording that a symbol belongs to; other threads may have their own."""
     return _active.get(id(symbol.scope))
 
 
@@ -406,7 +406,7 @@ def _ne(self: Any, other: Any) -> Any:
     return found if found is NotImplemented else not found
 
 
-def _ordered(relation: str) -> Callable[[Any, Any], Any]:
+def _order(relation: str) -> Callable[[Any, Any], Any]:
     def ask(self: Any, other: Any) -> Any:
         questions = _of(self)
         if questions is None:
@@ -459,7 +459,7 @@ def _index(self: Any) -> int:
 _ANSWERING: dict[str, Any] = {
     "__eq__": _eq,
     "__ne__": _ne,
-    **{method: _ordered(relation) for relation, method in _METHODS.items()},
+    **{method: _order(relation) for relation, method in _METHODS.items()},
     **{method: _one_of_both(method) for method in _LARGER},
     "__hash__": _hash,
     "__bool__": _bool,

@@ -92,13 +92,13 @@ class Reader:
         self._own: dict[Any, tuple[Graph, Graph | str]] = {}
 
     def root(self, closed: Any, names: Sequence[str]) -> Graph:
-        """The graph of a closed jaxpr; its inputs are those names, and after them the constants."""
+        """Makes the graph of a closed jaxpr; its inputs are those names, then the constants."""
         body = _Body(self, self.constant, _ORDER)
         found = body.graph(closed.jaxpr, names, closed.consts)
         return Graph((*names, *self.constants), found.calls, found.outputs)
 
     def inner(self, closed: Any, order: int | None) -> tuple[Graph, list[Any]]:
-        """The graph of a jaxpr within another one, and the arrays that it holds.
+        """Returns the graph of a jaxpr within another one, and the arrays that it holds.
 
         Those arrays are its first inputs.
         """
@@ -122,7 +122,7 @@ class Reader:
     def function(
         self, function: custom_derivatives.Function, order: int
     ) -> tuple[Graph, Graph | str, list[Any], list[Any]]:
-        """The graphs of a function and of its derivative, and the arrays that they hold.
+        """Returns the graphs of a function and of its derivative, and the arrays that they hold.
 
         Where there is no derivative, the reason stands for it: who never asks for it needs none.
         """
@@ -146,7 +146,7 @@ class Reader:
         return body, backward, held, more
 
     def constant(self, array: Any) -> str:
-        """The name of an array that the code of the outermost graph holds."""
+        """Returns the name of an array that the code of the outermost graph holds."""
         for name, known in self._found.items():
             if known is array:
                 return name
@@ -209,7 +209,7 @@ class _Body:
         return Scalar(_number(var.val), few_bits.holder(str(getattr(var.aval, "dtype", None))))
 
     def _array(self, array: Any) -> Any:
-        """What stands for an array that the code holds: itself, if it is a number."""
+        """Returns what stands for an array that the code holds: itself, if it is a number."""
         if isinstance(array, jax.core.Tracer):
             raise _Surroundings(
                 "a function uses an array that it finds in its surroundings; give it to the "
@@ -281,7 +281,7 @@ class _Body:
     def _checked(
         self, check: checks.Check, eqn: Any, args: list[Any], path: str, source: str
     ) -> Sequence[Any]:
-        """What a check lets through, with the check before it."""
+        """Returns what a check lets through, with the check before it."""
         values = list(self._read_closed(check.branch, args[1:], path, source))
         if isinstance(args[0], Scalar):
             return values
@@ -320,7 +320,7 @@ class _Body:
         return results
 
     def _varies(self, operand: Any) -> bool:
-        """Whether there may be a derivative by what an operand is computed from."""
+        """Tells whether there may be a derivative by what an operand is computed from."""
         return isinstance(operand, Ref) and operand.name in self._differentiable
 
     def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
@@ -379,7 +379,7 @@ class _Body:
         kwargs: dict[str, Any],
         held: list[tuple[Graph, list[Any]]],
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Arrays that inner functions hold, as operands of the call.
+        """Returns arrays that inner functions hold, as operands of the call.
 
         Raises:
             ConversionError: The operation has no place for them.
@@ -450,7 +450,7 @@ class _Body:
 
 
 def _counts(eqn: Any) -> dict[str, int]:
-    """How many operands of a loop are constants and carry, where JAX has trees of them instead."""
+    """Returns how many operands of a loop are constants and carry; JAX may have trees of them."""
     if eqn.primitive.name != "scan" or "ft_in" not in eqn.params:
         return {}
     constants, carry, _ = eqn.params["ft_in"].unpack()
@@ -458,7 +458,7 @@ def _counts(eqn: Any) -> dict[str, int]:
 
 
 def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:
-    """Branches that are given the arrays that each of them holds, and pass over the others'."""
+    """Gives branches the arrays that each of them holds; they pass over the others'."""
     found = []
     for own, branch in enumerate(branches):
         names: list[str] = []
@@ -475,7 +475,7 @@ def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ..
 
 
 def _cpu(platforms: Any) -> int:
-    """Which of several versions is for the CPU: the one that names it, or the one for all others.
+    """Returns which version is for the CPU: the one that names it, or the one for all others.
 
     Raises:
         ConversionError: There is none.
@@ -491,7 +491,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _derivative(function: custom_derivatives.Function) -> Any | str:
-    """The derivative of a function, or why JAX has none."""
+    """Returns the derivative of a function, or why JAX has none."""
     try:
         return function.differentiate(function.taken)
     except Exception as reason:  # JAX and libraries have many classes for "there is none"
@@ -514,19 +514,19 @@ def _number(value: Any) -> Any:
 
 
 def _kind(aval: Any) -> tuple[str, tuple[int | str, ...]]:
-    """Dtype and shape; keys of threefry are two words of 32 bits, in a last dimension."""
+    """Returns dtype and shape; keys of threefry are two words of 32 bits, in a last dimension."""
     dtype, shape = prng_keys.physical(aval)
     return dtype, tuple(n if isinstance(n, int) else str(n) for n in shape)
 
 
 def _path(eqn: Any, outer: str) -> str:
-    """The names of the scopes that an equation stands in, as Flax names its modules."""
+    """Returns the names of the scopes that an equation stands in, as Flax names its modules."""
     own = str(eqn.source_info.name_stack)
     return "/".join(part for part in (outer, own) if part)
 
 
 def _source(eqn: Any) -> str:
-    """The innermost line that is not of JAX or Flax, else the innermost."""
+    """Returns the innermost line that is not of JAX or Flax, else the innermost."""
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ""

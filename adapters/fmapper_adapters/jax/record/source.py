@@ -16,7 +16,7 @@ from fmapper_adapters.jax.record.trace import Source
 def of(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
 ) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
-    """The function of a model and its arrays, and what it is called with, in one of its modes.
+    """Returns the function of a model and its arrays, and its arguments, in one of its modes.
 
     Args:
         model: A function, a pair of a function and its parameters, a tree that is called, or what
@@ -26,29 +26,29 @@ def of(
         train: The mode.
     """
     if getattr(type(model), "is_converted_model", False) is True:
-        return _of_converted(model), args, kwargs
+        return _source_of_model(model), args, kwargs
     source = of_callable(model, train=train)
     modes = train_flags.of(source.function, source.skipped, args)
     return train_flags.set_mode(source, modes, args, kwargs, train=train)
 
 
 def has_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a model has modes: in layers of its own, or in arguments that tell it."""
+    """Tells whether a model has modes: in layers of its own, or in arguments that tell it."""
     if getattr(type(model), "is_converted_model", False) is True:
         return False
     return bool(_inference(model) or _modes_of(model, args))
 
 
 def is_in_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a layer is not in inference mode, or the examples say so."""
+    """Tells whether a layer is not in inference mode, or the examples say so."""
     if getattr(type(model), "is_converted_model", False) is True:
         return False
-    said = train_flags.given(_modes_of(model, args), args, kwargs)
+    said = train_flags.mode_of(_modes_of(model, args), args, kwargs)
     return not all(_inference(model)) if said is None else said
 
 
-def evaluated(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a model gives in evaluation mode."""
+def evaluate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Returns what a model gives in evaluation mode."""
     if getattr(type(model), "is_converted_model", False) is True:
         return model(*args, **kwargs)
     source, args, kwargs = evaluation(model, args, kwargs)
@@ -56,18 +56,18 @@ def evaluated(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
 
 
 def _inference(model: Any) -> list[bool]:
-    """What the layers of a model say of their modes."""
-    roots = model if isinstance(model, tuple) else (closure.called(model),)
+    """Returns what the layers of a model say of their modes."""
+    roots = model if isinstance(model, tuple) else (closure.callee_of(model),)
     return Lifted(*roots).inference
 
 
 def evaluation(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Source, tuple[Any, ...], Mapping[str, Any]]:
-    """A model and its arguments in evaluation mode, or in the mode that the arguments name."""
+    """Returns a model and its arguments in evaluation mode, or in the mode the arguments name."""
     if getattr(type(model), "is_converted_model", False) is True:
         return of(model, args, kwargs, train=False)
-    given = train_flags.given(_modes_of(model, args), args, kwargs)
+    given = train_flags.mode_of(_modes_of(model, args), args, kwargs)
     return of(model, args, kwargs, train=bool(given))
 
 
@@ -77,18 +77,18 @@ def _modes_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:
 
 
 def _function(model: Any) -> tuple[Callable[..., Any] | None, int]:
-    """Whose signature a model has, and how many of the first parameters are not the user's."""
+    """Tells whose signature a model has, and how many first parameters are not the user's."""
     if isinstance(model, tuple):
-        return _signed(model[0]), 1
+        return _with_signature(model[0]), 1
     if closure.is_function(model) or not hasattr(type(model), "__call__"):  # noqa: B004
-        return _signed(model), 0
+        return _with_signature(model), 0
     inner = getattr(model, "__wrapped__", None)
     if inner is not None and inner is not model:
         return _function(inner)
-    return _signed(type(model).__call__), 1
+    return _with_signature(type(model).__call__), 1
 
 
-def _signed(function: Any) -> Callable[..., Any] | None:
+def _with_signature(function: Any) -> Callable[..., Any] | None:
     try:
         inspect.signature(function)
     except (TypeError, ValueError):
@@ -98,13 +98,13 @@ def _signed(function: Any) -> Callable[..., Any] | None:
 
 
 def of_callable(model: Any, *, train: bool) -> Source:
-    """A function, a pair of a function and its parameters, or a tree that is called.
+    """Returns a function, a pair of a function and its parameters, or a tree that is called.
 
     Raises:
         NotAFunctorError: An object that holds arrays was not declared.
     """
     function, skipped = _function(model)
-    roots = model if isinstance(model, tuple) else (closure.called(model),)
+    roots = model if isinstance(model, tuple) else (closure.callee_of(model),)
     held = Lifted(*roots)
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,14 +134,14 @@ def _name(model: Any) -> str:
     first = model[0] if isinstance(model, tuple) else model
     if isinstance(first, types.FunctionType | types.MethodType):
         return first.__qualname__.rpartition("<locals>.")[2]
-    inner = closure.wrapped(first) or getattr(first, "func", None)
+    inner = closure.unwrap(first) or getattr(first, "func", None)
     return _name(inner) if inner is not None else type(first).__name__
 
 
 # --- models that were converted to JAX before -----------------------------------------------------
 
 
-def _of_converted(model: Any) -> Source:
+def _source_of_model(model: Any) -> Source:
     takes_key = not (model.program.signature and "key" in {p.name for p in model.program.signature})
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def on_dense_arrays(eqn: Any) -> Any | None:
-    """An operation on the arrays of BCOO or BCSR matrices; None for anything else.
+    """Returns an operation on the arrays of BCOO or BCSR matrices; None for anything else.
 
     No matrix is made dense for that: elements that are not specified stay out of products, as they
     do in JAX, where infinity times such an element is zero.
@@ -42,7 +42,7 @@ def _bcoo_product(
     preferred_element_type: Any,
     lhs_spinfo: Any,
 ) -> Any:
-    """The product of the specified elements with the rows that they meet, summed by place."""
+    """Multiplies the specified elements with the rows that they meet, and sums by place."""
     (left_summed, right_summed), (left_batch, right_batch) = dimension_numbers
     shape, batch = lhs_spinfo.shape, indices.ndim - 2
     # Each dimension has a number: those of the left operand, then the free ones of the right one.
@@ -53,7 +53,7 @@ def _bcoo_product(
     dtype = preferred_element_type or jnp.result_type(data, rhs)
     data = jnp.broadcast_to(data.astype(dtype), (*shape[:batch], *data.shape[batch:]))
     indices = jnp.broadcast_to(indices, (*shape[:batch], *indices.shape[batch:]))
-    found, numbers = _summed(
+    found, numbers = _sum_dims(
         (data, indices, rhs.astype(dtype)), shape, left, right, set(left_summed)
     )
     free = [d for d in left if d not in left_summed and d not in left_batch]
@@ -61,14 +61,14 @@ def _bcoo_product(
     return jnp.transpose(found, [numbers.index(d) for d in order])
 
 
-def _summed(
+def _sum_dims(
     arrays: tuple[Any, Any, Any],
     shape: tuple[int, ...],
     left: list[int],
     right: list[int],
     summed: set[int],
 ) -> tuple[Any, list[int]]:
-    """The product, and the numbers of its dimensions in order."""
+    """Returns the product, and the numbers of its dimensions in order."""
     data, indices, rhs = arrays
     if indices.ndim == 2:
         return _of_one(data, indices, rhs, shape, left, right)
@@ -78,7 +78,7 @@ def _summed(
     inner = [d for d in right if d != first]
 
     def one(*arrays: Any) -> Any:
-        found, below = _summed(arrays, shape, left[1:], inner, summed)
+        found, below = _sum_dims(arrays, shape, left[1:], inner, summed)
         numbers[:] = below
         return found
 

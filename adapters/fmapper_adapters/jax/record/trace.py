@@ -66,13 +66,13 @@ class Source:
     variable_types: dict[str, str] = field(default_factory=dict)
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
-        """Whether arrays that a program holds are of objects that nobody declared."""
+        """Tells whether arrays that a program holds are of objects that nobody declared."""
         suspects = [_host(one) for one in self.suspects if not prng_keys.is_key(one)]
         held = [_host(array) for array in constants if not prng_keys.is_key(array)]
         return any(equals(array, one) for array in held for one in suspects)
 
     def parameters_of_call(self) -> tuple[Parameter, ...]:
-        """The signature, with its defaults."""
+        """Returns the signature, with its defaults."""
         found = self.signature or _signature(self.function)[self.skipped :]
         known = [
             replace(p, default=self.defaults[p.name], required=False)
@@ -96,7 +96,7 @@ def record(
     train: bool = False,
     strict: bool | None = None,
 ) -> Program:
-    """The program of a model for example inputs.
+    """Returns the program of a model for example inputs.
 
     Args:
         source: The model.
@@ -112,10 +112,12 @@ def record(
     """
     if strict is False:
         source.suspects = []
-    return recorded(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)[0]
+    return record_with_equations(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)[
+        0
+    ]
 
 
-def recorded(
+def record_with_equations(
     source: Source,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -123,7 +125,7 @@ def recorded(
     dynamic_shapes: Any = None,
     train: bool = False,
 ) -> tuple[Program, dict[str, Any]]:
-    """The same, and the equation of each call of the outermost graph, by the name of the call."""
+    """Records a model; also returns the equation of each outermost call, by the call's name."""
     fleaves(())  # functors that are new are entered into JAX's registry
     leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)), is_leaf=_is_none)
     spec = treespec.tree_spec(tree)
@@ -214,7 +216,7 @@ def recorded(
 
 
 def _lines(graph: Graph) -> dict[str, str]:
-    """The lines of code that the calls come from."""
+    """Returns the lines of code that the calls come from."""
     found: dict[str, str] = {}
     for call in graph.walk():
         file, _, line = call.source.rpartition(":")
@@ -227,7 +229,7 @@ class Traced:
     """The function that is traced, and what it says beside arrays.
 
     Attributes:
-        outputs: Each leaf of the output, and whether it is no array.
+        outputs: Each leaf of the output, and whether it is not an array.
         out_tree: The structure of the output.
         changed: The names of arrays that are changed.
     """
@@ -242,7 +244,7 @@ class Traced:
         self.changed: list[str] = []
 
     def run(self, parameters: list[Any], buffers: list[Any], given: list[Any]) -> Any:
-        """A function of flat lists, to be traced with arrays or shapes."""
+        """Returns a function of flat lists, to be traced with arrays or shapes."""
         shapes = [_shape(x) for x in (*parameters, *buffers)]
         try:
             return jax.make_jaxpr(self.flat)(*shapes, *given)
@@ -251,10 +253,10 @@ class Traced:
         except FmapperError:
             raise
         except Exception as error:  # whatever code of the user says to a tracer
-            raise ConversionError(tracer_errors.told(self._source.name, error)) from error
+            raise ConversionError(tracer_errors.explain(self._source.name, error)) from error
 
     def flat(self, *arrays: Any) -> Any:
-        """The function of parameters, buffers and arrays among the inputs, one after the other."""
+        """Returns the function of parameters, buffers and arrays among the inputs, in a row."""
         source = self._source
         rest = iter(arrays)
         params = {name: next(rest) for name in source.parameters}
@@ -315,7 +317,7 @@ def _raw(x: Any) -> Any:
 
 
 def _paths(signature: tuple[Parameter, ...], spec: Any) -> Iterator[str]:
-    """What each input is called: by the parameter of the signature, and where it is in that."""
+    """Yields what each input is called: by its parameter, and where it is in that."""
     positional, named = spec.children
     names = [p.name for p in signature if p.kind == "positional"]
     rest = next((p.name for p in signature if p.kind == "args"), "input")
@@ -327,7 +329,7 @@ def _paths(signature: tuple[Parameter, ...], spec: Any) -> Iterator[str]:
 
 
 def _label(name: str) -> str:
-    """A name as an identifier: `batch['image']` as `batch_image`."""
+    """Returns a name as an identifier: `batch['image']` as `batch_image`."""
     found = "".join(c if c.isalnum() and c.isascii() else "_" for c in name.replace("'", ""))
     found = "_".join(part for part in found.split("_") if part) or "value"
     if keyword.iskeyword(found) or found == "self" or found.startswith(("constant_", "static_")):
@@ -358,7 +360,7 @@ _KINDS = {
 
 
 def _signature(function: Callable[..., Any] | None) -> tuple[Parameter, ...]:
-    """The parameters of a function, as a program keeps them."""
+    """Returns the parameters of a function, as a program keeps them."""
     if function is None:
         return ()
     found = []

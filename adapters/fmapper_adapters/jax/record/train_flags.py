@@ -21,7 +21,7 @@ _NAMES = {
 def of(
     function: Callable[..., Any] | None, skipped: int, args: tuple[Any, ...], own: Any = None
 ) -> dict[str, tuple[bool, int | None]]:
-    """The parameters of a function that tell it its mode.
+    """Returns the parameters of a function that tell it its mode.
 
     Args:
         function: The function.
@@ -51,10 +51,10 @@ def of(
     return found
 
 
-def given(
+def mode_of(
     modes: Mapping[str, tuple[bool, int | None]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool | None:
-    """Whether the examples ask for training; None if they do not say."""
+    """Tells whether the examples ask for training; None if they do not say."""
     for name, (in_training, position) in modes.items():
         value = kwargs.get(name) if position is None else args[position]
         if isinstance(value, bool):
@@ -70,7 +70,7 @@ def set_mode(
     *,
     train: bool,
 ) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """A model and its arguments, with those that tell the mode set.
+    """Returns a model and its arguments, with those that tell the mode set.
 
     Where the examples lack one, the model is called with it all the same; it may be given to the
     converted model, as what it is then.

@@ -15,7 +15,7 @@ _LEAF = TreeSpec("leaf")
 
 
 def tree_spec(tree: Any) -> TreeSpec:
-    """The plain form of a `PyTreeDef`; registered classes become records with their fields."""
+    """Returns the plain form of a `PyTreeDef`; registered classes become records with fields."""
     if tree_util.treedef_is_leaf(tree) and tree.num_leaves:  # an empty tuple is no leaf
         return _LEAF
     children = tuple(tree_spec(child) for child in tree.children())
@@ -37,7 +37,7 @@ def _is_mapping(cls: type) -> bool:
 
 
 def _names(tree: Any) -> tuple[Any, ...]:
-    """The names of the children of a node of a registered class."""
+    """Returns the names of the children of a node of a registered class."""
     node = jax.tree.unflatten(tree, [None] * tree.num_leaves)
     return tuple(_key(key, i) for i, (key, _) in enumerate(_nodes.keyed_children(node)))
 

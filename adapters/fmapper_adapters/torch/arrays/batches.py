@@ -18,7 +18,7 @@ def to_device(
     device: torch.device,
     known: dict[int, torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:
-    """New tensors on a device: parameters with their gradients, leaves of autograd as leaves.
+    """Yields new tensors on a device: parameters with gradients, leaves of autograd as leaves.
 
     A tensor with a history keeps it, as `tensor.to(device)` does. Tensors inside of tensors go
     along, and those that are attributes of tensors.
@@ -48,13 +48,13 @@ def to_device(
             sources.append(tensor.grad)
             owners.append(at)
     try:
-        moved = iter(carried(sources, device, known))
+        moved = iter(carry(sources, device, known))
     except BatchError as error:
         raise BatchError(owners[error.index]) from error.__cause__
     if not any(map(_has_attributes, tensors)):
-        yield from _all_replaced(tensors, moved)
+        yield from _replace_all(tensors, moved)
         return
-    results = list(_all_replaced(tensors, moved))
+    results = list(_replace_all(tensors, moved))
     known.update(zip(map(id, tensors), results, strict=True))
     for at, (old, new) in enumerate(zip(tensors, results, strict=True)):
         try:
@@ -68,7 +68,7 @@ def _has_attributes(tensor: torch.Tensor) -> bool:
     return bool(tensor.__dict__)
 
 
-def _all_replaced(
+def _replace_all(
     tensors: Sequence[torch.Tensor], moved: Iterator[torch.Tensor]
 ) -> Iterator[torch.Tensor]:
     for tensor in tensors:
@@ -77,25 +77,25 @@ def _all_replaced(
             continue
         values = next(moved)
         grad = None if tensor.grad is None else next(moved)
-        yield _host.replaced(tensor, values, grad)
+        yield _host.replace(tensor, values, grad)
 
 
 def _moved_inside(
     device: torch.device, known: dict[int, torch.Tensor], tensor: torch.Tensor
 ) -> torch.Tensor:
-    """A tensor inside another one, or on it, on a device; the same one at all its places."""
+    """Moves a tensor inside another one, or on it, to a device; one tensor for all its places."""
     if id(tensor) not in known:
         (new,) = to_device([tensor], device, known)
         known[id(tensor)] = new
     return known[id(tensor)]
 
 
-def carried(
+def carry(
     tensors: Sequence[torch.Tensor],
     device: torch.device,
     known: dict[int, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """The bare tensors, copied to a device.
+    """Returns the bare tensors, copied to a device.
 
     Args:
         tensors: Tensors without what hangs on them.
@@ -118,7 +118,7 @@ def carried(
         if at not in results:
             try:
                 if wrappers.is_wrapper(tensor):
-                    results[at] = wrappers.moved(tensor, device, inside)
+                    results[at] = wrappers.move_inside(tensor, device, inside)
                 else:
                     results[at] = tensor.to(device, copy=True)
             except Exception as error:
@@ -127,5 +127,5 @@ def carried(
 
 
 def _is_bare(tensor: Any) -> bool:
-    """Whether a tensor is nothing but strided memory."""
+    """Tells whether a tensor is nothing but strided memory."""
     return _host.has_memory(tensor) and not tensor.requires_grad

@@ -9,7 +9,7 @@ import torch
 
 
 def about(kind: str, index: int) -> tuple[str | None, int | None, int | None]:
-    """Name, total and free bytes of an accelerator; None for what torch does not say."""
+    """Returns name, total and free bytes of an accelerator; None for what torch does not say."""
     if kind == "mps":
         total = torch.mps.recommended_max_memory()
         return None, total, max(total - torch.mps.driver_allocated_memory(), 0)
@@ -19,7 +19,7 @@ def about(kind: str, index: int) -> tuple[str | None, int | None, int | None]:
 
 
 def why_not(kind: str) -> str | None:
-    """Whether the build or the driver is to blame that there is no device of a kind."""
+    """Tells whether the build or the driver is to blame that there is no device of a kind."""
     if kind == "cuda":
         if torch.version.cuda is None and torch.version.hip is None:
             return (
@@ -40,7 +40,7 @@ def why_not(kind: str) -> str | None:
 
 
 def _no_cuda() -> str:
-    """What CUDA itself has to say, and the variable that hides GPUs if somebody has set it."""
+    """Says what CUDA itself has to say, and which variable hides GPUs if somebody has set it."""
     cuda: Any = torch.cuda
     reason = "the driver answers, but shows no GPU"
     try:

@@ -131,7 +131,7 @@ def _fill(
 
 
 def _is_plain(tensors: Tensors, remote: torch.device) -> bool:
-    """Whether a copy for each tensor is as good: devices with the host's memory, few tensors."""
+    """Tells whether a copy per tensor is as good: devices with the host's memory, few tensors."""
     few = len(tensors) < _FEW and sum(tensor.nbytes for tensor in tensors) <= _LITTLE
     return few or remote.type in {"cpu", "meta", "mps"}
 
@@ -173,7 +173,7 @@ class _Pieces:
     def start(
         self, to: torch.Tensor, source: torch.Tensor, then: Callable[[], object] = int
     ) -> None:
-        """Queues a copy, one side of which is pinned, and what to do when it is done."""
+        """Starts a copy, one side of which is pinned, and queues what to do when it is done."""
         to.copy_(source, non_blocking=True)
         event = torch.Event(self.device)
         event.record(self._stream)
@@ -231,13 +231,13 @@ def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether elements fill their memory without gaps and overlaps, in whatever order."""
+    """Tells whether elements fill their memory without gaps and overlaps, in whatever order."""
     dense = torch.ops.aten.is_non_overlapping_and_dense.default
     return tensor.is_contiguous() or bool(dense(tensor))
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether values are those of the memory with another sign."""
+    """Tells whether values are those of the memory with another sign."""
     return tensor.is_conj() or tensor.is_neg()
 
 

@@ -52,7 +52,7 @@ _dtype = attrgetter("dtype")
 
 
 def _is_backed(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor is still there: a storage can be shrunk under its views."""
+    """Tells whether a tensor's memory is still there: a storage can shrink under its views."""
     size = tensor.untyped_storage().nbytes()
     if not tensor.storage_offset() and tensor.is_contiguous():
         return bool(size >= tensor.nbytes)
@@ -64,7 +64,7 @@ def _is_backed(tensor: torch.Tensor) -> bool:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is strided and its elements are in memory."""
+    """Tells whether a tensor is strided and its elements are in memory."""
     return not isinstance(tensor, FakeTensor | UninitializedParameter | UninitializedBuffer) and (
         tensor.layout is torch.strided
         and tensor.device.type != "meta"
@@ -78,7 +78,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_mirror(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for another one in a program that is being made functional."""
+    """Tells whether a tensor stands for another one in a program that is being made functional."""
     return _mirrors(tensor)
 
 
@@ -93,7 +93,7 @@ def check(tensor: torch.Tensor) -> None:
 
 
 def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """The values as a plain strided tensor, and whether that is a private copy.
+    """Returns the values as a plain strided tensor, and whether that is a private copy.
 
     Raises:
         TypeError: The tensor has no values, or not as strided memory.
@@ -107,7 +107,7 @@ def plain(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 
 def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
-    """NumPy views of plain CPU tensors; None if one of them needs a closer look."""
+    """Returns NumPy views of plain CPU tensors; None if one of them needs a closer look."""
     if not are_whole(tensors):
         return None
     try:
@@ -128,7 +128,7 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
 
 
 def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether all are dense and have the memory that they say; False if in doubt."""
+    """Tells whether all are dense and have the memory that they say; False if in doubt."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return False
     try:
@@ -144,7 +144,7 @@ def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def generator_on(old: torch.Generator, device: torch.device) -> torch.Generator:
-    """A generator with the state of another one, or with a seed made from that state.
+    """Returns a generator with the state of another one, or with a seed made from that state.
 
     Each kind of device has an algorithm of its own, so a state means nothing on another kind.
     """
@@ -159,7 +159,7 @@ def generator_on(old: torch.Generator, device: torch.device) -> torch.Generator:
 
 
 def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether two tensors may have memory in common; True if in doubt."""
+    """Tells whether two tensors may have memory in common; True if in doubt."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return True
     try:
@@ -178,7 +178,7 @@ def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape of a tensor.
+    """Returns the shape of a tensor.
 
     Raises:
         TypeError: It has none.
@@ -190,7 +190,7 @@ def shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """The bytes of a tensor of any layout, and of those inside of a wrapper.
+    """Returns the bytes of a tensor of any layout, and of those inside of a wrapper.
 
     Raises:
         TypeError: It has no size yet.
@@ -215,7 +215,7 @@ _LAZY = "a lazy parameter has no values yet: run the module once first"
 
 
 def why_untransformable(tensor: torch.Tensor, error: Exception) -> str | None:
-    """Why a tensor cannot be an argument of a function that failed; None for any other."""
+    """Tells why a tensor cannot be an argument of a function that failed; None for any other."""
     is_lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
     if is_lazy and "uninitialized" in str(error):
         return _LAZY
@@ -244,7 +244,7 @@ def _why_not(tensor: torch.Tensor) -> str:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A NumPy view of a plain CPU tensor."""
+    """Returns a NumPy view of a plain CPU tensor."""
     if tensor.dtype not in _FOREIGN:
         return tensor.numpy()
     bits, name = _FOREIGN[tensor.dtype]
@@ -253,7 +253,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @cache
 def ml_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype that ml_dtypes has under a name.
+    """Returns the NumPy dtype that ml_dtypes has under a name.
 
     Raises:
         TypeError: It has none, or is not installed.
@@ -268,7 +268,7 @@ def ml_dtype(name: str) -> np.dtype[Any]:
 
 
 def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torch.Tensor:
-    """A tensor on the memory of a NumPy array, or on a copy where torch cannot stride like it.
+    """Returns a tensor on the memory of a NumPy array, or a copy where torch has no such strides.
 
     Raises:
         BufferError: It must share the memory and cannot.
@@ -300,7 +300,7 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torc
 def all_from_numpy(
     arrays: Sequence[np.ndarray[Any, Any]], *, must_share: bool
 ) -> Iterable[torch.Tensor]:
-    """`from_numpy` for many arrays; those that are not to be shared can be written to."""
+    """Applies `from_numpy` to many arrays; those that are not to be shared can be written to."""
     if not must_share:
         made: list[torch.Tensor] = []
         try:
@@ -318,7 +318,7 @@ def all_from_numpy(
 
 
 def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same memory without the mark that torch would warn of: the tensor is only read from."""
+    """Returns the memory without the mark that torch would warn of: it is only read from."""
     import numpy as np
 
     layout = {**array.__array_interface__, "data": (array.ctypes.data, False)}
@@ -327,7 +327,7 @@ def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def same_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The tensor.
+    """Returns the tensor.
 
     Raises:
         BufferError: It is on another device.
@@ -338,7 +338,7 @@ def same_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have an element in common; their memory is not looked at."""
+    """Tells whether two tensors have an element in common; their memory is not looked at."""
     import numpy as np
 
     def geometry(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -375,12 +375,12 @@ def check_filled(tensor: torch.Tensor) -> None:
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for others inside grad or vmap."""
+    """Tells whether a tensor stands for others inside grad or vmap."""
     return _private.is_wrapped(tensor)
 
 
 def is_replaceable(tensor: torch.Tensor) -> bool:
-    """Whether a new leaf of autograd may take the place of a tensor.
+    """Tells whether a new leaf of autograd may take the place of a tensor.
 
     Not in that of one with a history, and not where a gradient is being taken by it: the new leaf
     would cut that off.
@@ -393,7 +393,7 @@ def is_replaceable(tensor: torch.Tensor) -> bool:
 def casts(
     tensors: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[torch.Tensor, bool]]:
-    """`cast`, and whether every value has survived; many small tensors are looked at at once.
+    """Casts, and tells whether every value has survived; looks at many small tensors at once.
 
     Raises:
         BatchError: One of them cannot be cast.
@@ -407,17 +407,17 @@ def casts(
         except Exception as error:
             raise BatchError(at) from error
         if size + new.numel() > _PART:  # so that a large one is looked at alone
-            yield from _judged(waiting, trusted)
+            yield from _judge(waiting, trusted)
             waiting, size = [], 0
         waiting.append((tensor, new))
         size += new.numel()
-    yield from _judged(waiting, trusted)
+    yield from _judge(waiting, trusted)
 
 
-def _judged(
+def _judge(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], trusted: bool
 ) -> Iterator[tuple[torch.Tensor, bool]]:
-    """The new ones of (old, new) pairs, each with whether every value has survived.
+    """Yields the new ones of (old, new) pairs, each with whether every value has survived.
 
     Args:
         pairs: Tensors of any kind; the new ones are of one dtype.
@@ -425,11 +425,11 @@ def _judged(
     """
     have_survived = trusted and len(pairs) > 1 and _have_survived(pairs)
     for old, new in pairs:
-        yield new, have_survived or survived(old.detach(), new.detach())
+        yield new, have_survived or has_survived(old.detach(), new.detach())
 
 
 def _have_survived(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Whether all values of some small dense tensors have survived a cast; False if in doubt."""
+    """Tells whether all values of some small dense tensors survived a cast; False if in doubt."""
     (new,) = {new.dtype for _, new in pairs}
     dtypes = {old.dtype for old, _ in pairs}
     if all(_holds_all_of(new, old) for old in dtypes):
@@ -445,7 +445,7 @@ def _have_survived(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> torch.Tensor:
-    """The tensor in another dtype, still a leaf of autograd and a parameter if it was one."""
+    """Casts a tensor, which stays a leaf of autograd and a parameter if it was one."""
     if check:
         check_filled(tensor)
 
@@ -461,13 +461,13 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> tor
     if not is_replaceable(tensor):
         return change(tensor)
     grad = None if tensor.grad is None else change(tensor.grad)
-    return replaced(tensor, change(tensor.detach() if tensor.requires_grad else tensor), grad)
+    return replace(tensor, change(tensor.detach() if tensor.requires_grad else tensor), grad)
 
 
-def replaced(
+def replace(
     old: torch.Tensor, values: torch.Tensor, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What takes the place of a leaf of autograd: new values, and all that hung on the old ones."""
+    """Returns what replaces a leaf of autograd: new values, and all that hung on the old ones."""
     if isinstance(old, torch.nn.Parameter):
         return as_parameter(values, old, grad)
     if old.requires_grad:
@@ -477,7 +477,7 @@ def replaced(
 
 
 def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
-    """How a parameter gets the values and the gradient of another one, by the rules of `Module.to`.
+    """Tells how a parameter gets values and gradient of another one, by the rules of `Module.to`.
 
     Returns:
         What does that, and what takes it back; None where `Module.to` would replace the parameter,
@@ -508,7 +508,7 @@ def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
 
 
 def _exchange(old: torch.Tensor, new: torch.Tensor) -> tuple[Step, Step]:
-    """Two tensors become each other, and themselves again if that was done."""
+    """Exchanges two tensors, and exchanges them back if that was done."""
     content: Any = old
     is_before = partial(operator.eq, _private.identity_of(content))
 
@@ -525,7 +525,7 @@ def _exchange(old: torch.Tensor, new: torch.Tensor) -> tuple[Step, Step]:
 def as_parameter(
     values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A parameter with new values and all else of the old one, but for its gradient."""
+    """Returns a parameter with new values and all else of the old one, but for its gradient."""
     cls, trained = parameter_standin.stands_for(old) or (type(old), old.requires_grad)
     grows = trained and (values.is_floating_point() or values.is_complex())
     new: torch.Tensor
@@ -554,31 +554,31 @@ def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> N
         new.grad = grad
 
 
-def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
-    """Whether a cast has kept every integer and made no finite value infinite."""
+def has_survived(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Tells whether a cast has kept every integer and made no finite value infinite."""
     if _holds_all_of(new.dtype, old.dtype):
         return True
     if old.layout is torch.sparse_coo:
-        return survived(old._values(), new._values())
+        return has_survived(old._values(), new._values())
     if old.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        return survived(old.values(), new.values())
+        return has_survived(old.values(), new.values())
     if wrappers.is_wrapper(old):
-        return all(survived(a, b) for a, b in wrappers.inner_pairs(old, new))
+        return all(has_survived(a, b) for a, b in wrappers.inner_pairs(old, new))
     if not has_memory(old):
         return True
     if old.numel() > _PART and old.is_contiguous() and new.is_contiguous():
         olds, news = old.view(-1), new.view(-1)
         return all(
-            survived(olds[start : start + _PART], news[start : start + _PART])
+            has_survived(olds[start : start + _PART], news[start : start + _PART])
             for start in range(0, old.numel(), _PART)
         )
     if not (new.is_floating_point() or new.is_complex()):
         return bool((new.to(old.dtype) == old).all())
     if old.is_complex() and not new.is_complex():
-        return not bool(old.imag.any()) and survived(old.real, new)
+        return not bool(old.imag.any()) and has_survived(old.real, new)
     if new.is_complex():
         was = old if old.is_complex() else torch.complex(old, torch.zeros_like(old))
-        return survived(was.real, new.real) and survived(was.imag, new.imag)
+        return has_survived(was.real, new.real) and has_survived(was.imag, new.imag)
     if new.element_size() == 1:  # torch saturates to float8 instead of making infinities
         wide = old.float() if old.element_size() <= 2 else old
         if torch.finfo(new.dtype).min > 0 and bool((wide <= 0).any()):
@@ -594,7 +594,7 @@ def survived(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 @cache
 def _holds_all_of(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether every value of a floating or complex dtype is one of another, for certain."""
+    """Tells whether every value of a floating or complex dtype is one of another, for certain."""
     inexact = narrow.is_floating_point or narrow.is_complex
     if not inexact or narrow.itemsize == 1 or wide.itemsize < narrow.itemsize:
         return False

@@ -10,7 +10,7 @@ import torch
 
 
 def settings() -> Callable[[], AbstractContextManager[object]]:
-    """The settings of torch that belong to a thread and that a move looks at, for another thread.
+    """Returns the settings of torch that a thread has and a move looks at, for another thread.
 
     These are the grad and inference mode, the default device and the current CUDA device. On a GPU
     the other thread works on a stream of its own, so that its copies do not wait for what this
@@ -25,7 +25,7 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
         stream.wait_stream(cuda.current_stream())
 
     @contextmanager
-    def entered() -> Iterator[None]:
+    def enter() -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
@@ -35,11 +35,11 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
                 stack.enter_context(cuda.stream(stream))
             yield
 
-    return entered
+    return enter
 
 
 def handed_over(tensors: Sequence[torch.Tensor]) -> Callable[[], object] | None:
-    """What the thread that is going to use these tensors must call first.
+    """Returns what the thread that is going to use these tensors must call first.
 
     Its streams wait for the streams that they were made on, and the allocator is told that they are
     used there too; else it could give their memory away while the GPU still reads it.

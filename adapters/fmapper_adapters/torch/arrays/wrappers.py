@@ -15,13 +15,13 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def dispatches(cls: type) -> bool:
-    """Whether a class of tensors computes by itself, as those do that keep tensors inside."""
+    """Tells whether a class of tensors computes by itself, as those do that keep tensors inside."""
     own: Any = getattr(cls, "__torch_dispatch__", None)
     return own is not torch.Tensor.__torch_dispatch__
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no memory of its own, but other tensors that have."""
+    """Tells whether a tensor has no memory of its own, but other tensors that have."""
     if not dispatches(type(tensor)) or isinstance(tensor, FakeTensor):
         return False
     if is_traceable_wrapper_subclass(tensor):
@@ -33,12 +33,12 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def inner_names(tensor: torch.Tensor) -> list[str]:
-    """The attributes in which a wrapper says that its tensors are."""
+    """Returns the attributes in which a wrapper says that its tensors are."""
     return list(tensor.__tensor_flatten__()[0]) if is_traceable_wrapper_subclass(tensor) else []
 
 
 def why_not(tensor: torch.Tensor) -> str:
-    """Why a wrapper cannot leave torch."""
+    """Tells why a wrapper cannot leave torch."""
     names = [f".{name}" for name in inner_names(tensor)]
     inside = f" ({', '.join(names)})" if names else ""
     cls = type(tensor).__name__
@@ -49,8 +49,8 @@ def why_not(tensor: torch.Tensor) -> str:
     )
 
 
-def moved(tensor: torch.Tensor, device: torch.device, move: Move) -> torch.Tensor:
-    """A wrapper whose inner tensors are on a device.
+def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch.Tensor:
+    """Returns a wrapper whose inner tensors are on a device.
 
     A class of torch's own moves itself, where that moves all; others are taken apart and put
     together as they say with `__tensor_flatten__`.
@@ -97,7 +97,7 @@ def _refusal(cls: type, behind: str) -> str:
 
 
 def _left_behind(new: torch.Tensor, device: torch.device) -> str:
-    """What of a moved wrapper is not on the device, in words."""
+    """Returns what of a moved wrapper is not on the device, in words."""
     if not is_on(new, device):
         return f"it says afterwards that it is on {new.device}"
     for name in inner_names(new):
@@ -111,13 +111,13 @@ def _left_behind(new: torch.Tensor, device: torch.device) -> str:
 
 
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Whether a tensor is on a device, whose index may be left open."""
+    """Tells whether a tensor is on a device, whose index may be left open."""
     own = tensor.device
     return own.type == device.type and (None in (own.index, device.index) or own == device)
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in plain containers."""
+    """Yields tensors in plain containers."""
     todo, seen = [value], {}
     while todo:
         part = todo.pop()
@@ -141,7 +141,7 @@ def move_attributes(old: torch.Tensor, new: torch.Tensor, device: torch.device, 
         if name in inner or value is not vars(old).get(name) or _stands_by_itself(value):
             continue
         if next(_tensors_in(value), None) is not None:
-            vars(new)[name] = _mapped(value, move)
+            vars(new)[name] = _map(value, move)
         elif type(old) not in _PLAIN and holds_arrays(value):
             raise TypeError(
                 f"the attribute .{name} of this {type(old).__name__} is a {type(value).__name__} "
@@ -154,24 +154,24 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _stands_by_itself(value: Any) -> bool:
-    """Whether a value is no state of the tensor that has it: a hook, or a module that owns it."""
+    """Tells whether a value is not state of its tensor: a hook, or a module that owns it."""
     return callable(value) or value is None or isinstance(value, bool | int | float | str)
 
 
-def _mapped(value: Any, move: Move) -> Any:
+def _map(value: Any, move: Move) -> Any:
     if isinstance(value, torch.Tensor):
         return move(value)
     if isinstance(value, dict) and type(value) is dict:
-        return {key: _mapped(part, move) for key, part in value.items()}
+        return {key: _map(part, move) for key, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_mapped(part, move) for part in value)
+        return type(value)(_map(part, move) for part in value)
     return value
 
 
 def inner_pairs(
     old: torch.Tensor, new: torch.Tensor
 ) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
-    """The inner tensors of two wrappers of one class, side by side."""
+    """Returns the inner tensors of two wrappers of one class, side by side."""
     if type(old) is not type(new):
         return []
     names = inner_names(old)

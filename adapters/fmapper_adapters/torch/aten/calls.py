@@ -32,8 +32,8 @@ _MOST_POWER = 64
 _MOST_SIZE = 1 << 63
 
 
-def known(ops: Mapping[str, Any], added: Mapping[str, Lowering]) -> dict[str, Lowering]:
-    """The lowerings of those operations of a program that are torch's own.
+def native_lowerings(ops: Mapping[str, Any], added: Mapping[str, Lowering]) -> dict[str, Lowering]:
+    """Returns the lowerings of those operations of a program that are torch's own.
 
     Args:
         ops: The operations.
@@ -43,14 +43,14 @@ def known(ops: Mapping[str, Any], added: Mapping[str, Lowering]) -> dict[str, Lo
     for op in ops:
         if op in added or op.rpartition(".")[0] in added:
             continue
-        own = TABLE.find(op, {}) or _called(op)
+        own = TABLE.find(op, {}) or _direct_lowering(op)
         if own is not None:
             found[op] = own
     return found
 
 
-def _called(op: str) -> Lowering | None:
-    """The lowering of an operation that is called as it is; None for what must not be."""
+def _direct_lowering(op: str) -> Lowering | None:
+    """Returns the lowering of an operation that is called as it is; None for what must not be."""
     overload = overload_of(op)
     if overload is None:
         return None
@@ -58,7 +58,7 @@ def _called(op: str) -> Lowering | None:
 
 
 def overload_of(op: str) -> Any:
-    """The operation of a name such as `aten::add.Tensor`; None for what a program may not call."""
+    """Returns the operation of a name such as `aten::add.Tensor`; None if not to be called."""
     namespace, _, rest = op.partition("::")
     name, _, overload = rest.partition(".")
     if namespace != "aten" or name not in NAMES:
@@ -71,7 +71,7 @@ def overload_of(op: str) -> Any:
 
 
 def _computes(schema: Any) -> bool:
-    """Whether an operation makes tensors or numbers of its arguments and does nothing else."""
+    """Tells whether an operation only makes tensors or numbers of its arguments."""
     parts = (*schema.arguments, *schema.returns)
     if schema.is_mutable or any(p.alias_info is not None and p.alias_info.is_write for p in parts):
         return False
@@ -87,7 +87,7 @@ def _kind(argument: Any) -> str:
 
 
 def call(overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of an operation in the graph."""
+    """Returns a call of an operation in the graph."""
     emitter = current()
     args, kwargs = _native(args), _native(kwargs)
     names = [argument.name for argument in overload._schema.arguments]
@@ -99,7 +99,7 @@ def call(overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _native(value: Any) -> Any:
-    """Arguments with dtypes as torch has them."""
+    """Returns arguments with dtypes as torch has them."""
     if isinstance(value, DType):
         return current().dtype(value.name)
     if isinstance(value, tuple | list):
@@ -114,7 +114,7 @@ def _native(value: Any) -> Any:
 
 @lowering("aten::view.default", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_copy")
 def view(x: Any, size: Sequence[Any]) -> Any:
-    """The elements in another shape; the order in memory is not recorded."""
+    """Returns the elements in another shape; the order in memory is not recorded."""
     return call(aten.reshape.default, x, size)
 
 
@@ -130,14 +130,14 @@ def contiguous(x: Any) -> Any:
 
 @lowering("aten::as_strided", "aten::as_strided_copy")
 def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """A window into the elements in order, whatever memory they are a part of."""
+    """Returns a window into the elements in order, whatever memory they are a part of."""
     whole = call(aten.clone.default, x, memory_format=torch.contiguous_format)
     return call(aten.as_strided.default, whole, size, stride, storage_offset or 0)
 
 
 @lowering("aten::empty.memory_format", "aten::empty_permuted")
 def empty(size: Any, order: Any = None, dtype: Any = None) -> Any:
-    """Zeros: what lies in memory is nobody's business."""
+    """Returns zeros: what lies in memory is nobody's business."""
     return call(aten.zeros.default, size, dtype=dtype)
 
 
@@ -163,7 +163,7 @@ def new_empty_strided(x: Any, size: Any, stride: Any, dtype: Any = None) -> Any:
 
 @lowering("aten::_unsafe_index")
 def index(x: Any, indices: Any) -> Any:
-    """Elements at indices, which are checked."""
+    """Returns elements at indices, which are checked."""
     return call(aten.index.Tensor, x, indices)
 
 
@@ -193,7 +193,7 @@ lowering("fmapper::rrelu_with_noise_functional_with_dropout")(
 
 
 def _number(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation on sizes; none becomes larger than a size can be."""
+    """Returns an operation on sizes; none becomes larger than a size can be."""
 
     def lower(*args: Any) -> Any:
         numbers = [_value(x) for x in args]
@@ -209,7 +209,7 @@ def _number(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _value(x: Any) -> Any:
-    """A number, or what a size that varies is for the example."""
+    """Returns a number, or what a size that varies is for the example."""
     value = x.node.meta.get("val") if isinstance(x, fx.Proxy) else x
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
@@ -261,7 +261,7 @@ def stop_gradient(x: Any) -> Any:
 
 @lowering("higher_order::wrap_with_set_grad_enabled")
 def wrap_with_set_grad_enabled(enabled: bool, function: Graph, *args: Any) -> Any:
-    """What the function gives; without gradients where the program has them switched off."""
+    """Returns what the function gives; without gradients where the program switches them off."""
     found = current().inline(function, args)
     return found if enabled else tuple(x.detach() if isinstance(x, fx.Proxy) else x for x in found)
 
@@ -278,7 +278,7 @@ def wrap_with_autocast(
 @lowering("higher_order::invoke_subgraph", "higher_order::wrap")
 @lowering("higher_order::tag_activation_checkpoint")
 def invoke(function: Graph, *args: Any, **_: Any) -> Any:
-    """What the function gives; the name that torch gives it is left out."""
+    """Returns what the function gives; the name that torch gives it is left out."""
     return current().inline(function, [arg for arg in args if not isinstance(arg, str)])
 
 
@@ -286,7 +286,7 @@ def invoke(function: Graph, *args: Any, **_: Any) -> Any:
 def cond(
     condition: Any, if_true: Graph, if_false: Graph, operands: Sequence[Any] = (), *, avals: Any
 ) -> Any:
-    """One of two functions."""
+    """Returns one of two functions."""
     if isinstance(condition, bool):
         return current().inline(if_true if condition else if_false, operands)
     if not isinstance(condition, fx.Proxy) or isinstance(condition, VaryingSize):
@@ -306,7 +306,7 @@ def with_gradient(
     places: Sequence[int],
     name: str,
 ) -> Any:
-    """The ys, whose gradients with respect to the xs are what a function gives."""
+    """Returns the ys, whose gradients with respect to the xs are what a function gives."""
     if not all(isinstance(x, Value) for x in (*xs, *ys, *kept)):
         raise TypeError(f"{name}: a torch.autograd.Function that keeps numbers does not go back")
     module: Any = f"{name} is a torch.autograd.Function whose backward cannot be recorded"
@@ -319,6 +319,6 @@ def with_gradient(
 
 
 def _module(graph: Graph, operands: Sequence[Any], kind: str) -> Any:
-    """A function as a module, for operands as these."""
+    """Returns a function as a module, for operands as these."""
     kinds = tuple((str(x.dtype).removeprefix("torch."), tuple(x.fake.shape)) for x in operands)
     return current().submodule(dataclasses.replace(graph, kinds=kinds), kind)

@@ -31,12 +31,12 @@ logsumexp = torch.logsumexp
 
 
 def embedding(x: Tensor, weight: Tensor) -> Tensor:
-    """`F.embedding`."""
+    """Computes `F.embedding`."""
     return F.embedding(x if x.dtype in (torch.int64, torch.int32) else x.long(), weight)
 
 
 def one_hot(x: Tensor, num_classes: int, dtype: Any) -> Tensor:
-    """By comparison, so that an index out of range gives zeros and vmap takes it."""
+    """Compares, so that an index out of range gives zeros and vmap takes it."""
     kind = x.dtype if dtype is None else _dtype(dtype)
     return (x[..., None] == torch.arange(num_classes, device=x.device)).to(kind)
 
@@ -57,7 +57,7 @@ def conv(
     dilation: Sizes,
     groups: int,
 ) -> Tensor:
-    """`F.conv1d` and so on; zeros that are not the same on both sides are put there before."""
+    """Computes `F.conv1d` and so on; zeros that differ on both sides are put there before."""
     even = [low for low, high in padding if low == high]
     if len(even) < len(padding):
         even = [min(pair) for pair in padding]
@@ -81,7 +81,7 @@ def conv_transpose(
     groups: int,
     dilation: Sizes,
 ) -> Tensor:
-    """`F.conv_transpose1d` and so on."""
+    """Computes `F.conv_transpose1d` and so on."""
     found: Tensor = _TRANSPOSED[len(stride)](
         x, weight, bias, stride, padding, extra, groups, dilation
     )
@@ -89,7 +89,7 @@ def conv_transpose(
 
 
 def max_pool(x: Tensor, window: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
-    """`F.max_pool1d` and so on."""
+    """Computes `F.max_pool1d` and so on."""
     found: Tensor = _MAX[len(window)](x, window, stride, padding)
     return found
 
@@ -97,7 +97,7 @@ def max_pool(x: Tensor, window: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
 def avg_pool(
     x: Tensor, window: Sizes, stride: Sizes, padding: Sizes, count_include_pad: bool
 ) -> Tensor:
-    """`F.avg_pool1d` and so on."""
+    """Computes `F.avg_pool1d` and so on."""
     pool = _AVERAGE[len(window)]
     if len(window) == 3 and x.is_cpu and x.dtype.itemsize < 4:  # torch has no such kernel there
         wide = pool(x.float(), window, stride, padding, count_include_pad=count_include_pad)
@@ -108,38 +108,38 @@ def avg_pool(
 
 
 def gelu(x: Tensor, by_tanh: bool) -> Tensor:
-    """`F.gelu`."""
+    """Computes `F.gelu`."""
     return F.gelu(x, approximate="tanh" if by_tanh else "none")
 
 
 def softplus(x: Tensor, beta: float) -> Tensor:
-    """`F.softplus`, linear only where nothing is lost."""
+    """Computes `F.softplus`, linear only where nothing is lost."""
     return F.softplus(x, beta, _EXACT)
 
 
 def layer_norm(
     x: Tensor, shape: Sizes, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """`F.layer_norm`."""
+    """Computes `F.layer_norm`."""
     return F.layer_norm(x, shape, weight, bias, eps)
 
 
 def rms_norm(x: Tensor, shape: Sizes, weight: Tensor | None, eps: float | None) -> Tensor:
-    """`F.rms_norm`."""
+    """Computes `F.rms_norm`."""
     return F.rms_norm(x, shape, weight, torch.finfo(x.dtype).eps if eps is None else eps)
 
 
 def group_norm(
     x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """`F.group_norm`."""
+    """Computes `F.group_norm`."""
     return F.group_norm(x, groups, weight, bias, eps)
 
 
 def batch_norm_with(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """`F.batch_norm` outside of training."""
+    """Computes `F.batch_norm` outside of training."""
     return F.batch_norm(x, mean.detach(), var.detach(), weight, bias, eps=eps)
 
 
@@ -152,30 +152,30 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`F.batch_norm` in training, on copies of the running values."""
+    """Computes `F.batch_norm` in training, on copies of the running values."""
     compiling = torch.compiler.is_compiling()
     if compiling or any(map(tensors.is_transformed, (x, mean, var))):  # nothing in place under vmap
         out = F.batch_norm(x, None, None, weight, bias, True, eps=eps)
         new_var, new_mean = torch.var_mean(x.detach(), [0, *range(2, x.ndim)])
-        return out, _mixed(mean, new_mean, momentum), _mixed(var, new_var, momentum)
+        return out, _mix(mean, new_mean, momentum), _mix(var, new_var, momentum)
     mean, var = mean.detach().clone(), var.detach().clone()
     out = F.batch_norm(x, mean, var, weight, bias, True, momentum, eps)
     return out, mean, var
 
 
-def _mixed(old: Tensor, new: Tensor, momentum: float) -> Tensor:
+def _mix(old: Tensor, new: Tensor, momentum: float) -> Tensor:
     return (1 - momentum) * old.detach() + (momentum * new).to(old.dtype)
 
 
 def dropout(x: Tensor, kept: Tensor, factor: float) -> Tensor:
-    """Zero where nothing is kept, whatever was there."""
+    """Puts zero where nothing is kept, whatever was there."""
     return torch.where(kept, x * factor, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`; zeros where a bool mask lets nothing through."""
+    """Computes `F.scaled_dot_product_attention`; zeros where a bool mask lets nothing through."""
     found = F.scaled_dot_product_attention(
         query, key, value, mask, is_causal=is_causal, scale=scale
     )
@@ -188,7 +188,7 @@ def attention(
 def cross_entropy(
     x: Tensor, target: Tensor, axis: int, ignore: int, reduction: str, smoothing: float
 ) -> Tensor:
-    """`F.cross_entropy` of indices."""
+    """Computes `F.cross_entropy` of indices."""
     indices = target if target.dtype is torch.int64 else target.long()
     return F.cross_entropy(
         x, indices, ignore_index=ignore, reduction=reduction, label_smoothing=smoothing
@@ -198,10 +198,10 @@ def cross_entropy(
 def soft_cross_entropy(
     x: Tensor, target: Tensor, axis: int, reduction: str, smoothing: float
 ) -> Tensor:
-    """`F.cross_entropy` of probabilities."""
+    """Computes `F.cross_entropy` of probabilities."""
     return F.cross_entropy(x, target, reduction=reduction, label_smoothing=smoothing)
 
 
 def mse_loss(x: Tensor, target: Tensor, reduction: str) -> Tensor:
-    """`F.mse_loss`."""
+    """Computes `F.mse_loss`."""
     return F.mse_loss(x, target, reduction=reduction)

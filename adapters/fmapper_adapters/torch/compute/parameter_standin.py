@@ -26,14 +26,14 @@ here = _Here()
 
 
 def is_differentiated(tensor: torch.Tensor) -> bool:
-    """Whether a parameter made of this tensor would cut off a gradient that is being taken."""
+    """Tells whether a parameter made of this tensor would cut off a gradient being taken."""
     if _private.is_wrapped(tensor):
         return True
     return here.depth > 0 and tensor.requires_grad and not tensor.is_leaf
 
 
 def stands_for(tensor: Any) -> tuple[type, bool] | None:
-    """The class of the parameter that a tensor is or stands for, and whether that is trained."""
+    """Returns the class of the parameter that a tensor stands for, and whether it is trained."""
     if isinstance(tensor, torch.nn.Parameter):
         return type(tensor), tensor.requires_grad
     found: tuple[type, bool] | None = getattr(tensor, _MARK, None)
@@ -41,7 +41,7 @@ def stands_for(tensor: Any) -> tuple[type, bool] | None:
 
 
 def standing_in(new: Any, old: Any) -> Any:
-    """`new`, which is to count as the parameter that `old` is or stands for, if it does."""
+    """Makes `new` count as the parameter that `old` is or stands for, if it does."""
     known = stands_for(old)
     if known is not None and new is not old:
         new.__dict__.update(old.__dict__)
@@ -50,11 +50,11 @@ def standing_in(new: Any, old: Any) -> Any:
 
 
 def is_trained(tensor: Any) -> bool | None:
-    """Whether what is or stands for a parameter is trained; None for other tensors."""
+    """Tells whether what is or stands for a parameter is trained; None for other tensors."""
     known = stands_for(tensor)
     return None if known is None else known[1]
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """A parameter stands for itself, whatever was copied to it."""
+    """Lets a parameter stand for itself, whatever was copied to it."""
     tensor.__dict__.pop(_MARK, None)

@@ -35,24 +35,24 @@ HOST = False
 
 
 def raw(key: Any) -> Tensor | None:
-    """A key as it is; None if it is none."""
+    """Returns a key as it is; None if it is not one."""
     return key if tuple(key.shape) == (2,) and key.dtype == torch.uint32 else None
 
 
 def lacks(dtype: str) -> str | None:
-    """Every dtype that numbers are drawn in is there."""
+    """Returns every dtype that numbers are drawn in is there."""
     return None
 
 
 def on_host(key: Tensor, dtype: str) -> bool:
-    """Whether NumPy can draw from it, which is quicker: plain CPU memory, nothing is traced."""
+    """Tells whether NumPy can draw, which is quicker: plain CPU memory, nothing is traced."""
     if torch.compiler.is_compiling() or dtype == "bfloat16" or not key.is_cpu:
         return False
     return type(key) is Tensor and tensors.has_memory(key)
 
 
 def to_host(key: Tensor) -> np.ndarray[Any, Any]:
-    """The words as a NumPy array.
+    """Returns the words as a NumPy array.
 
     Raises:
         TypeError: The key is traced, or has no values.
@@ -63,12 +63,12 @@ def to_host(key: Tensor) -> np.ndarray[Any, Any]:
 
 
 def put(array: Any, like: Tensor | None) -> Tensor:
-    """A host array, or a tensor, on the device of another one."""
+    """Returns a host array, or a tensor, on the device of another one."""
     tensor = array if isinstance(array, Tensor) else tensors.from_numpy(np.asarray(array))
     return tensor if like is None else tensor.to(like.device)
 
 
-def _hashed(key: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+def _hash(key: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     first, second = (key.to(torch.int64) & _LOW).unbind(-1)
     schedule = (first, second, first ^ second ^ _PARITY)
     high = (high + first) & _LOW
@@ -84,38 +84,38 @@ def _hashed(key: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
 
 def _words(key: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     counters = torch.arange(math.prod(shape), device=key.device).reshape(tuple(shape))
-    return _hashed(key, counters >> 32, counters & _LOW)
+    return _hash(key, counters >> 32, counters & _LOW)
 
 
 def _bits(key: Tensor, width: int, shape: Sequence[int]) -> Tensor:
-    """Random bits in int64."""
+    """Draws random bits in int64."""
     high, low = _words(key, shape)
     return (high << 32) | low if width == 64 else (high ^ low) & ((1 << width) - 1)
 
 
 def split(key: Tensor, shape: Sequence[int]) -> Tensor:
-    """New keys, one per counter."""
+    """Returns new keys, one per counter."""
     return torch.stack(_words(key, shape), -1).to(torch.uint32)
 
 
 def fold_in(key: Tensor, data: Any) -> Tensor:
-    """The hash of a number is the new key."""
+    """Hashes a number to the new key."""
     word = torch.as_tensor(data, device=key.device)
     if word.ndim:
         raise TypeError(f"fold_in takes one integer, not a tensor of shape {tuple(word.shape)}")
     word = word.to(torch.int64) & _LOW
-    return torch.stack(_hashed(key, torch.zeros_like(word), word), -1).to(torch.uint32)
+    return torch.stack(_hash(key, torch.zeros_like(word), word), -1).to(torch.uint32)
 
 
 def bits(key: Tensor, width: int, shape: Sequence[int]) -> Tensor:
-    """Random unsigned integers of 8, 16, 32 or 64 bits."""
+    """Draws random unsigned integers of 8, 16, 32 or 64 bits."""
     found = _bits(key, width, shape)
     dtype: torch.dtype = getattr(torch, f"uint{width}")
     return found.to(dtype)
 
 
 def uniform(key: Tensor, shape: Sequence[int], dtype: str, low: Any, high: Any) -> Tensor:
-    """Floats in [low, high): random mantissas, less one, scaled."""
+    """Returns floats in [low, high): random mantissas, less one, scaled."""
     kind: torch.dtype = getattr(torch, dtype)
     mantissa, drawn = _LAYOUTS[dtype]
     pattern = _bits(key, drawn, shape) >> (drawn - mantissa)
@@ -128,7 +128,7 @@ def uniform(key: Tensor, shape: Sequence[int], dtype: str, low: Any, high: Any) 
     span = ceiling - floor
     # As XLA compiles it: one rounding for product and sum, where the processor has that.
     if kind is torch.float64:
-        scaled = _fused(unit, span, floor)
+        scaled = _fma(unit, span, floor)
     elif kind is torch.float32:
         scaled = _add_odd(unit.double() * span.double(), floor.double()).float()
     else:
@@ -137,22 +137,22 @@ def uniform(key: Tensor, shape: Sequence[int], dtype: str, low: Any, high: Any) 
 
 
 def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """A sum and what its rounding has lost (Knuth)."""
+    """Returns a sum and what its rounding has lost (Knuth)."""
     total = a + b
     back = total - a
     return total, (a - (total - back)) + (b - back)
 
 
 def _add_odd(a: Tensor, b: Tensor) -> Tensor:
-    """A sum that is rounded to odd, so that it can be rounded once more (Boldo, Melquiond 2008)."""
+    """Returns a sum rounded to odd, so that it can be rounded once more (Boldo, Melquiond 2008)."""
     total, lost = _two_sum(a, b)
     even = ((torch.frexp(total)[0] * 2.0**53).to(torch.int64) & 1) == 0
     toward = torch.nextafter(total, torch.copysign(torch.full_like(lost, math.inf), lost))
     return torch.where((lost != 0) & even, toward, total)
 
 
-def _fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """`a * b + c` in float64 with one rounding; no overflow is near."""
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Computes `a * b + c` in float64 with one rounding; no overflow is near."""
     split = 134217729.0  # 2 ** 27 + 1, Dekker
     a_high = split * a - (split * a - a)
     b_high = split * b - (split * b - b)
@@ -165,7 +165,7 @@ def _fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def normal(key: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
-    """The inverse of the normal distribution, of a uniform number."""
+    """Returns the inverse of the normal distribution, of a uniform number."""
     kind: torch.dtype = getattr(torch, dtype)
     least = -1 + torch.finfo(kind).eps / 2
     return _to_normal(uniform(key, shape, dtype, least, 1))
@@ -174,7 +174,7 @@ def normal(key: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
 def truncated_normal(
     key: Tensor, lower: float, upper: float, shape: Sequence[int], dtype: str
 ) -> Tensor:
-    """The same between the values of the distribution at two bounds."""
+    """Draws normal numbers between the values of the distribution at two bounds."""
     kind: torch.dtype = getattr(torch, dtype)
     ends = (math.erf(bound / math.sqrt(2)) for bound in (lower, upper))
     out = _to_normal(uniform(key, shape, dtype, *ends))
@@ -195,7 +195,7 @@ def _to_normal(x: Tensor) -> Tensor:
 
 
 def erf_inv(x: Tensor) -> Tensor:
-    """The inverse of the error function as XLA works it out, with the derivative of torch's.
+    """Returns the inverse of the error function as XLA has it, with torch's derivative.
 
     torch's own is 60 units in the last place away from it in the tails of float32.
     """
@@ -227,14 +227,14 @@ def _polynomial(t: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 
 def bernoulli(key: Tensor, p: Any, shape: Sequence[int] | None) -> Tensor:
-    """Whether a uniform number is below p."""
+    """Tells whether a uniform number is below p."""
     p = torch.as_tensor(p, device=key.device).to(torch.float32)
     below: Tensor = uniform(key, p.shape if shape is None else shape, "float32", 0, 1) < p
     return below
 
 
 def randint(key: Tensor, shape: Sequence[int], low: Any, high: Any, dtype: str) -> Tensor:
-    """Twice as many bits as the dtype has, modulo the span; narrow dtypes are drawn in 32 bits."""
+    """Draws twice the bits of the dtype, modulo the span; narrow dtypes are drawn in 32 bits."""
     kind: torch.dtype = getattr(torch, dtype)
     limits = torch.iinfo(kind)
     width = max(limits.bits, 32)
@@ -267,7 +267,7 @@ def randint(key: Tensor, shape: Sequence[int], low: Any, high: Any, dtype: str) 
 
 
 def _remainder(x: Tensor, n: Tensor) -> Tensor:
-    """The remainder of numbers that are unsigned but for their dtype, int64."""
+    """Returns the remainder of numbers that are unsigned but for their dtype, int64."""
     positive = torch.where(n > 0, n, 1)
     quotient = torch.div((x >> 1) & ~_SIGN, positive, rounding_mode="floor") << 1
     rest = x - quotient * positive
@@ -279,14 +279,14 @@ def _remainder(x: Tensor, n: Tensor) -> Tensor:
 def permutation(key: Tensor, x: Any, axis: int, independent: bool) -> Tensor:
     """Sorts by random keys, as often as makes collisions unlikely."""
     if isinstance(x, int):
-        return _shuffled(key, torch.arange(x, dtype=torch.int32, device=key.device), 0)
+        return _shuffle(key, torch.arange(x, dtype=torch.int32, device=key.device), 0)
     if independent or x.ndim == 1:
-        return _shuffled(key, x, axis)
-    order = _shuffled(key, torch.arange(x.shape[axis], device=key.device), 0)
+        return _shuffle(key, x, axis)
+    order = _shuffle(key, torch.arange(x.shape[axis], device=key.device), 0)
     return torch.index_select(x, axis, order)
 
 
-def _shuffled(key: Tensor, x: Tensor, axis: int) -> Tensor:
+def _shuffle(key: Tensor, x: Tensor, axis: int) -> Tensor:
     for _ in range(math.ceil(3 * math.log(max(1, x.numel())) / math.log(0xFFFFFFFF))):
         key, part = split(key, (2,)).unbind(0)
         order = torch.sort(_bits(part, 32, x.shape), dim=axis, stable=True).indices
@@ -295,5 +295,5 @@ def _shuffled(key: Tensor, x: Tensor, axis: int) -> Tensor:
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
-    """The product in the dtype of the array."""
+    """Returns the product in the dtype of the array."""
     return x * torch.tensor(factor, dtype=x.dtype, device=x.device)

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def _steps(x: Tensor) -> tuple[int, bool]:
-    """How many terms at most, and whether values may be looked at."""
+    """Returns how many terms at most, and whether values may be looked at."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return _TERMS, False
     return _MOST, True
@@ -56,12 +56,12 @@ class _IncompleteGamma(torch.autograd.Function):
 
 
 def incomplete_gamma(a: Tensor, x: Tensor, upper: bool) -> tuple[Tensor]:
-    """P(a, x), or Q(a, x) if `upper`, of tensors of one shape and dtype."""
+    """Computes P(a, x), or Q(a, x) if `upper`, of tensors of one shape and dtype."""
     return (_IncompleteGamma.apply(a, x, upper),)  # type: ignore[no-untyped-call]
 
 
 def gamma_slope(a: Tensor, x: Tensor) -> tuple[Tensor]:
-    """The derivative of P(a, x) by a, from the series of P (DLMF 8.11.4)."""
+    """Returns the derivative of P(a, x) by a, from the series of P (DLMF 8.11.4)."""
     dtype = x.dtype
     a, x = a.detach().double(), x.detach().double()
     logarithm = torch.log(x)
@@ -104,7 +104,7 @@ class _IncompleteBeta(torch.autograd.Function):
 
 
 def incomplete_beta(a: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor]:
-    """I_x(a, b) of tensors of one shape and dtype, by its continued fraction (DLMF 8.17.22)."""
+    """Computes I_x(a, b) of tensors of one shape and dtype by continued fraction (DLMF 8.17.22)."""
     return (_IncompleteBeta.apply(a, b, x),)  # type: ignore[no-untyped-call]
 
 
@@ -126,7 +126,7 @@ def _beta(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def _fraction(p: Tensor, q: Tensor, y: Tensor) -> Tensor:
-    """The continued fraction by Lentz's method, whose parts are kept away from zero."""
+    """Returns the continued fraction by Lentz's method, whose parts are kept away from zero."""
     least = 1e-300
     upper = torch.ones_like(y)
     lower = 1 - (p + q) * y / (p + 1)

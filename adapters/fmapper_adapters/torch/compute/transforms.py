@@ -25,7 +25,7 @@ Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
 def value_and_grad(
     run: Calls, arrays: Sequence[Any], elsewhere: Callable[[], bool]
 ) -> tuple[Any, list[Any], Sequence[Any]]:
-    """Autograd; `torch.func` where that is at work already."""
+    """Differentiates by autograd, or by `torch.func` where that is at work already."""
     if _in_functorch():
         return _functional(run, arrays)
     depth = here.depth
@@ -70,7 +70,7 @@ def _fresh_like(values: torch.Tensor, array: torch.Tensor) -> torch.Tensor:
 
 
 def _recording() -> AbstractContextManager[object]:
-    """Whatever the caller has switched off, a gradient needs a graph."""
+    """Records a graph, which a gradient needs, whatever the caller has switched off."""
     if torch.is_inference_mode_enabled():
         return torch.inference_mode(False)
     return nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
@@ -81,7 +81,7 @@ def _in_functorch() -> bool:
 
 
 def _functional(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequence[Any]]:
-    """`torch.func.grad_and_value`: within another function of torch.func."""
+    """Calls `torch.func.grad_and_value`, within another function of torch.func."""
 
     def value_first(leaves: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         return run(list(map(standing_in, leaves, arrays)))
@@ -98,7 +98,7 @@ def _functional(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequ
 def vectorized(
     run: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any], axes: Sequence[int | None]
 ) -> list[Any]:
-    """`torch.func.vmap`; random numbers differ from index to index."""
+    """Calls `torch.func.vmap`; random numbers differ from index to index."""
     mapped = torch.func.vmap(
         lambda *given: tuple(run(list(map(standing_in, given, arrays)))),
         in_dims=tuple(axes),
@@ -116,7 +116,7 @@ _UNKNOWN: Any = object()
 def compiled(
     run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]], give_up: Callable[[str], None]
 ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
-    """What `run` does to tensors is recorded with fake ones and compiled by `torch.compile`."""
+    """Records what `run` does to tensors with fake ones; `torch.compile` compiles it."""
     programs: dict[Hashable, Any] = {}
 
     def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any] | None:
@@ -149,7 +149,7 @@ def compiled(
                 return None
             with turns:
                 if signature not in programs:
-                    found = _recorded(run, arrays, key, give_up)
+                    found = _record(run, arrays, key, give_up)
                     programs[signature] = found and found[:2]
                     return found and (found[2], found[1])
             return call(arrays, key)  # another thread was first
@@ -163,13 +163,13 @@ def compiled(
     return call
 
 
-def _recorded(
+def _record(
     run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
     arrays: list[Any],
     key: Any,
     give_up: Callable[[str], None],
 ) -> Any:
-    """A compiled program, the rest of its results, and the first ones; None if there is none."""
+    """Returns a compiled program, the rest of its results, and the first ones; or None."""
     rests: list[Any] = []
 
     def traced(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -186,13 +186,13 @@ def _recorded(
     except Exception as reason:  # if it is an error of the function, running that will raise it
         give_up(f"it could not be recorded ({_first_line(reason)})")
         return None
-    program, results = _compiled(graph, tensors, give_up)
+    program, results = _compile(graph, tensors, give_up)
     return None if program is None else (program, rests[-1], results)
 
 
 @contextmanager
 def _without_values(fakes: Sequence[torch.Tensor]) -> Iterator[None]:
-    """What looks at a value or at a size that depends on one raises, and gets no symbol of it.
+    """Makes whatever reads a value, or a size that depends on one, raise inside.
 
     A symbol would go out among the results, where no program can fill it in.
     """
@@ -206,10 +206,10 @@ def _without_values(fakes: Sequence[torch.Tensor]) -> Iterator[None]:
             mode.shape_env = symbols
 
 
-def _compiled(
+def _compile(
     graph: Any, tensors: list[torch.Tensor], give_up: Callable[[str], None]
 ) -> tuple[Any, Any]:
-    """A compiled program and the results of its first call; None twice if there is none."""
+    """Returns a compiled program and the results of its first call; None twice if there is none."""
     with warnings.catch_warnings():
         # The compiler uses what torch itself has deprecated.
         warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)

@@ -29,11 +29,11 @@ _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 
 
 def fold(program: Program) -> Program:
-    """The program without assertions that others imply, and without what only they needed."""
+    """Removes assertions that others imply, and what only they needed, from a program."""
     if not any(call.op == _ASSERTION for call in program.graph.calls):
         return program
-    graph = _without_implied(_with_each_number_once(program.graph))
-    return dataclasses.replace(program, graph=_with_buffers_compared(program, graph))
+    graph = _drop_implied(_with_each_number_once(program.graph))
+    return dataclasses.replace(program, graph=_compare_buffers(program, graph))
 
 
 def _with_each_number_once(graph: Graph) -> Graph:
@@ -42,7 +42,7 @@ def _with_each_number_once(graph: Graph) -> Graph:
     renamed: dict[str, Ref] = {}
     calls = []
     for old in graph.calls:
-        call = _replaced(old, renamed)
+        call = _replace(old, renamed)
         if call.op in _READS or call.op in _NUMBERS:
             # 1, 1.0 and True are equal, and are not the same number
             key = call.op, repr(call.args), repr(call.kwargs)
@@ -50,16 +50,16 @@ def _with_each_number_once(graph: Graph) -> Graph:
                 renamed[call.name] = Ref(first)
                 continue
         calls.append(call)
-    return Graph(graph.inputs, calls, _renamed(graph.outputs, renamed), graph.kinds)
+    return Graph(graph.inputs, calls, _rename(graph.outputs, renamed), graph.kinds)
 
 
-def _without_implied(graph: Graph) -> Graph:
+def _drop_implied(graph: Graph) -> Graph:
     """Leaves out assertions of what follows from those that fix a number."""
     by_name = {call.name: call for call in graph.calls}
     fixed: dict[str, int] = {}
     fixing: set[str] = set()  # the conditions
     for call in graph.calls:
-        if (found := _fixed(call, by_name)) is not None and found[0] not in fixed:
+        if (found := _fixed_value(call, by_name)) is not None and found[0] not in fixed:
             fixed[found[0]] = found[1]
             fixing.add(call.args[0].name)
     values: dict[str, Any] = dict(fixed)
@@ -84,8 +84,8 @@ def _without_implied(graph: Graph) -> Graph:
     return _without(graph, implied)
 
 
-def _fixed(call: Call, by_name: Mapping[str, Call]) -> tuple[str, int] | None:
-    """What is read and the number that an assertion says it is."""
+def _fixed_value(call: Call, by_name: Mapping[str, Call]) -> tuple[str, int] | None:
+    """Returns the value that is read and the number that an assertion says it is."""
     if call.op != _ASSERTION or not isinstance(call.args[0], Ref):
         return None
     condition = by_name.get(call.args[0].name)
@@ -119,7 +119,7 @@ def _without(graph: Graph, dropped: Iterable[str]) -> Graph:
 
 
 def _is_pure(call: Call) -> bool:
-    """Whether a call does nothing but give a result, and always the same."""
+    """Tells whether a call does nothing but give a result, and always the same."""
     if call.op in _NUMBERS or call.op == "sym::getitem":
         return True
     namespace, _, rest = call.op.partition("::")
@@ -135,7 +135,7 @@ def _is_pure(call: Call) -> bool:
 # --- buffers ------------------------------------------------------------------------------------
 
 
-def _with_buffers_compared(program: Program, graph: Graph) -> Graph:
+def _compare_buffers(program: Program, graph: Graph) -> Graph:
     """Compares buffers with what they were, once, for all that is computed from them alone."""
     written = {output.target for output in program.outputs if output.kind == "buffer"}
     numbers = {}
@@ -156,7 +156,7 @@ def _with_buffers_compared(program: Program, graph: Graph) -> Graph:
         )
     folded: dict[str, frozenset[str]] = {}
     for call in graph.calls:
-        found = _fixed(call, by_name)
+        found = _fixed_value(call, by_name)
         own = sources.get(found[0]) if found is not None else None
         if own:
             folded[call.name] = own
@@ -170,7 +170,7 @@ def _with_buffers_compared(program: Program, graph: Graph) -> Graph:
 
 
 def _number_in(buffer: Any) -> int | bool | None:
-    """The integer or bool that a buffer of one element holds."""
+    """Returns the integer or bool that a buffer of one element holds."""
     if not isinstance(buffer, torch.Tensor) or buffer.numel() != 1 or buffer.is_meta:
         return None
     # Floats may be cast later; what is quantised or fake has no number.
@@ -211,18 +211,18 @@ def _names(value: Any) -> list[str]:
     return [n for inner in value for n in _names(inner)] if isinstance(value, tuple) else []
 
 
-def _renamed(value: Any, known: Mapping[str, Ref]) -> Any:
+def _rename(value: Any, known: Mapping[str, Ref]) -> Any:
     if isinstance(value, Ref):
         return known.get(value.name, value)
     if isinstance(value, tuple):
-        return tuple(_renamed(inner, known) for inner in value)
+        return tuple(_rename(inner, known) for inner in value)
     if isinstance(value, Mapping):
-        return {key: _renamed(inner, known) for key, inner in value.items()}
+        return {key: _rename(inner, known) for key, inner in value.items()}
     return value
 
 
-def _replaced(call: Call, known: Mapping[str, Ref]) -> Call:
+def _replace(call: Call, known: Mapping[str, Ref]) -> Call:
     if not known or not any(name in known for name in call.refs()):
         return call
-    return dataclasses.replace(call, args=_renamed(call.args, known),
-                               kwargs=_renamed(call.kwargs, known))  # fmt: skip
+    return dataclasses.replace(call, args=_rename(call.args, known),
+                               kwargs=_rename(call.kwargs, known))  # fmt: skip

@@ -46,7 +46,7 @@ def check(
     wanted = run(module, module, args, kwargs, seed=0)
     difference = _first_difference(recorded, wanted)
     if difference and any(leaves_open(node.target) for node in exported.graph.nodes):
-        with _memory_filled():
+        with _fill_memory():
             recorded = run(program, module, args, kwargs, seed=0)
             wanted = run(module, module, args, kwargs, seed=0)
         difference = _first_difference(recorded, wanted)
@@ -61,7 +61,7 @@ def check(
 
 
 def _first_difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What differs first, and how; empty where nothing does."""
+    """Returns what differs first, and how; empty where nothing does."""
     for path, expected in wanted.items():
         difference = _difference(recorded.get(path), expected)
         if difference is not None:
@@ -70,8 +70,8 @@ def _first_difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) ->
 
 
 @contextlib.contextmanager
-def _memory_filled() -> Iterator[None]:
-    """Inside, torch fills new memory, so that `torch.empty` gives the same every time."""
+def _fill_memory() -> Iterator[None]:
+    """Makes torch fill new memory inside, so that `torch.empty` gives the same every time."""
     mode = torch.get_deterministic_debug_mode()
     fill: Any = torch.utils.deterministic
     before = fill.fill_uninitialized_memory
@@ -86,12 +86,12 @@ def _memory_filled() -> Iterator[None]:
 
 
 def leaves_open(target: Any) -> bool:
-    """Whether an operation gives memory as it finds it."""
+    """Tells whether an operation gives memory as it finds it."""
     return any(word in str(target) for word in ("empty", "resize"))
 
 
 def _draws(target: Any) -> bool:
-    """Whether an operation may draw random numbers: attention is tagged so in any case."""
+    """Tells whether an operation may draw random numbers: attention is tagged so in any case."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
@@ -103,7 +103,7 @@ def run(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """The outputs for copies of the inputs by path, and the arrays that the call has changed.
+    """Returns the outputs for copies of the inputs by path, and the arrays the call changed.
 
     The module is afterwards as it was.
     """
@@ -126,7 +126,7 @@ def run(
 
 @contextlib.contextmanager
 def attention() -> Iterator[None]:
-    """With the kernels that `nn.TransformerEncoder` has for inference only where they are wanted.
+    """Allows the inference kernels of `nn.TransformerEncoder` only where they are wanted.
 
     They give zeros where a padding mask is set, and are taken only where no gradients are wanted.
     """
@@ -145,7 +145,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _difference(found: Any, expected: Any) -> str | None:
-    """What is wrong with an output, in words; None if nothing is."""
+    """Says what is wrong with an output; None if nothing is."""
     if not isinstance(expected, torch.Tensor):
         return None
     if not isinstance(found, torch.Tensor):

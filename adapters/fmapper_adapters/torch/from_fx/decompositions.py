@@ -34,7 +34,7 @@ class Decompositions:
         self.table.update(_UNCHECKED)
 
     def leave(self, target: Any) -> bool:
-        """Whether they leave an operation as it is.
+        """Tells whether they leave an operation as it is.
 
         Composite operations that change what they are given, or give it back, torch takes apart in
         any case.
@@ -55,7 +55,7 @@ class Decompositions:
         return self._is_whole(target) or torch.Tag.core in target.tags
 
     def _is_whole(self, target: Any) -> bool:
-        """Whether the target lowers an operation whole, or all overloads of its name."""
+        """Tells whether the target lowers an operation whole, or all overloads of its name."""
         name = target._schema.name
         overload = target._schema.overload_name or "default"
         return name in self._whole or f"{name}.{overload}" in self._whole
@@ -70,7 +70,7 @@ class _Cache:
 
 
 def choose(exported: torch.export.ExportedProgram, whole: Collection[str] = ()) -> Decompositions:
-    """The decompositions for a program and a target.
+    """Returns the decompositions for a program and a target.
 
     torch lists all operations there are for it, so they are made anew only for a program with
     custom operations that no earlier one had: they may have been registered since.
@@ -112,7 +112,7 @@ _UNCHECKED = {
 
 
 def _as_strided_of_contiguous(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """Strided views where there is no storage: as views of a contiguous array of the elements.
+    """Makes strided views where there is no storage: views of a contiguous array of the elements.
 
     Raises:
         ValueError: The view shows elements that x does not have.

@@ -39,8 +39,8 @@ def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
         owner.recompile()
 
 
-def taken_apart(exported: torch.export.ExportedProgram, table: Decompositions) -> bool:
-    """Whether it could be done. If not, the program still computes what it did.
+def decompose(exported: torch.export.ExportedProgram, table: Decompositions) -> bool:
+    """Tells whether it could be done. If not, the program still computes what it did.
 
     Args:
         exported: As torch has recorded it; it is changed.
@@ -52,7 +52,7 @@ def taken_apart(exported: torch.export.ExportedProgram, table: Decompositions) -
     _inline(owner)
     for node in list(owner.graph.nodes):
         if node.target in _REWRITES and not table.leave(node.target):
-            new = _rewritten(owner, node)
+            new = _rewrite(owner, node)
             if new is None:
                 return False
             replaced = [node]
@@ -68,7 +68,7 @@ def taken_apart(exported: torch.export.ExportedProgram, table: Decompositions) -
 
 
 def _is_simple(owner: GraphModule, table: Decompositions) -> bool:
-    """Whether all sizes are known and every operation stays as it is or has a rewrite."""
+    """Tells whether all sizes are known and every operation stays as it is or has a rewrite."""
     for node in owner.graph.nodes:
         if node.op == "get_attr":
             inner = getattr(owner, str(node.target), None)
@@ -93,7 +93,7 @@ def _is_simple(owner: GraphModule, table: Decompositions) -> bool:
 
 
 def _is_seen_once(owner: GraphModule, node: Node) -> bool:
-    """Whether no other result shows what an operation changes, so that it can give it instead."""
+    """Tells whether no other result shows what an operation changes: then it can give it."""
     root: Any = node.args[0]
     while root.target in _IN_PLACE:
         root = root.args[0]
@@ -114,7 +114,7 @@ def _later(owner: GraphModule, node: Node) -> set[Node]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is one of dense arrays of real numbers, whose sizes are known."""
+    """Tells whether a value is one of dense arrays of real numbers, whose sizes are known."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
     if not isinstance(value, torch.Tensor):
@@ -145,8 +145,8 @@ def _inline(owner: GraphModule) -> None:
             graph.erase_node(function)
 
 
-def _rewritten(owner: GraphModule, node: Node) -> Node | None:
-    """What stands for a node, before it; None if there is nothing that gives what it gives."""
+def _rewrite(owner: GraphModule, node: Node) -> Node | None:
+    """Returns what replaces a node, before it; None if nothing gives what it gives."""
     made: list[Node] = []
 
     def emit(target: Any, *args: Any, **kwargs: Any) -> Node:
@@ -183,7 +183,7 @@ def _kinds(value: Any) -> list[tuple[torch.dtype, tuple[int, ...]]]:
 # --- the rewrites: with the value that is wanted, and the arguments of the operation --------------
 
 
-def _filled(number: int) -> Callable[..., Node]:
+def _fill(number: int) -> Callable[..., Node]:
     def full(emit: Emit, wanted: Any, size: Any, **_: Any) -> Node:
         return emit(_aten.full.default, size, number, dtype=wanted.dtype, device=wanted.device)
 
@@ -196,7 +196,7 @@ def _arange(emit: Emit, wanted: Any, *bounds: Any, **kwargs: Any) -> Node:
     return emit(_aten.arange.start_step, start, end, **kwargs)
 
 
-def _renamed(target: Any) -> Callable[..., Node]:
+def _rename(target: Any) -> Callable[..., Node]:
     return lambda emit, wanted, *args, **kwargs: emit(target, *args, **kwargs)
 
 
@@ -204,7 +204,7 @@ def _same(emit: Emit, wanted: Any, x: Node) -> Node:
     return x
 
 
-def _copied(emit: Emit, wanted: Any, x: Node) -> Node:
+def _copy(emit: Emit, wanted: Any, x: Node) -> Node:
     return emit(_aten.clone.default, x)
 
 
@@ -220,7 +220,7 @@ def _has_format(args: tuple[Any, ...]) -> bool:
     return any(isinstance(one, torch.memory_format) for one in args)
 
 
-def _transposed(emit: Emit, wanted: Any, x: Node, first: int, second: int) -> Node | None:
+def _transpose(emit: Emit, wanted: Any, x: Node, first: int, second: int) -> Node | None:
     order = list(range(_value(x).dim()))
     if not order:
         return None
@@ -228,7 +228,7 @@ def _transposed(emit: Emit, wanted: Any, x: Node, first: int, second: int) -> No
     return emit(_aten.permute.default, x, order)
 
 
-def _turned(emit: Emit, wanted: Any, x: Node) -> Node | None:
+def _transpose_matrix(emit: Emit, wanted: Any, x: Node) -> Node | None:
     return emit(_aten.permute.default, x, [1, 0]) if _value(x).dim() == 2 else None
 
 
@@ -238,7 +238,7 @@ def _contiguous(emit: Emit, wanted: Any, x: Node) -> Node:
     return emit(_aten.clone.default, x, memory_format=torch.contiguous_format)
 
 
-def _reshaped(emit: Emit, wanted: Any, x: Node, shape: Any) -> Node:
+def _reshape(emit: Emit, wanted: Any, x: Node, shape: Any) -> Node:
     try:
         _value(x).view(shape)
     except (RuntimeError, ValueError):  # torch's ways to say that the elements lie otherwise
@@ -247,8 +247,8 @@ def _reshaped(emit: Emit, wanted: Any, x: Node, shape: Any) -> Node:
     return emit(_aten.view.default, x, shape)
 
 
-def _flattened(emit: Emit, wanted: Any, x: Node, *_: int) -> Node:
-    return _reshaped(emit, wanted, x, list(wanted.shape))
+def _flatten(emit: Emit, wanted: Any, x: Node, *_: int) -> Node:
+    return _reshape(emit, wanted, x, list(wanted.shape))
 
 
 def _split(emit: Emit, wanted: Any, x: Node, _: Any, dim: int = 0) -> Node:
@@ -256,13 +256,13 @@ def _split(emit: Emit, wanted: Any, x: Node, _: Any, dim: int = 0) -> Node:
     return emit(_aten.split_with_sizes.default, x, sizes, *([dim] if dim else []))
 
 
-def _squeezed(emit: Emit, wanted: Any, x: Node, dim: int | None = None) -> Node:
+def _squeeze(emit: Emit, wanted: Any, x: Node, dim: int | None = None) -> Node:
     dims = list(range(_value(x).dim())) if dim is None else [dim]
     return emit(_aten.squeeze.dims, x, dims)
 
 
-def _chosen(emit: Emit, wanted: Any, where: Node, x: Any, y: Any) -> Node:
-    """With a number for one of both."""
+def _choose(emit: Emit, wanted: Any, where: Node, x: Any, y: Any) -> Node:
+    """Chooses with a number for one of both."""
     kind = {"dtype": wanted.dtype, "layout": wanted.layout, "device": wanted.device}
     x, y = (
         one if isinstance(one, Node) else emit(_aten.scalar_tensor.default, one, **kind)
@@ -277,7 +277,7 @@ def _cast(emit: Emit, wanted: Any, x: Node) -> Node:
     return emit(_aten._to_copy.default, x, dtype=wanted.dtype)
 
 
-def _stacked(emit: Emit, wanted: Any, parts: Any, dim: int = 0) -> Node:
+def _stack(emit: Emit, wanted: Any, parts: Any, dim: int = 0) -> Node:
     at = dim % wanted.dim()
     if at == wanted.dim() - 1:
         parts = [emit(_aten.unsqueeze.default, one, at) for one in parts]
@@ -286,7 +286,7 @@ def _stacked(emit: Emit, wanted: Any, parts: Any, dim: int = 0) -> Node:
     return emit(_aten.view.default, joined, list(wanted.shape))
 
 
-def _normalised(
+def _normalise(
     emit: Emit, wanted: Any, x: Node, weight: Any, bias: Any, mean: Any, variance: Any,
     train: bool, momentum: float, eps: float, _: bool,
 ) -> Node | None:  # fmt: skip
@@ -299,44 +299,44 @@ def _normalised(
     return emit(operator.getitem, found, 0)
 
 
-def _pooled(emit: Emit, wanted: Any, *args: Any) -> Node:
+def _pool(emit: Emit, wanted: Any, *args: Any) -> Node:
     return emit(operator.getitem, emit(_aten.max_pool2d_with_indices.default, *args), 0)
 
 
-def _subtracted(emit: Emit, wanted: Any, x: Node, number: Any) -> Node:
+def _subtract(emit: Emit, wanted: Any, x: Node, number: Any) -> Node:
     return emit(_aten.sub.Tensor, number, x)
 
 
 _REWRITES: dict[Any, Callable[..., Node | None]] = {
     _aten.arange.default: _arange,
     _aten.arange.start: _arange,
-    _aten.zeros.default: _filled(0),
-    _aten.ones.default: _filled(1),
-    _aten.lift_fresh_copy.default: _copied,
+    _aten.zeros.default: _fill(0),
+    _aten.ones.default: _fill(1),
+    _aten.lift_fresh_copy.default: _copy,
     _aten.detach_.default: _same,  # what is constant has no gradients
     _aten.to.device: _to,
     _aten.to.dtype: _to,
     _aten.to.dtype_layout: _to,
     _aten.type_as.default: _to,
-    _aten.transpose.int: _transposed,
-    _aten.t.default: _turned,
+    _aten.transpose.int: _transpose,
+    _aten.t.default: _transpose_matrix,
     _aten.contiguous.default: _contiguous,
-    _aten.reshape.default: _reshaped,
-    _aten.flatten.using_ints: _flattened,
+    _aten.reshape.default: _reshape,
+    _aten.flatten.using_ints: _flatten,
     _aten.chunk.default: _split,
     _aten.split.Tensor: _split,
-    _aten.squeeze.dim: _squeezed,
-    _aten.squeeze.default: _squeezed,
-    _aten.stack.default: _stacked,
-    _aten.where.ScalarOther: _chosen,
-    _aten.where.ScalarSelf: _chosen,
-    _aten.__and__.Tensor: _renamed(_aten.bitwise_and.Tensor),
-    _aten.__or__.Tensor: _renamed(_aten.bitwise_or.Tensor),
-    _aten.min.other: _renamed(_aten.minimum.default),
-    _aten.max.other: _renamed(_aten.maximum.default),
-    _aten.batch_norm.default: _normalised,
-    _aten.max_pool2d.default: _pooled,
-    _aten.rsub.Scalar: _subtracted,
+    _aten.squeeze.dim: _squeeze,
+    _aten.squeeze.default: _squeeze,
+    _aten.stack.default: _stack,
+    _aten.where.ScalarOther: _choose,
+    _aten.where.ScalarSelf: _choose,
+    _aten.__and__.Tensor: _rename(_aten.bitwise_and.Tensor),
+    _aten.__or__.Tensor: _rename(_aten.bitwise_or.Tensor),
+    _aten.min.other: _rename(_aten.minimum.default),
+    _aten.max.other: _rename(_aten.maximum.default),
+    _aten.batch_norm.default: _normalise,
+    _aten.max_pool2d.default: _pool,
+    _aten.rsub.Scalar: _subtract,
 }
 
 # Changes in place, and what gives the same without.
@@ -354,7 +354,7 @@ _IN_PLACE: dict[Any, Any] = {
     _aten.leaky_relu_.default: _aten.leaky_relu.default,
     _aten.masked_fill_.Scalar: _aten.masked_fill.Scalar,
 }
-_REWRITES.update({changing: _renamed(target) for changing, target in _IN_PLACE.items()})
+_REWRITES.update({changing: _rename(target) for changing, target in _IN_PLACE.items()})
 
 # Operations whose results are arrays of their own, and no views of what they are given.
 _NEW: frozenset[Any] = frozenset(_IN_PLACE.values()) | {

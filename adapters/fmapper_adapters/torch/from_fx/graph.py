@@ -37,7 +37,7 @@ def program(
     train: bool,
     whole: Collection[str] = (),
 ) -> Program:
-    """The program of what `torch.export` has recorded and taken apart.
+    """Returns the program of what `torch.export` has recorded and taken apart.
 
     Args:
         module: The module.
@@ -46,7 +46,7 @@ def program(
         whole: What the target lowers whole.
 
     Raises:
-        ConversionError: The graph holds what is no plain data.
+        ConversionError: The graph holds what is not a plain data.
     """
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
@@ -55,7 +55,7 @@ def program(
     names = _Names(module, exported)
     inputs = tuple(
         names.input(spec, node, at)
-        for spec, node, at in _numbered(signature.input_specs, nodes)
+        for spec, node, at in _numbered_inputs(signature.input_specs, nodes)
         if spec.kind.name != "TOKEN"
     )
     outputs = []
@@ -105,7 +105,7 @@ def program(
 
 
 def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[str, str]:
-    """What parts of a module that were converted before say of their arrays, by name."""
+    """Returns what parts of a module that were converted before say of their arrays, by name."""
     found = {}
     for path, part in module.named_modules():
         for name, kind in getattr(part, attribute, {}).items():
@@ -116,7 +116,7 @@ def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[
 
 
 def with_integers_as_buffers(program: Program) -> Program:
-    """The program with the integers of quantised weights as buffers: they are not trained."""
+    """Makes the integers of quantised weights buffers of the program: they are not trained."""
     integers = {
         name
         for name, tensor in program.parameters.items()
@@ -137,7 +137,7 @@ def with_integers_as_buffers(program: Program) -> Program:
 
 
 def _without_tokens(graph: Graph, signature: Any) -> Graph:
-    """The graph without the tokens that keep its effects in order: its calls are in order."""
+    """Removes the tokens that keep effects in order from a graph: its calls are in order."""
     kinds = [spec.kind.name for spec in signature.input_specs]
     inputs = [n for n, kind in zip(graph.inputs, kinds, strict=True) if kind != "TOKEN"]
     kinds = [spec.kind.name for spec in signature.output_specs]
@@ -147,8 +147,8 @@ def _without_tokens(graph: Graph, signature: Any) -> Graph:
     return Graph(tuple(inputs), graph.calls, tuple(outputs))
 
 
-def _numbered(specs: Any, nodes: list[Any]) -> Any:
-    """Each input with its node, and its position among the flattened inputs of the user."""
+def _numbered_inputs(specs: Any, nodes: list[Any]) -> Any:
+    """Yields each input with its node, and its position among the flattened inputs of the user."""
     users = 0
     for spec, node in zip(specs, nodes, strict=True):
         yield spec, node, users
@@ -205,7 +205,7 @@ class _Names:
 
     def _array(self, kind: str, name: str, value: Any, arrays: Mapping[str, Any]) -> Input:
         if name not in arrays:
-            # An array that torch names otherwise, as an attribute that is no buffer.
+            # An array that torch names otherwise, as an attribute that is not a buffer.
             self.constants[name] = self._exported.state_dict.get(
                 name, self._exported.constants.get(name)
             )
@@ -245,13 +245,13 @@ class _GraphReader:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
                 raise ConversionError(f"{node.name}: a call of {node.target} was left in the graph")
-        found = autograd.folded(Graph(tuple(inputs), calls, outputs))
+        found = autograd.fold_backward(Graph(tuple(inputs), calls, outputs))
         return found.without_dead_calls(
             lambda call: call.op.startswith(_EFFECTS) or call.name in self._effects
         )
 
     def _effect(self, node: torch.fx.Node) -> list[Call]:
-        """What `with_effects(token, operation, ...)` calls; its results are read by `_behind`."""
+        """Returns what `with_effects(token, operation, ...)` calls; `_behind` reads its results."""
         target: Any = node.args[1]
         value: Any = node.meta.get("val") or ()
         results = value[1:] if isinstance(value, list | tuple) else ()
@@ -266,7 +266,7 @@ class _GraphReader:
         return [self._call(node, op, node.args[2:], results)]
 
     def _behind(self, node: torch.fx.Node) -> list[Call]:
-        """The call that reads a result behind the token of `with_effects`, if it takes one."""
+        """Returns the call that reads a result behind the token of `with_effects`, if any."""
         call: Any = node.args[0]
         index: Any = node.args[1]
         if index == 0:
@@ -331,7 +331,7 @@ class _GraphReader:
 
 
 def _is_of_storage(node: torch.fx.Node) -> bool:
-    """Whether an assertion is about where in a storage an array begins."""
+    """Tells whether an assertion is about where in a storage an array begins."""
     todo = list(node.all_input_nodes)
     while todo:
         source = todo.pop()
@@ -343,7 +343,7 @@ def _is_of_storage(node: torch.fx.Node) -> bool:
 
 
 def place(node: torch.fx.Node) -> tuple[str, str]:
-    """The path of the module that a node comes from, and the innermost line that is not torch's."""
+    """Returns the path of the module a node comes from, and the innermost line not of torch."""
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return _ALIASES.sub("", path), _source(node.meta.get("stack_trace") or "")
@@ -363,7 +363,7 @@ _HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
 
 
 def op_name(node: torch.fx.Node, whole: Collection[str]) -> str:
-    """The name that a program has for what a node calls.
+    """Returns the name that a program has for what a node calls.
 
     Operations with dropout inside draw random numbers only where it is switched on. There they have
     a name of their own, if the target lowers that.
@@ -386,13 +386,13 @@ def op_name(node: torch.fx.Node, whole: Collection[str]) -> str:
 
 
 def name_of_overload(overload: Any) -> str:
-    """The name that a program has for an operation."""
+    """Returns the name that a program has for an operation."""
     namespace, name, rest = str(overload).split(".")
     return f"{namespace}::{name}.{rest}"
 
 
 def _drops(node: torch.fx.Node, overload: Any) -> bool:
-    """Whether an operation with dropout inside has it switched on: only then it draws numbers."""
+    """Tells whether an operation's dropout is switched on: only then it draws numbers."""
     names = [argument.name for argument in overload._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
@@ -401,7 +401,7 @@ def _drops(node: torch.fx.Node, overload: Any) -> bool:
 
 
 def _is_sized(node: torch.fx.Node) -> bool:
-    """Whether values make the size of a result, also where it is asserted which size it is."""
+    """Tells whether values make the size of a result, also where that size is asserted."""
     if node.target is torch.ops.aten.index.Tensor:
         indices: Any = node.args[1]
         found = [i.meta["val"].dtype for i in indices if isinstance(i, torch.fx.Node)]
@@ -422,7 +422,7 @@ def _is_sized(node: torch.fx.Node) -> bool:
 
 
 def _is_read(value: Any) -> bool:
-    """Whether a number comes from an array."""
+    """Tells whether a number comes from an array."""
     number = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
     return isinstance(number, torch.SymInt) and bool(free_unbacked_symbols(number))
 
@@ -456,7 +456,7 @@ def _symbols(
 
 
 def _bound(value: Any) -> int | None:
-    """A bound as an integer; None for infinity, which torch writes as an object of its own."""
+    """Returns a bound as an integer; None for infinity, for which torch has its own object."""
     try:
         return int(value) if math.isfinite(float(value)) and abs(int(value)) < 2**62 else None
     except (TypeError, ValueError, OverflowError):

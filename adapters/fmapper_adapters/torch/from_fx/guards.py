@@ -74,8 +74,8 @@ _notes: weakref.WeakKeyDictionary[Any, _Notes] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
-def noted(dynamic_shapes: Any) -> Iterator[None]:
-    """Inside, questions about sizes that vary are noted; without such sizes there are none."""
+def note_questions(dynamic_shapes: Any) -> Iterator[None]:
+    """Notes questions about sizes that vary inside; without such sizes there are none."""
     if dynamic_shapes is None:
         yield
         return
@@ -179,7 +179,7 @@ def want(
 
 
 def _step(key: Any) -> str:
-    """What torch writes for a part of an input."""
+    """Returns what torch writes for a part of an input."""
     if isinstance(key, pytree.GetAttrKey):
         return f".{key.name}"
     return f"[{key.idx if isinstance(key, pytree.SequenceKey) else key.key!r}]"
@@ -188,7 +188,7 @@ def _step(key: Any) -> str:
 def of(
     exported: torch.export.ExportedProgram, inputs: Sequence[Input], paths: Sequence[str]
 ) -> tuple[tuple[Guard, ...], tuple[str, ...]]:
-    """The guards of a program, and the sizes that were to vary and do not.
+    """Returns the guards of a program, and the sizes that were to vary and do not.
 
     Args:
         exported: What torch has recorded, with no more than is lowered.
@@ -213,12 +213,12 @@ def of(
     reader = _Reader(env, names, notes.questions)
     for question in (*notes.questions, *_asked_by_torch(env, notes)):
         reader.read(question)
-    fixed = dict.fromkeys([*_fixed(exported, env, notes, inputs, paths), *reader.fixed])
+    fixed = dict.fromkeys([*_fixed_sizes(exported, env, notes, inputs, paths), *reader.fixed])
     return tuple(reader.guards.values()), tuple(fixed)
 
 
 def _asked_by_torch(env: Any, notes: _Notes) -> Iterator[_Question]:
-    """What torch has asked for itself; the code of models has been noted.
+    """Yields what torch has asked for itself; the code of models has been noted.
 
     Where it asks whether sizes differ, that is for strides and broadcasting.
     """
@@ -251,7 +251,7 @@ class _Reader:
         if not symbols or any(str(symbol) not in self._names for symbol in symbols):
             return
         called = {symbol: sympy.Symbol(self._names[str(symbol)]) for symbol in symbols}
-        text = _shown(condition.xreplace(called), question.answer)
+        text = _show(condition.xreplace(called), question.answer)
         if question.place:
             text += f" at {question.place}"
         found = _conditions(condition, question.answer)
@@ -268,7 +268,7 @@ class _Reader:
 
 
 def _conditions(condition: Any, answer: bool) -> list[tuple[str, str, int]] | None:
-    """A condition as expressions of sizes that are compared with numbers; None if it is another."""
+    """Returns a condition as expressions of sizes compared with numbers; None for others."""
     if isinstance(condition, sympy.Not):
         return _conditions(condition.args[0], not answer)
     if isinstance(condition, sympy.And if answer else sympy.Or):
@@ -287,11 +287,11 @@ def _conditions(condition: Any, answer: bool) -> list[tuple[str, str, int]] | No
         rest, value, relation = -rest, -value, _FLIPPED[relation]
     if not rest.free_symbols:
         return []
-    expression = _written(rest)
+    expression = _write(rest)
     return None if expression is None else [(expression, relation, value)]
 
 
-def _shown(condition: Any, answer: bool) -> str:
+def _show(condition: Any, answer: bool) -> str:
     relation = _RELATIONS.get(type(condition))
     if relation is None:
         return f"{condition} is {answer}"
@@ -299,8 +299,8 @@ def _shown(condition: Any, answer: bool) -> str:
     return f"{condition.lhs} {sign} {condition.rhs}"
 
 
-def _written(expression: Any) -> str | None:
-    """An expression as `fmapper.size_of` reads it; None where it cannot."""
+def _write(expression: Any) -> str | None:
+    """Returns an expression as `fmapper.size_of` reads it; None where it cannot."""
     if isinstance(expression, sympy.Integer | sympy.Symbol):
         return str(expression)
     name = type(expression).__name__
@@ -309,15 +309,15 @@ def _written(expression: Any) -> str | None:
         if type(inner).__name__ != "IntTrueDiv":
             return None
         if name == "CeilToInt":
-            found = _called("floordiv", (-inner.args[0], inner.args[1]))
+            found = _write_call("floordiv", (-inner.args[0], inner.args[1]))
             return None if found is None else f"(-{found})"
-        return _called("floordiv", inner.args)
+        return _write_call("floordiv", inner.args)
     if name in _FUNCTIONS:
-        return _called(_FUNCTIONS[name], expression.args)
+        return _write_call(_FUNCTIONS[name], expression.args)
     if name == "CeilDiv":
-        found = _called("floordiv", (-expression.args[0], expression.args[1]))
+        found = _write_call("floordiv", (-expression.args[0], expression.args[1]))
         return None if found is None else f"(-{found})"
-    parts = [_written(one) for one in expression.args]
+    parts = [_write(one) for one in expression.args]
     if any(part is None for part in parts):
         return None
     if isinstance(expression, sympy.Add):
@@ -333,8 +333,8 @@ _FUNCTIONS = {"Mod": "mod", "PythonMod": "mod", "FloorDiv": "floordiv", "CleanDi
 _FUNCTIONS |= {"Max": "max", "Min": "min"}
 
 
-def _called(name: str, args: Sequence[Any]) -> str | None:
-    parts = [_written(one) for one in args]
+def _write_call(name: str, args: Sequence[Any]) -> str | None:
+    parts = [_write(one) for one in args]
     if any(part is None for part in parts):
         return None
     found = str(parts[0])
@@ -343,14 +343,14 @@ def _called(name: str, args: Sequence[Any]) -> str | None:
     return found
 
 
-def _fixed(
+def _fixed_sizes(
     exported: torch.export.ExportedProgram,
     env: Any,
     notes: _Notes,
     inputs: Sequence[Input],
     paths: Sequence[str],
 ) -> Iterator[str]:
-    """Each size that was to vary and is a number, in a sentence with the reason."""
+    """Yields each size that was to vary and is a number, in a sentence with the reason."""
     leaves = pytree.tree_leaves(exported.example_inputs)
     for leaf, given, path in zip(leaves, inputs, paths, strict=True):
         found = {d: symbol for one, d, symbol in notes.wanted if one is leaf}
@@ -373,7 +373,7 @@ def _why(env: Any, notes: _Notes, symbol: Any, size: int) -> str:
 
 
 def _asked_at(frame: FrameType | None) -> str | None:
-    """The line of a model that asks, behind the functions of symbols; None where torch asks."""
+    """Returns the line of a model that asks, behind functions of symbols; None if torch asks."""
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_DYNAMO):
@@ -388,7 +388,7 @@ def _asked_at(frame: FrameType | None) -> str | None:
 
 
 def _line_of(frame: FrameType | None) -> str:
-    """The innermost line of the user's code, else of a layer of torch; empty if there is none."""
+    """Returns the innermost line of the user's code, else of a layer of torch, or nothing."""
     layer = ""
     while frame is not None and frame.f_code.co_filename != _END:
         name = frame.f_code.co_filename

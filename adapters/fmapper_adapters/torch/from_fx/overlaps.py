@@ -62,7 +62,7 @@ def refuse(name: str, exported: torch.export.ExportedProgram) -> None:
 
 
 def _hazard(node: Node, schema: Any) -> str:
-    """What is wrong with an operation that writes, and what to write instead; empty if nothing."""
+    """Says what is wrong with an operation that writes, and what to write instead, or nothing."""
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     written: list[Any] = []
@@ -102,7 +102,7 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def _is_in_windows(node: Any) -> bool:
-    """Whether a value is a view of a tensor through an `unfold` that does not cover it."""
+    """Tells whether a value is a view of a tensor through an `unfold` that does not cover it."""
     while isinstance(node, Node) and node.op == "call_function":
         if node.target == torch.ops.aten.unfold.default:
             base, dim, size, step = node.args
@@ -125,7 +125,7 @@ def _value(argument: Any) -> Any:
 
 
 def _is_by_element(target: Any) -> bool:
-    """Whether each element of the result comes from those at the same place; torch tags a part."""
+    """Tells whether each element comes from those at the same place; torch tags some of these."""
     name = target.overloadpacket.__name__
     packets = (target.overloadpacket, getattr(torch.ops.aten, name.removesuffix("_"), None))
     return name in _UNTAGGED or any(
@@ -137,7 +137,7 @@ def _is_by_element(target: Any) -> bool:
 
 
 def _depends_on_order(out: torch.Tensor, one: torch.Tensor, *, by_element: bool) -> bool:
-    """Whether an operation that writes one tensor may have changed what it then reads of another.
+    """Tells whether an operation that writes one tensor may have changed what it reads of others.
 
     Elements are written in the order of their addresses, as far as that can be said.
     """
@@ -164,7 +164,7 @@ def _depends_on_order(out: torch.Tensor, one: torch.Tensor, *, by_element: bool)
 
 
 def _layout(tensor: torch.Tensor) -> _Layout | None:
-    """The layout for the sizes of the examples; None if they are not known or it is empty."""
+    """Returns the layout for the sizes of the examples; None if unknown or empty."""
     sizes = tuple(map(_number, tensor.shape))
     strides = tuple(map(_number, tensor.stride()))
     offset = _number(tensor.storage_offset())
@@ -176,12 +176,12 @@ def _layout(tensor: torch.Tensor) -> _Layout | None:
 
 
 def _number(size: Any) -> int | None:
-    """A size as a number, without torch taking note of the question."""
+    """Returns a size as a number, without torch taking note of the question."""
     return size if isinstance(size, int) else getattr(size.node, "hint", None)
 
 
 def _broadcast(layout: _Layout, shape: tuple[int, ...]) -> _Layout | None:
-    """A layout with the shape that it is broadcast to; None where it cannot be."""
+    """Returns a layout with the shape that it is broadcast to; None where it cannot be."""
     missing = len(shape) - len(layout.shape)
     if missing < 0:
         return None
@@ -194,7 +194,7 @@ def _broadcast(layout: _Layout, shape: tuple[int, ...]) -> _Layout | None:
 
 
 def _share(one: _Layout, other: _Layout) -> bool:
-    """Whether two layouts of one storage have an element in common."""
+    """Tells whether two layouts of one storage have an element in common."""
 
     def geometry(layout: _Layout) -> Any:
         interface = {
@@ -213,7 +213,7 @@ def _share(one: _Layout, other: _Layout) -> bool:
 
 
 def _addresses(layout: _Layout) -> Any:
-    """The address of every element, in the order of the elements."""
+    """Returns the address of every element, in the order of the elements."""
     found = np.full((1,) * len(layout.shape), layout.start, np.int64)
     for axis, (size, stride) in enumerate(zip(layout.shape, layout.strides, strict=True)):
         along = [1] * len(layout.shape)

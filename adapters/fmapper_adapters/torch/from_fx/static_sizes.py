@@ -61,7 +61,7 @@ class _Remains(Exception):
 
 
 def static(graph: Graph, module: torch.fx.GraphModule) -> Graph:
-    """The graph with sizes that are numbers; or the graph itself, where that cannot be."""
+    """Returns the graph with sizes that are numbers; or the graph itself, where that cannot be."""
     facts = _Facts.of(module)
     if not facts.symbols and not facts.is_sized:
         return graph
@@ -72,7 +72,7 @@ def static(graph: Graph, module: torch.fx.GraphModule) -> Graph:
 
 
 def remaining(program: Program) -> list[Call]:
-    """The calls whose results have sizes that depend on values."""
+    """Returns the calls whose results have sizes that depend on values."""
     return [
         call
         for call in program.graph.walk()
@@ -126,7 +126,7 @@ class _Facts:
                 if isinstance(one, torch.Tensor | torch.SymInt):
                     symbols |= set(free_unbacked_symbols(one))
             if node.target is torch.ops.aten._assert_scalar.default:
-                known |= _asserted(node.args[0])
+                known |= _asserted_symbol(node.args[0])
             packet = getattr(node.target, "overloadpacket", None)
             sized = sized or packet in _SIZED or (packet is _INDEX and _has_mask(node))
         return cls(shapes, numbers, dtypes, known, frozenset(symbols), sized)
@@ -152,8 +152,8 @@ def _expression(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _asserted(condition: Any) -> dict[Any, int]:
-    """The symbol that an assertion fixes to a number, if it does."""
+def _asserted_symbol(condition: Any) -> dict[Any, int]:
+    """Returns the symbol that an assertion fixes to a number, if it does."""
     if not isinstance(condition, torch.fx.Node) or condition.target is not operator.eq:
         return {}
     for one, other in (condition.args, condition.args[::-1]):
@@ -194,8 +194,8 @@ class _Rewriter:
     def done(self) -> Graph:
         for call in self.graph.calls:
             self.at = call
-            self._rewrite(_replaced(call, self.renamed))
-        outputs = _renamed(self.graph.outputs, self.renamed)
+            self._rewrite(_replace(call, self.renamed))
+        outputs = _rename(self.graph.outputs, self.renamed)
         for name in _names(outputs):
             if name in self.rows:
                 raise _Remains(name)
@@ -218,7 +218,7 @@ class _Rewriter:
         return Ref(name)
 
     def size(self, expression: Any) -> int:
-        """A size, with padding."""
+        """Returns a size, with padding."""
         if isinstance(expression, int):
             return expression
         found = sympy.sympify(expression).subs(self.facts.known).subs(self.most)
@@ -227,7 +227,7 @@ class _Rewriter:
         return int(found)
 
     def unknown(self, expression: Any) -> set[Any]:
-        """The symbols in a size that depend on values and are not asserted."""
+        """Returns the symbols in a size that depend on values and are not asserted."""
         if isinstance(expression, int):
             return set()
         found: set[Any] = sympy.sympify(expression).free_symbols & self.facts.symbols
@@ -237,7 +237,7 @@ class _Rewriter:
         return tuple(self.size(one) for one in shape)
 
     def padded_dim(self, shape: _Sizes) -> tuple[int, Any] | None:
-        """Which dimension has padding, and how many of its rows count."""
+        """Tells which dimension has padding, and how many of its rows count."""
         found = []
         for dim, size in enumerate(shape):
             left = self.unknown(size)
@@ -256,7 +256,7 @@ class _Rewriter:
         return dim, size
 
     def count(self, expression: Any) -> Ref:
-        """How many rows count, as a number."""
+        """Returns how many rows count, as a number."""
         symbol = next(iter(expression.free_symbols))
         times = int(expression / symbol)
         one = self.counts[symbol]
@@ -267,7 +267,7 @@ class _Rewriter:
         return found
 
     def mask(self, expression: Any) -> Ref:
-        """Which rows count, as a row of bools."""
+        """Tells which rows count, as a row of bools."""
         key = expression, "mask"
         if key not in self.masks:
             rows = self.size(expression)
@@ -279,7 +279,7 @@ class _Rewriter:
         return self.masks[key]
 
     def _positions(self, mask: Ref, count: int) -> list[Ref]:
-        """The indices of the elements that are not zero, one row per dimension."""
+        """Returns the indices of the elements that are not zero, one row per dimension."""
         shape = self._static(mask)
         found = self.add(
             "aten::nonzero_static.default", mask, size=count, fill_value=0,
@@ -306,7 +306,7 @@ class _Rewriter:
     def _rewrite(self, call: Call) -> None:
         name = call.op.partition("::")[2].partition(".")[0]
         if call.graphs():
-            if self._padded(call):
+            if self._padded_refs(call):
                 raise _Remains(call.op)
             return self._keep(call)
         if call.op.startswith(("sym::", "aten::_assert", "aten::item", "aten::_local")):
@@ -331,25 +331,25 @@ class _Rewriter:
             if call.result:
                 result = ((call.result[0][0], tuple(map(self._as_size, shape))),)
         elif any(isinstance(size, str) for _, one in result for size in one):
-            result = tuple((kind, self._named(one)) for kind, one in result)
+            result = tuple((kind, self._named_shape(one)) for kind, one in result)
         self.calls.append(dataclasses.replace(call, result=result))
 
     def _refuse_reads(self, call: Call) -> None:
-        """Numbers that are read from arrays must not make sizes, also where torch knows those."""
+        """Refuses sizes made of numbers read from arrays, also where torch knows those."""
         for name in call.refs():
             expression = self.numbers.get(name)
             if expression is not None and self.unknown(expression) - set(self.most):
                 raise _Remains(call.op)
 
     def _as_size(self, expression: Any) -> int | str:
-        """A number, or the name of a size that varies with the inputs."""
+        """Returns a number, or the name of a size that varies with the inputs."""
         if isinstance(expression, int):
             return expression
         if sympy.sympify(expression).free_symbols & self.facts.symbols:
             return self.size(expression)
         return int(expression) if expression.is_Integer else str(expression)
 
-    def _named(self, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    def _named_shape(self, shape: tuple[int | str, ...]) -> tuple[int | str, ...]:
         by_name = {str(symbol): symbol for symbol in self.facts.symbols}
         return tuple(
             s
@@ -358,14 +358,14 @@ class _Rewriter:
             for s in shape
         )
 
-    def _padded(self, call: Call) -> list[str]:
+    def _padded_refs(self, call: Call) -> list[str]:
         return [name for name in call.refs() if name in self.rows]
 
     def _number(self, call: Call) -> None:
-        """What computes with numbers: with the counts, as it is written."""
+        """Emits a call that computes with numbers: with the counts, as it is written."""
         if call.op == "sym::getitem":
             return self._plain(call, "getitem")
-        if self._padded(call):
+        if self._padded_refs(call):
             raise _Remains(call.op)
         self.calls.append(call)
         return None
@@ -379,9 +379,9 @@ class _Rewriter:
         self.calls.append(call)
 
     def _plain(self, call: Call, name: str) -> None:
-        """A call whose operands may have padding, if it can bear that."""
+        """Emits a call whose operands may have padding, if it can bear that."""
         call = self._with_sizes(call, name)
-        padded = self._padded(call)
+        padded = self._padded_refs(call)
         if padded:
             bears = getattr(self, f"_bears_{name}", None)
             if bears is not None:
@@ -393,7 +393,7 @@ class _Rewriter:
         self._keep(call)
 
     def _with_sizes(self, call: Call, name: str) -> Call:
-        """With numbers for what stands for numbers that are known, and for sizes with padding."""
+        """Replaces what stands for known numbers, and sizes with padding, by numbers."""
 
         def number(value: Any, *, is_size: bool) -> Any:
             if isinstance(value, tuple):
@@ -420,10 +420,10 @@ class _Rewriter:
         return dataclasses.replace(call, args=args, kwargs=kwargs)
 
     def _is_row_by_row(self, call: Call, name: str) -> bool:
-        """Whether each row of the result depends on that row of the operands, and on no other."""
+        """Tells whether each row of the result depends on that row of the operands alone."""
         shape = self.facts.shapes.get(call.name)
         target = self.padded_dim(shape) if shape is not None else None
-        operands = [(n, *self.rows[n]) for n in self._padded(call)]
+        operands = [(n, *self.rows[n]) for n in self._padded_refs(call)]
         if name == "getitem":
             return True
         if name in _ROW_BY_ROW or _is_pointwise(call.op):
@@ -478,7 +478,7 @@ class _Rewriter:
         return start in (None, 0) and whole and step == 1
 
     def _keeps_prefix(self, old: _Sizes, new: _Sizes, dim: int, target: Any) -> bool:
-        """Whether the rows that count come first in the other shape, too."""
+        """Tells whether the rows that count come first in the other shape, too."""
         if target is None:
             return False
         before, after = self.sizes(old[:dim]), self.sizes(new[: target[0]])
@@ -487,7 +487,7 @@ class _Rewriter:
     # --- where such rows come from ----------------------------------------------------------------
 
     def _enter(self, call: Call, mask: Ref, size: Any) -> int:
-        """How many rows a call gets that has as many as a mask has true elements."""
+        """Returns how many rows a call gets that has as many as a mask has true elements."""
         if not self.unknown(size):
             self._assert_size(self._count_true(mask), self.size(size))
             return self.size(size)
@@ -501,7 +501,7 @@ class _Rewriter:
         return self.most[size]
 
     def _assert_size(self, found: Ref, wanted: int) -> None:
-        """Of what is asserted to have one size, each part is made of that size: it is looked at."""
+        """Asserts that a size that depends on values is the number that results are made of."""
         self._assert(
             self.add("sym::eq", found, wanted), f"a size that depends on values is {wanted}"
         )
@@ -534,7 +534,7 @@ class _Rewriter:
         return True
 
     def _source_index(self, call: Call) -> bool:
-        """An index with a mask: with the places of its true elements."""
+        """Replaces an index with a mask by the places of its true elements."""
         x, indices = call.args
         masks = [one for one in indices if one is not None and self._is_mask(one)]
         if not masks:
@@ -558,11 +558,11 @@ class _Rewriter:
         return self.dtypes[ref.name]
 
     def _source_unique_consecutive(self, call: Call) -> bool:
-        """With the number of runs, where that is asserted."""
+        """Takes the number of runs, where that is asserted."""
         return self._unique(call, "fmapper::unique_consecutive.static", call.args[0])
 
     def _source__unique2(self, call: Call) -> bool:
-        """Likewise of values in order."""
+        """Takes the number of values in order, where that is asserted."""
         x = call.args[0]
         shape = (math.prod(self._static(x)),)
         dtype = self._dtype(x)
@@ -573,9 +573,13 @@ class _Rewriter:
 
     def _unique(self, call: Call, op: str, x: Ref) -> bool:
         dims = (*call.args[3:], call.kwargs.get("dim")) if "consecutive" in op else ()
-        if self._padded(call) or len(self.shapes[x.name]) != 1 or any(d is not None for d in dims):
+        if (
+            self._padded_refs(call)
+            or len(self.shapes[x.name]) != 1
+            or any(d is not None for d in dims)
+        ):
             raise _Remains(call.op)
-        size = self._named(call.result[0][1])[0]
+        size = self._named_shape(call.result[0][1])[0]
         rows = self._static(x)[0]
         if not isinstance(size, int) or not rows:
             raise _Remains(call.op)
@@ -589,9 +593,13 @@ class _Rewriter:
         return True
 
     def _source_repeat_interleave(self, call: Call) -> bool:
-        """With the number of rows, where that is asserted."""
+        """Takes the number of rows, where that is asserted."""
         repeats = call.args[:2][-1]
-        if not isinstance(repeats, Ref) or repeats.name not in self.shapes or self._padded(call):
+        if (
+            not isinstance(repeats, Ref)
+            or repeats.name not in self.shapes
+            or self._padded_refs(call)
+        ):
             return False
         if call.kwargs.get("output_size") is not None:
             return False
@@ -608,7 +616,7 @@ class _Rewriter:
     # --- where they go ----------------------------------------------------------------------------
 
     def _bears_masked_scatter(self, call: Call) -> Call | None:
-        """The elements that count come first: as many as the mask has true ones are taken."""
+        """Takes the elements that count, which come first: as many as the mask has true ones."""
         x, mask, source = call.args
         dim, size = self.rows.get(source.name, (1, 0))
         if dim != 0 or x.name in self.rows or mask.name in self.rows:
@@ -627,7 +635,7 @@ class _Rewriter:
         self.add("aten::_assert_scalar.default", condition, message)
 
     def _bears_index(self, call: Call) -> Call | None:
-        """Rows that are taken: those behind are taken from the first place."""
+        """Returns rows that are taken: those behind are taken from the first place."""
         x, indices = call.args
         own = [one for one in indices if one is not None]
         if any(self._is_mask(one) for one in own):
@@ -679,19 +687,19 @@ class _Rewriter:
         return call
 
     def _bears_sum(self, call: Call) -> Call | None:
-        """A sum over such rows: of those that count."""
+        """Returns a sum over such rows: of those that count."""
         array = call.args[0].name
         rank = len(self.shapes[array])
         dims = _dim_of(call, "sum", rank)
         if dims and self.rows[array][0] not in dims:
             return call
-        return dataclasses.replace(call, args=(self._zeroed(call.args[0]), *call.args[1:]))
+        return dataclasses.replace(call, args=(self._zero_padding(call.args[0]), *call.args[1:]))
 
     def _bears_any(self, call: Call) -> Call | None:
         return self._bears_sum(call)
 
-    def _zeroed(self, ref: Ref) -> Ref:
-        """The array with zeros for padding."""
+    def _zero_padding(self, ref: Ref) -> Ref:
+        """Returns the array with zeros for padding."""
         dim, size = self.rows[ref.name]
         shape = self.sizes(self.shapes[ref.name])
         mask = self.mask(size)
@@ -704,7 +712,7 @@ class _Rewriter:
         return self.add("aten::where.self", mask, ref, zero, shape=shape, dtype=dtype)
 
     def _beyond(self, index: Ref, size: int) -> Ref:
-        """Indices, which lead to a place behind the last one for padding."""
+        """Returns indices, which lead to a place behind the last one for padding."""
         rank = len(self.shapes[index.name])
         if rank != 1:
             raise _Remains("indices of several dimensions")
@@ -718,7 +726,7 @@ class _Rewriter:
         return self.add("aten::where.self", mask, plain, last, shape=rows, dtype=kind)
 
     def _with_place(self, call: Call, x: Ref, dim: int) -> tuple[Ref, Callable[[Call], None]]:
-        """An array with one more place behind the last, and what takes that away from a result."""
+        """Returns an array with one more place at the end, and what removes that from a result."""
         shape = self._static(x)
         longer = (*shape[:dim], shape[dim] + 1, *shape[dim + 1 :])
         pads = [0, 0] * (len(shape) - 1 - dim) + [0, 1]
@@ -734,7 +742,7 @@ class _Rewriter:
         return padded, finish
 
     def _bears_index_add(self, call: Call) -> Call | None:
-        """Rows that are added, or put: padding goes to a place of its own."""
+        """Returns rows that are added, or put: padding goes to a place of its own."""
         x, dim, index, source = call.args[:4]
         dim %= max(len(self.shapes[x.name]), 1)
         own = {self.rows.get(index.name), self.rows.get(source.name)}
@@ -780,7 +788,7 @@ class _Rewriter:
         return None
 
     def _put_by_mask(self, call: Call) -> Call | None:
-        """Rows in the places where a mask holds, one after the other: both are as many."""
+        """Returns rows in the places where a mask holds, one after the other: both are as many."""
         x, indices, values = call.args[:3]
         mask = next(one for one in indices if one is not None)
         if indices.index(mask) != 0 or mask.name in self.rows or any(call.args[3:]):
@@ -818,7 +826,7 @@ def _is_pointwise(op: str) -> bool:
 
 
 def _dim_of(call: Call, name: str, rank: int) -> tuple[int, ...]:
-    """The dimensions that a call brings together, or cuts; none where it names none."""
+    """Returns the dimensions that a call brings together, or cuts; none where it names none."""
     at = _ALONG[name]
     value = call.args[at] if len(call.args) > at else call.kwargs.get("dim", _DEFAULT_DIM.get(name))
     if value is None or isinstance(value, bool | float | DType):
@@ -837,19 +845,19 @@ def _names(value: Any) -> Iterator[str]:
         yield from _names(tuple(value.values()))
 
 
-def _renamed(value: Any, known: Mapping[str, Any]) -> Any:
+def _rename(value: Any, known: Mapping[str, Any]) -> Any:
     if isinstance(value, Ref):
         return known.get(value.name, value)
     if isinstance(value, tuple):
-        return tuple(_renamed(inner, known) for inner in value)
+        return tuple(_rename(inner, known) for inner in value)
     if isinstance(value, Mapping):
-        return {key: _renamed(inner, known) for key, inner in value.items()}
+        return {key: _rename(inner, known) for key, inner in value.items()}
     return value
 
 
-def _replaced(call: Call, known: Mapping[str, Any]) -> Call:
+def _replace(call: Call, known: Mapping[str, Any]) -> Call:
     if not known:
         return call
     return dataclasses.replace(
-        call, args=_renamed(call.args, known), kwargs=_renamed(call.kwargs, known)
+        call, args=_rename(call.args, known), kwargs=_rename(call.kwargs, known)
     )

@@ -11,7 +11,7 @@ _LEAF = TreeSpec("leaf")
 
 
 def tree_spec(spec: Any) -> TreeSpec:
-    """The plain form of a `TreeSpec` of torch.
+    """Returns the plain form of a `TreeSpec` of torch.
 
     Classes that were registered as nodes, such as `ModelOutput`s, caches and dataclasses, become
     records with the names of their fields.
@@ -31,7 +31,7 @@ def tree_spec(spec: Any) -> TreeSpec:
 
 
 def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the children, and of the fields of the class that have none."""
+    """Returns the names of the children, and of the fields of the class that have none."""
     # For a named tuple the context is its class.
     named = getattr(spec.context, "_fields", None)
     for attribute in ("names", "dynamic"):  # of objects known while recording, and of functors
@@ -46,7 +46,7 @@ def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _names_in(context: Any, count: int) -> tuple[str, ...] | None:
-    """The first list of as many strings, which is where classes keep the names of their fields."""
+    """Returns the first list of as many strings, where classes keep the names of their fields."""
     if isinstance(context, dict):
         context = tuple(context.values())
     if not isinstance(context, list | tuple):

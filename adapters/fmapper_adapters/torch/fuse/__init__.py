@@ -11,4 +11,4 @@ from fmapper_adapters.torch.fuse.recurrent import Gate as Gate
 from fmapper_adapters.torch.fuse.recurrent import Lstm as Lstm
 from fmapper_adapters.torch.fuse.recurrent import Part as Part
 from fmapper_adapters.torch.fuse.recurrent import find_lstm as find_lstm
-from fmapper_adapters.torch.fuse.rewrite import simplified as simplified
+from fmapper_adapters.torch.fuse.rewrite import simplify as simplify

@@ -9,7 +9,7 @@ from fmapper.programs import Call, Ref
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Products with x as a factor."""
+    """Returns products with x as a factor."""
     if call.op != "lax::mul" or not call.result[0][0].startswith(("float", "bfloat")):
         return None
     look = rewriter.look
@@ -20,13 +20,13 @@ def find(rewriter: Any, call: Call) -> Any | None:
     if len(values) != 2:
         return None
     for x, gate in (values, values[::-1]):
-        op, kwargs = _gated(look, x, gate, numbers)
+        op, kwargs = _gate(look, x, gate, numbers)
         if op:
             return rewriter.call(op, x, shape=shape, dtype=dtype, **kwargs)
     return None
 
 
-def _gated(look: Any, x: Any, gate: Any, numbers: list[Any]) -> tuple[str, dict[str, Any]]:
+def _gate(look: Any, x: Any, gate: Any, numbers: list[Any]) -> tuple[str, dict[str, Any]]:
     call = look.call(gate)
     if call is None:
         return "", {}
@@ -34,7 +34,7 @@ def _gated(look: Any, x: Any, gate: Any, numbers: list[Any]) -> tuple[str, dict[
         return "torch::silu", {}
     if not _close(numbers, [0.5]):
         return "", {}
-    if call.op == "lax::erfc" and _scaled(look, call.args[0], x, -math.sqrt(0.5)):
+    if call.op == "lax::erfc" and _is_multiple(look, call.args[0], x, -math.sqrt(0.5)):
         return "torch::gelu", {"approximate": "none"}
     if call.op == "lax::add":
         for one, function in (call.args, call.args[::-1]):
@@ -43,15 +43,15 @@ def _gated(look: Any, x: Any, gate: Any, numbers: list[Any]) -> tuple[str, dict[
             inner = look.call(function, "erf", "tanh")
             if inner is None:
                 continue
-            if inner.op == "lax::erf" and _scaled(look, inner.args[0], x, math.sqrt(0.5)):
+            if inner.op == "lax::erf" and _is_multiple(look, inner.args[0], x, math.sqrt(0.5)):
                 return "torch::gelu", {"approximate": "none"}
             if inner.op == "lax::tanh" and _is_cubic(look, inner.args[0], x):
                 return "torch::gelu", {"approximate": "tanh"}
     return "", {}
 
 
-def _scaled(look: Any, value: Any, x: Any, factor: float) -> bool:
-    """Whether a value is x times a number, which may be written as a quotient or a negation."""
+def _is_multiple(look: Any, value: Any, x: Any, factor: float) -> bool:
+    """Tells whether a value is x times a number, which may be a quotient or a negation."""
     sign = 1.0
     call = look.call(value)
     if call is not None and call.op == "lax::div" and call.args[0] == x:
@@ -75,7 +75,7 @@ def _scaled(look: Any, value: Any, x: Any, factor: float) -> bool:
 
 
 def _is_cubic(look: Any, value: Any, x: Any) -> bool:
-    """`sqrt(2 / pi) * (x + 0.044715 x**3)`."""
+    """Recognises `sqrt(2 / pi) * (x + 0.044715 x**3)`."""
     factors = look.factors(value, ())
     numbers = [n for n in map(look.number, factors) if n is not None]
     values = [f for f in factors if look.number(f) is None]

@@ -12,7 +12,7 @@ _LARGE = 1e4
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """`dot(softmax(scale * dot(q, k) [+ bias | where mask]), v)`, in any order of dimensions."""
+    """Finds `dot(softmax(scale * dot(q, k) [+ bias | where mask]), v)`, dimensions in any order."""
     if call.op != "lax::dot_general" or call.result[0][0] not in ("float32", "float64"):
         return None
     look = rewriter.look
@@ -63,9 +63,9 @@ def _attention(
     of_v[free[0]] = "value"
     order = [*batch, rows, columns]
     arranged = [
-        _arranged(rewriter, q, of_q, [*batch, rows, depth]),
-        _arranged(rewriter, k, of_k, [*batch, columns, depth]),
-        _arranged(rewriter, v, of_v, [*batch, columns, "value"]),
+        _arrange(rewriter, q, of_q, [*batch, rows, depth]),
+        _arrange(rewriter, k, of_k, [*batch, columns, depth]),
+        _arrange(rewriter, v, of_v, [*batch, columns, "value"]),
     ]
     added: list[Any] = [None, None]
     sizes = {label: look.shape(q)[i] for i, label in of_q.items()}
@@ -82,11 +82,11 @@ def _attention(
         shape=tuple(sizes[label] for label in target),
     )  # fmt: skip
     result = _result_labels(look, call, side, in_weights, of_v)
-    return _placed(rewriter, made, target, result, tuple(shape), dtype)
+    return _place(rewriter, made, target, result, tuple(shape), dtype)
 
 
 def _logits(look: Any, value: Any) -> Any | None:
-    """The product that logits come from, how it lies in them, and what was done to it."""
+    """Returns the product that logits come from, how it lies in them, and what was done to it."""
     scale, mask, bias, fill = 1.0, None, None, 0.0
     source, at = value, {i: i for i, n in enumerate(look.shape(value)) if n != 1}
     while True:
@@ -137,7 +137,7 @@ def _reaches_product(look: Any, value: Any) -> bool:
 
 
 def _is_moderate(look: Any, value: Any) -> bool:
-    """Whether a bias is of trained arrays and small numbers: then no row of it says "nothing".
+    """Tells whether a bias is of trained arrays and small numbers, so that no row is masked.
 
     torch's fast attention has no right gradient for rows whose logits are all near -1e9.
     """
@@ -190,8 +190,8 @@ def _labels(look: Any, product: Call, q: Any, k: Any) -> Any | None:
     return of_q, of_k, of_logits, batch, "row", "column", "depth"
 
 
-def _arranged(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any]) -> Any:
-    """A value with its dimensions in an order, and none of size 1 that has no label."""
+def _arrange(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any]) -> Any:
+    """Returns a value with its dimensions in an order, and none of size 1 that has no label."""
     look = rewriter.look
     dtype, shape = look.dtype(value), look.shape(value)
     kept = [i for i in range(len(shape)) if i in labels]
@@ -207,7 +207,7 @@ def _arranged(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any
 
 
 def _spread(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any]) -> Any | None:
-    """A mask or bias that broadcasts against the logits in an order."""
+    """Returns a mask or bias that broadcasts against the logits in an order."""
     look = rewriter.look
     source, at = look.origin(value)
     shape = look.shape(source)
@@ -234,7 +234,7 @@ def _spread(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any])
 def _result_labels(
     look: Any, call: Call, side: int, in_weights: dict[int, Any], of_v: dict[int, Any]
 ) -> dict[int, Any]:
-    """The names of the dimensions of the result that are not of size 1."""
+    """Returns the names of the dimensions of the result that are not of size 1."""
     pairs = call.kwargs["dimension_numbers"]
     labels = (in_weights, of_v) if side == 0 else (of_v, in_weights)
     found: list[Any] = [labels[0].get(i) for i in pairs[1][0]]
@@ -245,11 +245,11 @@ def _result_labels(
     return {i: label for i, label in enumerate(found) if label is not None}
 
 
-def _placed(
+def _place(
     rewriter: Any, value: Any, order: list[Any], labels: dict[int, Any], shape: tuple[Any, ...],
     dtype: str,
 ) -> Any | None:  # fmt: skip
-    """A value with dimensions of these names, as the result of a call that has them elsewhere."""
+    """Returns a value with dimensions of these names, as a call with them elsewhere gives it."""
     look = rewriter.look
     wanted = [labels[i] for i in sorted(labels) if labels[i] in order]
     sizes = dict(zip(order, look.shape(value), strict=True))

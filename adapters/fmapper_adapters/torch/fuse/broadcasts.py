@@ -12,7 +12,7 @@ _BINARY |= {"and", "or", "pow", "atan2"}
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """An operand that is broadcast to the shape of another one, as what it was before."""
+    """Returns an operand that is broadcast to the shape of another one, as what it was before."""
     name = call.op.removeprefix("lax::")
     if name not in _BINARY and name != "select_n":
         return None
@@ -24,7 +24,9 @@ def find(rewriter: Any, call: Call) -> Any | None:
     if name == "select_n" and (len(args) != 3 or look.dtype(args[0]) != "bool"):
         return None
     full = [
-        i for i, arg in enumerate(args) if look.shape(arg) == tuple(shape) and not _moved(look, arg)
+        i
+        for i, arg in enumerate(args)
+        if look.shape(arg) == tuple(shape) and not _is_broadcast(look, arg)
     ]
     if not full or (name == "select_n" and full == [0]):
         return None
@@ -46,12 +48,12 @@ def find(rewriter: Any, call: Call) -> Any | None:
     return rewriter.call(own.op, *own.args, shape=shape, dtype=dtype, **own.kwargs)
 
 
-def _moved(look: Any, value: Any) -> bool:
+def _is_broadcast(look: Any, value: Any) -> bool:
     return look.call(value, "broadcast_in_dim") is not None
 
 
 def _smaller(rewriter: Any, value: Any, shape: tuple[Any, ...], *, scalar: bool) -> Any | None:
-    """A value that torch broadcasts to the same thing; None if there is none."""
+    """Returns a value that torch broadcasts to the same thing; None if there is none."""
     look = rewriter.look
     number = look.number(value)
     if number is not None:

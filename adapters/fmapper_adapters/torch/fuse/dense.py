@@ -8,8 +8,8 @@ from typing import Any
 from fmapper.programs import Call
 
 
-def turned(rewriter: Any, call: Call) -> Any | None:
-    """`dot(w, x)` whose result is transposed, as `dot(x, w)`."""
+def turn(rewriter: Any, call: Call) -> Any | None:
+    """Turns `dot(w, x)`, whose result is transposed, into `dot(x, w)`."""
     look = rewriter.look
     product = look.call(call.args[0], "dot_general") if call.op == "lax::transpose" else None
     if product is None:
@@ -32,8 +32,8 @@ def turned(rewriter: Any, call: Call) -> Any | None:
     return rewriter.call(product.op, *product.args[::-1], shape=shape, dtype=dtype, **kwargs)
 
 
-def absorbed(rewriter: Any, call: Call) -> Any | None:
-    """A product with a transposed operand, as one with the operand itself."""
+def absorb(rewriter: Any, call: Call) -> Any | None:
+    """Returns a product with a transposed operand, as one with the operand itself."""
     if call.op != "lax::dot_general":
         return None
     look = rewriter.look
@@ -58,7 +58,7 @@ def absorbed(rewriter: Any, call: Call) -> Any | None:
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """`x @ w + b` in one dtype; several dimensions may be summed over, or come from w."""
+    """Finds `x @ w + b` in one dtype; several dimensions may be summed over, or come from w."""
     if call.op != "lax::add" or call.result[0][0] not in ("float32", "float64", "bfloat16"):
         return None  # products of float16 overflow in JAX before the bias is added
     look = rewriter.look
@@ -85,7 +85,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
 
 
 def _weights(look: Any, product: Call) -> tuple[bool, int, int] | None:
-    """Whether w has the dimensions of the result first, how many are summed over, how many made."""
+    """Tells whether w has the result's dimensions first, how many are summed, how many made."""
     x, w = (look.shape(arg) for arg in product.args)
     (left, right), (batch, _) = product.kwargs["dimension_numbers"]
     summed, made = len(left), len(w) - len(right)

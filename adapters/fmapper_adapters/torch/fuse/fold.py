@@ -29,8 +29,8 @@ _COMPARED: dict[str, Any] = {
 _EXACT = 1 << 24  # up to which integers are exact in float32
 
 
-def folded(graph: Graph, kinds: Mapping[str, Any]) -> Graph:
-    """The graph without calls whose results are known, or are one of their operands."""
+def fold(graph: Graph, kinds: Mapping[str, Any]) -> Graph:
+    """Returns the graph without calls whose results are known, or are one of their operands."""
     look = Look(graph, kinds)
     known: dict[str, Any] = {}
     calls = []
@@ -55,7 +55,7 @@ def _result(call: Call, look: Look) -> Any | None:
         return None
     dtype, shape = call.result[0]
     if name == "convert_element_type" and isinstance(args[0], Scalar):
-        return _converted(args[0], dtype)
+        return _convert(args[0], dtype)
     if name == "select_n":
         which = look.number(args[0])
         if which is not None and look.shape(args[1 + int(which)]) == shape:
@@ -64,11 +64,11 @@ def _result(call: Call, look: Look) -> Any | None:
     if len(args) != 2:
         return None
     if all(isinstance(arg, Scalar) for arg in args):
-        return _computed(name, args[0].value, args[1].value, dtype)
-    return _unchanged(call, name, look, tuple(shape))
+        return _compute(name, args[0].value, args[1].value, dtype)
+    return _unchanged_operand(call, name, look, tuple(shape))
 
 
-def _converted(number: Scalar, dtype: str) -> Scalar | None:
+def _convert(number: Scalar, dtype: str) -> Scalar | None:
     value = number.value
     if dtype == "bool":
         return Scalar(bool(value), dtype)
@@ -81,8 +81,8 @@ def _converted(number: Scalar, dtype: str) -> Scalar | None:
     return None
 
 
-def _computed(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
-    """A result that is exact: small integers, also as floats."""
+def _compute(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
+    """Returns a result that is exact: small integers, also as floats."""
     if not all(math.isfinite(x) and abs(x) < 2048 and float(x).is_integer() for x in (a, b)):
         return None
     if name in _COMPARED:
@@ -95,8 +95,8 @@ def _computed(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
     return None
 
 
-def _unchanged(call: Call, name: str, look: Look, shape: tuple[Any, ...]) -> Any | None:
-    """The operand that a call gives back as it is, or broadcast to the shape of the other one."""
+def _unchanged_operand(call: Call, name: str, look: Look, shape: tuple[Any, ...]) -> Any | None:
+    """Returns the operand that a call gives back unchanged, or broadcast to the other's shape."""
     args = call.args
     for value, other, first in ((args[0], args[1], False), (args[1], args[0], True)):
         number = look.number(other)
@@ -111,7 +111,7 @@ def _unchanged(call: Call, name: str, look: Look, shape: tuple[Any, ...]) -> Any
 
 
 def _is_neutral(name: str, number: Any, dtype: str, *, first: bool) -> bool:
-    """Whether an operation with a number changes nothing; `first`: the number is on the left."""
+    """Tells whether an operation with a number, on the left if `first`, changes nothing."""
     if name == "sub":
         return not first and number == 0 and str(number) != "-0.0"
     if name == "add":

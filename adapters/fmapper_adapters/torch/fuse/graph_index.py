@@ -38,34 +38,34 @@ class Look:
                 self.kinds[call.name] = call.result[0]
 
     def add(self, call: Call) -> Ref:
-        """A call that was made while rewriting."""
+        """Returns a call that was made while rewriting."""
         self.calls[call.name] = call
         self.kinds[call.name] = call.result[0]
         return Ref(call.name)
 
     def call(self, value: Any, *ops: str) -> Call | None:
-        """The call that gives a value, if it is one of these primitives."""
+        """Returns the call that gives a value, if it is one of these primitives."""
         found = self.calls.get(value.name) if isinstance(value, Ref) else None
         if found is None or (ops and found.op.removeprefix("lax::") not in ops):
             return None
         return found
 
     def shape(self, value: Any) -> Shape:
-        """The shape of a value."""
+        """Returns the shape of a value."""
         if not isinstance(value, Ref):
             return ()
         kind = self.kinds.get(value.name)
         return () if kind is None else tuple(kind[1])
 
     def dtype(self, value: Any) -> str:
-        """The dtype of a value."""
+        """Returns the dtype of a value."""
         if isinstance(value, Scalar):
             return value.dtype
         kind = self.kinds.get(value.name) if isinstance(value, Ref) else None
         return "" if kind is None else str(kind[0])
 
     def number(self, value: Any) -> Any | None:
-        """The number that a value is everywhere; None if it is none."""
+        """Returns the number that a value is everywhere; None if it is none."""
         while True:
             if isinstance(value, Scalar):
                 return value.value
@@ -75,7 +75,7 @@ class Look:
             value = call.args[0]
 
     def origin(self, value: Any, *, detached: bool = False) -> tuple[Any, dict[int, int]]:
-        """What a value shows, and where.
+        """Returns what a value shows, and where.
 
         Args:
             value: The value.
@@ -100,7 +100,7 @@ class Look:
             value = call.args[0]
 
     def _step(self, call: Call) -> dict[int, int] | None:
-        """Where a move puts each dimension that is not of size 1; None if it mixes them."""
+        """Tells where a move puts each dimension that is not of size 1; None if it mixes them."""
         source = self.shape(call.args[0])
         target = tuple(call.result[0][1])
         kwargs = call.kwargs
@@ -119,7 +119,7 @@ class Look:
         return dict(zip(own, new, strict=True))
 
     def same(self, a: Any, b: Any) -> bool:
-        """Whether two values are one, in the same layout."""
+        """Tells whether two values are one, in the same layout."""
         if a == b:
             return True
         if self.shape(a) != self.shape(b):
@@ -129,7 +129,7 @@ class Look:
     def reduced(
         self, value: Any, full: Shape, axes: Iterable[int], *, detached: bool = False
     ) -> Any | None:
-        """What a value shows, which is a reduction of something of shape `full` over `axes`.
+        """Returns what a value shows: a reduction of something of shape `full` over `axes`.
 
         Its dimensions must be those of `full` without `axes`, or with 1 in their places, or be
         broadcast to all of `full`; None if they lie otherwise.
@@ -151,7 +151,7 @@ class Look:
         return source if fits and free else None
 
     def aligned(self, value: Any, dims: Sequence[int]) -> Any | None:
-        """What a value shows whose dimensions are exactly `dims` of a larger shape, in order."""
+        """Returns what a value shows whose dimensions are `dims` of a larger shape, in order."""
         source, at = self.origin(value)
         shape = self.shape(source)
         if len(shape) != len(dims):
@@ -160,14 +160,14 @@ class Look:
         return source if fits else None
 
     def factors(self, value: Any, shape: Shape) -> list[Any]:
-        """The factors of a product, none of which is larger than `shape`."""
+        """Returns the factors of a product, none of which is larger than `shape`."""
         call = self.call(value, "mul")
         if call is None:
             return [value]
         return [f for arg in call.args for f in self.factors(arg, shape)]
 
     def square_of(self, value: Any) -> Any | None:
-        """What a value is the square of."""
+        """Returns what a value is the square of."""
         call = self.call(value, "square", "integer_pow", "mul")
         if call is None:
             return None
@@ -178,7 +178,7 @@ class Look:
         return call.args[0]
 
     def mean_of(self, value: Any) -> tuple[Any, tuple[int, ...]] | None:
-        """What a value is the mean of, and over which dimensions; it may be kept or broadcast."""
+        """Returns what a value is the mean of, and over which dimensions, kept or broadcast."""
         division = self.call(self.origin(value)[0], "div", "mul")
         if division is None:
             return None
@@ -203,7 +203,7 @@ class Look:
         return total.args[0], axes
 
     def variance_is(self, value: Any, x: Any, axes: tuple[int, ...]) -> bool:
-        """Whether a value is the variance of x over dimensions, in one of the ways to write it."""
+        """Tells whether a value is the variance of x over dimensions, however it is written."""
         full = self.shape(x)
         source = self.reduced(value, full, axes)
         if source is None:

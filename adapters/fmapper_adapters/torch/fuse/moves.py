@@ -9,7 +9,7 @@ from fmapper_adapters.torch.fuse.graph_index import MOVES
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Two moves or more, of which none makes a dimension larger."""
+    """Returns two moves or more, of which none makes a dimension larger."""
     look = rewriter.look
     if call.op not in MOVES or getattr(look.call(call.args[0]), "op", "") not in MOVES:
         return None
@@ -28,7 +28,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
             if own != tuple(shape[at[i]] if i in at else 1 for i in range(len(own))):
                 return None
             rest = [i for i in range(len(own)) if i not in at]
-            order = _woven(order, rest, at, shape)
+            order = _weave(order, rest, at, shape)
         moved = tuple(own[i] for i in order)
         value = rewriter.call(
             "lax::transpose", value, permutation=tuple(order), shape=moved, dtype=dtype
@@ -39,8 +39,8 @@ def find(rewriter: Any, call: Call) -> Any | None:
     return rewriter.call("lax::reshape", value, new_sizes=shape, shape=shape, dtype=dtype)
 
 
-def _woven(order: list[int], rest: list[int], at: dict[int, int], shape: Any) -> list[int]:
-    """An order of all dimensions, those of size 1 where the result has some."""
+def _weave(order: list[int], rest: list[int], at: dict[int, int], shape: Any) -> list[int]:
+    """Returns an order of all dimensions, those of size 1 where the result has some."""
     found: list[int] = []
     left, large = list(rest), list(order)
     for n in shape:

@@ -8,20 +8,20 @@ from fmapper.programs import Call, Ref
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """`(x - mean) / sqrt(variance + eps) * scale + bias`, in the orders that libraries write it."""
+    """Finds `(x - mean) / sqrt(variance + eps) * scale + bias`, in the orders of libraries."""
     if call.op not in ("lax::add", "lax::mul"):
         return None
     dtype, shape = call.result[0]
     if dtype not in ("float32", "float64", "bfloat16"):
         return None  # squares of float16 overflow in JAX
-    found = _extended(rewriter, call, dtype, tuple(shape))
+    found = _extend(rewriter, call, dtype, tuple(shape))
     if found is None and call.op == "lax::mul":
         found = _norm(rewriter, call, dtype, tuple(shape))
     return found
 
 
-def _extended(rewriter: Any, call: Call, dtype: str, shape: tuple[Any, ...]) -> Any | None:
-    """A norm without a scale times one, or one without a bias and a bias."""
+def _extend(rewriter: Any, call: Call, dtype: str, shape: tuple[Any, ...]) -> Any | None:
+    """Returns a norm without a scale times one, or one without a bias and a bias."""
     look = rewriter.look
     for value, other in (call.args, call.args[::-1]):
         norm = look.call(value, "torch::layer_norm", "torch::rms_norm", "torch::batch_norm")
@@ -45,7 +45,7 @@ def _extended(rewriter: Any, call: Call, dtype: str, shape: tuple[Any, ...]) -> 
 def _weight(
     look: Any, value: Any, axes: tuple[int, ...], shape: tuple[Any, ...], dtype: str
 ) -> Any | None:
-    """A scale or a bias over dimensions, as torch takes it."""
+    """Returns a scale or a bias over dimensions, as torch takes it."""
     found = look.aligned(value, axes)
     if found is None or look.shape(found) != tuple(shape[i] for i in axes):
         return None
@@ -85,7 +85,7 @@ def _own_statistics(
     rewriter: Any, x: Any, root: Any, variance: Any, eps: float, scale: list[Any],
     dtype: str, shape: tuple[Any, ...],
 ) -> Any | None:  # fmt: skip
-    """Layer norm and RMS norm: over the last dimensions of x."""
+    """Recognises layer norm and RMS norm, over the last dimensions of x."""
     look = rewriter.look
     centred = look.call(x, "sub")
     if centred is not None:
@@ -123,7 +123,7 @@ def _given_statistics(
     rewriter: Any, x: Any, root: Any, variance: Any, eps: float, scale: list[Any],
     dtype: str, shape: tuple[Any, ...],
 ) -> Any | None:  # fmt: skip
-    """Batch norm in evaluation: mean and variance are arrays of the model."""
+    """Recognises batch norm in evaluation: mean and variance are arrays of the model."""
     look = rewriter.look
     centred = look.call(x, "sub")
     if centred is None or look.shape(centred.args[0]) != shape:

@@ -52,7 +52,7 @@ class Lstm:
 
 
 def find_lstm(graph: Graph, constants: int, carry: int) -> Lstm | None:
-    """The LSTM that a step of a loop is, which gives its hidden state or nothing in each step."""
+    """Finds the LSTM that a step of a loop is, which gives its hidden state or nothing."""
     names = graph.inputs
     if carry != 2 or len(names) != constants + 3 or len(graph.outputs) < 2:
         return None
@@ -80,7 +80,7 @@ def find_lstm(graph: Graph, constants: int, carry: int) -> Lstm | None:
 
 
 def _gates(look: Any, before: Any, after: Any, shown: Any) -> tuple[Any, ...] | None:
-    """What goes into the gates: `c = f * c + i * g` and `h = o * tanh(c)`."""
+    """Finds what goes into the gates: `c = f * c + i * g` and `h = o * tanh(c)`."""
     total, product = look.call(after, "add"), look.call(shown, "mul")
     if total is None or product is None:
         return None
@@ -99,7 +99,7 @@ def _gates(look: Any, before: Any, after: Any, shown: Any) -> tuple[Any, ...] | 
 
 
 def _other(look: Any, product: Any, is_one: Any) -> Any | None:
-    """What the sigmoid is of that a product has beside the factor asked for."""
+    """Returns the argument of the sigmoid that a product has beside the factor asked for."""
     for x, y in (product.args, product.args[::-1]):
         if is_one(x):
             return _argument(look, y, "logistic")
@@ -126,14 +126,14 @@ class Reader:
         self.look, self.x, self.h, self.constants, self.size = look, x, h, constants, size
 
     def gate(self, value: Any) -> Gate | None:
-        """The gate whose sum a value is."""
+        """Returns the gate whose sum a value is."""
         found = self.terms([value])
         if found is None or len(found["x"]) != 1 or len(found["h"]) != 1:
             return None
         return Gate(found["x"][0], found["h"][0], tuple(found["bias"]), sum(found["number"]))
 
     def terms(self, values: list[Any]) -> dict[str, list[Any]] | None:
-        """The terms of a sum, by kind: of x, of h, biases, numbers; None if one is none of them."""
+        """Returns the terms of a sum by kind: of x, of h, biases, numbers; None for others."""
         found: dict[str, list[Any]] = {"x": [], "h": [], "bias": [], "number": []}
         return found if all(self._add(value, 0, found) for value in values) else None
 

@@ -19,7 +19,7 @@ from fmapper_adapters.torch.fuse import (
     softmax,
     uniform,
 )
-from fmapper_adapters.torch.fuse.fold import folded
+from fmapper_adapters.torch.fuse.fold import fold
 from fmapper_adapters.torch.fuse.graph_index import Look
 
 
@@ -45,7 +45,7 @@ class Rewriter:
         self._model: Call | None = None
 
     def call(self, op: str, *args: Any, shape: tuple[Any, ...], dtype: str, **kwargs: Any) -> Ref:
-        """A new call in front of the one that is looked at."""
+        """Returns a new call in front of the one that is looked at."""
         base = op.rpartition("::")[2]
         name = next(n for n in _names(base) if n not in self._taken)
         self._taken.add(name)
@@ -62,14 +62,14 @@ class Rewriter:
     def run(
         self, graph: Graph, find: Callable[[Rewriter, Call], Any]
     ) -> tuple[Graph, dict[str, Any]]:
-        """The graph with what `find` gives in place of calls, and that by their names.
+        """Returns the graph with what `find` gives in place of calls, and that by their names.
 
         It gives None for most.
         """
         known: dict[str, Any] = {}
         calls: list[Call] = []
         for call in graph.calls:
-            own = _replaced(call, known)
+            own = _replace(call, known)
             self.look.calls[call.name] = own
             self._model, self._new = own, []
             found = find(self, own)
@@ -83,10 +83,10 @@ class Rewriter:
         return made.without_dead_calls(lambda call: False), known
 
 
-def simplified(
+def simplify(
     graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], *, fused: bool = True
 ) -> tuple[Graph, dict[str, Any]]:
-    """A graph that computes the same with fewer and larger calls, and what stands for others.
+    """Computes a graph with fewer and larger calls, and what replaces the others.
 
     Args:
         graph: The graph.
@@ -94,7 +94,7 @@ def simplified(
         roles: Which inputs are arrays of the model, as `Look` takes it.
         fused: False: only what needs no recognition, constants and needless broadcasts.
     """
-    found = folded(graph, kinds).without_dead_calls(lambda call: False)
+    found = fold(graph, kinds).without_dead_calls(lambda call: False)
     taken = {*graph.inputs, *(call.name for call in graph.calls)}
     moved: dict[str, Any] = {}
     for find in (*(_RECOGNISERS if fused else ()), moves.find, broadcasts.find):
@@ -111,13 +111,13 @@ _RECOGNISERS = (
     attention.find,
     norms.find,
     means.find,
-    dense.turned,
-    dense.absorbed,
+    dense.turn,
+    dense.absorb,
     dense.find,
 )
 
 
-def _replaced(call: Call, known: dict[str, Any]) -> Call:
+def _replace(call: Call, known: dict[str, Any]) -> Call:
     if not any(name in known for name in call.refs()):
         return call
     args, kwargs = substituted(call.args, known), substituted(call.kwargs, known)

@@ -8,13 +8,13 @@ from fmapper.programs import Call, Ref
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """`exp(x - m) / sum(exp(x - m))` where m is the largest x: any other m may overflow."""
+    """Finds `exp(x - m) / sum(exp(x - m))` where m is the largest x: any other m may overflow."""
     look = rewriter.look
     if call.op not in ("lax::div", "lax::sub"):
         return None
     if not call.result[0][0].startswith(("float", "bfloat")):
         return None
-    shifted = _shifted(look, call)
+    shifted = _operand_of(look, call)
     if shifted is None:
         return None
     x, axis = shifted
@@ -23,8 +23,8 @@ def find(rewriter: Any, call: Call) -> Any | None:
     return rewriter.call(op, x, axis=axis, shape=shape, dtype=dtype)
 
 
-def _shifted(look: Any, call: Call) -> tuple[Any, int] | None:
-    """The x of a softmax and its dimension."""
+def _operand_of(look: Any, call: Call) -> tuple[Any, int] | None:
+    """Returns the x of a softmax and its dimension."""
     top, bottom = call.args
     shape = tuple(call.result[0][1])
     if call.op == "lax::sub":  # (x - m) - log(sum(exp(x - m)))
@@ -60,7 +60,7 @@ def _shifted(look: Any, call: Call) -> tuple[Any, int] | None:
 
 
 def _largest_of(look: Any, value: Any, x: Any, axis: int) -> bool:
-    """Whether a value is the largest of x along a dimension, in each place of the others."""
+    """Tells whether a value is the largest of x along a dimension, in each place of the others."""
     source = look.reduced(value, look.shape(x), (axis,), detached=True)
     greatest = look.call(source, "reduce_max")
     if greatest is None or tuple(greatest.kwargs["axes"]) != (axis,):

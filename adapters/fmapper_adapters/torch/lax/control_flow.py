@@ -57,7 +57,7 @@ def scan(
             jaxpr, xs = recurrent.with_products_of_all_rows(
                 jaxpr, constants, (*constants, *carry), xs
             )
-    return _unpacked(
+    return _unpack(
         function,
         avals,
         current().submodule(jaxpr, "scan"),
@@ -82,7 +82,7 @@ def while_loop(
     avals: Avals,
 ) -> Any:
     split = cond_nconsts + body_nconsts
-    return _unpacked(
+    return _unpack(
         control_flow.while_loop,
         avals,
         current().submodule(cond_jaxpr, "condition"),
@@ -98,19 +98,19 @@ def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], avals: Avals) 
     if len(branches) == 1:
         return current().inline(branches[0], operands)
     modules = tuple(current().submodule(branch, "branch") for branch in branches)
-    return _unpacked(control_flow.switch, avals, index, modules, operands)
+    return _unpack(control_flow.switch, avals, index, modules, operands)
 
 
 @lax("error_if", takes_avals=True)
 def error_if(index: Any, *operands: Any, message: str, wrong: int, avals: Avals) -> Any:
-    """A check, which raises where `index` is `wrong`, and what it lets through."""
+    """Returns a check, which raises where `index` is `wrong`, and what it lets through."""
     inner = current().is_inner
-    return _unpacked(
-        control_flow.checked, avals, index == wrong, operands, message=message, inner=inner
+    return _unpack(
+        control_flow.check, avals, index == wrong, operands, message=message, inner=inner
     )
 
 
-def _unpacked(function: Any, avals: Avals, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """A call of a function that gives a tuple, as a tuple of what it gives."""
+def _unpack(function: Any, avals: Avals, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """Returns a call of a function that gives a tuple, as a tuple of what it gives."""
     found = current().call(function, *args, **kwargs)
     return tuple(found[i] for i in range(len(avals.results)))

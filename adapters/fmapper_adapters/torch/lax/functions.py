@@ -36,7 +36,7 @@ def custom_call(
     emitter = current()
     own, more = constants
     known = _KNOWN.get(function)
-    if known is not None and differentiable and _written(call_jaxpr) == known[0]:
+    if known is not None and differentiable and _graph_text(call_jaxpr) == known[0]:
         found = known[1](*operands)
         if found is not None:
             return (found,)
@@ -63,8 +63,8 @@ def custom_call(
     return tuple(results[i] for i in range(len(avals.results)))
 
 
-def _written(graph: Graph) -> str:
-    """A graph as text, so that it can be asked whether it is a certain one."""
+def _graph_text(graph: Graph) -> str:
+    """Returns a graph as text, so that it can be asked whether it is a certain one."""
 
     def text(value: Any) -> str:
         if isinstance(value, Ref):
@@ -83,7 +83,7 @@ def _written(graph: Graph) -> str:
 _KNOWN: dict[str, tuple[str, Callable[..., Any]]] = {}
 
 
-def _known(name: str, written: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _recognise(name: str, written: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         _KNOWN[f"jax::{name}"] = written, function
         return function
@@ -91,24 +91,24 @@ def _known(name: str, written: str) -> Callable[[Callable[..., Any]], Callable[.
     return add
 
 
-@_known("relu", "max = max(in_0, 0.0); max")
+@_recognise("relu", "max = max(in_0, 0.0); max")
 def _relu(x: Any) -> Any:
     return functional.threshold(x, 0.0, 0.0)  # torch's relu of -0.0 is -0.0
 
 
-@_known("relu6", "max = max(in_0, 0.0); min = min(max, 6.0); min")
+@_recognise("relu6", "max = max(in_0, 0.0); min = min(max, 6.0); min")
 def _relu6(x: Any) -> Any:
     return functional.hardtanh(functional.threshold(x, 0.0, 0.0), 0.0, 6.0)
 
 
-@_known(
+@_recognise(
     "logaddexp",
     "max = max(in_0, in_1); sub = sub(in_0, in_1); ne = ne(sub, sub); add = add(in_0, in_1); "
     "abs = abs(sub); neg = neg(abs); exp = exp(neg); log1p = log1p(exp); "
     "add_1 = add(max, log1p); select_n = select_n(ne, add_1, add); select_n",
 )
 def _softplus(x: Any, y: Any) -> Any:
-    """Of two tensors the derivative differs from torch's where both are infinite."""
+    """Writes softplus: of two tensors torch's derivative differs where both are infinite."""
     if isinstance(x, int | float) or not isinstance(y, int | float) or y != 0:
         return None
     # beyond the threshold it is x itself: in 64 bits that is so later

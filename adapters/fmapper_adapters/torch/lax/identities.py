@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax.pointwise.numbers import flipped
+from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
@@ -30,13 +30,13 @@ def all_the_same(*xs: Any, **avals: Any) -> Any:
 
 @lax("tie")
 def tie(x: Any, y: Any) -> Any:
-    """The second operand, which is to wait for the first."""
+    """Returns the second operand, which is to wait for the first."""
     return y
 
 
 @lax("platform_index")
 def platform_index(*, platforms: tuple[Any, ...]) -> Any:
-    """Which of several implementations is for this platform: as JAX chooses it on a CPU."""
+    """Returns which of several implementations is for this platform: as JAX chooses it on a CPU."""
     index = next((i for i, names in enumerate(platforms) if names is None or "cpu" in names), None)
     if index is None:
         raise TypeError(f"none is for CPUs among {platforms}")
@@ -56,11 +56,11 @@ def unvmap_all(x: Any) -> Any:
 @lax("unvmap_max", takes_avals=True)
 def unvmap_max(x: Any, *, avals: Avals) -> Any:
     if avals.is_unsigned:
-        return flipped(torch.amax(flipped(x, x.dtype)), x.dtype)
+        return flip_sign_bit(torch.amax(flip_sign_bit(x, x.dtype)), x.dtype)
     return torch.amax(x)
 
 
 @lax("select_if_vmap")
 def select_if_vmap(which: Any, x: Any, y: Any) -> Any:
-    """The first of two where nothing was mapped, as Equinox has it; else it is `select_n`."""
+    """Returns the first of two if nothing was mapped, as Equinox has it; else `select_n`."""
     return x

@@ -57,7 +57,7 @@ def uniform_between(unit: Any, span: Any, low: Any) -> Any:
 
 @lax("threefry2x32")
 def threefry2x32(key1: Any, key2: Any, high: Any, low: Any) -> Any:
-    return _pair(threefry.hashed, key1, key2, high, low)
+    return _pair(threefry.hash_words, key1, key2, high, low)
 
 
 @lax("iota_2x32_shape")

@@ -16,7 +16,7 @@ from fmapper_adapters.torch.model.emit import current
 
 
 def of_lstm(lstm: Lstm, constants: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The two matrices of an LSTM and the sum of its biases."""
+    """Returns the two matrices of an LSTM and the sum of its biases."""
     return (
         _matrix([gate.x for gate in lstm.gates], lstm.size, constants),
         _matrix([gate.h for gate in lstm.gates], lstm.size, constants),
@@ -25,7 +25,7 @@ def of_lstm(lstm: Lstm, constants: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def of_gru(gru: Gru, constants: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The two matrices of a GRU and its two biases."""
+    """Returns the two matrices of a GRU and its two biases."""
     gates = [gru.reset, gru.update, gru.new]
     biases = [_bias(gate, gru.size, constants) for gate in gates]
     inner = Gate(gru.new.x, gru.hidden, gru.hidden_biases, gru.hidden_number)
@@ -39,7 +39,7 @@ def of_gru(gru: Gru, constants: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _matrix(parts: Sequence[Part], size: int, constants: Mapping[str, Any]) -> Any:
-    """The matrices of gates, one below the other."""
+    """Returns the matrices of gates, one below the other."""
     first = parts[0]
     whole = constants[first.name]
     turned = whole if first.units_first else whole.t()
@@ -68,7 +68,7 @@ def _bias(gate: Gate, size: int, constants: Mapping[str, Any]) -> Any:
 def with_products_of_all_rows(
     body: Graph, constants: Sequence[Any], others: Sequence[Any], xs: Sequence[Any]
 ) -> tuple[Graph, tuple[Any, ...]]:
-    """A loop that is given the products of its rows with constants: one product for all rows.
+    """Rewrites a loop to take the products of its rows with constants: one product for all.
 
     Args:
         body: The step.
@@ -108,7 +108,7 @@ def with_products_of_all_rows(
 
 
 def _of_rows(call: Call, rows: Mapping[str, Any], weights: Mapping[str, Any]) -> Any | None:
-    """The products of all rows at once, where a call is one of a row with a constant matrix."""
+    """Multiplies all rows at once, where a call is a product of a row and a constant matrix."""
     if call.op != "lax::dot_general" or len(call.args) != 2 or len(set(call.args)) != 2:
         return None
     row, weight = call.args

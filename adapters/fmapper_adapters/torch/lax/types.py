@@ -9,7 +9,7 @@ _CARRIERS = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The dtype that users see.
+    """Returns the dtype that users see.
 
     Raises:
         TypeError: torch has none of this name.
@@ -21,22 +21,22 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def carrier_of(name: str) -> torch.dtype:
-    """The dtype that values of a dtype of JAX have inside of a graph."""
+    """Returns the dtype that values of a dtype of JAX have inside of a graph."""
     return _CARRIERS.get(name) or dtype_of(name)
 
 
 def is_carried(name: str) -> bool:
-    """Whether values are carried as integers of another dtype."""
+    """Tells whether values are carried as integers of another dtype."""
     return name in _CARRIERS
 
 
 def signed_of(dtype: torch.dtype) -> torch.dtype | None:
-    """The signed integers of the same bits, for unsigned ones that torch can do little with."""
+    """Returns the signed dtype of the same bits, for unsigned ones torch can do little with."""
     return _CARRIERS.get(str(dtype).removeprefix("torch."))
 
 
 def carried_number(value: object, name: str) -> object:
-    """A number of a dtype as the number that stands for it."""
+    """Returns a number of a dtype as the number that stands for it."""
     if name in _CARRIERS and isinstance(value, int):
         bits = torch.iinfo(_CARRIERS[name]).bits
         return value - (1 << bits) if value >= 1 << (bits - 1) else value
@@ -44,5 +44,5 @@ def carried_number(value: object, name: str) -> object:
 
 
 def bits_of(dtype: torch.dtype) -> int:
-    """How many bits an integer has."""
+    """Returns how many bits an integer has."""
     return torch.iinfo(dtype).bits

@@ -14,8 +14,8 @@ Tensor = torch.Tensor
 IS_MAPPED: bool = _private.has_kernel("aten::view.dtype", "FuncTorchBatched")
 
 
-def viewed(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x.view(dtype)`, for which torch.func.vmap may have no rule of its own."""
+def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Computes `x.view(dtype)`, for which torch.func.vmap may have no rule of its own."""
     if torch.compiler.is_compiling() or not is_batched(x):
         return x.view(dtype)
     found: Tensor = _Viewed.apply(x, dtype)  # type: ignore[no-untyped-call]
@@ -23,7 +23,7 @@ def viewed(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def is_batched(x: Tensor) -> bool:
-    """Whether torch.func.vmap maps over a tensor, at any level."""
+    """Tells whether torch.func.vmap maps over a tensor, at any level."""
     while _private.is_wrapped(x):
         if _private.is_batched(x):
             return True
@@ -45,4 +45,4 @@ class _Viewed(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
         # The last dimension is the one that bits of another size make longer or shorter.
-        return viewed(x.movedim(in_dims[0], 0).contiguous(), dtype), 0
+        return view_as(x.movedim(in_dims[0], 0).contiguous(), dtype), 0

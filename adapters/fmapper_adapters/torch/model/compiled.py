@@ -28,7 +28,7 @@ _NARROWED = {torch.int32: torch.int64, torch.uint32: torch.int64}
 
 @functor(children=(), rebuild=lambda code, children: code)  # the graph has tensors without values
 class Code:
-    """The part of a model that is no array: one program as a function of torch.
+    """The part of a model that is not an array: one program as a function of torch.
 
     Attributes:
         program: The program, without arrays.
@@ -104,7 +104,7 @@ class Code:
         self.changed_inputs = [places[out.target] for out in program.outputs if out.kind == "input"]
         ops = {op: at for op, at in program.ops().items() if op != "sym::getitem"}
         self._is_native = not any(op.startswith("lax::") for op in ops)
-        own = calls.known(ops, added) if self._is_native else {}
+        own = calls.native_lowerings(ops, added) if self._is_native else {}
         lowerings = table.find_all(ops, {**added, **own})
         emitter = self._emitted(lowerings)
         self.graph = emitter.graph
@@ -117,17 +117,17 @@ class Code:
         fx_passes.compose_permutations(self.graph)
         fx_passes.share(self.graph)
         program.out_spec.unflatten(itertools.repeat(None))  # compilers cannot make its classes
-        self.constants = constants.hoisted(self.graph, f"_{mode}_made_")
+        self.constants = constants.hoist(self.graph, f"_{mode}_made_")
         fx_passes.mark_causal(self.graph, self.constants)
         there = set(self.graph.nodes)
         self._results = [(call, nodes if there.issuperset(nodes) else ())
                          for call, nodes in results]  # fmt: skip
         made = self.graph.python_code("self", verbose=True)
         self.source = made.src
-        self.function = _executed(made.src, made.globals, program.name)
+        self.function = _execute(made.src, made.globals, program.name)
 
     def observed(self, model: torch.nn.Module, leaves: Any) -> Iterator[Observation]:
-        """The operations of the program, with the results of those that the graph has."""
+        """Yields the operations of the program, with the results of those that the graph has."""
         found: dict[fx.Node, Any] = {}
 
         class Watching(fx.Interpreter):
@@ -145,7 +145,7 @@ class Code:
             yield Observation(call.module, call.op, call.source, tuple(shown))
 
     def fits(self, model: torch.nn.Module) -> bool:
-        """Whether the parameters have the dtypes that this is made for: one of each is asked."""
+        """Tells whether the parameters have the dtypes this is made for: asks one of each."""
         for owner, last, dtype in self.probes:
             part: Any = model
             for name in owner:
@@ -161,7 +161,7 @@ class Code:
         return Code, self._made_of
 
     def in_dtypes(self, renamed: Mapping[str, str]) -> Code:
-        """The same, computed in other floating dtypes."""
+        """Returns the code that computes in other floating dtypes."""
         program, added, targets, _, mode, fused = self._made_of
         return Code(program, added, targets, renamed, mode, fused)
 
@@ -206,7 +206,7 @@ class Code:
         return emitter
 
     def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The tensors among the arguments, in the order of the inputs.
+        """Returns the tensors among the arguments, in the order of the inputs.
 
         Raises:
             ProgramInputError: The program was recorded for others.
@@ -220,7 +220,7 @@ class Code:
         return self._checked(self.program.bind(args, kwargs, sparing=True))
 
     def with_statics(self, leaves: list[Any]) -> list[Any]:
-        """The tensors among leaves, whatever those are that the program is fixed to, as its mode.
+        """Returns the tensors among leaves, whatever the program is fixed to, as its mode.
 
         Raises:
             ProgramInputError: The program was recorded for other tensors.
@@ -267,7 +267,7 @@ class Code:
         problem = self.program.shape_problem(given.shape, tuple(x.shape), sizes)
         if not problem and x.dtype is not dtype:
             if _NARROWED.get(dtype) is x.dtype:
-                return _narrowed(x, dtype, path)
+                return _narrow(x, dtype, path)
             problem = f"{x.dtype} was given, {dtype} is wanted"
         if problem:
             why = [told for told in self.program.fixed if told.startswith(f"{path}.shape[")]
@@ -277,14 +277,14 @@ class Code:
         return tensor
 
     def output(self, values: tuple[Any, ...]) -> Any:
-        """The outputs in the structure that the source gives them."""
+        """Returns the outputs in the structure that the source gives them."""
         if self.program.out_spec.kind == "leaf":
             return values[0]
         return self.program.out_spec.unflatten(values)
 
 
 def readable(source: str) -> str:
-    """Code without what only saves memory, and without comments that say nothing."""
+    """Returns code without what only saves memory, and without comments that say nothing."""
     lines: list[str] = []
     for line in source.strip("\n").splitlines():
         if line.strip() == _NOWHERE:
@@ -299,8 +299,8 @@ _NOWHERE = "# No stacktrace found for following nodes"
 _FORGETS = re.compile(r";  (?:\w+ = )+None(?=$|  #)")
 
 
-def _narrowed(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
-    """64-bit integers as the 32 bits that the program was recorded with.
+def _narrow(x: torch.Tensor, dtype: torch.dtype, path: str) -> torch.Tensor:
+    """Narrows 64-bit integers to the 32 bits that the program was recorded with.
 
     Raises:
         ProgramInputError: One does not fit. Where values cannot be seen, nobody asks.
@@ -322,8 +322,8 @@ def _is_array(output: Any) -> bool:
     return isinstance(output, Ref | Scalar)
 
 
-def _executed(source: str, names: Mapping[str, Any], model: str) -> Callable[..., Any]:
-    """The function that is defined by code, which tracebacks can show."""
+def _execute(source: str, names: Mapping[str, Any], model: str) -> Callable[..., Any]:
+    """Returns the function that is defined by code, which tracebacks can show."""
     file = f"<fmapper {quoted.on_one_line(model)[:100]} {next(_SERIAL)}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     space = dict(names)

@@ -19,7 +19,7 @@ _PRODUCTS = ("mm", "matmul", "einsum", "dot", "linear", "addmv", "outer")
 _SORTS = ("sort", "topk", "median", "quantile", "unique", "cum")
 
 
-def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
+def hoist(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     """Takes tensors out of a graph that depend on none of its inputs.
 
     A graph may be of a file of anybody: what is large, or takes long, stays in it.
@@ -31,7 +31,7 @@ def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     Returns:
         The tensors by the names of the attributes, on the CPU.
     """
-    known = _known(graph)
+    known = _constant_nodes(graph)
     found: dict[str, torch.Tensor] = {}
     chosen = [
         node
@@ -42,7 +42,7 @@ def hoisted(graph: fx.Graph, prefix: str) -> dict[str, torch.Tensor]:
     ]
     for node, value in _values(graph, chosen):
         name = f"{prefix}{len(found)}"
-        # a view of one number takes the memory of one number, but is no tensor to be saved
+        # a view of one number takes the memory of one number, but is not a tensor to be saved
         found[name] = value.contiguous() if value.numel() < _SMALL else value
         with graph.inserting_before(node):
             constant = graph.create_node("get_attr", name, (), {}, name=node.name)
@@ -66,8 +66,8 @@ def _is_true(condition: Any, found: dict[str, torch.Tensor]) -> bool:
     )
 
 
-def _known(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that depend on no input, except for the device of one, and cost little."""
+def _constant_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Returns the nodes that depend on no input, except for the device of one, and cost little."""
     known: set[fx.Node] = set()
     work = size = 0
     for node in graph.nodes:
@@ -91,14 +91,14 @@ def _known(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _elements(node: fx.Node) -> int:
-    """How many elements the results of a node have."""
+    """Returns how many elements the results of a node have."""
     value = node.meta.get("val")
     tensors = value if isinstance(value, tuple | list) else (value,)
     return sum(int(x.numel()) for x in tensors if isinstance(x, torch.Tensor))
 
 
 def _work(node: fx.Node, elements: int) -> int:
-    """About how many steps a node takes, rather too many."""
+    """Estimates how many steps a node takes, rather too many."""
     given = [max(1, _elements(source)) for source in node.all_input_nodes]
     target = node.target
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -120,13 +120,13 @@ def _is_device(node: fx.Node) -> bool:
 
 
 def _is_special(node: fx.Node) -> bool:
-    """Whether a call is of what is no plain function of torch's: loops, random numbers, checks."""
+    """Tells whether a call is not of a plain function: loops, random numbers, checks."""
     is_loop = bool(getattr(node.target, "is_control_flow", False))
     return is_loop or fx_passes.draws(node) or fx_passes.is_kept(node)
 
 
 def _values(graph: fx.Graph, chosen: list[fx.Node]) -> list[tuple[fx.Node, torch.Tensor]]:
-    """What some nodes come to; all that they are computed from is let go."""
+    """Returns what some nodes come to; all that they are computed from is let go."""
     left: dict[fx.Node, int] = {}  # how many take the value of a node
     todo = list(chosen)
     while todo:

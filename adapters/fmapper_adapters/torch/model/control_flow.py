@@ -38,7 +38,7 @@ def scan(
     outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
-    """`lax.scan` of at least one step.
+    """Runs `lax.scan` of at least one step.
 
     Args:
         body: From constants, carry and a row of each of `xs` to the next carry and a row of each
@@ -85,7 +85,7 @@ def lstm(
     outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
-    """A `scan` whose steps are an LSTM, by torch's own where that computes just that: on a CPU.
+    """Runs a `scan` whose steps are an LSTM, by torch's own where that computes just that.
 
     Args:
         body: As in `scan`, as the rest.
@@ -131,7 +131,7 @@ def gru(
     outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
-    """A `scan` whose steps are a GRU, by torch's own where that computes just that: on a CPU.
+    """Runs a `scan` whose steps are a GRU, by torch's own where that computes just that.
 
     Args:
         body: As in `scan`, as the rest.
@@ -193,7 +193,7 @@ def _scan_in_graph(
 
 
 def _as_floats(x: Tensor, wide: bool) -> Tensor:
-    """A tensor of its own memory, of floats where that is wanted; 64 bits as those of a float."""
+    """Returns a tensor of its own memory, as floats where wanted; 64 bits as those of a float."""
     if not wide or x.is_floating_point() or x.is_complex():
         return _own(x)
     return x.view(torch.float64).clone() if x.dtype is torch.int64 else x.to(torch.float64)
@@ -206,15 +206,15 @@ def _as_they_were(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _own(x: Tensor) -> Tensor:
-    """A tensor of its own memory: torch's operators may not give what they are given."""
+    """Returns a tensor of its own memory: torch's operators may not give what they are given."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
 @_control_flow
-def checked(
+def check(
     fails: Tensor, operands: Sequence[Tensor], *, message: str, inner: bool
 ) -> tuple[Tensor, ...]:
-    """What a check lets through.
+    """Returns what a check lets through.
 
     Args:
         fails: Whether it fails.
@@ -241,7 +241,7 @@ def while_loop(
     body_constants: Sequence[Tensor],
     carry: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    """`lax.while_loop`; a condition with dimensions holds for each element of the carry alone."""
+    """Runs `lax.while_loop`; a condition with dimensions holds for each element alone."""
     state: Any = tuple(carry)
     if torch.compiler.is_compiling():
 
@@ -269,7 +269,7 @@ def while_loop(
 
 
 def _where(going: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The new value where a loop goes on, else the old; batch dimensions are the first."""
+    """Returns the new value where a loop goes on, else the old; batch dimensions are the first."""
     return tuple(
         torch.where(going.reshape(going.shape + (1,) * (x.ndim - going.ndim)), x, y)
         for x, y in zip(new, old, strict=True)
@@ -280,7 +280,7 @@ def _where(going: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> tuple
 def switch(
     index: Tensor, branches: Sequence[Body], operands: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """`lax.switch`: the branch of a number, the nearest where there is none of that number."""
+    """Runs `lax.switch`: the branch of a number, or the nearest one."""
     last = len(branches) - 1
     if torch.compiler.is_compiling():
         return _switch_in_graph(index, branches, operands)
@@ -320,7 +320,7 @@ def _switch_in_graph(
 
 
 def _any(x: Tensor) -> bool:
-    """Whether a tensor holds anywhere, in any element that is mapped over."""
+    """Tells whether a tensor holds anywhere, in any element that is mapped over."""
     while _private.is_wrapped(x):
         x = _private.unwrap(x)
     return bool(x.any()) if x.ndim else bool(x)

@@ -12,8 +12,8 @@ _CONVOLUTIONS = {
 }
 
 
-def wanted(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory_format]]:
-    """The arrays of a module that are weights of convolutions alone, by name.
+def weights_of(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory_format]]:
+    """Returns the arrays of a module that are weights of convolutions alone, by name.
 
     Returns:
         The permutation to the shape that torch has for them, and the order in memory that its
@@ -39,6 +39,6 @@ def wanted(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory_for
 def arrange(
     tensor: torch.Tensor, order: tuple[int, ...], memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """The same values in the same shape, in another order in memory."""
+    """Returns the values in the same shape, in another order in memory."""
     back = tuple(order.index(i) for i in range(len(order)))
     return tensor.permute(order).contiguous(memory_format=memory_format).permute(back)

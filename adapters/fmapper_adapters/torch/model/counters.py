@@ -22,18 +22,18 @@ _ROTATIONS = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """The unsigned number that a word stands for, in int64."""
+    """Returns the unsigned number that a word stands for, in int64."""
     return x.to(torch.int64) & _LOW
 
 
 def _product(factor: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The upper and the lower word of a product."""
+    """Returns the upper and the lower word of a product."""
     found = x * factor
     return (found >> 32) & _LOW, found & _LOW
 
 
 def philox2x32(key: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
-    """Ten rounds of Philox on two words."""
+    """Returns ten rounds of Philox on two words."""
     key, x0, x1 = _wide(key), _wide(x0), _wide(x1)
     for turn in range(10):
         high, low = _product(0xD256D193, x0)
@@ -44,7 +44,7 @@ def philox2x32(key: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
 def philox4x32(
     k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor, x2: Tensor, x3: Tensor
 ) -> tuple[Tensor, ...]:
-    """Ten rounds of Philox on four words."""
+    """Returns ten rounds of Philox on four words."""
     k0, k1, x0, x1, x2, x3 = (_wide(x) for x in (k0, k1, x0, x1, x2, x3))
     for turn in range(10):
         high0, low0 = _product(0xD2511F53, x0)
@@ -56,7 +56,7 @@ def philox4x32(
 
 
 def threefry4x32(*words: Tensor) -> tuple[Tensor, ...]:
-    """Twenty rounds of Threefry on four words; the four words of the key come first."""
+    """Runs twenty rounds of Threefry on four words; the key's four words come first."""
     keys = list(words[:4])
     keys.append(keys[0] ^ keys[1] ^ keys[2] ^ keys[3] ^ _PARITY)
     x0, x1, x2, x3 = (x + key for x, key in zip(words[4:], keys, strict=False))
@@ -64,14 +64,14 @@ def threefry4x32(*words: Tensor) -> tuple[Tensor, ...]:
         first, second = _ROTATIONS[turn % 8]
         if turn % 2:
             x0 = x0 + x3
-            x3 = _rotated(x3, first) ^ x0
+            x3 = _rotate(x3, first) ^ x0
             x2 = x2 + x1
-            x1 = _rotated(x1, second) ^ x2
+            x1 = _rotate(x1, second) ^ x2
         else:
             x0 = x0 + x1
-            x1 = _rotated(x1, first) ^ x0
+            x1 = _rotate(x1, first) ^ x0
             x2 = x2 + x3
-            x3 = _rotated(x3, second) ^ x2
+            x3 = _rotate(x3, second) ^ x2
         if turn % 4 == 3:
             at = turn // 4
             x0 = x0 + keys[(at + 1) % 5]
@@ -81,14 +81,14 @@ def threefry4x32(*words: Tensor) -> tuple[Tensor, ...]:
     return x0, x1, x2, x3
 
 
-def _rotated(x: Tensor, steps: int) -> Tensor:
+def _rotate(x: Tensor, steps: int) -> Tensor:
     return ((x >> (32 - steps)) & ((1 << steps) - 1)) | (x << steps)
 
 
 def state_bits(
     state: Tensor, width: int, shape: Sequence[int], algorithm: str
 ) -> tuple[Tensor, Tensor]:
-    """What XLA's `RngBitGenerator` gives on a CPU: the next state, and bits in blocks.
+    """Returns what XLA's `RngBitGenerator` gives on a CPU: the next state, and bits in blocks.
 
     Args:
         state: Four words, int32, or two numbers of 64 bits: a key, and the counter of blocks.
@@ -110,15 +110,15 @@ def state_bits(
         counter = *_halves(numbers).unbind(-1), *_halves(above).unbind(-1)
         drawn = torch.stack(philox4x32(k0, k1, *counter), -1).flatten()[:size]
         if width == 64:
-            drawn = _joined(*drawn.reshape(-1, 2).unbind(-1))
+            drawn = _join(*drawn.reshape(-1, 2).unbind(-1))
         drawn = drawn.reshape(tuple(shape))
     else:
         half, at = (list(shape), 0) if width == 64 else _half(shape)
         count = math.prod(half)
         numbers = start + torch.arange(count, device=state.device).reshape(half)
-        pair = threefry.hashed(k0, k1, *_halves(numbers).unbind(-1))
+        pair = threefry.hash_words(k0, k1, *_halves(numbers).unbind(-1))
         if width == 64:
-            drawn = _joined(*pair)
+            drawn = _join(*pair)
         else:
             drawn = torch.stack(pair, at + 1).flatten(at, at + 1)
             drawn = drawn.narrow(at, 0, shape[at] if shape else 1).reshape(tuple(shape))
@@ -131,7 +131,7 @@ def state_bits(
 
 
 def _half(shape: Sequence[int]) -> tuple[list[int], int]:
-    """Where XLA pairs the two words of each block: along the first even dimension, else a longest.
+    """Returns where XLA pairs words of a block: the first even dimension, else a longest one.
 
     Returns:
         The shape of the blocks, and that dimension.
@@ -143,11 +143,11 @@ def _half(shape: Sequence[int]) -> tuple[list[int], int]:
     return sizes, at
 
 
-def _joined(low: Tensor, high: Tensor) -> Tensor:
-    """Two words as one number of 64 bits."""
+def _join(low: Tensor, high: Tensor) -> Tensor:
+    """Returns two words as one number of 64 bits."""
     return (high.to(torch.int64) << 32) | _wide(low)
 
 
 def _halves(x: Tensor) -> Tensor:
-    """The lower and the upper word of numbers of 64 bits, in a last dimension."""
+    """Returns the lower and the upper word of numbers of 64 bits, in a last dimension."""
     return torch.stack((x.to(torch.int32), (x >> 32).to(torch.int32)), -1)

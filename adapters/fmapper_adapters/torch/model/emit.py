@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 from fmapper import ConversionError
 from fmapper.programs import Call, DType, Graph, Lowering, Program, Ref, Scalar, Size, size_of
 from fmapper_adapters.torch._private import FakeTensorMode
-from fmapper_adapters.torch.fuse import simplified
+from fmapper_adapters.torch.fuse import simplify
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.table import TABLE, Avals
 from fmapper_adapters.torch.model import bits, fx_passes, quoted
@@ -44,21 +44,21 @@ class Value(fx.Proxy):
         return len(self.fake.shape)
 
     def dim(self) -> int:
-        """The number of its dimensions."""
+        """Returns the number of its dimensions."""
         return len(self.fake.shape)
 
     def is_floating_point(self) -> bool:
-        """Whether it is of real floats."""
+        """Tells whether it is of real floats."""
         return self.dtype.is_floating_point
 
     def is_complex(self) -> bool:
-        """Whether it is of complex numbers."""
+        """Tells whether it is of complex numbers."""
         return self.dtype.is_complex
 
     def view(self, *to: Any) -> Any:
-        """Another shape of it, or its bits as another dtype."""
+        """Views it in another shape, or its bits as another dtype."""
         if isinstance(to[0], torch.dtype) and not bits.IS_MAPPED:
-            return self.tracer.create_proxy("call_function", bits.viewed, (self, *to), {})
+            return self.tracer.create_proxy("call_function", bits.view_as, (self, *to), {})
         return self.tracer.create_proxy("call_method", "view", (self, *to), {})
 
     @property
@@ -70,7 +70,7 @@ class Value(fx.Proxy):
         )
 
     def numel(self) -> Any:
-        """The number of its elements."""
+        """Returns the number of its elements."""
         count: Any = 1
         for size in self.shape:
             count = count * size
@@ -183,12 +183,12 @@ class Emitter:
     # --- inputs and outputs ---
 
     def dtype(self, name: str) -> torch.dtype:
-        """How values of a dtype of the program are carried."""
+        """Tells how values of a dtype of the program are carried."""
         name = self._renamed.get(name, name)
         return types.dtype_of(name) if self._native else types.carrier_of(name)
 
     def placeholder(self, name: str, kind: tuple[str, tuple[Any, ...]], fake: Any) -> Any:
-        """An input of the graph, carried as it is seen."""
+        """Returns an input of the graph, carried as it is seen."""
         node = self._tracer.create_node("placeholder", name, (), {})
         node.target = node.name  # it becomes code as it is, and a node's name is an identifier
         return self._input(name, node, kind, fake)
@@ -196,7 +196,7 @@ class Emitter:
     def attribute(
         self, name: str, target: str, kind: tuple[str, tuple[Any, ...]], fake: Any, *, fixed: bool
     ) -> Any:
-        """A parameter or buffer of the module as an input; a `fixed` one has no gradient."""
+        """Makes a parameter or buffer of the module an input; a `fixed` one has no gradient."""
         self._roles[name] = "fixed" if fixed else "trained"
         node = self._tracer.create_node("get_attr", target, (), {})
         return self._input(name, node, kind, fake)
@@ -211,22 +211,22 @@ class Emitter:
         return value
 
     def carry(self, name: str) -> None:
-        """An input that users give as unsigned integers, as it is carried."""
+        """Carries an input that users give as unsigned integers."""
         dtype, _ = self._kinds[name]
         if types.is_carried(dtype) and not self._native:
             self._env[name] = self._env[name].view(types.carrier_of(dtype))
 
     def replace(self, name: str, value: Any) -> None:
-        """Something else as an input that is there."""
+        """Replaces an input that is there."""
         self._env[name] = value
 
     def size(self, symbol: str, name: str, dimension: int) -> None:
-        """A size that may vary is that of an input."""
+        """Takes a size that may vary from an input."""
         if symbol.isidentifier() and symbol not in self._sizes:
             self._sizes[symbol] = self._env[name].size(dimension)
 
     def value(self, ref: Any, *, seen: bool = False) -> Any:
-        """What an argument is: a tensor.
+        """Returns what an argument is: a tensor.
 
         Args:
             ref: The argument.
@@ -239,7 +239,7 @@ class Emitter:
         return found
 
     def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
-        """What gives the results of a call of the outermost graph; empty if they are not there."""
+        """Returns what gives the results of an outermost call; empty if they are not there."""
         found = self._env.get(name)
         values = found if isinstance(found, tuple | list) else (found,)
         nodes = tuple(value.node for value in values if isinstance(value, fx.Proxy))
@@ -268,31 +268,31 @@ class Emitter:
         return self._device
 
     def make(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A tensor from a function that takes none, as `torch.arange`, where the inputs are."""
+        """Makes a tensor by a function that takes none, as `torch.arange`, where the inputs are."""
         if self.device is not None:
             kwargs["device"] = self.device
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a function of this library gives, as one call of the graph."""
+        """Returns what a function of this library gives, as one call of the graph."""
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
     def call_as(
         self, results: Sequence[tuple[str, tuple[Any, ...]]], function: Any, *args: Any, **kw: Any
     ) -> Any:
-        """The same of one that is not tried: it gives a tuple of these dtypes and shapes."""
+        """Calls a function without trying it: it gives a tuple of these dtypes and shapes."""
         self._tracer.result = functools.partial(self._fake, results)
         return self.call(function, *args, **kw)
 
     def submodule(self, graph: Graph, kind: str) -> Any:
-        """A function within the program as a module of its own, to be called in the graph."""
+        """Makes a function within the program a module of its own, to be called in the graph."""
         name = f"_{kind}_{len(self.modules)}"
         self.modules[name] = self._function(graph)
         node = self._tracer.create_node("get_attr", name, (), {})
         return fx.Proxy(node, self._tracer)
 
     def inline(self, graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """The results of a function within the program, whose calls are emitted here."""
+        """Returns the results of a function within the program, whose calls are emitted here."""
         env, kinds, place = self._env, self._kinds, self._tracer.place
         self._env = dict(zip(graph.inputs, operands, strict=True))
         kinds_of_inputs = graph.kinds or (None,) * len(graph.inputs)
@@ -319,7 +319,7 @@ class Emitter:
         try:
             moved: Mapping[str, Any] = {}
             if not self._native:
-                graph, moved = simplified(graph, kinds, self._roles, fused=self._fused)
+                graph, moved = simplify(graph, kinds, self._roles, fused=self._fused)
             for call in graph.calls:
                 self._tracer.place = call.module, call.source
                 self._tracer.steps = 0
@@ -392,7 +392,7 @@ class Emitter:
         return found
 
     def _fake(self, results: Sequence[tuple[str, tuple[Any, ...]]]) -> Any:
-        """What a call gives, as JAX says, without trying it."""
+        """Returns what a call gives, as JAX says, without trying it."""
         with self._mode:
             found = tuple(
                 torch.empty(
@@ -430,7 +430,7 @@ class Emitter:
                 )
 
     def _function(self, graph: Graph) -> fx.GraphModule:
-        """A graph within the program as a module."""
+        """Returns a graph within the program as a module."""
         inner = Emitter(
             self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines,
             native=self._native,
@@ -449,7 +449,7 @@ class Emitter:
 
 
 def fakes(program: Program, renamed: Mapping[str, str], mode: FakeTensorMode) -> list[Any]:
-    """A tensor without values for each input of a program; None for what is no array.
+    """Returns a tensor without values for each input of a program; None for what is not an array.
 
     Sizes that may vary are symbols of `mode`, the same one wherever they have the same name.
     """
@@ -481,7 +481,7 @@ class _Current:
 
 
 def current() -> Emitter:
-    """The emitter whose lowerings are running, for those that make tensors or call functions."""
+    """Returns the emitter whose lowerings run, for those that make tensors or call functions."""
     if _Current.emitter is None:
         raise RuntimeError("a lowering is called outside of a conversion")
     return _Current.emitter

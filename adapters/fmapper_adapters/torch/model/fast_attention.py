@@ -36,7 +36,7 @@ def attend(
     fill: float,
     is_causal: bool = False,
 ) -> tuple[Tensor]:
-    """`softmax(where(mask, scale * q @ k.T + bias, fill)) @ v`.
+    """Computes `softmax(where(mask, scale * q @ k.T + bias, fill)) @ v`.
 
     Args:
         q: Batch, heads, rows, depth.
@@ -74,7 +74,7 @@ attend.is_control_flow = True  # type: ignore[attr-defined]
 
 
 def exact_gelu(x: Tensor) -> tuple[Tensor]:
-    """`x * erfc(-x / sqrt(2)) / 2`, as the only element."""
+    """Returns `x * erfc(-x / sqrt(2)) / 2` as the only element."""
     found = functional.gelu(x)
     if not x.is_cpu or torch.compiler.is_compiling():  # where torch computes just that
         return (found,)
@@ -88,19 +88,19 @@ exact_gelu.is_control_flow = True  # type: ignore[attr-defined]
 
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether values cannot be asked for, or torch's fast attention lacks what is wanted."""
+    """Tells whether values cannot be asked for, or torch's fast attention lacks what is wanted."""
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
     return _private.is_dual() or not all(map(_has_values, (q, k, v)))
 
 
 def is_quick_on_cpu(*tensors: Tensor) -> bool:
-    """Whether fast functions without a forward derivative can take tensors as they are."""
+    """Tells whether fast functions without a forward derivative can take tensors as they are."""
     return not _private.is_dual() and all(x.is_cpu and _has_values(x) for x in tensors)
 
 
 def _has_values(x: Tensor) -> bool:
-    """Whether a tensor has elements that can be looked at now."""
+    """Tells whether a tensor has elements that can be looked at now."""
     return not (
         x.numel() == 0
         or x.is_meta
@@ -111,7 +111,7 @@ def _has_values(x: Tensor) -> bool:
 
 
 def _is_moderate(options: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Any:
-    """Whether no score and no value is large, infinite or NaN."""
+    """Tells whether no score and no value is large, infinite or NaN."""
     is_masked, scale, fill, _ = options
     limit = min(_LARGEST_SCORE, -fill - _NOTHING) if is_masked else _LARGEST_SCORE
     factor = q.shape[-1] * max(1.0, abs(scale))
@@ -124,7 +124,7 @@ def _is_moderate(options: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | N
 
 
 def _size(x: Tensor) -> float:
-    """The largest absolute value; NaN if there is one."""
+    """Returns the largest absolute value; NaN if there is one."""
     x = x.detach()
     return max(-x.amin().item(), x.amax().item())  # both are NaN if one is
 

@@ -13,12 +13,12 @@ _ASSERTIONS = {torch.ops.aten._assert_async.msg, torch.ops.aten._assert_scalar.d
 
 
 def is_kept(node: fx.Node) -> bool:
-    """Whether a node stays though nothing takes what it gives."""
+    """Tells whether a node stays though nothing takes what it gives."""
     return node.op in ("placeholder", "output") or node.target in _ASSERTIONS
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether an operation of torch gives other numbers each time."""
+    """Tells whether an operation of torch gives other numbers each time."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
 
@@ -34,7 +34,7 @@ def share(graph: fx.Graph) -> None:
             continue
         if draws(node) or is_kept(node):
             continue
-        key = node.op, node.target, _frozen(node.args), _frozen(node.kwargs)
+        key = node.op, node.target, _freeze(node.args), _freeze(node.kwargs)
         try:
             first = seen.setdefault(key, node)
         except TypeError:  # of an argument that has no hash
@@ -45,19 +45,19 @@ def share(graph: fx.Graph) -> None:
 
 
 def _is_in_place(node: fx.Node) -> bool:
-    """Whether a call changes its first argument: by custom its name ends with one underscore."""
+    """Tells whether a call changes its first argument: by custom its name ends with one `_`."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return node.op.startswith("call") and name.endswith("_") and not name.endswith("__")
 
 
-def _frozen(value: Any) -> Any:
-    """Arguments with a hash, in which 1, 1.0 and True are not the same."""
+def _freeze(value: Any) -> Any:
+    """Returns arguments with a hash, in which 1, 1.0 and True are not the same."""
     if isinstance(value, tuple | list):
-        return tuple(map(_frozen, value))
+        return tuple(map(_freeze, value))
     if isinstance(value, dict):
-        return tuple((key, _frozen(inner)) for key, inner in value.items())
+        return tuple((key, _freeze(inner)) for key, inner in value.items())
     if isinstance(value, slice):
-        return "slice", _frozen((value.start, value.stop, value.step))
+        return "slice", _freeze((value.start, value.stop, value.step))
     return (type(value), repr(value)) if isinstance(value, float | int) else value
 
 
@@ -79,7 +79,7 @@ def compose_permutations(graph: fx.Graph) -> None:
 
 
 def _permutation(node: Any) -> tuple[int, ...] | None:
-    """Which dimension each one of the result was; None if a node does something else."""
+    """Tells which dimension each one of the result was; None if a node does something else."""
     if not isinstance(node, fx.Node) or node.op != "call_method":
         return None
     if node.target == "permute" and len(node.args) == 2:

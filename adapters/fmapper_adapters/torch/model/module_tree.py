@@ -17,13 +17,13 @@ class Part(torch.nn.Module):
     """A part of a converted model: it holds parameters, buffers and parts, and computes nothing."""
 
     def __getitem__(self, key: int | str) -> Any:
-        """A part or an array by its number or name, as of a list or dict."""
+        """Returns a part or an array by its number or name, as of a list or dict."""
         if isinstance(key, int) and not hasattr(self, str(key)):
             raise IndexError(key)
         return getattr(self, str(key))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Unsigned arrays as signed ones, since torch fails to pickle uint16, uint32 and uint64."""
+        """Pickles unsigned arrays as signed ones: torch cannot pickle uint16, uint32, uint64."""
         state = dict(self.__dict__)
         state["_buffers"] = dict(state["_buffers"])
         kinds = {}
@@ -42,7 +42,7 @@ class Part(torch.nn.Module):
             self._buffers[name] = self._buffers[name].view(dtype)  # type: ignore[union-attr]
 
     def extra_repr(self) -> str:
-        """The shapes of the arrays."""
+        """Returns the shapes of the arrays."""
         arrays = (*self.named_parameters(recurse=False), *self.named_buffers(recurse=False))
         return ", ".join(f"{name}: {tuple(array.shape)}" for name, array in arrays)
 
@@ -90,7 +90,7 @@ class Places:
 
 
 def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
-    """A name that is no other attribute of a module and no word of Python's: `train_`, `in_`."""
+    """Finds a name that is neither an attribute of a module nor Python's: `train_`, `in_`."""
     name = quoted.as_attribute(name)
     name = name[1:] if name.startswith(MADE) else name
     name = f"{name}_" if keyword.iskeyword(name) or not name else name
@@ -100,6 +100,6 @@ def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
 
 
 def get(root: torch.nn.Module, target: str) -> Any:
-    """The array at a path."""
+    """Returns the array at a path."""
     owner, _, last = target.rpartition(".")
     return getattr(root.get_submodule(owner), last)

@@ -30,25 +30,25 @@ _LAYOUTS = {
 _CARRIERS = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
-def hashed(key1: Tensor, key2: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """The threefry2x32 hash of pairs of words, all int32; shapes are broadcast."""
+def hash_words(key1: Tensor, key2: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the threefry2x32 hash of pairs of words, all int32; shapes are broadcast."""
     keys = key1, key2, key1 ^ key2 ^ _PARITY
     low = low + key2
     high = high + key1 + low
-    low = _rotated(low, 13) ^ high  # of the full shape from here on, so that it can be in place
+    low = _rotate(low, 13) ^ high  # of the full shape from here on, so that it can be in place
     for turn in range(5):
         for steps in _ROTATIONS[turn % 2]:
             if turn or steps != 13:
                 high += low
-                low = _rotated(low, steps)
+                low = _rotate(low, steps)
                 low ^= high
         high += keys[(turn + 1) % 3]
         low += keys[(turn + 2) % 3] + (turn + 1)
     return high, low
 
 
-def _rotated(x: Tensor, steps: int) -> Tensor:
-    """Bits moved to the left, of which those that fall out come back on the right."""
+def _rotate(x: Tensor, steps: int) -> Tensor:
+    """Returns bits moved to the left, of which those that fall out come back on the right."""
     right = x >> (32 - steps)
     right &= (1 << steps) - 1
     right |= x << steps
@@ -56,14 +56,14 @@ def _rotated(x: Tensor, steps: int) -> Tensor:
 
 
 def _halves(key: Tensor, ndim: int) -> tuple[Tensor, Tensor]:
-    """The two words of each key, with dimensions to draw in behind those of the keys."""
+    """Returns the two words of each key, with dimensions to draw in behind those of the keys."""
     first, second = key.unbind(-1)
     ones = (1,) * ndim
     return first.reshape(first.shape + ones), second.reshape(second.shape + ones)
 
 
 def counters(shape: Sequence[int], device: Any = None) -> tuple[Any, Tensor]:
-    """The upper and the lower words of the flat index of each element."""
+    """Returns the upper and the lower words of the flat index of each element."""
     count = math.prod(shape)
     if not isinstance(count, int) or count <= 1 << 31:
         numbers = torch.arange(count, dtype=torch.int32, device=device).reshape(tuple(shape))
@@ -72,13 +72,13 @@ def counters(shape: Sequence[int], device: Any = None) -> tuple[Any, Tensor]:
     return (wide >> 32).to(torch.int32), wide.to(torch.int32)
 
 
-def _drawn(key: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Two words for each element, after the dimensions of the keys."""
-    return hashed(*_halves(key, len(shape)), *counters(shape, key.device))
+def _draw(key: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Returns two words for each element, after the dimensions of the keys."""
+    return hash_words(*_halves(key, len(shape)), *counters(shape, key.device))
 
 
 def _drawn_in_halves(key: Tensor, count: int) -> Tensor:
-    """Words as JAX draws them without `jax_threefry_partitionable`.
+    """Returns words as JAX draws them without `jax_threefry_partitionable`.
 
     The first half of the counters are the upper words, the second half the lower ones.
     """
@@ -86,11 +86,11 @@ def _drawn_in_halves(key: Tensor, count: int) -> Tensor:
     if count % 2:
         numbers = torch.where(numbers < count, numbers, 0)
     high, low = numbers.reshape(2, -1).unbind(0)
-    return torch.cat(hashed(*_halves(key, 1), high, low), -1)[..., :count]
+    return torch.cat(hash_words(*_halves(key, 1), high, low), -1)[..., :count]
 
 
 def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool = True) -> Tensor:
-    """Random bits of 8, 16, 32 or 64 each.
+    """Draws random bits of 8, 16, 32 or 64 each.
 
     Args:
         key: int32 of shape (*batch, 2).
@@ -105,10 +105,10 @@ def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool =
         if _is_on_host(key):
             drawn: Tensor = fmapper.random.bits(key.view(torch.uint32), shape, f"uint{width}")
             return drawn.view(_CARRIERS[width])
-        high, low = _drawn(key, shape)
+        high, low = _draw(key, shape)
         if width == 64:
             return (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
-        return _narrowed(high ^ low, width)
+        return _narrow(high ^ low, width)
     size = math.prod(shape)
     words = _drawn_in_halves(key, -(-width * size // 32))
     if width == 64:
@@ -118,24 +118,24 @@ def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool =
         found = words
     else:
         shifts = torch.arange(0, 32, width, dtype=torch.int32, device=key.device)
-        found = _narrowed(words.unsqueeze(-1) >> shifts, width).flatten(-2)[..., :size]
+        found = _narrow(words.unsqueeze(-1) >> shifts, width).flatten(-2)[..., :size]
     return found.reshape(*key.shape[:-1], *shape)
 
 
 def _is_on_host(key: Tensor) -> bool:
-    """Whether NumPy is to draw, which is several times as fast as torch's operations one by one."""
+    """Tells whether NumPy is to draw, which is several times as fast as torch's operations."""
     return key.ndim == 1 and random.on_host(key, "uint32")
 
 
-def _narrowed(words: Tensor, width: int) -> Tensor:
-    """The lower bits of words."""
+def _narrow(words: Tensor, width: int) -> Tensor:
+    """Returns the lower bits of words."""
     return words if width == 32 else words.to(_CARRIERS[width])
 
 
 def uniform(
     key: Tensor, shape: Sequence[int], dtype: torch.dtype, *, partitionable: bool = True
 ) -> Tensor:
-    """Floats in [0, 1) of shape (*batch, *shape): random mantissas, less one."""
+    """Returns floats in [0, 1) of shape (*batch, *shape): random mantissas, less one."""
     drawn, mantissa = _LAYOUTS[dtype]
     pattern = bits(key, drawn, shape, partitionable=partitionable)
     pattern = (pattern >> (drawn - mantissa)) & ((1 << mantissa) - 1)
@@ -143,7 +143,7 @@ def uniform(
 
 
 def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
-    """Floats in [low, low + span) from such in [0, 1), float32 or float64.
+    """Returns floats in [low, low + span) from such in [0, 1), float32 or float64.
 
     XLA compiles product and sum to one operation, where the processor has that, so that there is
     one rounding; autograd is given the sum itself, from which that is the last bit away.
@@ -151,7 +151,7 @@ def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
     plain = unit * span + low
     with torch.no_grad():
         if plain.dtype is torch.float64:
-            exact = random._fused(unit, span, low)
+            exact = random._fma(unit, span, low)
         else:
             exact = random._add_odd(unit.double() * span.double(), low.double()).float()
         lost = exact - plain
@@ -159,18 +159,18 @@ def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
 
 
 def split(key: Tensor, shape: Sequence[int], *, partitionable: bool = True) -> Tensor:
-    """New keys of shape (*batch, *shape, 2)."""
+    """Returns new keys of shape (*batch, *shape, 2)."""
     if partitionable:
         if _is_on_host(key):
             keys: Tensor = fmapper.random.split(key.view(torch.uint32), shape)
             return keys.view(torch.int32)
-        return torch.stack(_drawn(key, shape), -1)
+        return torch.stack(_draw(key, shape), -1)
     found = _drawn_in_halves(key, 2 * math.prod(shape))
     return found.reshape(*key.shape[:-1], *shape, 2)
 
 
 def seed(seeds: Tensor) -> Tensor:
-    """Keys from integers of up to 64 bits: the upper word, which is 0 for fewer bits, the lower.
+    """Makes keys from integers of up to 64 bits: the upper word (0 for fewer), the lower.
 
     Narrow integers are those that JAX has, so with their sign.
     """
@@ -181,7 +181,7 @@ def seed(seeds: Tensor) -> Tensor:
 
 
 def fold_in(key: Tensor, data: Tensor) -> Tensor:
-    """The hash of a number is the new key; keys and numbers are broadcast."""
+    """Hashes numbers to new keys; keys and numbers are broadcast."""
     low = data.to(torch.int32)
     first, second = key.unbind(-1)
-    return torch.stack(hashed(first, second, torch.zeros_like(low), low), -1)
+    return torch.stack(hash_words(first, second, torch.zeros_like(low), low), -1)

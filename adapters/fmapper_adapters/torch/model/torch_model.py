@@ -43,7 +43,7 @@ class TorchModel(Part):
         self, program: Program, added: Mapping[str, Lowering], *, fused: bool = True
     ) -> None:
         super().__init__()
-        self._added = _used(added, program)
+        self._added = _used_lowerings(added, program)
         self._aliases = dict(program.aliases)
         self._lacks_training = program.lacks_training
         programs = {"training": program} if program.evaluation is not None or program.train else {}
@@ -70,7 +70,7 @@ class TorchModel(Part):
             targets = {**places.names, **constants}
             self._codes[mode] = Code(one.without_state(), self._added, targets, {}, mode, fused)
         for code in self._codes.values():
-            for target, layout in conv_weight_layout.wanted(code.graph).items():
+            for target, layout in conv_weight_layout.weights_of(code.graph).items():
                 array = get(self, target)
                 array.data = conv_weight_layout.arrange(array.data, *layout)
         self._install()
@@ -78,7 +78,7 @@ class TorchModel(Part):
         self.train(program.starts_in_training)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is made of the program again."""
+        """Pickles without what is made of the program again."""
         state = super().__getstate__()
         state["_modules"] = _without(state["_modules"], MADE)
         state["_buffers"] = _without(state["_buffers"], _COMPUTED)
@@ -99,7 +99,7 @@ class TorchModel(Part):
         return f"{type(self).__name__}{repr(own).removeprefix('Part')}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the source gives for these arguments.
+        """Returns what the source gives for these arguments.
 
         Raises:
             ProgramInputError: The program was recorded for other inputs, or not for this mode.
@@ -143,7 +143,7 @@ class TorchModel(Part):
         )
 
     def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool) -> bool:
-        """Whether the program of a mode is there and takes such arguments."""
+        """Tells whether the program of a mode is there and takes such arguments."""
         code = self._codes.get("training" if train else "evaluation")
         try:
             return code is not None and code.leaves(args, kwargs) is not None
@@ -153,7 +153,7 @@ class TorchModel(Part):
     def outcome(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> tuple[list[Any], dict[str, Any]]:
-        """The leaves of the output in one of the modes, and what a call changes, by name."""
+        """Returns the leaves of the output in a mode, and what a call changes, by name."""
         code = self._codes["training" if train else "evaluation"]
         leaves = code.program.bind(args, kwargs, sparing=True)
         with torch.no_grad():
@@ -162,7 +162,7 @@ class TorchModel(Part):
         return list(outputs), dict(zip(names, changed, strict=True))
 
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
-        """Every operation of a call that is one in the graph, with its results."""
+        """Returns every operation of a call that is one in the graph, with its results."""
         code = self._code
         return list(code.observed(self, code.leaves(args, kwargs)))
 
@@ -182,7 +182,7 @@ class TorchModel(Part):
         return readable(self._code.source)
 
     def as_program(self) -> Program:
-        """The program with the arrays of this model, to be saved or lowered again."""
+        """Returns the program with the arrays of this model, to be saved or lowered again."""
         codes = list(self._codes.values())
         names = {target: name for name, target in codes[0].targets.items()}
         held = dict(
@@ -223,7 +223,7 @@ class TorchModel(Part):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TorchModel:
-        """The model in a file.
+        """Returns the model in a file.
 
         Raises:
             ConversionError: The file holds no program, or is damaged.
@@ -233,7 +233,7 @@ class TorchModel(Part):
         return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """What `to`, `half`, `cuda` and the like do: where dtypes change, those of the graph do."""
+        """Moves as `to`, `half`, `cuda` and the like do: the graph's dtypes change along."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._tie()
         present = next(iter(self._codes.values())).renamed
@@ -247,7 +247,7 @@ class TorchModel(Part):
         return self
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As of every module; what is tied stays tied, with `assign=True` too."""
+        """Loads as every module does; what is tied stays tied, with `assign=True` too."""
         found = super().load_state_dict(*args, **kwargs)
         self._tie()
         return found
@@ -304,17 +304,17 @@ TorchModel.__module__ = "fmapper_adapters.torch"  # where it is public
 
 
 def _without(held: Mapping[str, Any], beginnings: tuple[str, ...]) -> dict[str, Any]:
-    """What a module holds, except for names that begin so."""
+    """Returns what a module holds, except for names that begin so."""
     return {name: one for name, one in held.items() if not name.startswith(beginnings)}
 
 
 def _bare() -> TorchModel:
-    """A model to be filled by `__setstate__`."""
+    """Returns a model to be filled by `__setstate__`."""
     return TorchModel.__new__(TorchModel)
 
 
 def _class_of_its_own() -> type[TorchModel]:
-    """A class for one model: `torch.compile` counts how often it compiles the code of a forward.
+    """Makes a class for one model: `torch.compile` counts compilations of a forward's code.
 
     With one forward for all, it would give up at the ninth model of a process.
     """
@@ -330,8 +330,8 @@ def _can_train(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _used(added: Mapping[str, Lowering], program: Program) -> dict[str, Lowering]:
-    """The lowerings of users that a program needs: others are no part of a pickled model."""
+def _used_lowerings(added: Mapping[str, Lowering], program: Program) -> dict[str, Lowering]:
+    """Returns the users' lowerings that a program needs: others are not pickled."""
     ops = {*program.ops(), *(program.evaluation.ops() if program.evaluation is not None else ())}
     ops |= {op.rpartition(".")[0] for op in ops}
     return {
@@ -342,7 +342,7 @@ def _used(added: Mapping[str, Lowering], program: Program) -> dict[str, Lowering
 def from_program(
     program: Program, lowerings: Mapping[str, Lowering], *, fused: bool = True
 ) -> TorchModel:
-    """The module for a program.
+    """Returns the module for a program.
 
     Args:
         program: The program.

@@ -17,7 +17,7 @@ _OF_MODELS = re.compile(r"Cache(Layer)?$")  # those that a model has of its own
 
 @functools.lru_cache(maxsize=1024)
 def is_cache(cls: Any) -> bool:
-    """Whether a class is a cache of transformers, or a layer of one."""
+    """Tells whether a class is a cache of transformers, or a layer of one."""
     if issubclass(cls, torch.nn.Module | Mapping):
         return False
     if any(base.__module__ == _CACHES for base in cls.__mro__):
@@ -27,7 +27,7 @@ def is_cache(cls: Any) -> bool:
 
 
 def node_type(cls: type) -> NodeType | None:
-    """The node type of a cache; None for every other class."""
+    """Returns the node type of a cache; None for every other class."""
     if not is_cache(cls):
         return None
 
@@ -42,7 +42,7 @@ def _children(cache: Any) -> dict[str, Any]:
 
 
 def _is_child(value: Any) -> bool:
-    """Arrays of any framework, containers and other caches; no numbers and no settings."""
+    """Tells whether a value is an array, a container or a cache: neither number nor setting."""
     if isinstance(value, list | tuple | dict):
         return True
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")

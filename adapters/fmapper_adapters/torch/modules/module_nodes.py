@@ -55,7 +55,7 @@ _set = object.__setattr__
 
 
 def node_type(cls: type) -> NodeType | None:
-    """The node type of a module class; None for every other class."""
+    """Returns the node type of a module class; None for every other class."""
     if not issubclass(cls, Module):
         return None
     if issubclass(cls, torch.jit.ScriptModule):
@@ -82,7 +82,7 @@ def node_type(cls: type) -> NodeType | None:
         return found
 
     def carried(module: Any) -> list[tuple[str, Any]]:
-        return [] if settings_only(module.__dict__) else _carried(module)
+        return [] if settings_only(module.__dict__) else _carried_attributes(module)
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
         known = module.__dict__
@@ -151,8 +151,8 @@ def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
         next((table for table in tables if name in table), state)[name] = child
 
 
-def _carried(module: Any) -> list[tuple[str, Any]]:
-    """The attributes of a module that are neither children nor settings nor torch's own."""
+def _carried_attributes(module: Any) -> list[tuple[str, Any]]:
+    """Returns the attributes of a module that are neither children nor settings nor torch's own."""
     state = module.__dict__
     children = {name for name, _ in _extra(state)}
     return [
@@ -163,7 +163,7 @@ def _carried(module: Any) -> list[tuple[str, Any]]:
 
 
 def _write_own_hooks() -> Callable[[dict[str, Any]], bool]:
-    """A function that gives a copied module state hook tables of its own, written out for speed.
+    """Writes a function that gives a copied module hook tables of its own, unrolled for speed.
 
     It says whether there are any hooks.
     """
@@ -183,7 +183,7 @@ _own_hooks = _write_own_hooks()
 
 
 def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The attributes of a module that are arrays or hold some."""
+    """Returns the attributes of a module that are arrays or hold some."""
     found = []
     for name, value in state.items():
         if type(value) not in _SETTINGS and name not in _INTERNAL:
@@ -201,7 +201,7 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
-    """For one class: whether all attributes of an instance are plain settings; made to be quick.
+    """Tells, for one class, whether all attributes of an instance are plain settings; quickly.
 
     It is often asked and nearly always true, of the same names as the last time.
     """
@@ -243,7 +243,7 @@ def _numbers(names: tuple[str, ...]) -> tuple[int | str, ...]:
 
 
 def _is_child(value: Any) -> bool:
-    """Whether an attribute is an array or a container of some; tuples of sizes are settings."""
+    """Tells whether an attribute is an array or a container of some; tuples of sizes are not."""
     if isinstance(value, torch.Tensor) or value is no_gradient:
         return True
     parts = value.values() if isinstance(value, dict) else value
@@ -263,7 +263,7 @@ class _Parameters(Fitting):
     __slots__ = ()
 
     def fit(self, new: Any, old: Any) -> Any:
-        """A parameter, unless the module will not have it."""
+        """Returns a parameter, unless the module will not have it."""
         if type(new) is not torch.Tensor and (
             not isinstance(new, torch.Tensor) or isinstance(new, torch.nn.Parameter)
         ):
@@ -301,7 +301,7 @@ def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict
 
 
 def _is_compiled(cls: type) -> bool:
-    """Whether a class is that of what `torch.compile(module)` gives; dynamo is slow to import."""
+    """Tells whether a class is that of `torch.compile(module)`; dynamo is slow to import."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and issubclass(cls, dynamo.OptimizedModule)
 
@@ -348,7 +348,7 @@ def _check_modules(old: Any, modules: dict[str, Any]) -> None:
 
 
 def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
-    """What takes the place of a parameter or buffer.
+    """Returns what takes the place of a parameter or buffer.
 
     A tensor that has to be wrapped only here was put elsewhere before: there it is replaced, too.
     """
@@ -394,7 +394,7 @@ def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
         if type(value) not in _SETTINGS and name not in _OWN_NAMES and _may_refer(value)
     ]
     if state.get(_COMPILED) is not None:
-        state[_COMPILED] = references.compiled(state[_COMPILED], new)
+        state[_COMPILED] = references.recompile(state[_COMPILED], new)
     if isinstance(new, torch.fx.GraphModule) and "_graph" in state:
         state["_graph"] = copy.deepcopy(state["_graph"])  # it knows the module that it is of
         state["_graph"].owning_module = new
@@ -438,7 +438,7 @@ def _rebound_items(value: Any, new_of: Callable[[Any], Any]) -> Any:
 
 
 def _handle(handle: Any, old: Any, state: dict[str, Any]) -> Any:
-    """A handle that removes a hook of the new module where it was one of the old one."""
+    """Returns a handle that removes a hook of the new module where it was one of the old one."""
     table = handle.hooks_dict_ref()
     for name, _ in _HOOKS:
         if table is not None and old.__dict__[name] is table:
@@ -480,7 +480,7 @@ def _unfit(module: Any, name: str, new: Any, wanted: str) -> RebuildError:
 
 
 def registered_type(cls: type) -> NodeType | None:
-    """The node type of a class that is in `torch.utils._pytree`."""
+    """Returns the node type of a class that is in `torch.utils._pytree`."""
     entry = pytree.SUPPORTED_NODES.get(cls)
     if entry is None or cls is torch.Size:  # torch would make a plain tuple of it
         return None
@@ -530,7 +530,7 @@ def register_functor(cls: type) -> None:
 
 
 def _is_dynamic(child: Any) -> bool:
-    """As for JAX, but None is static: it is a leaf to torch, and no tensor."""
+    """Tells whether a value is dynamic, as for JAX, but None is static: it is a leaf to torch."""
     return child is not None and is_dynamic(child)
 
 

@@ -26,13 +26,13 @@ _HOSTED = "step"  # the one entry of a state that does not go by its parameter
 
 
 def node_type(cls: type) -> NodeType | None:
-    """The node type of an optimizer, scheduler or gradient scaler class; None for any other."""
+    """Returns the node type of an optimizer, scheduler or gradient scaler class, or None."""
     if issubclass(cls, Optimizer) and not isinstance(getattr(cls, "param_groups", None), property):
         return NodeType(
             _children,
             shell=_shell,
             fill=_fill,
-            carried=_carried,
+            carried=_carried_attributes,
             borrowed=("params",),
             aside=_steps,
             follows=_moments,
@@ -62,7 +62,7 @@ def node_type(cls: type) -> NodeType | None:
 
 
 def _children(optimizer: Any) -> dict[str, Any]:
-    """The parameters by group, the state by number of the parameter as in `state_dict()`.
+    """Returns the parameters by group, the state by number of the parameter as in `state_dict()`.
 
     Other entries of the groups are settings, unless they are tensors.
     """
@@ -104,7 +104,7 @@ def _is_option(key: Any, value: Any) -> bool:
 
 
 def _is_held(value: Any) -> bool:
-    """Whether a value is an array, or a container or another node that holds one."""
+    """Tells whether a value is an array, or a container or another node that holds one."""
     if isinstance(value, torch.Tensor):
         return True
     if value is None or isinstance(value, int | float | str):
@@ -115,7 +115,7 @@ def _is_held(value: Any) -> bool:
 
 
 def _extra(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """What subclasses hold: a list of all parameters, an optimizer that they wrap ..."""
+    """Yields what subclasses hold: a list of all parameters, an optimizer that they wrap ..."""
     numbers = _numbers(optimizer)
     for name, value in vars(optimizer).items():
         if name not in _OWN and not _is_list_of(value, numbers) and _is_held(value):
@@ -123,11 +123,11 @@ def _extra(optimizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_list_of(value: Any, numbers: Mapping[int, int]) -> bool:
-    """Whether a value is a list of parameters from the groups, which LBFGS keeps."""
+    """Tells whether a value is a list of parameters from the groups, which LBFGS keeps."""
     return isinstance(value, list | tuple) and all(id(item) in numbers for item in value)
 
 
-def _carried(optimizer: Any) -> list[tuple[str, Any]]:
+def _carried_attributes(optimizer: Any) -> list[tuple[str, Any]]:
     held = {name for name, _ in _extra(optimizer)}
     numbers = _numbers(optimizer)
     return [
@@ -148,7 +148,7 @@ def _shell(node: Any) -> Any:
 
 
 def _steps(optimizer: Any) -> Iterable[tuple[Any, Aside]]:
-    """The counters of steps: never cast, and on the CPU unless the optimizer runs on the device."""
+    """Yields the step counters: never cast, on the CPU unless the optimizer runs on the device."""
     rule: dict[int, Aside] = {}
     for group in optimizer.param_groups:
         on_device = group.get("capturable", False) or group.get("fused", False)
@@ -161,7 +161,7 @@ def _steps(optimizer: Any) -> Iterable[tuple[Any, Aside]]:
 
 
 def _moments(optimizer: Any) -> Iterable[tuple[Any, Any]]:
-    """The state that torch keeps beside a parameter, with the parameter."""
+    """Yields the state that torch keeps beside a parameter, with the parameter."""
     for key, entries in optimizer.state.items():
         if isinstance(key, torch.Tensor) and isinstance(entries, dict):
             for name, value in entries.items():
@@ -235,7 +235,7 @@ def _fill(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
 
 
 def _entries(old: dict[Any, Any], held: Any, *, moved: bool) -> dict[Any, Any]:
-    """The state of one parameter; a counter that stayed behind is no longer shared."""
+    """Returns the state of one parameter; a counter that stayed behind is no longer shared."""
     new = old | (held or {})
     step = new.get(_HOSTED)
     if moved and step is old.get(_HOSTED) and isinstance(step, torch.Tensor):
@@ -247,21 +247,21 @@ def _entries(old: dict[Any, Any], held: Any, *, moved: bool) -> dict[Any, Any]:
 
 
 def _own_step(step: Any, old: Any, new: Any) -> Any:
-    """`step` as schedulers and users have replaced it on one optimizer, for another one."""
+    """Moves a `step` that schedulers or users replaced from one optimizer to another one."""
     if getattr(step, "_wrapped_by_lr_sched", False):
         # It is tied to the old optimizer by a weak reference, which a scheduler makes anew.
         bare = getattr(step, "__wrapped__", type(old).step)
         reference = weakref.ref(new)
 
         @functools.wraps(bare)
-        def tracked(*args: Any, **kwargs: Any) -> Any:
+        def track(*args: Any, **kwargs: Any) -> Any:
             optimizer = reference()
             assert optimizer is not None
             _private.note_step(optimizer)
             return bare.__get__(optimizer, type(optimizer))(*args, **kwargs)
 
-        tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        return tracked
+        track._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        return track
     if isinstance(step, types.MethodType) and step.__self__ is old:
         return types.MethodType(step.__func__, new)
     return step
@@ -295,7 +295,7 @@ def _fill_attributes(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
 
 
 def _scales(scaler: Any) -> Iterable[tuple[Any, Aside]]:
-    """The scale is always float32."""
+    """Lists the scales, which are always float32."""
     return [(v, Aside.UNCAST) for v in vars(scaler).values() if isinstance(v, torch.Tensor)]
 
 

@@ -25,14 +25,14 @@ _REFERRING = (
 
 
 def refers(value: Any) -> bool:
-    """Whether a value may be one that `rebound` changes."""
+    """Tells whether a value may be one that `rebound` changes."""
     if isinstance(value, types.FunctionType):
         return value.__closure__ is not None
     return isinstance(value, (*_REFERRING, torch.Generator))
 
 
 def rebound(value: Any, new_of: NewOf) -> Any:
-    """A value that refers to the new module where it referred to the old one.
+    """Returns a value that refers to the new module where it referred to the old one.
 
     Args:
         value: Anything; it is not changed.
@@ -43,7 +43,7 @@ def rebound(value: Any, new_of: NewOf) -> Any:
     """
     if not _is_concerned(value, new_of, {}):
         return value
-    return _renewed(value, new_of, {})
+    return _renew(value, new_of, {})
 
 
 def _is_concerned(value: Any, new_of: NewOf, seen: dict[int, Any]) -> bool:
@@ -56,7 +56,7 @@ def _is_concerned(value: Any, new_of: NewOf, seen: dict[int, Any]) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """What a value refers to."""
+    """Returns what a value refers to."""
     if isinstance(value, types.MethodType):
         return [value.__self__]
     if isinstance(value, functools.partial):
@@ -74,8 +74,8 @@ def _parts(value: Any) -> list[Any]:
     return parts
 
 
-def _renewed(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
-    """The same for a part of a value that refers to old modules somewhere."""
+def _renew(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
+    """Renews a part of a value that refers to old modules somewhere."""
     if isinstance(value, _TIED):
         return new_of(value)
     if id(value) in made:
@@ -85,19 +85,19 @@ def _renewed(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
     if isinstance(value, types.MethodType):
         return types.MethodType(value.__func__, new_of(value.__self__))
     if isinstance(value, functools.partial):
-        args = [_renewed(x, new_of, made) for x in value.args]
-        keywords = {name: _renewed(x, new_of, made) for name, x in value.keywords.items()}
-        return type(value)(_renewed(value.func, new_of, made), *args, **keywords)
+        args = [_renew(x, new_of, made) for x in value.args]
+        keywords = {name: _renew(x, new_of, made) for name, x in value.keywords.items()}
+        return type(value)(_renew(value.func, new_of, made), *args, **keywords)
     if isinstance(value, WrappedHook):
         owner = new_of(value.module()) if value.with_module else None
-        return WrappedHook(_renewed(value.hook, new_of, made), owner)
+        return WrappedHook(_renew(value.hook, new_of, made), owner)
     if isinstance(value, weakref.ReferenceType):
         return weakref.ref(new_of(value()))
     return _function(value, new_of, made)
 
 
 def _function(old: types.FunctionType, new_of: NewOf, made: dict[int, Any]) -> Any:
-    """A function with a closure over the new modules; its other cells are shared with the old."""
+    """Returns a function with a closure over the new modules; it shares its other cells."""
     cells = [
         cell if not _holds_old(cell, new_of) else types.CellType() for cell in old.__closure__ or ()
     ]
@@ -107,11 +107,11 @@ def _function(old: types.FunctionType, new_of: NewOf, made: dict[int, Any]) -> A
     made[id(old)] = new
     for at, cell in enumerate(old.__closure__ or ()):
         if cells[at] is not cell:
-            cells[at].cell_contents = _renewed(cell.cell_contents, new_of, made)
+            cells[at].cell_contents = _renew(cell.cell_contents, new_of, made)
     new.__kwdefaults__ = old.__kwdefaults__
     functools.update_wrapper(new, old)
     del new.__dict__["__wrapped__"]  # unless the old one has it
-    new.__dict__.update((name, _renewed(x, new_of, made)) for name, x in vars(old).items())
+    new.__dict__.update((name, _renew(x, new_of, made)) for name, x in vars(old).items())
     return new
 
 
@@ -122,8 +122,8 @@ def _holds_old(cell: Any, new_of: NewOf) -> bool:
         return False
 
 
-def compiled(call: Any, module: Any) -> Any:
-    """What `module.compile()` has left in an old module, for a new one: compiled when it runs."""
+def recompile(call: Any, module: Any) -> Any:
+    """Returns what `module.compile()` left in an old module, for a new one: compiles when run."""
     context = next(
         (
             cell.cell_contents

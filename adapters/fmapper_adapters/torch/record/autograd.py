@@ -50,7 +50,7 @@ def with_gradient(
     places: list[int],
     name: str,
 ) -> list[torch.Tensor]:
-    """The ys, whose gradients with respect to those xs are these; -1: they are not known."""
+    """Returns the ys, with these gradients with respect to those xs; -1: not known."""
     return [y.clone() for y in ys]
 
 
@@ -67,8 +67,8 @@ def _(
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
-    """Inside, functions with gradients of their own are recorded with these.
+def record_functions() -> Iterator[None]:
+    """Records functions with gradients of their own with these inside.
 
     `Function.apply` may be bound to a name already, and since torch 2.15 it calls nothing of Python
     but the function's own `forward`. So that is changed, of every such class.
@@ -138,7 +138,7 @@ def _set_forward(cls: Any, original: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Inside, functions that are called are a part of the one that is recorded already."""
+    """Makes functions called inside a part of the one that is recorded already."""
     _within_forward.flag = True
     try:
         yield
@@ -217,7 +217,7 @@ def _has_gradient(x: Any) -> bool:
 def _gradients(
     cls: Any, context: Any, args: Any, outputs: Any, grows: Any, stand_ins: Any
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """The gradients that `backward` gives, with the places of their xs; [-1] if it cannot."""
+    """Returns the gradients that `backward` gives, with places of their xs; [-1] if it cannot."""
     left = iter(stand_ins)
     given = [
         next(left) if one else torch.zeros_like(y) if isinstance(y, torch.Tensor) else None
@@ -237,21 +237,21 @@ def _gradients(
 
 @contextlib.contextmanager
 def _without_engine() -> Iterator[None]:
-    """Inside, `torch.autograd.grad` and `backward` fail: what they give would not be recorded."""
+    """Makes `torch.autograd.grad` and `backward` fail inside: their results are not recorded."""
     engine = _private.get_engine()
 
-    def refused(*_: Any, **__: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise NotImplementedError("gradients within a backward are not recorded")
 
     try:
-        _private.set_engine(refused)
+        _private.set_engine(refuse)
         yield
     finally:
         _private.set_engine(engine)
 
 
-def folded(graph: Graph) -> Graph:
-    """The graph with what `backward` does as inner graphs of the calls that have gradients."""
+def fold_backward(graph: Graph) -> Graph:
+    """Returns the graph with each `backward` as an inner graph of the call it belongs to."""
     if not any(call.op == _WITH_GRADIENT for call in graph.calls):
         return graph
     calls: list[Call] = []

@@ -26,7 +26,7 @@ _leaving_out: ContextVar[tuple[Any, ...]] = ContextVar("encoders that leave out"
 def that_leave_out(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], list[str]]:
-    """The encoders that leave padding out for such inputs.
+    """Returns the encoders that leave padding out for such inputs.
 
     Returns:
         Those that do so in the mode that torch is in now, and the paths of those that do so
@@ -39,16 +39,16 @@ def that_leave_out(
     }
     if not paths:
         return [], []
-    now = _seen(module, args, kwargs)
+    now = _encoders_seen(module, args, kwargs)
     if not torch.is_grad_enabled():
         return now, []
     with torch.no_grad():
-        later = _seen(module, args, kwargs)
+        later = _encoders_seen(module, args, kwargs)
     return now, [paths[id(one)] for one in later if one not in now and id(one) in paths]
 
 
-def _seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
-    """The encoders that leave padding out in a call, as far as it comes."""
+def _encoders_seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
+    """Returns the encoders that leave padding out in a call, as far as it comes."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     found: list[Any] = []
     forward = torch.nn.TransformerEncoder.forward
@@ -56,22 +56,22 @@ def _seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
     inside: list[Any] = []
 
     @functools.wraps(forward)
-    def spied(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def spy(self: Any, *args: Any, **kwargs: Any) -> Any:
         inside.append(self)
         try:
             return forward(self, *args, **kwargs)
         finally:
             inside.pop()
 
-    def seen(*args: Any, **kwargs: Any) -> Any:
+    def see(*args: Any, **kwargs: Any) -> Any:
         if inside and inside[-1] not in found:
             found.append(inside[-1])
         return nest(*args, **kwargs)
 
     drop = torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda x: x)
     try:
-        setattr(torch.nn.TransformerEncoder, "forward", spied)  # noqa: B010
-        _private.set_nesting(seen, lambda *_: True)  # others of it may be
+        setattr(torch.nn.TransformerEncoder, "forward", spy)  # noqa: B010
+        _private.set_nesting(see, lambda *_: True)  # others of it may be
         with (
             warnings.catch_warnings(action="ignore"),  # of nested tensors
             undone(module),
@@ -90,7 +90,7 @@ def _seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def unseen_modes() -> Iterator[None]:
-    """Inside, encoders do not see that calls are watched: they would leave out nothing."""
+    """Hides from encoders that calls are watched: they would leave out nothing."""
     overrides: Any = torch.overrides
     before = overrides.has_torch_function
     overrides.has_torch_function = lambda _: False
@@ -102,7 +102,7 @@ def unseen_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_out(encoders: list[Any]) -> Iterator[None]:
-    """Inside, what is recorded of these encoders gives zeros at padded places."""
+    """Makes what is recorded of these encoders give zeros at padded places."""
     token = _leaving_out.set(tuple(encoders))
     try:
         yield
@@ -111,13 +111,13 @@ def leaving_out(encoders: list[Any]) -> Iterator[None]:
 
 
 def leave_out() -> bool:
-    """Whether encoders are known here that leave padding out."""
+    """Tells whether encoders are known here that leave padding out."""
     return bool(_leaving_out.get())
 
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Inside, such encoders do so in a way that can be recorded."""
+    """Replaces such encoders by what does so in a way that can be recorded."""
     encoders = _leaving_out.get()
     for encoder in encoders:
         encoder.forward = functools.partial(_forward, encoder, encoder.forward)

@@ -51,7 +51,7 @@ class Beyond(Exception):
 
 
 def are_in(module: torch.nn.Module) -> bool:
-    """Whether the code of a module looks as if it had such loops."""
+    """Tells whether the code of a module looks as if it had such loops."""
     classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
     return any(map(_has_loop, classes))
 
@@ -68,7 +68,7 @@ def _has_loop(cls: type) -> bool:
 
 
 def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[..., Any]:
-    """The forward of a module, whose loops over experts go over all of them.
+    """Returns the forward of a module, whose loops over experts go over all of them.
 
     Args:
         forward: The forward.
@@ -147,7 +147,7 @@ class _Turns:
 
     def __init__(self, loops: _Loops, hit: _Tensor, frame: types.FrameType) -> None:
         self.loops, self.hit, self.frame = loops, hit, frame
-        self.asked = _proved(frame)
+        self.asked = _prove(frame)
 
     def __iter__(self) -> Iterator[_Tensor]:
         loops = self.loops
@@ -230,7 +230,7 @@ class _Turn:
         return result
 
     def _adds(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call writes only rows in the places that were looked at: none, if not hit."""
+        """Tells whether a call writes only rows in the places looked at: none, if not hit."""
         if func not in _ADDS or kwargs.keys() - {"alpha"}:
             return False
         if func is _Tensor.index_add_:
@@ -243,7 +243,7 @@ class _Turn:
         return not self.left_out or self.left_out == sizes & self.rows
 
     def _asked_for_rows(self, x: _Tensor) -> int | None:
-        """That there are some, in a line that ends the turn where there are none."""
+        """Returns 1: there are rows, in a line that ends the turn where there are none."""
         frame = _caller()
         if frame.f_code is not self.frame.f_code or frame.f_lineno not in self.asked:
             return None
@@ -254,7 +254,7 @@ class _Turn:
 
 
 def _size(x: _Tensor) -> Any:
-    """The symbol of the first size; what is no symbol of its own equals nothing."""
+    """Returns the symbol of the first size; what is not a symbol of its own equals nothing."""
     size = x.shape[0]
     found = size.node.expr if isinstance(size, torch.SymInt) else None
     return found if isinstance(found, sympy.Symbol) else object()
@@ -270,7 +270,7 @@ def _memory(x: _Tensor) -> int:
 
 
 def _caller() -> types.FrameType:
-    """The frame outside of torch and of this file that calls a function."""
+    """Returns the frame outside of torch and of this file that calls a function."""
     frame = sys._getframe(1)
     while frame.f_back is not None:
         name = frame.f_code.co_filename
@@ -283,8 +283,8 @@ def _caller() -> types.FrameType:
 # --- the code -------------------------------------------------------------------------------------
 
 
-def _proved(frame: types.FrameType) -> set[int]:
-    """Of a loop that hands no name from one turn to another, the lines that end a turn early.
+def _prove(frame: types.FrameType) -> set[int]:
+    """Proves that no name goes from turn to turn; returns the lines that end a turn early.
 
     Raises:
         NotProved: It may.
@@ -338,7 +338,7 @@ class _Body:
         self.asked: set[int] = set()
 
     def block(self, body: list[ast.stmt], known: set[str]) -> set[str] | None:
-        """The names that are set after some statements; None where those end the turn."""
+        """Returns the names that are set after some statements; None where those end the turn."""
         for one in body:
             found = self.statement(one, known)
             if found is None:
@@ -399,7 +399,7 @@ class _Body:
         raise NotProved(f"line {target.lineno} keeps something beyond the turn")
 
     def is_tensor(self, name: str) -> bool:
-        """Whether a name from outside of the loop is a tensor."""
+        """Tells whether a name from outside of the loop is a tensor."""
         return name not in self.stored and isinstance(self.frame.f_locals.get(name), _Tensor)
 
     def read(self, name: str, known: set[str]) -> None:
@@ -419,7 +419,7 @@ class _Body:
                 raise NotProved(f"line {node.lineno} is an expression that may do something else")
 
     def callee(self, func: ast.expr) -> None:
-        """What is called must be a module, a function of torch, or a method of a tensor."""
+        """Accepts only a module, a function of torch, or a method of a tensor as what is called."""
         if isinstance(func, ast.Name) and func.id in _BUILTINS:
             return
         if isinstance(func, ast.Subscript):  # a module out of several
@@ -440,7 +440,7 @@ class _Body:
         raise NotProved(f"line {func.lineno} calls {ast.unparse(func)}")
 
     def value(self, node: ast.expr) -> Any:
-        """What a name or attribute is outside of the loop; None where that is not known."""
+        """Returns what a name or attribute is outside of the loop; None where that is not known."""
         if isinstance(node, ast.Attribute):
             owner = self.value(node.value)
             return None if owner is None else getattr(owner, node.attr, None)
@@ -451,7 +451,7 @@ class _Body:
 
 
 def _is_torch(value: Any) -> bool:
-    """Whether something is torch's own: a function, a method of a tensor, a context."""
+    """Tells whether something is torch's own: a function, a method of a tensor, a context."""
     if isinstance(getattr(value, "__self__", None), _Tensor):
         return True
     name = getattr(value, "__module__", None) or ""
@@ -459,13 +459,13 @@ def _is_torch(value: Any) -> bool:
 
 
 def _is_called_alike(value: Any) -> bool:
-    """Whether each call of a module or function is as the first."""
+    """Tells whether each call of a module or function is as the first."""
     called = value.forward if isinstance(value, torch.nn.Module) else value
     return _is_torch(called) or _keeps_nothing(called)
 
 
 def _keeps_nothing(value: Any) -> bool:
-    """Whether a function of others keeps nothing from one call to the next, by its code."""
+    """Tells whether a function of others keeps nothing from one call to the next, by its code."""
     function = getattr(value, "__func__", value)
     return isinstance(function, types.FunctionType) and _is_without_state(function)
 
@@ -489,7 +489,7 @@ def _is_without_state(function: types.FunctionType) -> bool:
 
 
 def _ends_without_rows(one: ast.If) -> bool:
-    """Whether it is `if rows.numel() == 0: continue`."""
+    """Tells whether it is `if rows.numel() == 0: continue`."""
     test = one.test
     return (
         len(one.body) == 1

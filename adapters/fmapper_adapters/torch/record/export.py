@@ -64,7 +64,7 @@ def export_program(
     specialize: bool = False,
     whole: Collection[str] = (),
 ) -> Program:
-    """The program of a module for example inputs.
+    """Returns the program of a module for example inputs.
 
     The module is recorded in evaluation mode, or for `train=True` in training mode; a module that
     is in training mode already keeps the modes of its submodules. Its modes, parameters and buffers
@@ -78,7 +78,7 @@ def export_program(
     module = _plain(module)
     obstacles.refuse(module)
     if packed := obstacles.has_packed(module):
-        module = obstacles.unpacked(module)
+        module = obstacles.unpack(module)
     args, inputs = _as_tensors((tuple(args), dict(kwargs)))
     recording = module
     if obstacles.without_values(module, (args, inputs)):
@@ -88,25 +88,25 @@ def export_program(
     with (
         contextlib.nullcontext() if turns.taken else turns,
         mode(recording, train=train),
-        foreign_classes.known(recording, (args, inputs)),
+        foreign_classes.register(recording, (args, inputs)),
     ):
         encoders, later = _encoders.that_leave_out(recording, args, inputs)
         for path in later:
             warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())
         with _encoders.leaving_out(encoders):
-            lowered = recorded(recording, args, inputs, dynamic_shapes, **settings)
+            lowered = record(recording, args, inputs, dynamic_shapes, **settings)
         found = graph.program(module, lowered, train=train, whole=whole)
         if specialize and static_sizes.remaining(found):
             ways = _WAYS_FOR_VALUES[::-1]
             with _encoders.leaving_out(encoders):
-                lowered = recorded(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
+                lowered = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
             found = graph.program(module, lowered, train=train, whole=whole)
     _warn_of_sizes(found, specialize=specialize)
     return graph.with_integers_as_buffers(found) if packed else found
 
 
 def _level() -> int:
-    """How many frames above that of the caller the user's own is."""
+    """Returns how many frames above that of the caller the user's own is."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("fmapper"):
         frame, level = frame.f_back, level + 1
@@ -123,7 +123,7 @@ def _padding_message(module: torch.nn.Module, path: str) -> str:
     )
 
 
-def recorded(
+def record(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -133,7 +133,7 @@ def recorded(
     ways: Sequence[_Way] = (),
     whole: Collection[str] = (),
 ) -> torch.export.ExportedProgram:
-    """The program as torch has it, with nothing changed in place and what is not lowered apart.
+    """Records the program as torch has it, with nothing in place and what is not lowered apart.
 
     Raises:
         ConversionError: torch cannot record it.
@@ -142,7 +142,10 @@ def recorded(
         args, kwargs = _without_bases((args, kwargs))
     if isinstance(dynamic_shapes, str):
         dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
-    with obstacles.uncompiled(), patches.named(module, kwargs, dynamic_shapes) as shapes:
+    with (
+        obstacles.run_uncompiled(),
+        patches.name_keywords(module, kwargs, dynamic_shapes) as shapes,
+    ):
         settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
         return _recorded_somehow(module, args, kwargs, shapes, **settings)
 
@@ -178,7 +181,7 @@ _MOST_LINES = 8
 
 
 def _outside() -> int:
-    """How many calls the code that asked for the conversion is away."""
+    """Returns how many calls the code that asked for the conversion is away."""
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("fmapper"):
         depth, frame = depth + 1, frame.f_back
@@ -203,14 +206,14 @@ def _recorded_somehow(
         way = ways.pop(0)
         try:
             with unwound(), _without_hooks_left():
-                with guards.noted(dynamic_shapes):
+                with guards.note_questions(dynamic_shapes):
                     exported = way(module, args, kwargs, dynamic_shapes)
                 guards.want(exported, module, args, kwargs, dynamic_shapes)
                 overlaps.refuse(type(module).__name__, exported)
                 if check:
                     _refuse_lost_gradients(module, way, reasons)
                     exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
-                return _taken_apart(exported, whole)
+                return _decompose(exported, whole)
         except ConversionError:
             raise
         except _packed.Refused as error:
@@ -239,7 +242,7 @@ def _without_hooks_left() -> Iterator[None]:
 
 
 def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exception]) -> None:
-    """The strict way forgets the gradients that functions have of their own.
+    """Refuses functions with gradients of their own, which the strict way forgets.
 
     Raises:
         ConversionError: There are such functions.
@@ -264,7 +267,7 @@ def _as_it_runs(
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
 ) -> torch.export.ExportedProgram:
-    """The program, or one of what the module does when it is not recorded, if it differs.
+    """Returns the program, or one of what the module does when it is not recorded, if it differs.
 
     Raises:
         ConversionError: They differ, and the module cannot be recorded so.
@@ -284,13 +287,13 @@ def _as_it_runs(
     return exported
 
 
-def _taken_apart(
+def _decompose(
     exported: torch.export.ExportedProgram, whole: Collection[str]
 ) -> torch.export.ExportedProgram:
     gradient_ends.mark(exported)
     fast_decompose.drop_idle_dropout(exported)
     table = decompositions.choose(exported, whole)
-    if fast_decompose.taken_apart(exported, table):
+    if fast_decompose.decompose(exported, table):
         return exported
     with _quiet():
         found: torch.export.ExportedProgram = exported.run_decompositions(table.table)
@@ -298,7 +301,7 @@ def _taken_apart(
 
 
 def _plain(module: torch.nn.Module) -> torch.nn.Module:
-    """The module that was given to `torch.compile`, or the module itself.
+    """Returns the module that was given to `torch.compile`, or the module itself.
 
     Raises:
         ConversionError: It is a ScriptModule.
@@ -313,12 +316,12 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _as_tensors(tree: Any) -> Any:
-    """Example inputs of other frameworks as tensors; objects that hold tensors as they are."""
+    """Turns example inputs of other frameworks into tensors; objects with tensors stay."""
     return to_torch(tree, strict=False)
 
 
 def _without_bases(inputs: Any) -> Any:
-    """Examples that are views as tensors of their own: torch asks for sizes of what they view."""
+    """Copies examples that are views: torch asks for sizes of what they view."""
     if not any(
         isinstance(x, torch.Tensor) and _private.is_view(x) for x in pytree.tree_leaves(inputs)
     ):
@@ -333,7 +336,7 @@ _collection: Any = torch.export.ShapesCollection  # untyped in torch
 
 
 def _all_sizes(word: str, inputs: Any) -> Any:
-    """Every size of every tensor as one that may vary, unless the code fixes it.
+    """Returns every size of every tensor as one that may vary, unless the code fixes it.
 
     Raises:
         ConversionError: The word is not `auto`.
@@ -378,7 +381,7 @@ _FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from a
 def _for_branches(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """A program that goes the way of the examples and checks that its inputs go it, too."""
+    """Returns a program that goes the way of the examples and checks that its inputs go it, too."""
     with _quiet(), _without_provenance(), torch.enable_grad(), operations.stand_ins():
         found = torch.export.draft_export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
@@ -401,7 +404,7 @@ def _for_branches(
 
 @contextlib.contextmanager
 def _without_provenance() -> Iterator[None]:
-    """Inside, torch does not write down how each expression of sizes has come about.
+    """Keeps torch from writing down how each expression of sizes has come about.
 
     That is for people who read its report, and takes most of the time of `draft_export`: minutes
     where sizes depend on sizes that depend on values.
@@ -427,7 +430,7 @@ def _without_provenance() -> Iterator[None]:
 def _over_experts(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """A program whose loops over the experts that were hit go over all of them."""
+    """Returns a program whose loops over the experts that were hit go over all of them."""
     if not expert_loops.are_in(module):
         raise expert_loops.NotProved("there is no loop over the places of true elements")
     missing: set[Any] = set()
@@ -444,17 +447,17 @@ def _over_experts(
 def _for_values(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """A program for the values of the examples that checks the values that it is run with."""
+    """Records a program for the values of the examples, which checks those that it gets."""
     with _quiet(), torch.enable_grad(), operations.stand_ins():
-        return values.recorded(module, args, kwargs, dynamic_shapes)
+        return values.record_values(module, args, kwargs, dynamic_shapes)
 
 
 def _unaware(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """The same, of what the module does when it is not recorded."""
+    """Records what the module does when it is not recorded."""
     with _quiet(), torch.enable_grad(), operations.stand_ins():
-        return values.recorded(module, args, kwargs, dynamic_shapes, aware=False)
+        return values.record_values(module, args, kwargs, dynamic_shapes, aware=False)
 
 
 _STRICTLY = functools.partial(_plainly, grad=True, strict=True)
@@ -473,7 +476,7 @@ _WAYS_FOR_ANY_VALUES = (_over_experts,)
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings and log about its own workings; what fails is reported anyway.
+    """Silences torch's warnings and log about its own workings; what fails is still reported.
 
     Where it fails torch prints the graph so far on stderr, too; what a forward prints there is kept
     back until it is known that it has not failed.
@@ -496,7 +499,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
-    """Inside, the module is in training or in evaluation mode; then as it was."""
+    """Switches the module to training or evaluation mode inside."""
     before = {inner: inner.training for inner in module.modules()}
     try:
         if not train:
@@ -578,7 +581,7 @@ def _first_lines(text: str, most: int = 12) -> str:
 
 
 def _module_of(module: torch.nn.Module, error: Exception) -> str:
-    """The path of the innermost submodule whose forward the error came through."""
+    """Returns the path of the innermost submodule whose forward the error came through."""
     paths = {id(inner): path for path, inner in module.named_modules()}
     found = ""
     frames = error.__traceback__

@@ -27,8 +27,8 @@ _COUNTS = (int, getattr(torch.export.dynamic_shapes, "_IntWrapper", int))
 
 
 @contextlib.contextmanager
-def known(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
-    """Inside, the classes of the inputs and outputs of a module are nodes of torch's pytree.
+def register(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
+    """Makes the classes of a module's inputs and outputs nodes of torch's pytree inside.
 
     Args:
         module: The module; a hook looks at what it returns while it is being recorded.
@@ -87,7 +87,7 @@ class Rest:
         self.static = static
 
     def __eq__(self, other: object) -> bool:
-        """By names: what else an object carries may have no answer to `==`."""
+        """Compares by names: what else an object carries may have no answer to `==`."""
         return isinstance(other, Rest) and self.names == other.names
 
     def __hash__(self) -> int:
@@ -107,7 +107,7 @@ def _flatten(node: Any) -> tuple[list[Any], Rest]:
 
 
 def _longest_first(names: list[str]) -> list[str]:
-    """The names, but one that begins another comes after it.
+    """Returns the names, but one that begins another comes after it.
 
     torch replaces them in this order in the code of its checks, and knows no end of a name:
     `cumulative_length` before `cumulative_length_int` would leave what is no code.
@@ -132,7 +132,7 @@ def _unflatten(cls: type, children: Iterable[Any], rest: Rest) -> Any:
 
 
 def _own(value: Any, copies: dict[int, Any]) -> Any:
-    """A copy, down to what torch takes for a value: a forward puts tensors into empty caches.
+    """Copies down to what torch takes for a value: a forward puts tensors into empty caches.
 
     Args:
         value: An attribute without tensors, or what is in it.
@@ -161,12 +161,12 @@ def _own(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _is_foreign(leaf: Any) -> bool:
-    """An object with attributes that is no value to torch: a node, even without tensors."""
+    """Tells whether an object has attributes and is not a value to torch: then it is a node."""
     return hasattr(leaf, "__dict__") and not isinstance(leaf, (*_VALUES, *_OPAQUE))
 
 
 def _holds_tensors(x: Any) -> bool:
-    """Whether tensors, or sizes that vary, are among the attributes or items at any depth."""
+    """Tells whether tensors, or sizes that vary, are among the attributes or items at any depth."""
     seen: dict[int, Any] = {}
     todo = [x]
     while todo:

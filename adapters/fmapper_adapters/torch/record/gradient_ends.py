@@ -13,7 +13,7 @@ import torch
 
 @torch.library.custom_op("fmapper::stop_gradient", mutates_args=())
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:
-    """The same values, through which no gradient flows."""
+    """Returns the values, through which no gradient flows."""
     return x.clone()
 
 
@@ -55,19 +55,19 @@ def _mark_outputs(owner: torch.fx.GraphModule) -> None:
     output = next(iter(reversed(graph.nodes)))
     with graph.inserting_before(output):
 
-        def ended(value: Any) -> Any:
+        def end(value: Any) -> Any:
             if not isinstance(value.meta.get("val"), torch.Tensor):
                 return value
             new = graph.call_function(torch.ops.fmapper.stop_gradient.default, (value,))
             new.meta = dict(value.meta)
             return new
 
-        output.args = torch.fx.node.map_arg(output.args, ended)
+        output.args = torch.fx.node.map_arg(output.args, end)
     owner.recompile()
 
 
 def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool:
-    """Whether what a view shows is changed in place later on: then it must stay a view."""
+    """Tells whether what a view shows is changed in place later on: then it must stay a view."""
     base = node
     while (seen_through := _base_of(base)) is not None:
         base = seen_through
@@ -91,7 +91,7 @@ def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool
 
 
 def _base_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """What a node shows a view of."""
+    """Returns what a node shows a view of."""
     schema = getattr(node.target, "_schema", None)
     for argument, given in zip(schema.arguments if schema else (), node.args, strict=False):
         if argument.alias_info is not None and isinstance(given, torch.fx.Node):

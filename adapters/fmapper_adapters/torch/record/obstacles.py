@@ -57,7 +57,7 @@ def refuse(module: torch.nn.Module) -> None:
 
 
 def _is_offloaded(module: torch.nn.Module) -> bool:
-    """Whether accelerate brings the weights of a module when it is called."""
+    """Tells whether accelerate brings the weights of a module when it is called."""
     hook = getattr(module, "_hf_hook", None)
     hooks = [hook, *getattr(hook, "hooks", ())]
     own = next(module.parameters(recurse=False), None)
@@ -65,8 +65,8 @@ def _is_offloaded(module: torch.nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
-    """Inside, what was given to `torch.compile` runs as it was written.
+def run_uncompiled() -> Iterator[None]:
+    """Runs what was given to `torch.compile` as it was written.
 
     torch would compile it, together with what watches it here. What torch itself compiles, such as
     the branches of `torch.cond`, it needs compiled.
@@ -96,12 +96,12 @@ def uncompiled() -> Iterator[None]:
 
 
 def has_packed(module: torch.nn.Module) -> bool:
-    """Whether there are parameters that consist of other tensors, as quantised ones do."""
+    """Tells whether there are parameters that consist of other tensors, as quantised ones do."""
     return any(map(is_traceable_wrapper_subclass, module.parameters()))
 
 
-def unpacked(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy whose parameters are those tensors, which each call puts together.
+def unpack(module: torch.nn.Module) -> torch.nn.Module:
+    """Returns a copy whose parameters are those tensors, which each call puts together.
 
     Raises:
         ConversionError: They cannot be taken apart; names the first.
@@ -121,7 +121,7 @@ def unpacked(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def without_values(module: torch.nn.Module, inputs: Any) -> list[str]:
-    """The tensors of a module and its inputs that have a shape and no values."""
+    """Returns the tensors of a module and its inputs that have a shape and no values."""
     named = (*module.named_parameters(), *module.named_buffers())
     found = [name for name, tensor in named if tensor.is_meta]
     for path, leaf in pytree.tree_leaves_with_path(inputs):
@@ -131,7 +131,7 @@ def without_values(module: torch.nn.Module, inputs: Any) -> list[str]:
 
 
 def with_shapes(module: torch.nn.Module, inputs: Any) -> tuple[torch.nn.Module, Any]:
-    """A copy of a module, and its inputs, with shapes alone, all of them on the CPU."""
+    """Returns a copy of a module, and its inputs, with shapes alone, all of them on the CPU."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
     def shape(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ def with_shapes(module: torch.nn.Module, inputs: Any) -> tuple[torch.nn.Module, 
 def with_tensors(
     module: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.nn.Module:
-    """A copy of a module with other tensors as its parameters and buffers.
+    """Returns a copy of a module with other tensors as its parameters and buffers.
 
     Raises:
         ConversionError: It cannot be copied.

@@ -27,7 +27,7 @@ def ctc_loss(
     reduction: int,
     zero_infinity: bool,
 ) -> torch.Tensor:
-    """As `torch.ctc_loss`, whose shape of forward probabilities depends on the lengths."""
+    """Computes `torch.ctc_loss`, whose shape of forward probabilities depends on the lengths."""
     return torch.ctc_loss(
         log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
     )
@@ -66,7 +66,7 @@ def _ctc_loss(
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
-    """Of arrays of one shape: torch bounds the number of results by that of the elements of x."""
+    """Selects from arrays of one shape: torch bounds the number of results by x's elements."""
     together: Any = torch.broadcast_tensors  # untyped in torch
     return torch.masked_select(*together(x, mask))
 
@@ -74,7 +74,7 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
 def _split(
     tensor: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
 ) -> Any:
-    """Of no rows: torch 2.11 has no shapes for the one part that there is."""
+    """Splits no rows: torch 2.11 has no shapes for the one part that there is."""
     size = split_size if split_size_or_sections is None else split_size_or_sections
     if isinstance(size, int) and isinstance(tensor.shape[dim], int) and tensor.shape[dim] == 0:
         return (tensor.narrow(dim, 0, 0),)
@@ -82,20 +82,20 @@ def _split(
 
 
 def _tensor(data: Any, **options: Any) -> Any:
-    """Of a list with tensors in it: torch reads their values, which they do not have."""
+    """Makes a tensor of a list with tensors: torch reads their values, which they do not have."""
     leaves = [] if isinstance(data, torch.Tensor) else pytree.tree_leaves(data)
     if not any(isinstance(x, torch.Tensor) for x in leaves):
         return torch.tensor(data, **options)
     kinds = {_kind(x) for x in leaves}
     dtype = options.get("dtype") or next(kind for kind in _kinds() if kind in kinds)
-    found = _stacked(data, dtype).detach()
+    found = _stack(data, dtype).detach()
     if options.get("device") is not None:
         found = found.to(options["device"])
     return found.requires_grad_() if options.get("requires_grad") else found
 
 
 def _kinds() -> tuple[torch.dtype, ...]:
-    """What numbers become in a tensor of their own, the widest first."""
+    """Returns what numbers become in a tensor of their own, the widest first."""
     default = torch.get_default_dtype()
     return (
         torch.complex128 if default is torch.float64 else torch.complex64,
@@ -118,9 +118,9 @@ def _kind(x: Any) -> torch.dtype:
     return default if isinstance(x, float | torch.SymFloat) else whole
 
 
-def _stacked(data: Any, dtype: torch.dtype) -> torch.Tensor:
+def _stack(data: Any, dtype: torch.dtype) -> torch.Tensor:
     if isinstance(data, list | tuple):
-        return torch.stack([_stacked(inner, dtype) for inner in data])
+        return torch.stack([_stack(inner, dtype) for inner in data])
     if isinstance(data, torch.Tensor):
         return data.to(dtype)
     return torch.tensor(data, dtype=dtype)
@@ -135,7 +135,7 @@ def _put(x: Any, index: Any, value: Any) -> None:
 
 
 def _indices(index: Any) -> Any:
-    """An index whose lists of tensors are tensors: torch reads their values, as above.
+    """Returns an index whose lists of tensors are tensors: torch reads their values, as above.
 
     Only those within a tuple: a list by itself is one. Bounds that are tensors become sizes, which
     torch 2.11 does not make of them.
@@ -162,7 +162,7 @@ def _bounds(index: slice) -> slice:
 
 
 def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """`Module.to` of a module that is there already, as models call it in `forward`.
+    """Handles `Module.to` of a module that is there already, as models call it in `forward`.
 
     torch would put new parameters in the places of those that are recorded.
     """
@@ -178,7 +178,7 @@ _MODULE_TO = torch.nn.Module.to
 
 
 def _batch_norm(module: Any, x: Any) -> Any:
-    """Batch normalisation with the averages of all batches: torch reads how many there were."""
+    """Normalises with the averages of all batches: torch reads how many there were."""
     is_cumulative = module.momentum is None and module.track_running_stats
     if not (is_cumulative and module.training):
         return _BATCH_NORM(module, x)
@@ -199,7 +199,7 @@ _BATCH_NORM = _Norm.forward
 
 
 def _data(x: Any) -> Any:
-    """`x.data`: what is changed in that is changed in x, too, which torch does not record."""
+    """Computes `x.data`: changing that changes x, too, which torch does not record."""
     if not isinstance(x, autograd.TRACED):
         return _DATA.__get__(x)
     found: Any = x.detach()
@@ -208,7 +208,7 @@ def _data(x: Any) -> Any:
 
 
 def _set_data(x: Any, values: Any) -> None:
-    """`x.data = values`, where that has the shape of x."""
+    """Sets `x.data = values`, where that has the shape of x."""
     if not isinstance(x, autograd.TRACED) or x.shape != values.shape or x.dtype is not values.dtype:
         _DATA.__set__(x, values)
         return
@@ -219,7 +219,7 @@ def _set_data(x: Any, values: Any) -> None:
 
 
 def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
-    """Whether a function writes to the `.data` of what was computed."""
+    """Tells whether a function writes to the `.data` of what was computed."""
     name = getattr(func, "__name__", "")
     if not name.endswith("_") or not args or not isinstance(args[0], autograd.TRACED):
         return False
@@ -280,7 +280,7 @@ class _StandIns(TorchFunctionMode):
 
 @contextlib.contextmanager
 def stand_ins(*, unless: bool = False) -> Iterator[None]:
-    """Inside, functions that cannot be recorded are operations that can.
+    """Replaces functions that cannot be recorded by operations that can.
 
     Args:
         unless: Not so: where torch reads bytecode it would read this, too.
@@ -292,7 +292,7 @@ def stand_ins(*, unless: bool = False) -> Iterator[None]:
     try:
         torch.nn.Module.to = _to  # type: ignore[method-assign, assignment]
         _Norm.forward = _batch_norm
-        with _StandIns(), autograd.recorded(), encoders.stand_ins():
+        with _StandIns(), autograd.record_functions(), encoders.stand_ins():
             yield
     finally:
         torch.nn.Module.to, _Norm.forward = before  # type: ignore[method-assign]

@@ -42,7 +42,7 @@ def packed_network(
     train: bool,
     bidirectional: bool,
 ) -> list[torch.Tensor]:
-    """A recurrent network over sequences of these lengths; data of `(steps * batch, features)`."""
+    """Runs a recurrent network over sequences of given lengths; data (steps * batch, features)."""
     batch = lengths.shape[0]
     steps = data.shape[0] // batch
     packed = rnn.pack_padded_sequence(data.reshape(steps, batch, -1), lengths.cpu())
@@ -72,7 +72,7 @@ def _(
 
 
 def lengths_in(args: Any, kwargs: Any) -> Any:
-    """The lengths of the packed sequence that is among the arguments, if there is one."""
+    """Returns the lengths of the packed sequence that is among the arguments, if there is one."""
     for arg in (*args, *kwargs.values()):
         for one in arg if isinstance(arg, tuple | list) else (arg,):
             if isinstance(one, torch.Tensor):
@@ -92,7 +92,7 @@ def pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
 
 
 def call(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
-    """A call that has a packed sequence among its arguments.
+    """Returns a call that has a packed sequence among its arguments.
 
     Raises:
         Refused: It needs the data as torch packs them.

@@ -30,7 +30,7 @@ class _Never:
 
 @contextlib.contextmanager
 def unaware() -> Iterator[None]:
-    """Inside, all but torch itself are told that nothing is recorded and no tensor is fake."""
+    """Tells all but torch itself that nothing is recorded and no tensor is fake."""
     asked = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
     fakes: Any = (
         _private.get_fakes()
@@ -38,7 +38,7 @@ def unaware() -> Iterator[None]:
     kind = type(fakes)
     try:
         for name, function in asked.items():
-            setattr(torch.compiler, name, _told(function))
+            setattr(torch.compiler, name, _answer_only_torch(function))
         fakes.__class__ = _Module
         yield
     finally:
@@ -47,7 +47,7 @@ def unaware() -> Iterator[None]:
             setattr(torch.compiler, name, function)
 
 
-def _told(function: Callable[[], bool]) -> Callable[[], bool]:
+def _answer_only_torch(function: Callable[[], bool]) -> Callable[[], bool]:
     def answer() -> bool:
         return function() if asks_torch(sys._getframe(1)) else False
 
@@ -55,7 +55,7 @@ def _told(function: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def asks_torch(frame: types.FrameType) -> bool:
-    """Whether a frame is one of torch's own code."""
+    """Tells whether a frame is one of torch's own code."""
     name = frame.f_code.co_filename
     return name.startswith((_TORCH, "<frozen importlib"))
 
@@ -69,8 +69,10 @@ class _Module(types.ModuleType):
 
 
 @contextlib.contextmanager
-def named(module: torch.nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: Any) -> Iterator[Any]:
-    """Inside, the signature of forward has every keyword that is given by name.
+def name_keywords(
+    module: torch.nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> Iterator[Any]:
+    """Gives the signature of forward every keyword that is given by name.
 
     Where sizes may vary, torch.export looks for keywords both by their names and in what `**` is
     called, and finds that the two differ.

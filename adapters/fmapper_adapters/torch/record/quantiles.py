@@ -27,11 +27,11 @@ def quantile(
     *,
     interpolation: str = "linear",
 ) -> Tensor:
-    """As `torch.quantile`: rows with NaN in them give NaN."""
-    rows = _sorted(input, dim)
+    """Computes `torch.quantile`: rows with NaN in them give NaN."""
+    rows = _sort(input, dim)
     ranks = _fractions(q, input) * (rows.shape[-1] - 1)
     ranks = torch.where(rows[..., -1:].isnan(), rows.shape[-1] - 1, ranks)
-    return _shaped(_at(rows, ranks, interpolation), input, q, dim, keepdim)
+    return _arrange(_at(rows, ranks, interpolation), input, q, dim, keepdim)
 
 
 def nanquantile(
@@ -42,14 +42,14 @@ def nanquantile(
     *,
     interpolation: str = "linear",
 ) -> Tensor:
-    """As `torch.nanquantile`: of what is not NaN, if there is anything."""
-    rows = _sorted(input, dim)
+    """Computes `torch.nanquantile`: of what is not NaN, if there is anything."""
+    rows = _sort(input, dim)
     last = (rows.isnan().logical_not().sum(-1, keepdim=True) - 1).clamp(min=0)
-    return _shaped(_at(rows, _fractions(q, input) * last, interpolation), input, q, dim, keepdim)
+    return _arrange(_at(rows, _fractions(q, input) * last, interpolation), input, q, dim, keepdim)
 
 
-def _sorted(x: Tensor, dim: int | None) -> Tensor:
-    """The rows in the last dimension, NaN at their ends."""
+def _sort(x: Tensor, dim: int | None) -> Tensor:
+    """Returns the rows in the last dimension, NaN at their ends."""
     rows = x.reshape(-1) if dim is None or not x.ndim else x.movedim(dim, -1)
     return rows.sort(-1)[0]
 
@@ -69,8 +69,8 @@ def _at(rows: Tensor, ranks: Tensor, interpolation: str) -> Tensor:
     )
 
 
-def _shaped(found: Tensor, x: Tensor, q: Any, dim: int | None, keepdim: bool) -> Tensor:
-    """Several quantiles come first; a single one has no dimension."""
+def _arrange(found: Tensor, x: Tensor, q: Any, dim: int | None, keepdim: bool) -> Tensor:
+    """Puts several quantiles first; a single one has no dimension."""
     found = found.movedim(-1, 0)
     if keepdim and dim is None:
         found = found.reshape(-1, *[1] * x.ndim)

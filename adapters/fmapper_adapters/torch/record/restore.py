@@ -17,7 +17,7 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 @contextlib.contextmanager
 def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Inside, a call may change buffers and parameters; afterwards they are what they were.
+    """Restores buffers and parameters that a call inside changes.
 
     Only those parameters that are changed are copied, since all of them may be too much.
 
@@ -105,7 +105,7 @@ class _Keeper(TorchFunctionMode):
 
 
 def _place(x: torch.Tensor) -> int:
-    """Where the numbers are; 0 if they are nowhere, or not in one place."""
+    """Tells where the numbers are; 0 if they are nowhere, or not in one place."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
         return 0
     try:

@@ -32,8 +32,8 @@ class Call:
     counts: list[int]
 
 
-def agreed(value: Any, fact: int | bool) -> int | bool:
-    """The known value of a number, which is asserted to be this one."""
+def agree(value: Any, fact: int | bool) -> int | bool:
+    """Returns the known value of a number, which is asserted to be this one."""
     if isinstance(fact, bool):
         check(value if fact else _not(value))
     else:
@@ -44,7 +44,7 @@ def agreed(value: Any, fact: int | bool) -> int | bool:
 def with_numbers(
     func: Callable[..., Any], args: tuple[Any, ...], number: Callable[[torch.Tensor], Any]
 ) -> tuple[Any, ...]:
-    """The arguments of a function with numbers for integer tensors that stand for sizes."""
+    """Returns the arguments of a function with numbers for integer tensors that stand for sizes."""
     if func in MASKED:  # the bounds of slices alone: a tensor may be an index, or what is assigned
         index = tuple(_numbers(x, number) if isinstance(x, slice) else x for x in _parts(args[1]))
         return (args[0], index, *args[2:])
@@ -63,7 +63,7 @@ def _numbers(tree: Any, number: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def counts_of(index: Any) -> list[int]:
-    """How many elements are true, of each mask in an index."""
+    """Returns how many elements are true, of each mask in an index."""
     return [int(x.sum()) for x in _parts(index) if _is_mask(x)]
 
 
@@ -76,13 +76,13 @@ def _is_mask(x: Any) -> bool:
 
 
 def _true_ones(mask: torch.Tensor, count: int) -> torch.Tensor:
-    """As `mask.nonzero()`, where it is asserted how many there are."""
-    agreed(mask.count_nonzero().item(), count)
+    """Computes `mask.nonzero()`, where it is asserted how many there are."""
+    agree(mask.count_nonzero().item(), count)
     return torch.nonzero_static(mask, size=count)
 
 
-def _unmasked(index: Any, counts: list[int]) -> tuple[Any, ...]:
-    """An index with numbers instead of masks."""
+def _unmask(index: Any, counts: list[int]) -> tuple[Any, ...]:
+    """Returns an index with numbers instead of masks."""
     left = iter(counts)
     found: list[Any] = []
     for one in _parts(index):
@@ -91,20 +91,20 @@ def _unmasked(index: Any, counts: list[int]) -> tuple[Any, ...]:
 
 
 def _get(call: Call, x: torch.Tensor, index: Any) -> torch.Tensor:
-    found: torch.Tensor = x[_unmasked(index, call.counts) if call.counts else index]
+    found: torch.Tensor = x[_unmask(index, call.counts) if call.counts else index]
     return found
 
 
 def _put(call: Call, x: torch.Tensor, index: Any, value: Any) -> None:
     # Where a single number is put, it does not matter to how many places.
     several = isinstance(value, _Tensor) and value.ndim > 0
-    x[_unmasked(index, call.counts) if call.counts and several else index] = value
+    x[_unmask(index, call.counts) if call.counts and several else index] = value
 
 
 def _select(call: Call, input: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     together: Any = torch.broadcast_tensors  # untyped in torch
     x, mask = together(input, mask)
-    found: torch.Tensor = x[_unmasked(mask, [call.results[0][0]])]
+    found: torch.Tensor = x[_unmask(mask, [call.results[0][0]])]
     return found
 
 
@@ -120,7 +120,7 @@ def _where(call: Call, condition: torch.Tensor, *values: Any, **named: Any) -> A
     return _nonzero(call, condition, as_tuple=True)
 
 
-def _repeated(
+def _repeat(
     call: Call,
     input: torch.Tensor,
     repeats: Any = None,
@@ -134,7 +134,7 @@ def _repeated(
         total = times.sum()
         if repeats is not None and times.numel() == 1:
             total = total * (input.numel() if dim is None else input.shape[dim])
-        agreed(total.item(), output_size)
+        agree(total.item(), output_size)
     if repeats is None:
         return torch.repeat_interleave(input, output_size=output_size)
     return torch.repeat_interleave(input, repeats, dim, output_size=output_size)
@@ -146,7 +146,7 @@ def _counted(
     """As `bincount`, where it is asserted which number is the largest."""
     size = call.results[0][0]
     if input.numel():
-        agreed((input.max() + 1).clamp(min=minlength).item(), size)
+        agree((input.max() + 1).clamp(min=minlength).item(), size)
     if weights is None:
         counts = torch.zeros(size, dtype=torch.int64, device=input.device)
         return counts.index_add(0, input, torch.ones_like(input, dtype=torch.int64))
@@ -170,8 +170,8 @@ SIZED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.argwhere: _nonzero,
     _Tensor.argwhere: _nonzero,
     torch.where: _where,
-    torch.repeat_interleave: _repeated,
-    _Tensor.repeat_interleave: _repeated,
+    torch.repeat_interleave: _repeat,
+    _Tensor.repeat_interleave: _repeat,
     torch.bincount: _counted,
     _Tensor.bincount: _counted,
 }
@@ -196,7 +196,7 @@ INTEGERS = {_Tensor.__int__, _Tensor.__index__}
 
 
 def is_written(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an integer becomes a part of a text, as of the name of a module."""
+    """Tells whether an integer becomes a part of a text, as of the name of a module."""
     if func is not _Tensor.__format__ or args[0].ndim:
         return False
     return not (args[0].is_floating_point() or args[0].is_complex())

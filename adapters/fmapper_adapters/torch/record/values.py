@@ -31,7 +31,7 @@ _Tensor = torch.Tensor
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-def recorded(
+def record_values(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -39,24 +39,24 @@ def recorded(
     *,
     aware: bool = True,
 ) -> torch.export.ExportedProgram:
-    """The program of a module for the values that the examples lead to.
+    """Returns the program of a module for the values that the examples lead to.
 
     Where it is not `aware` of it, the module does what it does when it is not recorded.
 
     Raises:
         Exception: What torch raises where it cannot record it so either.
     """
-    seen = _seen(module, args, kwargs)
+    seen = _values_read(module, args, kwargs)
     forward = module.forward
 
     @functools.wraps(forward)
-    def informed(*args: Any, **kwargs: Any) -> Any:
+    def inform(*args: Any, **kwargs: Any) -> Any:
         # Inside of what torch.export does with calls, which takes some of them apart.
         kept = contextlib.nullcontext() if aware else patches.unaware()
         with kept, _Informer({place: calls.copy() for place, calls in seen.items()}):
             return forward(*args, **kwargs)
 
-    with replaced_forward(module, informed):
+    with replaced_forward(module, inform):
         return torch.export.export(
             module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
         )
@@ -64,7 +64,7 @@ def recorded(
 
 @contextlib.contextmanager
 def replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Inside, a module has another forward."""
+    """Gives a module another forward inside."""
     before, own = module.forward, "forward" in vars(module)
     try:
         module.forward = forward
@@ -76,8 +76,10 @@ def replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> It
             vars(module).pop("forward", None)
 
 
-def _seen(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Seen:
-    """What a call of the module reads; the module is afterwards as it was."""
+def _values_read(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> _Seen:
+    """Returns what a call of the module reads; the module is afterwards as it was."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     observer = _Observer()
     with torch.no_grad(), undone(module), torch.random.fork_rng(devices=[]), observer:
@@ -123,26 +125,26 @@ class _Informer(TorchFunctionMode):
         if func in value_asserts.QUESTIONS:
             # As an integer: torch 2.11 records a bool in a way that it cannot read again.
             answer = value_asserts.QUESTIONS[func](*args, **kwargs).to(torch.int64).item()
-            return bool(value_asserts.agreed(answer, int(call.results[0])))
+            return bool(value_asserts.agree(answer, int(call.results[0])))
         if func in value_asserts.INTEGERS and not args[0].is_floating_point():
-            return value_asserts.agreed(args[0].item(), call.results[0])
+            return value_asserts.agree(args[0].item(), call.results[0])
         if value_asserts.is_written(func, args):
-            return format(value_asserts.agreed(args[0].item(), call.results[0]), *args[1:])
+            return format(value_asserts.agree(args[0].item(), call.results[0]), *args[1:])
         if call.numbers:
             values = iter(call.numbers)
             args = value_asserts.with_numbers(
-                func, args, lambda x: value_asserts.agreed(x.item(), next(values))
+                func, args, lambda x: value_asserts.agree(x.item(), next(values))
             )
         if func in value_asserts.SIZED:
             func, args = value_asserts.SIZED[func], (call, *args)
         leaves, spec = pytree.tree_flatten(func(*args, **kwargs))
         if len(leaves) == len(call.results):
-            leaves = [_told(leaf, fact) for leaf, fact in zip(leaves, call.results, strict=True)]
+            leaves = [_tell(leaf, fact) for leaf, fact in zip(leaves, call.results, strict=True)]
         return pytree.tree_unflatten(leaves, spec)
 
 
 def _place(func: Any) -> _Place:
-    """A function and the line that calls it: a module may call others while it is recorded."""
+    """Returns a function and the line that calls it: a module may call others while recorded."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
@@ -156,8 +158,8 @@ def _facts(result: Any) -> list[Any]:
     ]
 
 
-def _told(result: Any, fact: Any) -> Any:
-    """A result of which torch now knows what it did not know, and asserts it."""
+def _tell(result: Any, fact: Any) -> Any:
+    """Returns a result of which torch now knows what it did not know, and asserts it."""
     if isinstance(result, _Tensor):
         if not free_unbacked_symbols(result) or len(fact or ()) != result.ndim:
             return result
@@ -168,5 +170,5 @@ def _told(result: Any, fact: Any) -> Any:
         return result.reshape(fact) if free_unbacked_symbols(result) else result
     is_read = isinstance(result, torch.SymInt | torch.SymBool) and free_unbacked_symbols(result)
     if is_read and fact is not None:
-        return value_asserts.agreed(result, fact)
+        return value_asserts.agree(result, fact)
     return result  # floats that are computed in another framework are not the same to the last bit

@@ -28,7 +28,7 @@ def scaled_dot_product_attention(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> jax.Array:
-    """Weights `softmax(query @ key.T * scale + mask)` times the values, `(..., L, Ev)`.
+    """Returns weights `softmax(query @ key.T * scale + mask)` times the values, `(..., L, Ev)`.
 
     Rows in which every key is masked give zeros, as in torch. Halves are added up in float32.
     """
@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
         shape = (*batch, query.shape[-2], value.shape[-1])
         return jnp.zeros(shape, dtype_of("int64") if query.dtype == bool else query.dtype)
     weights, _ = _weights(query, key, attn_mask, is_causal, scale)
-    return _applied(weights, value, query.dtype)
+    return _apply(weights, value, query.dtype)
 
 
 @lowering("fmapper::scaled_dot_product_attention_with_dropout", random=True)
@@ -55,14 +55,14 @@ def attention_with_dropout(
     enable_gqa: bool = False,
     key: Any,
 ) -> jax.Array:
-    """As without, but weights are zero with probability `dropout_p`, and the others larger."""
+    """Applies dropout: weights are zero with probability `dropout_p`, and the others larger."""
     if enable_gqa:
         key_, value = _for_all_heads(query, key_), _for_all_heads(query, value)
     weights, _ = _weights(query, key_, attn_mask, is_causal, scale)
     kept = jax.random.bernoulli(key, 1.0 - dropout_p, weights.shape)
     larger = 0.0 if dropout_p >= 1 else 1.0 / (1.0 - dropout_p)
     weights = jnp.where(kept, weights * larger, jnp.zeros((), weights.dtype))
-    return _applied(weights, value, query.dtype)
+    return _apply(weights, value, query.dtype)
 
 
 @lowering("aten::_scaled_dot_product_attention_math", whole=False)
@@ -78,7 +78,7 @@ def attention_math(
     scale: Any = None,
     enable_gqa: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The values and the weights; a mask of what dropout keeps may be given."""
+    """Returns the values and the weights; a mask of what dropout keeps may be given."""
     if enable_gqa:
         key, value = _for_all_heads(query, key), _for_all_heads(query, value)
     weights, _ = _weights(query, key, attn_mask, is_causal, scale)
@@ -86,7 +86,7 @@ def attention_math(
     if dropout_mask is not None:
         larger = 0.0 if dropout_p >= 1 else 1.0 / (1.0 - dropout_p)
         applied = jnp.where(dropout_mask, 0, weights) * larger
-    return _applied(applied, value, query.dtype), weights.astype(query.dtype)
+    return _apply(applied, value, query.dtype), weights.astype(query.dtype)
 
 
 @lowering("aten::_scaled_dot_product_flash_attention_for_cpu")
@@ -100,10 +100,10 @@ def flash_attention_for_cpu(
     attn_mask: Any = None,
     scale: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The values, and the logarithms of the sums that the weights were divided by."""
+    """Returns the values, and the logarithms of the sums that the weights were divided by."""
     _no_dropout(dropout_p)
     weights, sums = _weights(query, key, attn_mask, is_causal, scale)
-    return _applied(weights, value, query.dtype), sums
+    return _apply(weights, value, query.dtype), sums
 
 
 @lowering("aten::_scaled_dot_product_efficient_attention")
@@ -118,11 +118,11 @@ def efficient_attention(
     *,
     scale: Any = None,
 ) -> tuple[jax.Array, ...]:
-    """The values, the logarithms of the sums, and two empty seeds."""
+    """Returns the values, the logarithms of the sums, and two empty seeds."""
     _no_dropout(dropout_p)
     weights, sums = _weights(query, key, attn_bias, is_causal, scale)
     seed = jnp.zeros((), jnp.int32)
-    return _applied(weights, value, query.dtype), sums, seed, seed
+    return _apply(weights, value, query.dtype), sums, seed, seed
 
 
 @lowering("aten::_scaled_dot_product_flash_attention.default")
@@ -136,10 +136,10 @@ def flash_attention(
     *,
     scale: Any = None,
 ) -> tuple[Any, ...]:
-    """The values and the logarithms of the sums; the other results serve torch's backward only."""
+    """Returns the values and the logarithms of the sums; the rest serves torch's backward only."""
     _no_dropout(dropout_p)
     weights, sums = _weights(query, key, None, is_causal, scale)
-    return _with_nothing(_applied(weights, value, query.dtype), sums, query, key)
+    return _with_nothing(_apply(weights, value, query.dtype), sums, query, key)
 
 
 @lowering("aten::_scaled_dot_product_cudnn_attention")
@@ -155,10 +155,10 @@ def cudnn_attention(
     *,
     scale: Any = None,
 ) -> tuple[Any, ...]:
-    """As flash attention, with a mask."""
+    """Computes flash attention with a mask."""
     _no_dropout(dropout_p)
     weights, sums = _weights(query, key, attn_bias, is_causal, scale)
-    return _with_nothing(_applied(weights, value, query.dtype), sums, query, key)
+    return _with_nothing(_apply(weights, value, query.dtype), sums, query, key)
 
 
 @lowering("aten::_scaled_dot_product_fused_attention_overrideable")
@@ -173,15 +173,15 @@ def overrideable_attention(
     *,
     scale: Any = None,
 ) -> tuple[Any, ...]:
-    """As flash attention, with a mask."""
+    """Computes flash attention with a mask."""
     _no_dropout(dropout_p)
     weights, sums = _weights(query, key, attn_bias, is_causal, scale)
-    return _with_nothing(_applied(weights, value, query.dtype), sums, query, key)
+    return _with_nothing(_apply(weights, value, query.dtype), sums, query, key)
 
 
 @lowering("aten::_safe_softmax", whole=False)
 def safe_softmax(x: Any, dim: int, dtype: Any = None) -> jax.Array:
-    """Softmax, but zeros where everything is minus infinity."""
+    """Computes softmax, but zeros where everything is minus infinity."""
     out = x.dtype if dtype is None else dtype
     return _safe_softmax(x.astype(out).astype(wide(out)), dim)[0].astype(out)
 
@@ -189,7 +189,7 @@ def safe_softmax(x: Any, dim: int, dtype: Any = None) -> jax.Array:
 def _weights(
     query: Any, key: Any, mask: Any, is_causal: bool, scale: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights `(..., L, S)` and the logarithms of what they were divided by, `(..., L)`."""
+    """Returns the weights `(..., L, S)` and the logarithms of their divisors, `(..., L)`."""
     dtype = wide(query.dtype)
     if scale is None:
         scale = query.shape[-1] ** -0.5 if query.shape[-1] else 1.0
@@ -208,7 +208,7 @@ def _weights(
 
 
 def _safe_softmax(scores: Any, dim: int) -> tuple[jax.Array, jax.Array]:
-    """Softmax with zeros where all is masked, finite gradients included; and the log-sums."""
+    """Computes softmax with zeros where all is masked, with finite gradients; and the log-sums."""
     if scores.ndim == 0 or scores.shape[dim] == 0:
         return jax.nn.softmax(scores, dim), jnp.zeros(scores.shape[:-1], scores.dtype)
     largest = jax.lax.stop_gradient(jnp.max(scores, dim, keepdims=True))
@@ -220,20 +220,20 @@ def _safe_softmax(scores: Any, dim: int) -> tuple[jax.Array, jax.Array]:
     return powers / safe, jnp.squeeze(logs, dim)
 
 
-def _applied(weights: Any, value: Any, dtype: Any) -> jax.Array:
+def _apply(weights: Any, value: Any, dtype: Any) -> jax.Array:
     return jnp.matmul(
         weights.astype(value.dtype), value, preferred_element_type=weights.dtype
     ).astype(dtype)
 
 
 def _for_all_heads(query: Any, key: Any) -> Any:
-    """Keys or values with each head as often as queries share it."""
+    """Returns keys or values with each head as often as queries share it."""
     heads, shared = query.shape[-3], key.shape[-3]
     return key if heads == shared else jnp.repeat(key, heads // shared, axis=-3)
 
 
 def _with_nothing(output: Any, sums: Any, query: Any, key: Any) -> tuple[Any, ...]:
-    """The results of a kernel whose other ones serve torch's backward only."""
+    """Returns the results of a kernel whose other ones serve torch's backward only."""
     empty = jnp.zeros((0,), jnp.int32)
     sizes = (query.shape[-2], key.shape[-2])
     return (output, sums, empty, empty, *sizes, empty, empty, jnp.zeros((0,), output.dtype))

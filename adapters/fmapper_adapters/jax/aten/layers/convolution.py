@@ -24,9 +24,9 @@ def convolve(
     dilation: Sizes = (1,),
     groups: int = 1,
 ) -> jax.Array:
-    """Cross-correlation of x (batch, in, ...) with weight (out, in / groups, ...)."""
+    """Returns cross-correlation of x (batch, in, ...) with weight (out, in / groups, ...)."""
     padding = _each(padding, weight.ndim - 2)
-    return _correlated(x, weight, bias, stride, [(p, p) for p in padding], dilation, groups)
+    return _correlate(x, weight, bias, stride, [(p, p) for p in padding], dilation, groups)
 
 
 @lowering("aten::conv1d.padding", "aten::conv2d.padding", "aten::conv3d.padding")
@@ -39,13 +39,13 @@ def convolve_padded(
     dilation: Sizes = (1,),
     groups: int = 1,
 ) -> jax.Array:
-    """With as much padding as keeps the size ("same", the odd one at the end), or without."""
+    """Convolves with as much padding as keeps the size ("same", the odd one last), or none."""
     count = weight.ndim - 2
     widths = [(0, 0)] * count
     if padding == "same":
         reach = [d * (k - 1) for d, k in zip(_each(dilation, count), weight.shape[2:], strict=True)]
         widths = [(r // 2, r - r // 2) for r in reach]
-    return _correlated(x, weight, bias, stride, widths, dilation, groups)
+    return _correlate(x, weight, bias, stride, widths, dilation, groups)
 
 
 @lowering("aten::convolution", "aten::convolution_overrideable")
@@ -60,7 +60,7 @@ def convolution(
     output_padding: Sizes,
     groups: int,
 ) -> jax.Array:
-    """Cross-correlation or, transposed, its adjoint."""
+    """Returns cross-correlation or, transposed, its adjoint."""
     if transposed:
         return convolve_transposed(
             x, weight, bias, stride, padding, output_padding, groups, dilation
@@ -79,7 +79,7 @@ def convolve_transposed(
     groups: int = 1,
     dilation: Sizes = (1,),
 ) -> jax.Array:
-    """The adjoint of cross-correlation with weight (in, out / groups, ...)."""
+    """Returns the adjoint of cross-correlation with weight (in, out / groups, ...)."""
     count = weight.ndim - 2
     sizes = (_each(v, count) for v in (stride, padding, output_padding, dilation))
     stride, padding, output_padding, dilation = sizes
@@ -91,10 +91,10 @@ def convolve_transposed(
     for k, p, more, d in zip(kernel, padding, output_padding, dilation, strict=True):
         reach = d * (k - 1)
         widths.append((reach - p, reach - p + more))
-    return _correlated(x, w, bias, (1,), widths, dilation, groups, spread=stride)
+    return _correlate(x, w, bias, (1,), widths, dilation, groups, spread=stride)
 
 
-def _correlated(
+def _correlate(
     x: Any,
     weight: Any,
     bias: Any,
@@ -131,7 +131,7 @@ def _with_bias(y: Any, bias: Any, *, batched: bool) -> jax.Array:
 
 @lowering("aten::conv_tbc")
 def convolve_time_batch_channels(x: Any, weight: Any, bias: Any, pad: int = 0) -> jax.Array:
-    """Convolution of x (time, batch, in) with weight (kernel, in, out)."""
+    """Convolves x (time, batch, in) with weight (kernel, in, out)."""
     y = jax.lax.conv_general_dilated(
         x, cast(weight, x.dtype), (1,), [(pad, pad)], dimension_numbers=("WNC", "WIO", "WNC")
     )
@@ -139,6 +139,6 @@ def convolve_time_batch_channels(x: Any, weight: Any, bias: Any, pad: int = 0) -
 
 
 def _each(value: Any, count: int) -> tuple[int, ...]:
-    """One number per spatial dimension; a single one stands for all."""
+    """Returns one number per spatial dimension; a single one stands for all."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     return values * count if len(values) == 1 else values

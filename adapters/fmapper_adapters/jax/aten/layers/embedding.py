@@ -19,7 +19,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> jax.Array:
-    """Rows of a table; the row `padding_idx` gets no gradient.
+    """Returns rows of a table; the row `padding_idx` gets no gradient.
 
     With `scale_grad_by_freq` the gradient of a row is divided by how often it is looked up.
     """
@@ -37,7 +37,7 @@ def embedding(
 
 @lowering("aten::embedding_renorm")
 def embedding_renorm(weight: Any, indices: Any, max_norm: float, norm_type: float) -> jax.Array:
-    """The table, with the rows that are looked up made no longer than a norm."""
+    """Returns the table, with the rows that are looked up made no longer than a norm."""
     looked_up = jnp.zeros((weight.shape[0],), bool).at[indices.reshape(-1)].set(True)
     norms = jnp.linalg.norm(weight.astype(wide(weight.dtype)), norm_type, 1, keepdims=True)
     shorter = weight * (max_norm / (norms + 1e-7)).astype(weight.dtype)
@@ -57,7 +57,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Sums (0), means (1) or maxima (2) of bags of rows; empty ones are zero.
+    """Returns sums (0), means (1) or maxima (2) of bags of rows; empty ones are zero.
 
     Args:
         weight: The table.
@@ -111,7 +111,7 @@ def embedding_bag_with_padding(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """As `embedding_bag`; negative rows count from the end here."""
+    """Computes `embedding_bag`; negative rows count from the end here."""
     left_out = -1 if padding_idx is None else padding_idx % weight.shape[0]
     return embedding_bag(
         weight,
@@ -151,7 +151,7 @@ def _no_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array, jax.Array]:
-    """The maxima of each bag, and which row they are from: the first of several."""
+    """Returns the maxima of each bag, and which row they are from: the first of several."""
     known = jax.lax.stop_gradient(jnp.where(used[:, None], rows, -jnp.inf))
     shape = (count, rows.shape[1])
     top = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(known)
@@ -167,7 +167,7 @@ def _largest_rows(rows: Any, bag: Any, used: Any, count: int) -> tuple[jax.Array
 
 @lowering("aten::one_hot")
 def one_hot(x: Any, num_classes: Any = -1) -> jax.Array:
-    """One at each index; for -1, where the largest index says how many there are, run eagerly."""
+    """Puts a one at each index; with -1, the largest index says how many, which runs eagerly."""
     if isinstance(num_classes, int) and num_classes == -1:
         num_classes = int(jnp.max(x)) + 1
     return (x[..., None] == jnp.arange(num_classes)).astype(x.dtype)

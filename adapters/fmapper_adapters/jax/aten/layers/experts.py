@@ -14,7 +14,7 @@ from fmapper_adapters.jax.aten.types import cast
 
 @lowering("transformers::grouped_mm_fallback")
 def grouped_mm_fallback(x: Any, weight: Any, offs: Any) -> jax.Array:
-    """Rows up to `offs[0]` times `weight[0]`, those up to `offs[1]` times `weight[1]` and so on.
+    """Multiplies rows up to `offs[0]` by `weight[0]`, those up to `offs[1]` by `weight[1]`, ...
 
     Args:
         x: Rows of shape (rows, in), sorted by group.
@@ -32,7 +32,7 @@ def grouped_mm_fallback(x: Any, weight: Any, offs: Any) -> jax.Array:
 def grouped_mm(
     x: Any, weight: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> jax.Array:
-    """The same for matrices of (rows, in) and (groups, in, out), or batches of both without ends.
+    """Multiplies groups: (rows, in) and (groups, in, out), or batches of both without ends.
 
     Raises:
         TypeError: The groups are elsewhere.

@@ -27,7 +27,7 @@ def flex_attention(
     score_arrays: Sequence[Any] = (),
     mask_arrays: Sequence[Any] = (),
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The results, and the sums of exponentials and the largest scores, as logarithms to base 2.
+    """Returns the results, and the sums of exponentials and the largest scores, as log2.
 
     The mask of blocks only says where the mask itself, its last part, has nothing to keep.
     """
@@ -51,12 +51,12 @@ def flex_attention(
 
 
 def _like(x: Any, query: Any) -> tuple[int, ...]:
-    """The shape of keys or values for the batch of the queries."""
+    """Returns the shape of keys or values for the batch of the queries."""
     return (query.shape[0], *x.shape[1:])
 
 
 def _everywhere(function: Function, arrays: int, scores: int) -> Function:
-    """A function of one place, for all places at once; arrays are the same for all."""
+    """Lifts a function of one place to all places at once; arrays are the same for all."""
 
     def one(*args: Any) -> Any:
         found = function(*args)

@@ -13,7 +13,7 @@ from fmapper_adapters.jax.aten.types import promote, wide
 _NEVER = -1e30  # the logarithm of what cannot be; finite, so that gradients are, too
 
 
-def _reduced(x: Any, reduction: int, dtype: Any) -> jax.Array:
+def _reduce(x: Any, reduction: int, dtype: Any) -> jax.Array:
     if reduction == 1:
         x = jnp.mean(x)
     elif reduction == 2:
@@ -22,7 +22,7 @@ def _reduced(x: Any, reduction: int, dtype: Any) -> jax.Array:
 
 
 def _wide(*arrays: Any) -> tuple[Any, ...]:
-    """Arrays in the dtype that is computed in, and the dtype of the result."""
+    """Returns arrays in the dtype that is computed in, and the dtype of the result."""
     arrays = promote(*arrays)
     dtype = arrays[0].dtype
     return (*(a if a is None else a.astype(wide(dtype)) for a in arrays), dtype)
@@ -30,41 +30,41 @@ def _wide(*arrays: Any) -> tuple[Any, ...]:
 
 @lowering("aten::mse_loss")
 def mse_loss(x: Any, target: Any, reduction: int = 1) -> jax.Array:
-    """The square of the difference."""
+    """Returns the square of the difference."""
     x, target, dtype = _wide(x, target)
-    return _reduced(jnp.square(x - target), reduction, dtype)
+    return _reduce(jnp.square(x - target), reduction, dtype)
 
 
 @lowering("aten::smooth_l1_loss")
 def smooth_l1_loss(x: Any, target: Any, reduction: int = 1, beta: float = 1.0) -> jax.Array:
-    """Half the square over beta for small differences, else the size less half of beta."""
+    """Returns half the square over beta for small differences, else the size less half of beta."""
     x, target, dtype = _wide(x, target)
     size = jnp.abs(x - target)
     if beta == 0:
-        return _reduced(size, reduction, dtype)
+        return _reduce(size, reduction, dtype)
     near = size < beta
     loss = jnp.where(near, 0.5 * size * size / beta, size - 0.5 * beta)
-    return _reduced(loss, reduction, dtype)
+    return _reduce(loss, reduction, dtype)
 
 
 @lowering("aten::huber_loss")
 def huber_loss(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> jax.Array:
-    """Half the square for small differences, else delta times the size less half of delta."""
+    """Returns half the square for small differences, else delta * (size - delta / 2)."""
     x, target, dtype = _wide(x, target)
     size = jnp.abs(x - target)
     loss = jnp.where(size <= delta, 0.5 * size * size, delta * (size - 0.5 * delta))
-    return _reduced(loss, reduction, dtype)
+    return _reduce(loss, reduction, dtype)
 
 
 @lowering("aten::binary_cross_entropy")
 def binary_cross_entropy(x: Any, target: Any, weight: Any = None, reduction: int = 1) -> jax.Array:
-    """Of probabilities; their logarithms are at least -100, as in torch."""
+    """Computes the loss of probabilities; their logarithms are at least -100, as in torch."""
     x, target, weight, dtype = _wide(x, target, weight)
     # Where the logarithm is cut off torch still has a gradient: that of 1 / (x * (1 - x)).
     loss = (target - 1) * _log_at_least(1 - x, -100.0) - target * _log_at_least(x, -100.0)
     if weight is not None:
         loss = loss * weight
-    return _reduced(loss, reduction, dtype)
+    return _reduce(loss, reduction, dtype)
 
 
 def _log_at_least(x: Any, least: float) -> jax.Array:
@@ -77,9 +77,9 @@ def _log_at_least(x: Any, least: float) -> jax.Array:
 def nll_loss(
     x: Any, target: Any, weight: Any, reduction: int, ignore_index: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Of logarithms of probabilities, `(N, C, ...)` or `(C,)`: the loss and the sum of the weights.
+    """Returns the loss of log-probabilities, `(N, C, ...)` or `(C,)`, and the sum of the weights.
 
-    A target that is no class, for which torch raises an error, gives NaN.
+    A target that is not a class, for which torch raises an error, gives NaN.
     """
     single = x.ndim == 1
     if single:
@@ -107,7 +107,7 @@ def nll_loss(
 def multi_margin_loss(
     x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
 ) -> jax.Array:
-    """The mean over the other classes of `max(0, margin - x[target] + x) ** p`."""
+    """Returns the mean over the other classes of `max(0, margin - x[target] + x) ** p`."""
     dtype = x.dtype
     y = jnp.atleast_2d(x.astype(wide(dtype)))
     index = target.reshape(-1)
@@ -118,19 +118,19 @@ def multi_margin_loss(
         loss = loss * weight.astype(y.dtype)[index][:, None]
     others = jnp.arange(y.shape[1])[None, :] != index[:, None]
     loss = jnp.sum(jnp.where(others, loss, 0), 1) / y.shape[1]
-    return _reduced(loss[0] if reduction == 0 and target.ndim == 0 else loss, reduction, dtype)
+    return _reduce(loss[0] if reduction == 0 and target.ndim == 0 else loss, reduction, dtype)
 
 
 @lowering("aten::multilabel_margin_loss_forward")
 def multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[jax.Array, jax.Array]:
-    """Margins between classes that are targets and others, and which ones are targets.
+    """Returns margins between classes that are targets and others, and which ones are targets.
 
     Targets end at the first -1 of each row; a class that is listed twice counts twice.
     """
     dtype = x.dtype
     y, labels = jnp.atleast_2d(x.astype(wide(dtype))), jnp.atleast_2d(target)
     if y.shape[1] == 0:
-        return _reduced(jnp.sum(y, 1), reduction, dtype), jnp.zeros(x.shape, dtype)
+        return _reduce(jnp.sum(y, 1), reduction, dtype), jnp.zeros(x.shape, dtype)
     listed = jnp.cumsum(labels < 0, 1) == 0
     index = jnp.where(listed, labels, 0)
     rows = jnp.arange(y.shape[0])[:, None]
@@ -141,7 +141,7 @@ def multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[jax.Arr
     loss = jnp.sum(jnp.where(counted, gap, 0), (1, 2)) / y.shape[1]
     if reduction == 0 and x.ndim < 2:
         loss = loss[0]
-    return _reduced(loss, reduction, dtype), is_target.astype(dtype).reshape(target.shape)
+    return _reduce(loss, reduction, dtype), is_target.astype(dtype).reshape(target.shape)
 
 
 # --- connectionist temporal classification ------------------------------------------------------
@@ -157,7 +157,7 @@ def ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> jax.Array:
-    """The negative logarithm of the probability of the targets, over all alignments."""
+    """Returns the negative logarithm of the probability of the targets, over all alignments."""
     single = log_probs.ndim == 2
     loss, _ = ctc_loss_forward(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
@@ -181,7 +181,7 @@ def ctc_loss_forward(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of each sequence, and the logarithms of the forward probabilities.
+    """Returns the loss of each sequence, and the logarithms of the forward probabilities.
 
     Args:
         log_probs: `(time, batch, classes)`, or `(time, classes)` for one sequence.
@@ -245,7 +245,7 @@ def ctc_loss_forward(
 
 
 def _rows(targets: Any, counts: Any, batch: Any) -> Any:
-    """Targets as one row for each sequence."""
+    """Returns targets as one row for each sequence."""
     if targets.ndim == 2:
         return targets
     if batch == 1:
@@ -265,7 +265,7 @@ def linear_cross_entropy_of_each(
     ignore_index: int,
     *how_torch_splits_it: Any,
 ) -> jax.Array:
-    """The cross entropy of each row of a linear layer's output, as in `linear_cross_entropy`."""
+    """Computes the cross entropy of each row of a linear layer, as `linear_cross_entropy`."""
     loss, _ = _linear_cross_entropy(x, linear_weight, target, linear_bias, weight, ignore_index)
     return loss.astype(x.dtype)
 
@@ -282,7 +282,7 @@ def linear_cross_entropy(
     label_smoothing: float,
     *how_torch_splits_it: Any,
 ) -> tuple[jax.Array, ...]:
-    """The mean or the sum of the cross entropies, and the gradients that torch gives along.
+    """Returns the mean or the sum of the cross entropies, and the gradients that torch gives along.
 
     torch's backward reads them; here the loss itself is differentiated, and as long as nothing uses
     them they are compiled away.
@@ -306,7 +306,7 @@ def linear_cross_entropy(
 def _linear_cross_entropy(
     x: Any, linear_weight: Any, target: Any, bias: Any, weight: Any, ignore_index: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The loss of each row, times the weight of its class, and these weights."""
+    """Returns the loss of each row, times the weight of its class, and these weights."""
     dtype = wide(x.dtype)
     logits = jnp.matmul(x.astype(dtype), linear_weight.astype(dtype).T)
     if bias is not None:

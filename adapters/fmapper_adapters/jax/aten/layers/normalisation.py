@@ -23,7 +23,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> jax.Array:
-    """Zero mean and unit variance over the last dimensions; halves in float32."""
+    """Normalises the last dimensions to zero mean and unit variance; halves in float32."""
     return native_layer_norm(x, normalized_shape, weight, bias, eps)[0]
 
 
@@ -31,7 +31,7 @@ def layer_norm(
 def native_layer_norm(
     x: Any, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The normalised array, the means and the reciprocal standard deviations."""
+    """Returns the normalised array, the means and the reciprocal standard deviations."""
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     y = x.astype(wide(x.dtype))
     mean = jnp.mean(y, dims, keepdims=True)
@@ -54,7 +54,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> jax.Array:
-    """Zero mean and unit variance over groups of channels; halves in float32."""
+    """Normalises groups of channels to zero mean and unit variance; halves in float32."""
     return _group_norm(x, weight, bias, num_groups, eps)[0]
 
 
@@ -62,7 +62,7 @@ def group_norm(
 def native_group_norm(
     x: Any, weight: Any, bias: Any, n: Any, c: Any, hxw: Any, group: int, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The normalised array, the means and the reciprocal standard deviations of the groups."""
+    """Returns the normalised array, the means and the reciprocal deviations of the groups."""
     return _group_norm(x, weight, bias, group, eps)
 
 
@@ -90,7 +90,7 @@ def _group_norm(
 def rms_norm(
     x: Any, normalized_shape: Sequence[Any], weight: Any = None, eps: float | None = None
 ) -> jax.Array:
-    """Divided by the root of the mean of the squares over the last dimensions."""
+    """Divides by the root of the mean of the squares over the last dimensions."""
     return fused_rms_norm(x, normalized_shape, weight, eps)[0]
 
 
@@ -98,7 +98,7 @@ def rms_norm(
 def fused_rms_norm(
     x: Any, normalized_shape: Sequence[Any], weight: Any, eps: float | None
 ) -> tuple[jax.Array, jax.Array]:
-    """As rms_norm, and what was multiplied by. Without eps it is that of the wide dtype."""
+    """Computes rms_norm, and what was multiplied by. Without eps it is that of the wide dtype."""
     dims = tuple(range(x.ndim - len(normalized_shape), x.ndim))
     y = x.astype(wide(x.dtype))
     least = float(np.finfo(y.dtype).eps) if eps is None else eps
@@ -113,8 +113,8 @@ def fused_rms_norm(
 def batch_norm_no_training(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalised by running averages over channels; the other results are empty."""
-    y = _normalised(x, mean, var, weight, bias, eps)
+    """Normalises by running averages over channels; the other results are empty."""
+    y = _normalise(x, mean, var, weight, bias, eps)
     nothing = jnp.zeros((0,), wide(x.dtype))
     return y, nothing, nothing
 
@@ -123,13 +123,13 @@ def batch_norm_no_training(
 def batch_norm_without_averages(
     x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalised by the batch's own statistics; also the means and reciprocal deviations."""
+    """Normalises by the batch's own statistics; also returns means and reciprocal deviations."""
     mean, var = _statistics(x)
-    return _normalised(x, mean, var, weight, bias, eps), mean, jax.lax.rsqrt(var + eps)
+    return _normalise(x, mean, var, weight, bias, eps), mean, jax.lax.rsqrt(var + eps)
 
 
 def _statistics(x: Any) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of each channel, over the batch."""
+    """Returns mean and variance of each channel, over the batch."""
     dims = (0, *range(2, x.ndim))
     wider = x.astype(wide(x.dtype))
     mean = jnp.mean(wider, dims)
@@ -148,7 +148,7 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[jax.Array, ...]:
-    """Normalised by the batch's own statistics, and the running averages moved towards them."""
+    """Normalises by the batch's own statistics, and moves the running averages towards them."""
     if not training:
         y, nothing, _ = batch_norm_no_training(
             x, weight, bias, running_mean, running_var, momentum, eps
@@ -157,13 +157,13 @@ def batch_norm_functional(
     mean, var = _statistics(x)
     count = math.prod((x.shape[0], *x.shape[2:]))
     unbiased = var * (count / (count - 1))
-    y = _normalised(x, mean, var, weight, bias, eps)
+    y = _normalise(x, mean, var, weight, bias, eps)
     return (
         y,
         mean,
         jax.lax.rsqrt(var + eps),
-        _moved(running_mean, mean, momentum),
-        _moved(running_var, unbiased, momentum),
+        _move_average(running_mean, mean, momentum),
+        _move_average(running_var, unbiased, momentum),
     )
 
 
@@ -171,17 +171,17 @@ def batch_norm_functional(
 def batch_norm_with_update(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> tuple[jax.Array, ...]:
-    """As batch_norm_functional in training, with what only some of torch's devices hold apart."""
+    """Computes batch_norm_functional in training, with what only some of torch's devices hold."""
     found = batch_norm_functional(x, weight, bias, mean, var, True, momentum, eps)
     return (*found[:3], jnp.zeros((0,), "uint8"), *found[3:])
 
 
-def _moved(running: Any, new: Any, momentum: float) -> jax.Array:
+def _move_average(running: Any, new: Any, momentum: float) -> jax.Array:
     return (running * (1 - momentum) + new.astype(running.dtype) * momentum).astype(running.dtype)
 
 
-def _normalised(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float) -> jax.Array:
-    """(x - mean) / sqrt(var + eps) * weight + bias with one value per channel."""
+def _normalise(x: Any, mean: Any, var: Any, weight: Any, bias: Any, eps: float) -> jax.Array:
+    """Computes (x - mean) / sqrt(var + eps) * weight + bias with one value per channel."""
     shape = (1, -1, *(1,) * (x.ndim - 2))
     dtype = wide(x.dtype)
     scale = jax.lax.rsqrt(var.astype(dtype) + eps)

@@ -83,14 +83,14 @@ class _Windows:
         return zip(*rows, strict=True)
 
     def are_whole(self) -> bool:
-        """Whether there is one window, which has all elements."""
+        """Tells whether there is one window, which has all elements."""
         return all(
             isinstance(n, int) and n > 0 and out == d == 1 and k - p >= n
             for (n, k, _, p, d), out in zip(self._rows(), self.outputs, strict=True)
         )
 
     def reduce(self, x: Any, value: Any, function: Any) -> jax.Array:
-        """The windows reduced, without dilation.
+        """Returns the windows reduced, without dilation.
 
         The only window of a dimension needs no padding, which it may have a lot of: it may be
         hundreds of times as large as the image. Sums of it are no windows to XLA; the largest
@@ -118,7 +118,7 @@ class _Windows:
         return jax.lax.reduce_window(x, start, function, kernel, stride, "VALID")
 
     def starts(self) -> list[Any]:
-        """Where windows begin in each dimension, before there is padding."""
+        """Returns where windows begin in each dimension, before there is padding."""
         return [
             jnp.arange(out) * s - p
             for out, s, p in zip(self.outputs, self.stride, self.padding, strict=True)
@@ -126,7 +126,7 @@ class _Windows:
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:
-    """One number per spatial dimension; a single one stands for all."""
+    """Returns one number per spatial dimension; a single one stands for all."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     return values * count if len(values) == 1 else values
 
@@ -144,7 +144,7 @@ def max_pool_with_indices(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The largest element of each window, and where in its plane it is; NaN counts as largest."""
+    """Returns the largest element of each window and its place in the plane; NaN is largest."""
     sizes = x.shape[x.ndim - count :]
     windows = _Windows(count, sizes, kernel_size, stride, padding, dilation, ceil_mode)
     indices = _argmax(x, windows.starts(), windows.kernel, windows.dilation)
@@ -168,7 +168,7 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Any,
 ) -> jax.Array:
-    """The gradient of each window at the place of its largest element; windows may share one."""
+    """Puts the gradient of each window at its largest element; windows may share one."""
     batch = x.shape[: x.ndim - count]
     rows = math.prod(batch)
     at = indices.reshape(rows, -1)
@@ -187,7 +187,7 @@ _UNROLLED = 16  # elements of a window along one dimension that are compared one
 def _argmax(
     x: Any, starts: Sequence[Any], kernel: Sequence[int], dilation: Sequence[int]
 ) -> jax.Array:
-    """Where in its plane the first largest element of each window is, or its last NaN.
+    """Returns where in its plane the first largest element of each window is, or its last NaN.
 
     Args:
         x: Of shape (..., *plane).
@@ -208,7 +208,7 @@ def _argmax(
 
 
 def _argmax_of(x: Any, places: Sequence[Any]) -> jax.Array:
-    """Where in its plane the first largest element of each window is, or its last NaN.
+    """Returns where in its plane the first largest element of each window is, or its last NaN.
 
     It is looked for along one dimension after the other, the last one first.
 
@@ -232,14 +232,14 @@ def _argmax_of(x: Any, places: Sequence[Any]) -> jax.Array:
 
 
 def _best_along(x: Any, places: Any, axis: int) -> Any:
-    """The places of the first largest elements of windows along an axis, or of the last NaN."""
+    """Returns the places of the first largest elements of windows, or of the last NaN."""
     outputs, k = places.shape
     after = (1,) * (x.ndim - 1 - axis)
     if isinstance(k, int) and k <= _UNROLLED:
         best: Any = None
         for offset in range(k):
             at = places[:, offset].reshape(-1, *after)
-            value = _taken(x, places[:, offset], axis)
+            value = _take(x, places[:, offset], axis)
             if best is None:
                 best, where = value, jnp.broadcast_to(at, value.shape)
                 continue
@@ -248,7 +248,7 @@ def _best_along(x: Any, places: Any, axis: int) -> Any:
                 better = better | jnp.isnan(value)
             best, where = jnp.where(better, value, best), jnp.where(better, at, where)
         return where
-    windows = _taken(x, places.reshape(-1), axis)
+    windows = _take(x, places.reshape(-1), axis)
     windows = windows.reshape(*x.shape[:axis], outputs, k, *x.shape[axis + 1 :])
     first = jnp.argmax(windows, axis + 1)  # of NaN, where there is one
     if is_floating(x):
@@ -259,8 +259,8 @@ def _best_along(x: Any, places: Any, axis: int) -> Any:
     return jnp.asarray(places)[own, first]  # of the windows' own
 
 
-def _taken(x: Any, places: Any, axis: int) -> Any:
-    """The elements at places along an axis."""
+def _take(x: Any, places: Any, axis: int) -> Any:
+    """Returns the elements at places along an axis."""
     is_known = isinstance(places, np.ndarray) and places.size == x.shape[axis]
     if is_known and (places == np.arange(places.size)).all():
         return x
@@ -268,7 +268,7 @@ def _taken(x: Any, places: Any, axis: int) -> Any:
 
 
 def _looked_up(x: Any, indices: Any, count: int) -> jax.Array:
-    """The elements of each plane at indices."""
+    """Returns the elements of each plane at indices."""
     flat = x.reshape(*x.shape[: x.ndim - count], -1)
     at = indices.reshape(*flat.shape[:-1], -1)
     return jnp.take_along_axis(flat, at, -1).reshape(indices.shape)
@@ -276,7 +276,7 @@ def _looked_up(x: Any, indices: Any, count: int) -> jax.Array:
 
 @lowering("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
 def adaptive_max_pool(x: Any, output_size: Any) -> tuple[jax.Array, jax.Array]:
-    """The largest element of each bin, and where in its plane it is."""
+    """Returns the largest element of each bin, and where in its plane it is."""
     count = len(output_size)
     places = []
     for n, m in zip(x.shape[x.ndim - count :], output_size, strict=True):
@@ -296,7 +296,7 @@ def adaptive_max_pool(x: Any, output_size: Any) -> tuple[jax.Array, jax.Array]:
 def fractional_max_pool(
     x: Any, kernel_size: Any, output_size: Any, random_samples: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """The largest element of windows that begin at random places, and where it is.
+    """Returns the largest element of windows that begin at random places, and where it is.
 
     Args:
         x: Of shape (batch, channels, *plane) or without batch.
@@ -336,7 +336,7 @@ def _fractional_starts(size: Any, kernel: int, outputs: int, sample: Any) -> jax
 def max_unpool(
     x: Any, indices: Any, output_size: Any, stride: Any = (), padding: Any = ()
 ) -> jax.Array:
-    """Elements back at the indices of their planes, zero elsewhere."""
+    """Returns elements back at the indices of their planes, zero elsewhere."""
     count = len(output_size)
     batch = x.shape[: x.ndim - count]
     values = x.reshape(math.prod(batch), -1)
@@ -356,7 +356,7 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> jax.Array:
-    """The mean of each window; halves in float32.
+    """Returns the mean of each window; halves in float32.
 
     The padding counts for `count_include_pad`, but not what `ceil_mode` puts behind it.
     """

@@ -23,7 +23,7 @@ Step = Callable[[Any, State, Sequence[Any]], State]
 
 
 def _lstm_step(gates: Any, state: State, weights: Sequence[Any]) -> State:
-    """The next hidden and cell state, from the gates of the input, `(batch, 4 * hidden)`."""
+    """Returns the next hidden and cell state, from the input's gates, `(batch, 4 * hidden)`."""
     hidden, cell = state
     recurrent, bias = weights[0], weights[1]
     i, f, g, o = jnp.split(gates + _affine(hidden, recurrent, bias), 4, -1)
@@ -69,7 +69,7 @@ def _layer(
     reverse: bool,
     active: Any,
 ) -> tuple[Any, State]:
-    """One layer in one direction over `(time, batch, features)`; all in one dtype.
+    """Returns one layer in one direction over `(time, batch, features)`; all in one dtype.
 
     Args:
         step: What one step does.
@@ -112,7 +112,7 @@ def _network(
     key: Any = None,
     active: Any = None,
 ) -> tuple[Any, ...]:
-    """All layers over `(time, batch, features)`: the outputs, and each kind of last states."""
+    """Runs all layers over `(time, batch, features)`: the outputs, and each kind of last state."""
     dtype, small = wide(x.dtype), x.dtype
     x = x.astype(dtype)
     directions = 2 if bidirectional else 1
@@ -144,7 +144,7 @@ def _network(
     return x.astype(small), *ends
 
 
-def _padded(
+def _pad(
     step: Step,
     x: Any,
     states: Sequence[Any],
@@ -174,7 +174,7 @@ def _padded(
     return (jnp.swapaxes(x, 0, 1) if batch_first else x), *ends
 
 
-def _packed(
+def _run_packed(
     step: Step,
     data: Any,
     batch_sizes: Any,
@@ -188,7 +188,7 @@ def _packed(
     *,
     key: Any = None,
 ) -> tuple[Any, ...]:
-    """Packed sequences are padded, and the results packed again, which is a gather each."""
+    """Pads packed sequences, and packs the results again, which is a gather each."""
     batch = states[0].shape[1]
     sizes = jnp.asarray(batch_sizes)
     steps = sizes.shape[0]
@@ -219,28 +219,28 @@ def _packed(
 
 @lowering("aten::lstm.input")
 def lstm(x: Any, hx: Any, params: Any, *options: Any) -> tuple[Any, ...]:
-    """Outputs, and the last hidden and cell states."""
-    return _padded(_lstm_step, x, hx, params, *options)
+    """Returns outputs, and the last hidden and cell states."""
+    return _pad(_lstm_step, x, hx, params, *options)
 
 
 @lowering("aten::lstm.data")
 def lstm_packed(data: Any, sizes: Any, hx: Any, params: Any, *options: Any) -> tuple[Any, ...]:
-    """As lstm, for packed sequences."""
-    return _packed(_lstm_step, data, sizes, hx, params, *options)
+    """Runs an LSTM over packed sequences."""
+    return _run_packed(_lstm_step, data, sizes, hx, params, *options)
 
 
 @lowering("fmapper::lstm_with_dropout.input", random=True)
 def lstm_dropout(x: Any, hx: Any, params: Any, *options: Any, key: Any) -> tuple[Any, ...]:
-    """As lstm, with dropout between the layers."""
-    return _padded(_lstm_step, x, hx, params, *options, key=key)
+    """Runs an LSTM with dropout between the layers."""
+    return _pad(_lstm_step, x, hx, params, *options, key=key)
 
 
 @lowering("fmapper::lstm_with_dropout.data", random=True)
 def lstm_packed_dropout(
     data: Any, sizes: Any, hx: Any, params: Any, *options: Any, key: Any
 ) -> tuple[Any, ...]:
-    """As lstm for packed sequences, with dropout between the layers."""
-    return _packed(_lstm_step, data, sizes, hx, params, *options, key=key)
+    """Runs an LSTM over packed sequences, with dropout between the layers."""
+    return _run_packed(_lstm_step, data, sizes, hx, params, *options, key=key)
 
 
 Network = Callable[..., tuple[Any, ...]]
@@ -249,19 +249,19 @@ Network = Callable[..., tuple[Any, ...]]
 def _single(name: str, step: Step) -> tuple[Network, Network]:
     """Enters a network with one kind of state, in its four variants; for padded and packed ones."""
 
-    def padded(x: Any, hx: Any, params: Any, *options: Any, key: Any = None) -> tuple[Any, ...]:
-        return _padded(step, x, (hx,), params, *options, key=key)
+    def pad(x: Any, hx: Any, params: Any, *options: Any, key: Any = None) -> tuple[Any, ...]:
+        return _pad(step, x, (hx,), params, *options, key=key)
 
-    def packed(
+    def pack(
         data: Any, sizes: Any, hx: Any, params: Any, *options: Any, key: Any = None
     ) -> tuple[Any, ...]:
-        return _packed(step, data, sizes, (hx,), params, *options, key=key)
+        return _run_packed(step, data, sizes, (hx,), params, *options, key=key)
 
-    lowering(f"aten::{name}.input")(padded)
-    lowering(f"aten::{name}.data")(packed)
-    lowering(f"fmapper::{name}_with_dropout.input", random=True)(padded)
-    lowering(f"fmapper::{name}_with_dropout.data", random=True)(packed)
-    return padded, packed
+    lowering(f"aten::{name}.input")(pad)
+    lowering(f"aten::{name}.data")(pack)
+    lowering(f"fmapper::{name}_with_dropout.input", random=True)(pad)
+    lowering(f"fmapper::{name}_with_dropout.data", random=True)(pack)
+    return pad, pack
 
 
 gru, gru_packed = _single("gru", _gru_step)
@@ -285,7 +285,7 @@ def packed_network(
     *,
     key: Any = None,
 ) -> tuple[Any, ...]:
-    """A network over sequences of these lengths, which are padded to one length."""
+    """Returns a network over sequences of these lengths, which are padded to one length."""
     batch = lengths.shape[0]
     steps = data.shape[0] // batch
     active = jnp.arange(steps)[:, None] < lengths
@@ -319,7 +319,7 @@ def _cell(
 
 @lowering("aten::lstm_cell")
 def lstm_cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> State:
-    """The next hidden and cell state."""
+    """Returns the next hidden and cell state."""
     return _cell(_lstm_step, x, hx, w_ih, w_hh, b_ih, b_hh)
 
 
@@ -327,7 +327,7 @@ def lstm_cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any
 def gru_cell(
     x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> jax.Array:
-    """The next hidden state."""
+    """Returns the next hidden state."""
     return _cell(_gru_step, x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
@@ -335,7 +335,7 @@ def gru_cell(
 def rnn_tanh_cell(
     x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> jax.Array:
-    """The next hidden state."""
+    """Returns the next hidden state."""
     return _cell(_tanh_step, x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
@@ -343,7 +343,7 @@ def rnn_tanh_cell(
 def rnn_relu_cell(
     x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> jax.Array:
-    """The next hidden state."""
+    """Returns the next hidden state."""
     return _cell(_relu_step, x, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
 
 
@@ -351,7 +351,7 @@ def rnn_relu_cell(
 def fused_lstm_cell(
     input_gates: Any, hidden_gates: Any, cx: Any, input_bias: Any = None, hidden_bias: Any = None
 ) -> tuple[Any, ...]:
-    """The next hidden and cell state, and the gates."""
+    """Returns the next hidden and cell state, and the gates."""
     dtype = wide(cx.dtype)
     gates = input_gates.astype(dtype) + hidden_gates.astype(dtype)
     for bias in (input_bias, hidden_bias):
@@ -367,7 +367,7 @@ def fused_lstm_cell(
 
 @lowering("aten::_pack_padded_sequence", data_dependent_shape=True)
 def pack_padded_sequence(x: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
-    """The elements of padded sequences step by step, and how many there are of each step."""
+    """Returns the elements of padded sequences step by step, and how many each step has."""
     sizes = np.asarray(lengths)
     if batch_first:
         x = jnp.swapaxes(x, 0, 1)

@@ -20,7 +20,7 @@ _ZEROS, _BORDER = 0, 1
 
 @lowering("aten::affine_grid_generator")
 def affine_grid(theta: Any, size: Sequence[Any], align_corners: bool) -> jax.Array:
-    """The positions, from -1 to 1, of all pixels under affine maps (batch, d, d + 1)."""
+    """Returns the positions, from -1 to 1, of all pixels under affine maps (batch, d, d + 1)."""
     spatial = size[2:]
     lines = []
     for n in spatial:
@@ -44,7 +44,7 @@ def affine_grid(theta: Any, size: Sequence[Any], align_corners: bool) -> jax.Arr
 def grid_sample(
     x: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> jax.Array:
-    """X (batch, channels, *space) at positions (batch, *out, dimensions) from -1 to 1.
+    """Samples x (batch, channels, *space) at positions (batch, *out, dimensions) from -1 to 1.
 
     The last dimension of the grid counts the dimensions of x from the last one on.
     """
@@ -69,28 +69,28 @@ def grid_sample(
 
 
 def _pixels(at: Any, n: Any, align_corners: bool) -> jax.Array:
-    """Positions from -1 to 1 in pixels."""
+    """Returns positions from -1 to 1 in pixels."""
     return (at + 1) / 2 * (n - 1) if align_corners else ((at + 1) * n - 1) / 2
 
 
 def _inside(at: Any, n: Any, padding_mode: int, align_corners: bool) -> jax.Array:
-    """Positions moved into the image, if the padding mode says so."""
+    """Returns positions moved into the image, if the padding mode says so."""
     if padding_mode == _ZEROS:
         return at
     if padding_mode == _BORDER:
-        return _clipped(at, n)
+        return _clip(at, n)
     low, high = (0, 2 * (n - 1)) if align_corners else (-1, 2 * n - 1)
-    return _clipped(_reflected(at, low, high), n)
+    return _clip(_reflect(at, low, high), n)
 
 
-def _clipped(at: Any, n: Any) -> jax.Array:
+def _clip(at: Any, n: Any) -> jax.Array:
     # torch's gradient at the borders themselves is zero
     inside = (at > 0) & (at < n - 1)
     clipped = jnp.clip(jax.lax.stop_gradient(at), 0, n - 1)
     return jnp.where(inside, at, clipped)
 
 
-def _reflected(at: Any, twice_low: Any, twice_high: Any) -> jax.Array:
+def _reflect(at: Any, twice_low: Any, twice_high: Any) -> jax.Array:
     if isinstance(twice_high, int) and twice_low == twice_high:
         return jnp.zeros_like(at)
     low, span = twice_low / 2, (twice_high - twice_low) / 2
@@ -101,7 +101,7 @@ def _reflected(at: Any, twice_low: Any, twice_high: Any) -> jax.Array:
 
 
 def _lookup(x: Any, places: Sequence[Any], outside: float) -> jax.Array:
-    """X (batch, channels, *space) at whole positions (batch, *out); zero outside of x."""
+    """Looks up x (batch, channels, *space) at whole positions (batch, *out); zero outside of x."""
     batch, channels, *sizes = x.shape
     inside: Any = True
     flat: Any = 0

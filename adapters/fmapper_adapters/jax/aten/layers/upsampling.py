@@ -21,7 +21,7 @@ Scales = Sequence[float | None]
 
 
 def _sizes(x: Any, output_size: Any, scales: Any) -> tuple[Sequence[Any], Scales]:
-    """The sizes and scales of an overload that takes either sizes or scales."""
+    """Returns the sizes and scales of an overload that takes either sizes or scales."""
     if output_size is not None:
         return output_size, (None,) * len(output_size)
     spatial = x.shape[x.ndim - len(scales) :]
@@ -40,7 +40,7 @@ def _scaled_size(n: Any, scale: float) -> Any:
 
 
 def _step(n: Any, m: Any, align_corners: bool, scale: float | None, dtype: Any) -> Any:
-    """How far apart in the input neighbours in the output are."""
+    """Returns how far apart in the input neighbours in the output are."""
     one = _array(1, dtype)
     if align_corners:
         return _array(n - 1, dtype) / _array(m - 1, dtype) if _is_more_than_one(m) else one * 0
@@ -54,7 +54,7 @@ def _is_more_than_one(m: Any) -> bool:
 
 
 def _array(x: Any, dtype: Any) -> Any:
-    """Of NumPy where a size is known, so that positions are constants of the program."""
+    """Makes a NumPy array where a size is known, so that positions are constants of the program."""
     return np.asarray(x, dtype) if isinstance(x, int | float) else jnp.asarray(x, dtype)
 
 
@@ -63,7 +63,7 @@ def _range(m: Any, dtype: Any) -> Any:
 
 
 def _positions(n: Any, m: Any, align_corners: bool, scale: float | None, dtype: Any) -> Any:
-    """Where in the input, in pixels, each pixel of the output is."""
+    """Returns where in the input, in pixels, each pixel of the output is."""
     step = _step(n, m, align_corners, scale, dtype)
     at = _range(m, dtype)
     half = _array(0.5, dtype)
@@ -75,7 +75,7 @@ def _precision(x: Any) -> Any:
 
 
 def _nearest(exact: bool) -> Callable[[Any, Sequence[Any], Scales], jax.Array]:
-    def lowered(x: Any, sizes: Sequence[Any], scales: Scales) -> jax.Array:
+    def lower(x: Any, sizes: Sequence[Any], scales: Scales) -> jax.Array:
         for dim, (m, scale) in enumerate(zip(sizes, scales, strict=True), x.ndim - len(sizes)):
             n = x.shape[dim]
             dtype = _precision(x)
@@ -86,7 +86,7 @@ def _nearest(exact: bool) -> Callable[[Any, Sequence[Any], Scales], jax.Array]:
             x = jnp.take(x, jnp.asarray(at), axis=dim, mode="clip")
         return x
 
-    return lowered
+    return lower
 
 
 def _enter_nearest(name: str, exact: bool) -> None:
@@ -98,7 +98,7 @@ def _enter_nearest(name: str, exact: bool) -> None:
 
     @lowering(f"aten::{name}.default")
     def by_size(x: Any, output_size: Any, *scales: Any) -> jax.Array:
-        return resize(x, output_size, _padded(scales, len(output_size)))
+        return resize(x, output_size, _pad(scales, len(output_size)))
 
 
 for _dims in (1, 2, 3):
@@ -106,12 +106,12 @@ for _dims in (1, 2, 3):
     _enter_nearest(f"_upsample_nearest_exact{_dims}d", True)
 
 
-def _padded(scales: Sequence[Any], count: int) -> Scales:
+def _pad(scales: Sequence[Any], count: int) -> Scales:
     return (*scales, *(None,) * (count - len(scales)))
 
 
-def _blended(x: Any, dim: int, taps: Sequence[tuple[Any, Any]]) -> jax.Array:
-    """The sum over taps of weights times the elements at indices of one dimension."""
+def _blend(x: Any, dim: int, taps: Sequence[tuple[Any, Any]]) -> jax.Array:
+    """Returns the sum over taps of weights times the elements at indices of one dimension."""
     shape = [1] * x.ndim
     shape[dim] = -1
     total: Any = None
@@ -141,7 +141,7 @@ def _cubic_taps(at: Any, n: Any) -> list[tuple[Any, Any]]:
 
 
 def cubic_weights(t: Any, a: float = -0.75) -> list[Any]:
-    """The weights of the four neighbours of a point that is t behind the second."""
+    """Returns the weights of the four neighbours of a point that is t behind the second."""
 
     def near(x: Any) -> Any:
         return ((a + 2) * x - (a + 3)) * x * x + 1
@@ -155,7 +155,7 @@ def cubic_weights(t: Any, a: float = -0.75) -> list[Any]:
 def _smooth(
     x: Any, sizes: Sequence[Any], scales: Scales, align_corners: bool, taps: Any
 ) -> jax.Array:
-    """Interpolated along each dimension in turn; halves in float32."""
+    """Interpolates along each dimension in turn; halves in float32."""
     if not is_floating(x):
         raise ConversionError(
             f"interpolation of {x.dtype.name} rounds as torch's own fixed-point code does, which "
@@ -170,7 +170,7 @@ def _smooth(
         if isinstance(n, int) and n == sizes[i] and scales[i] in (None, 1.0):
             continue  # every weight is one
         at = _positions(n, sizes[i], align_corners, scales[i], _precision(x))
-        y = _blended(y, first + i, taps(at, n))
+        y = _blend(y, first + i, taps(at, n))
     return y.astype(dtype)
 
 
@@ -181,7 +181,7 @@ def _enter_smooth(name: str, taps: Any) -> None:
 
     @lowering(f"aten::{name}.default")
     def by_size(x: Any, output_size: Any, align_corners: bool, *scales: Any) -> jax.Array:
-        return _smooth(x, output_size, _padded(scales, len(output_size)), align_corners, taps)
+        return _smooth(x, output_size, _pad(scales, len(output_size)), align_corners, taps)
 
 
 _enter_smooth("upsample_linear1d", _linear_taps)
@@ -208,7 +208,7 @@ def _lanczos(x: Any) -> Any:
 def _antialiased_weights(
     n: int, m: int, align_corners: bool, scale: float | None, filter_: Any, size: int
 ) -> Any:
-    """The matrix (m, n) that resizes a row with a filter as wide as a pixel of the output."""
+    """Returns the matrix (m, n) that resizes a row with a filter as wide as an output pixel."""
     step = float(_step(n, m, align_corners, scale, "float32"))
     support = size * 0.5 * max(step, 1.0)
     shrink = 1 / step if step >= 1 else 1.0

@@ -18,20 +18,20 @@ from fmapper_adapters.jax.aten.types import cast, dtype_of, is_floating
 @lowering("aten::index", int64="moves")
 @lowering("aten::_unsafe_index", whole=False, int64="moves")
 def index(x: Any, indices: Sequence[Any]) -> jax.Array:
-    """`x[indices]`, where None is a whole dimension; masks stand for where they are true."""
+    """Computes `x[indices]`, where None is a whole dimension; masks stand for where they hold."""
     # what is out of range is NaN, rather than another element
     return x.at[_positions(indices)].get(mode="fill")
 
 
 def _moves_or_adds(call: Call) -> Literal["computes", "moves"]:
-    """What `index_put` does with elements: `accumulate` is its fourth argument."""
+    """Returns what `index_put` does with elements: `accumulate` is its fourth argument."""
     return "computes" if call.kwargs.get("accumulate", any(call.args[3:4])) else "moves"
 
 
 @lowering("aten::index_put", int64=_moves_or_adds)
 @lowering("aten::_unsafe_index_put", whole=False, int64=_moves_or_adds)
 def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> jax.Array:
-    """The array with elements replaced or, for `accumulate`, added to; also more than once."""
+    """Replaces elements or, with `accumulate`, adds to them; also more than once."""
     values = cast(values, x.dtype)
     if sum(i is not None for i in indices) == 1:
         front, mask = next((n, i) for n, i in enumerate(indices) if i is not None)
@@ -45,7 +45,7 @@ def index_put(x: Any, indices: Sequence[Any], values: Any, accumulate: bool = Fa
 
 @lowering("aten::_unsafe_masked_index", whole=False)
 def masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> jax.Array:
-    """`x[indices]` where the mask holds, else a number."""
+    """Computes `x[indices]` where the mask holds, else a number."""
     at = tuple(
         slice(None) if i is None else jnp.clip(i, 0, x.shape[d] - 1) for d, i in enumerate(indices)
     )
@@ -56,7 +56,7 @@ def masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> jax.Ar
 def masked_index_put_accumulate(
     x: Any, mask: Any, indices: Sequence[Any], values: Any
 ) -> jax.Array:
-    """The array with values added at indices where the mask holds."""
+    """Returns the array with values added at indices where the mask holds."""
     at = tuple(
         slice(None) if i is None else jnp.clip(i, 0, x.shape[d] - 1) for d, i in enumerate(indices)
     )
@@ -69,7 +69,7 @@ def _is_mask(i: Any) -> bool:
 
 
 def _positions(indices: Sequence[Any]) -> tuple[Any, ...]:
-    """Indices as JAX takes them; masks become the indices of their true elements."""
+    """Returns indices as JAX takes them; masks become the indices of their true elements."""
     found: list[Any] = []
     for i in indices:
         if i is None:
@@ -82,7 +82,7 @@ def _positions(indices: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> jax.Array:
-    """Assignment under one mask, without knowing how many of its elements are true."""
+    """Assigns under one mask, without knowing how many of its elements are true."""
     mask = mask.astype(bool)
     behind = x.ndim - front - mask.ndim
     whole = mask.reshape(*mask.shape, *(1,) * behind)
@@ -104,7 +104,7 @@ def _put_where(x: Any, mask: Any, values: Any, front: int, accumulate: bool) -> 
 
 @lowering("aten::index_select", int64="moves")
 def index_select(x: Any, dim: int, index: Any) -> jax.Array:
-    """Indices of one dimension, in the order of an array."""
+    """Returns indices of one dimension, in the order of an array."""
     if x.ndim == 0:
         return x if index.ndim == 0 else jnp.broadcast_to(x, index.shape).reshape(())
     return jnp.take(x, index.reshape(-1), axis=dim)
@@ -112,7 +112,7 @@ def index_select(x: Any, dim: int, index: Any) -> jax.Array:
 
 @lowering("aten::take", int64="moves")
 def take(x: Any, index: Any) -> jax.Array:
-    """Elements of the array as one row."""
+    """Returns elements of the array as one row."""
     if x.size == 0:  # which jnp.take gives back as it is
         return jnp.zeros(index.shape, x.dtype)
     return jnp.take(x.reshape(-1), index)
@@ -120,7 +120,7 @@ def take(x: Any, index: Any) -> jax.Array:
 
 @lowering("aten::put")
 def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> jax.Array:
-    """The array, seen as one row, with elements replaced or added to."""
+    """Returns the array, seen as one row, with elements replaced or added to."""
     flat = x.reshape(-1)
     at = flat.at[index.reshape(-1)]
     source = cast(source.reshape(-1), x.dtype)
@@ -131,7 +131,7 @@ def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> jax.Array:
 
 @lowering("aten::index_add")
 def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> jax.Array:
-    """Slices added at indices of a dimension, also several at one."""
+    """Returns slices added at indices of a dimension, also several at one."""
     source = cast(source, x.dtype)
     if not (isinstance(alpha, int | float) and alpha == 1):
         source = source * cast(alpha, x.dtype) if x.dtype != bool else source & bool(alpha)
@@ -141,20 +141,20 @@ def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> j
 
 @lowering("aten::index_copy", int64="moves")
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
-    """Slices put at indices of a dimension."""
+    """Returns slices put at indices of a dimension."""
     at, source = _at(x, dim, index, cast(source, x.dtype))
     return at.set(source).reshape(x.shape)
 
 
 @lowering("aten::index_fill", int64="moves", elements=(3,))
 def index_fill(x: Any, dim: int, index: Any, value: Any) -> jax.Array:
-    """One number at indices of a dimension."""
+    """Returns one number at indices of a dimension."""
     at, _ = _at(x, dim, index, jnp.zeros(()))
     return at.set(cast(value, x.dtype)).reshape(x.shape)
 
 
 def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
-    """Where slices go, and the slices; what has no dimensions counts as having one."""
+    """Returns where slices go, and the slices; what has no dimensions counts as having one."""
     if x.ndim == 0:
         return x.reshape(1).at[index.reshape(-1)], source.reshape(-1)
     dim = dim % x.ndim
@@ -166,7 +166,7 @@ def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
 
 @lowering("aten::masked_fill", int64="moves", elements=(2,))
 def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
-    """A number where the mask holds; the dtype of the array stays.
+    """Returns a number where the mask holds; the dtype of the array stays.
 
     The least float32, which models take for a mask, becomes the least number of 16 bits when the
     model is cast to that: as infinity it would leave rows without any number.
@@ -179,7 +179,7 @@ def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
 
 @lowering("aten::masked_scatter", int64="moves")
 def masked_scatter(x: Any, mask: Any, source: Any) -> jax.Array:
-    """Where the mask holds, the next element of the source."""
+    """Returns where the mask holds, the next element of the source."""
     x, mask = jnp.broadcast_arrays(x, mask.astype(bool))
     if source.size == 0:
         return x
@@ -190,7 +190,7 @@ def masked_scatter(x: Any, mask: Any, source: Any) -> jax.Array:
 
 @lowering("aten::masked_select", data_dependent_shape=True, int64="moves")
 def masked_select(x: Any, mask: Any) -> jax.Array:
-    """The elements where the mask holds, as one row."""
+    """Returns the elements where the mask holds, as one row."""
     x, mask = jnp.broadcast_arrays(x, mask.astype(bool))
     return jnp.take(x.reshape(-1), jnp.asarray(np.flatnonzero(np.asarray(mask))))
 
@@ -198,13 +198,13 @@ def masked_select(x: Any, mask: Any) -> jax.Array:
 @lowering("aten::nonzero", data_dependent_shape=True, int64="looks")
 @lowering("aten::argwhere", data_dependent_shape=True, whole=False)
 def nonzero(x: Any) -> jax.Array:
-    """The indices of elements that are not zero, one row for each."""
+    """Returns the indices of elements that are not zero, one row for each."""
     return jnp.asarray(np.argwhere(np.asarray(x)), dtype_of("int64"))
 
 
 @lowering("aten::nonzero_numpy", data_dependent_shape=True, whole=False)
 def nonzero_numpy(x: Any) -> tuple[jax.Array, ...]:
-    """The indices of elements that are not zero, one array per dimension."""
+    """Returns the indices of elements that are not zero, one array per dimension."""
     return tuple(
         jnp.asarray(i, dtype_of("int64")) for i in np.nonzero(np.atleast_1d(np.asarray(x)))
     )
@@ -212,7 +212,7 @@ def nonzero_numpy(x: Any) -> tuple[jax.Array, ...]:
 
 @lowering("aten::nonzero_static")
 def nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> jax.Array:
-    """The first indices of elements that are not zero, filled up to a given number of rows."""
+    """Returns the first indices of nonzero elements, filled up to a given number of rows."""
     if x.ndim == 0:
         return jnp.zeros((size, 0), dtype_of("int64"))
     rows = jnp.nonzero(x, size=size, fill_value=fill_value)
@@ -223,7 +223,7 @@ def nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> jax.Array:
 def repeat_interleave(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
-    """Each element so often, one after the other."""
+    """Returns each element so often, one after the other."""
     if dim is None:
         x, dim = x.reshape(-1), 0
     x = x.reshape(1) if x.ndim == 0 else x
@@ -238,7 +238,7 @@ def repeat_interleave(
 def repeat_interleave_by(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
-    """Each element as often as an array says; without a known size the array must be known."""
+    """Repeats each element as often as an array says, which is known unless the size is given."""
     if dim is None:
         x, dim = x.reshape(-1), 0
     x = x.reshape(1) if x.ndim == 0 else x
@@ -248,7 +248,7 @@ def repeat_interleave_by(
 
 @lowering("aten::repeat_interleave.Tensor", int64="moves")
 def repeat_indices(repeats: Any, *, output_size: Any = None) -> jax.Array:
-    """Each index as often as an array says."""
+    """Repeats each index as often as an array says."""
     at = jnp.arange(repeats.shape[0], dtype=dtype_of("int64"))
     if output_size is None or not isinstance(repeats, jax.core.Tracer):
         return jnp.asarray(np.repeat(np.asarray(at), np.asarray(repeats)), at.dtype)

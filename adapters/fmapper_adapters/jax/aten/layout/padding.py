@@ -14,19 +14,19 @@ from fmapper_adapters.jax.aten.types import cast
 
 @lowering("aten::constant_pad_nd", int64="moves", elements=(2,))
 def constant_pad(x: Any, pad: Sequence[Any], value: Any = 0) -> jax.Array:
-    """A value around the last dimensions, given from the last one on; negative widths crop."""
+    """Puts a value around the last dimensions, given from the last one; negative widths crop."""
     widths = [(0, 0, 0)] * (x.ndim - len(pad) // 2)
     widths += [(low, high, 0) for low, high in _per_dim(pad)]
     return jax.lax.pad(x, cast(value, x.dtype), widths)
 
 
 def _per_dim(pad: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The widths at both ends of the last dimensions, in order."""
+    """Returns the widths at both ends of the last dimensions, in order."""
     return [(pad[i], pad[i + 1]) for i in range(len(pad) - 2, -1, -2)]
 
 
-def _padded(x: Any, pad: Sequence[Any], index: Any) -> jax.Array:
-    """Each padded dimension looked up at `index(positions, size)`, of positions from `-low` on."""
+def _pad(x: Any, pad: Sequence[Any], index: Any) -> jax.Array:
+    """Looks each padded dimension up at `index(positions, size)`, of positions from `-low` on."""
     widths = _per_dim(pad)
     for dim, (low, high) in enumerate(widths, x.ndim - len(widths)):
         if isinstance(low, int) and isinstance(high, int) and low == high == 0:
@@ -39,25 +39,25 @@ def _padded(x: Any, pad: Sequence[Any], index: Any) -> jax.Array:
 
 @lowering("aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d")
 def reflection_pad(x: Any, padding: Sequence[Any]) -> jax.Array:
-    """Mirrored at the edges, which are not repeated."""
-    return _padded(x, padding, lambda at, size: size - 1 - jnp.abs(size - 1 - jnp.abs(at)))
+    """Mirrors at the edges, which are not repeated."""
+    return _pad(x, padding, lambda at, size: size - 1 - jnp.abs(size - 1 - jnp.abs(at)))
 
 
 @lowering("aten::replication_pad1d", "aten::replication_pad2d", "aten::replication_pad3d")
 def replication_pad(x: Any, padding: Sequence[Any]) -> jax.Array:
-    """The elements at the edges repeated."""
-    return _padded(x, padding, lambda at, size: jnp.clip(at, 0, size - 1))
+    """Returns the elements at the edges repeated."""
+    return _pad(x, padding, lambda at, size: jnp.clip(at, 0, size - 1))
 
 
 @lowering("aten::_pad_circular")
 def circular_pad(x: Any, pad: Sequence[Any]) -> jax.Array:
-    """The array goes on at the other side."""
-    return _padded(x, pad, jnp.remainder)
+    """Goes on with the array from its other side."""
+    return _pad(x, pad, jnp.remainder)
 
 
 @lowering("aten::pad")
 def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> jax.Array:
-    """Any of these by name."""
+    """Returns any of these by name."""
     if mode == "constant":
         return constant_pad(x, pad, 0 if value is None else value)
     return {"reflect": reflection_pad, "replicate": replication_pad, "circular": circular_pad}[

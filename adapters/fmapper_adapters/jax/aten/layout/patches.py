@@ -15,7 +15,7 @@ Pair = Sequence[int]
 
 
 def _counts(sizes: Any, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> list[Any]:
-    """How many patches there are in each dimension."""
+    """Returns how many patches there are in each dimension."""
     return [
         (n + 2 * p - d * (k - 1) - 1) // s + 1
         for n, k, d, p, s in zip(sizes, kernel, dilation, padding, stride, strict=True)
@@ -25,7 +25,7 @@ def _counts(sizes: Any, kernel: Pair, dilation: Pair, padding: Pair, stride: Pai
 def _each_place(
     counts: Sequence[Any], kernel: Pair, dilation: Pair, stride: Pair
 ) -> Iterator[tuple[Any, ...]]:
-    """For each element of the kernel, the slices of the padded image that it sees."""
+    """Yields, for each element of the kernel, the slices of the padded image that it sees."""
     for offsets in np.ndindex(*kernel):
         yield tuple(
             slice(int(o) * d, int(o) * d + (c - 1) * s + 1, s)
@@ -35,7 +35,7 @@ def _each_place(
 
 @lowering("aten::im2col")
 def im2col(x: Any, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> jax.Array:
-    """(batch, channels, h, w) to (batch, channels * kernel, patches)."""
+    """Turns (batch, channels, h, w) into (batch, channels * kernel, patches)."""
     *batch, channels, h, w = x.shape
     counts = _counts((h, w), kernel_size, dilation, padding, stride)
     widths = [(0, 0)] * (x.ndim - 2) + [(p, p) for p in padding]
@@ -50,7 +50,7 @@ def col2im(
     x: Any, output_size: Sequence[Any], kernel_size: Pair, dilation: Pair, padding: Pair,
     stride: Pair
 ) -> jax.Array:  # fmt: skip
-    """(batch, channels * kernel, patches) to (batch, channels, h, w), adding where they overlap."""
+    """Turns (batch, channels * kernel, patches) into (batch, channels, h, w), adding overlaps."""
     *batch, rows, _ = x.shape
     count = kernel_size[0] * kernel_size[1]
     counts = _counts(output_size, kernel_size, dilation, padding, stride)

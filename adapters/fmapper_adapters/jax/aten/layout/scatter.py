@@ -15,7 +15,7 @@ from fmapper_adapters.jax.aten.types import cast, is_floating, wide
 
 @lowering("aten::gather", int64="moves")
 def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> jax.Array:
-    """For each element of index, the element of x at that index of one dimension."""
+    """Returns, for each element of index, the element of x at that index of one dimension."""
     if index.size == 0:
         return jnp.zeros(index.shape, x.dtype)
     if x.ndim == 0 or index.ndim == 0:
@@ -27,14 +27,14 @@ def gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> jax.Ar
 
 @lowering("aten::take_along_dim", int64="moves")
 def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> jax.Array:
-    """As `gather`, with the other dimensions broadcast; without a dimension, of x as one row."""
+    """Gathers, with the other dimensions broadcast; without a dimension, x is one row."""
     if dim is None:
         return jnp.take(x.reshape(-1), indices.reshape(-1))
     return jnp.take_along_axis(x, indices, dim)
 
 
 def _places(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
-    """Where in x the elements of an array of index's shape go."""
+    """Returns where in x the elements of an array of index's shape go."""
     dim = dim % x.ndim
     return tuple(
         index if d == dim else jax.lax.broadcasted_iota("int32", index.shape, d)
@@ -43,7 +43,7 @@ def _places(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
 
 
 def _with_dims(x: Any, index: Any, source: Any) -> tuple[Any, Any, Any]:
-    """All with a dimension at least, and the part of the source that has an index."""
+    """Returns all with a dimension at least, and the part of the source that has an index."""
     x, index = (a.reshape(1) if a.ndim == 0 else a for a in (x, index))
     if is_array(source):
         source = source.reshape(1) if source.ndim == 0 else source
@@ -54,13 +54,13 @@ def _with_dims(x: Any, index: Any, source: Any) -> tuple[Any, Any, Any]:
 
 
 def is_array(x: Any) -> bool:
-    """Whether a value is an array rather than a number."""
+    """Tells whether a value is an array rather than a number."""
     return isinstance(x, jax.Array) and not getattr(x, "weak_type", False)
 
 
 @lowering("aten::scatter.src", "aten::scatter.value", int64="moves", elements=(3,))
 def scatter(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
-    """The array with elements replaced at indices of one dimension."""
+    """Returns the array with elements replaced at indices of one dimension."""
     if index.size == 0:
         return x
     y, index, source = _with_dims(x, index, source)
@@ -69,7 +69,7 @@ def scatter(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
 
 @lowering("aten::scatter_add")
 def scatter_add(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
-    """The array with elements added at indices of one dimension, also several at one."""
+    """Returns the array with elements added at indices of one dimension, also several at one."""
     if index.size == 0:
         return x
     y, index, source = _with_dims(x, index, source)
@@ -79,7 +79,7 @@ def scatter_add(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
 
 @lowering("aten::scatter.reduce", "aten::scatter.value_reduce", elements=(3,))
 def scatter_by(x: Any, dim: int, index: Any, source: Any, *, reduce: str) -> jax.Array:
-    """Elements added or multiplied into the array."""
+    """Returns elements added or multiplied into the array."""
     if reduce == "add":
         return scatter_add(x, dim, index, source)
     return scatter_reduce(x, dim, index, source, "prod")
@@ -89,7 +89,7 @@ def scatter_by(x: Any, dim: int, index: Any, source: Any, *, reduce: str) -> jax
 def scatter_reduce(
     x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
-    """Elements at one place reduced by sum, prod, mean, amax or amin.
+    """Returns elements at one place reduced by sum, prod, mean, amax or amin.
 
     With `include_self=False` what was in the array counts only where nothing is put. The mean of
     integers is rounded down. Ties of amax and amin share the gradient.
@@ -98,14 +98,14 @@ def scatter_reduce(
         return x
     y, index, source = _with_dims(x, index, source)
     places = _places(y, dim, index)
-    return _reduced(y, places, source, reduce, include_self).reshape(x.shape)
+    return _reduce(y, places, source, reduce, include_self).reshape(x.shape)
 
 
 @lowering("aten::index_reduce")
 def index_reduce(
     x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> jax.Array:
-    """Slices at one index reduced by prod, mean, amax or amin."""
+    """Returns slices at one index reduced by prod, mean, amax or amin."""
     if index.size == 0:
         return x
     y = x.reshape(1) if x.ndim == 0 else x
@@ -114,15 +114,15 @@ def index_reduce(
     shape[dim % y.ndim] = -1
     each = jnp.broadcast_to(index.reshape(shape), source.shape)
     places = _places(y, dim, each)
-    return _reduced(y, places, source, reduce, include_self).reshape(x.shape)
+    return _reduce(y, places, source, reduce, include_self).reshape(x.shape)
 
 
-def _reduced(x: Any, places: Any, source: Any, reduce: str, include_self: bool) -> jax.Array:
+def _reduce(x: Any, places: Any, source: Any, reduce: str, include_self: bool) -> jax.Array:
     if x.dtype == bool:
-        number = _reduced(x.astype("int32"), places, source.astype("int32"), reduce, include_self)
+        number = _reduce(x.astype("int32"), places, source.astype("int32"), reduce, include_self)
         return number.astype(bool)
     if reduce == "sum":
-        start = x if include_self else _replaced(x, places, 0)
+        start = x if include_self else _replace(x, places, 0)
         return start.at[places].add(source)
     if reduce == "mean":
         return _mean(x, places, source, include_self)
@@ -131,15 +131,15 @@ def _reduced(x: Any, places: Any, source: Any, reduce: str, include_self: bool) 
     return _extreme(x, places, source, reduce == "amax", include_self)
 
 
-def _replaced(x: Any, places: Any, value: Any) -> jax.Array:
-    """The array with a number at places; unlike an assignment it can be transposed."""
+def _replace(x: Any, places: Any, value: Any) -> jax.Array:
+    """Returns the array with a number at places; unlike an assignment it can be transposed."""
     here = jnp.zeros(x.shape, bool).at[places].set(True)
     return jnp.where(here, jnp.asarray(value, x.dtype), x)
 
 
 def _mean(x: Any, places: Any, source: Any, include_self: bool) -> jax.Array:
     y, source = x.astype(wide(x.dtype)), source.astype(wide(x.dtype))
-    start = y if include_self else _replaced(y, places, 0)
+    start = y if include_self else _replace(y, places, 0)
     sums = start.at[places].add(source)
     counts = jnp.full(x.shape, int(include_self), "int32").at[places].add(1)
     counts = jnp.maximum(counts, 1).astype(y.dtype)
@@ -149,7 +149,7 @@ def _mean(x: Any, places: Any, source: Any, include_self: bool) -> jax.Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(3, 4))
 def _extreme(x: Any, places: Any, source: Any, largest: bool, include_self: bool) -> Any:
-    start = x if include_self else _replaced(x, places, _end(x.dtype, low=largest))
+    start = x if include_self else _replace(x, places, _end(x.dtype, low=largest))
     return start.at[places].max(source) if largest else start.at[places].min(source)
 
 
@@ -171,13 +171,13 @@ def _extreme_jvp(largest: bool, include_self: bool, primals: Any, tangents: Any)
     ties = jnp.maximum(own.at[places].add(given), 1)
     kept = own * dx
     if not include_self:
-        kept = _replaced(kept, places, 0)
+        kept = _replace(kept, places, 0)
     return y, (kept.at[places].add(given * dsource)) / ties
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _prod(x: Any, places: Any, source: Any, include_self: bool) -> Any:
-    start = x if include_self else _replaced(x, places, 1)
+    start = x if include_self else _replace(x, places, 1)
     return start.at[places].multiply(source)
 
 
@@ -187,7 +187,7 @@ def _prod_jvp(include_self: bool, primals: Any, tangents: Any) -> Any:
     dx, _, dsource = tangents
     if not include_self:
         # the array's own elements, where something is put, are a factor of one without a gradient
-        x, dx = _replaced(x, places, 1), _replaced(dx, places, 0)
+        x, dx = _replace(x, places, 1), _replace(dx, places, 0)
     y = _prod(x, places, source, True)
     one = jnp.ones((), x.dtype)
     own_zero, zero = x == 0, source == 0

@@ -17,14 +17,14 @@ from fmapper_adapters.jax.aten.types import is_complex, promote
 @lowering("aten::view", "aten::view_copy", "aten::reshape", "aten::_reshape_copy", int64="moves")
 @lowering("aten::_unsafe_view", whole=False, int64="moves")
 def view(x: Any, size: Any) -> jax.Array:
-    """The elements row by row in another shape; one size may be -1. Or, for a dtype, their bits."""
+    """Returns the elements row by row in another shape with at most one -1, or bits as a dtype."""
     if not isinstance(size, tuple):
         return view_bits(x, size)
     return x.reshape(_known_sizes(x, size))
 
 
 def view_bits(x: Any, dtype: Any) -> jax.Array:
-    """The same bits as another dtype; the last dimension grows or shrinks with the item size."""
+    """Views the bits as another dtype; the last dimension grows or shrinks with the item size."""
     if x.dtype == dtype:
         return x
     if x.dtype == bool:
@@ -45,7 +45,7 @@ def view_bits(x: Any, dtype: Any) -> jax.Array:
 
 
 def _known_sizes(x: Any, size: Sequence[Any]) -> tuple[Any, ...]:
-    """The sizes with -1 worked out; JAX does it too, but not where another one is zero."""
+    """Returns the sizes with -1 worked out; JAX does it too, but not where another one is zero."""
     known = [s for s in size if not (isinstance(s, int) and s == -1)]
     if len(known) == len(size):
         return tuple(size)
@@ -56,32 +56,32 @@ def _known_sizes(x: Any, size: Sequence[Any]) -> tuple[Any, ...]:
 
 @lowering("aten::permute", "aten::permute_copy", int64="moves")
 def permute(x: Any, dims: Sequence[int]) -> jax.Array:
-    """The dimensions in another order."""
+    """Returns the dimensions in another order."""
     return jnp.transpose(x, dims)
 
 
 @lowering("aten::swapaxes", "aten::swapdims")
 @lowering("aten::transpose", whole=False, int64="moves")
 def transpose(x: Any, dim0: int, dim1: int) -> jax.Array:
-    """Two dimensions swapped."""
+    """Returns two dimensions swapped."""
     return x if x.ndim == 0 else jnp.swapaxes(x, dim0, dim1)
 
 
 @lowering("aten::t", whole=False, int64="moves")
 def t(x: Any) -> jax.Array:
-    """A matrix transposed."""
+    """Returns a matrix transposed."""
     return x.T
 
 
 @lowering("aten::unsqueeze", int64="moves")
 def unsqueeze(x: Any, dim: int) -> jax.Array:
-    """A dimension of size one more."""
+    """Returns a dimension of size one more."""
     return jnp.expand_dims(x, dim)
 
 
 @lowering("aten::squeeze", whole=False, int64="moves")
 def squeeze(x: Any, dim: Any = None) -> jax.Array:
-    """Without dimensions of size one: all of them, or those among `dim`."""
+    """Removes dimensions of size one: all of them, or those among `dim`."""
     if dim is None:
         dims = list(range(x.ndim))
     else:
@@ -92,7 +92,7 @@ def squeeze(x: Any, dim: Any = None) -> jax.Array:
 
 @lowering("aten::expand", int64="moves")
 def expand(x: Any, size: Sequence[Any], *, implicit: bool = False) -> jax.Array:
-    """Broadcast to a size, where -1 keeps what is there."""
+    """Broadcasts to a size, where -1 keeps what is there."""
     front = len(size) - x.ndim
     shape = tuple(
         x.shape[i - front] if isinstance(s, int) and s == -1 else s for i, s in enumerate(size)
@@ -102,7 +102,7 @@ def expand(x: Any, size: Sequence[Any], *, implicit: bool = False) -> jax.Array:
 
 @lowering("aten::cat", int64="moves")
 def cat(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
-    """Arrays one after the other; those of shape (0,) are left out, as in torch."""
+    """Returns arrays one after the other; those of shape (0,) are left out, as in torch."""
     arrays = promote(*arrays)
     kept = [a for a in arrays if a.shape != (0,)] or arrays[:1]
     return jnp.concatenate(kept, dim)
@@ -110,14 +110,14 @@ def cat(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
 
 @lowering("aten::stack", whole=False, int64="moves")
 def stack(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
-    """Arrays of one shape along a new dimension."""
+    """Returns arrays of one shape along a new dimension."""
     return jnp.stack(promote(*arrays), dim)
 
 
 @lowering("aten::repeat", int64="moves")
 @lowering("aten::tile", whole=False)
 def repeat(x: Any, repeats: Sequence[Any]) -> jax.Array:
-    """The whole array so often along each dimension; new dimensions come first."""
+    """Returns the whole array so often along each dimension; new dimensions come first."""
     return jnp.tile(x, tuple(repeats))
 
 
@@ -129,7 +129,7 @@ def flip(x: Any, dims: Sequence[int]) -> jax.Array:
 
 @lowering("aten::roll", int64="moves")
 def roll(x: Any, shifts: Any, dims: Any = ()) -> jax.Array:
-    """Rotated along dimensions; without dimensions, as one row."""
+    """Rotates along dimensions; without dimensions, as one row."""
     if x.size == 0 or x.ndim == 0:
         return x
     shifts = shifts if isinstance(shifts, tuple) else (shifts,)
@@ -141,20 +141,20 @@ def roll(x: Any, shifts: Any, dims: Any = ()) -> jax.Array:
 
 @lowering("aten::rot90", int64="moves")
 def rot90(x: Any, k: int = 1, dims: tuple[int, int] = (0, 1)) -> jax.Array:
-    """Rotated by k quarter turns in the plane of two dimensions."""
+    """Rotates by k quarter turns in the plane of two dimensions."""
     return jnp.rot90(x, k, dims)
 
 
 @lowering("aten::diagonal", "aten::linalg_diagonal", int64="moves")
 @lowering("aten::diagonal_copy", whole=False, int64="moves")
 def diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
-    """The diagonals of the matrices that two dimensions span, as the last dimension."""
+    """Returns the diagonals of the matrices that two dimensions span, as the last dimension."""
     return jnp.diagonal(x, offset, dim1, dim2)
 
 
 @lowering("aten::diag_embed")
 def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.Array:
-    """Matrices in two new dimensions with x on their diagonals."""
+    """Returns matrices in two new dimensions with x on their diagonals."""
     size = x.shape[-1] + abs(offset)
     rows = jnp.arange(x.shape[-1]) + max(-offset, 0)
     columns = jnp.arange(x.shape[-1]) + max(offset, 0)
@@ -165,7 +165,7 @@ def diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> jax.A
 @lowering("aten::unfold", int64="moves")
 @lowering("aten::unfold_copy", whole=False, int64="moves")
 def unfold(x: Any, dimension: int, size: int, step: int) -> jax.Array:
-    """Windows of a size, a step apart, along a dimension; their elements are the last one."""
+    """Returns windows of a size, a step apart, along a dimension, with elements in the last one."""
     if x.ndim == 0:
         return x.reshape(1)[:size]
     dim = dimension % x.ndim
@@ -177,13 +177,13 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> jax.Array:
 
 @lowering("aten::view_as_complex", "aten::view_as_complex_copy")
 def view_as_complex(x: Any) -> jax.Array:
-    """Pairs of real numbers, along the last dimension, as complex ones."""
+    """Returns pairs of real numbers, along the last dimension, as complex ones."""
     return jax.lax.complex(x[..., 0], x[..., 1])
 
 
 @lowering("aten::view_as_real", "aten::view_as_real_copy")
 def view_as_real(x: Any) -> jax.Array:
-    """Complex numbers as pairs of real ones, along a new last dimension."""
+    """Turns complex numbers into pairs of real ones, along a new last dimension."""
     return jnp.stack([x.real, x.imag], -1)
 
 
@@ -191,7 +191,7 @@ def view_as_real(x: Any) -> jax.Array:
 def as_strided(
     x: Any, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
 ) -> jax.Array:
-    """Elements of a contiguous array at `offset + sum(index * stride)`.
+    """Returns elements of a contiguous array at `offset + sum(index * stride)`.
 
     The front of torch sees to it that the array is contiguous.
     """
@@ -203,13 +203,13 @@ def as_strided(
 def as_strided_scatter(
     x: Any, source: Any, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
 ) -> jax.Array:
-    """A contiguous array with the elements at strided positions replaced."""
+    """Returns a contiguous array with the elements at strided positions replaced."""
     at = strided_positions(size, stride, storage_offset)
     return x.reshape(-1).at[at].set(source.astype(x.dtype)).reshape(x.shape)
 
 
 def strided_positions(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Any:
-    """Where in storage each element of a strided view is, of the view's shape."""
+    """Returns where in storage each element of a strided view is, of the view's shape."""
     at = jnp.full((), 0 if offset is None else offset, "int32")
     for n, step in zip(size, stride, strict=True):
         at = at[..., None] + jnp.arange(n, dtype="int32") * step
@@ -218,7 +218,7 @@ def strided_positions(size: Sequence[Any], stride: Sequence[Any], offset: Any) -
 
 @lowering("aten::pixel_shuffle")
 def pixel_shuffle(x: Any, upscale_factor: int) -> jax.Array:
-    """Blocks of channels as pixels: (..., c r r, h, w) to (..., c, h r, w r)."""
+    """Returns blocks of channels as pixels: (..., c r r, h, w) to (..., c, h r, w r)."""
     r = upscale_factor
     *batch, c, h, w = x.shape
     y = x.reshape(*batch, c // (r * r), r, r, h, w)
@@ -229,7 +229,7 @@ def pixel_shuffle(x: Any, upscale_factor: int) -> jax.Array:
 
 @lowering("aten::pixel_unshuffle")
 def pixel_unshuffle(x: Any, downscale_factor: int) -> jax.Array:
-    """Pixels as blocks of channels: (..., c, h r, w r) to (..., c r r, h, w)."""
+    """Returns pixels as blocks of channels: (..., c, h r, w r) to (..., c r r, h, w)."""
     r = downscale_factor
     *batch, c, h, w = x.shape
     y = x.reshape(*batch, c, h // r, r, w // r, r)
@@ -241,6 +241,6 @@ def pixel_unshuffle(x: Any, downscale_factor: int) -> jax.Array:
 @lowering("aten::channel_shuffle")
 @lowering("aten::native_channel_shuffle", whole=False)
 def channel_shuffle(x: Any, groups: int) -> jax.Array:
-    """Channels of all groups in turn."""
+    """Returns channels of all groups in turn."""
     n, c, *space = x.shape
     return jnp.swapaxes(x.reshape(n, groups, c // groups, *space), 1, 2).reshape(x.shape)

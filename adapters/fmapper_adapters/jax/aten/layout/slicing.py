@@ -15,21 +15,21 @@ from fmapper_adapters.jax.aten.types import cast
 
 @lowering("aten::select", "aten::select_copy", int64="moves")
 def select(x: Any, dim: int, index: Any) -> jax.Array:
-    """One index of a dimension, which is gone afterwards; negative ones count from the end."""
+    """Selects one index of a dimension, which goes away; negative ones count from the end."""
     if isinstance(index, jax.Array):
-        return jnp.take(x, wrapped(index, x.shape[dim]), axis=dim)
+        return jnp.take(x, wrap(index, x.shape[dim]), axis=dim)
     return jax.lax.index_in_dim(x, index, dim, keepdims=False)
 
 
 @lowering("aten::slice", "aten::slice_copy", int64="moves")
 def slice_(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> jax.Array:
-    """A slice as in Python, with a step of at least one."""
+    """Returns a slice as in Python, with a step of at least one."""
     start, end = bounds(x.shape[dim], start, end)
     return jax.lax.slice_in_dim(x, start, end, step, dim)
 
 
 def bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any]:
-    """The start and the end of a slice within a dimension, where sizes may be symbols."""
+    """Returns the start and the end of a slice within a dimension, where sizes may be symbols."""
     start = _bound(size, 0 if start is None else start)
     end = size if end is None or _is_huge(end) else _bound(size, end)
     return start, jax.core.max_dim(start, end)
@@ -47,11 +47,11 @@ def _is_huge(x: Any) -> bool:
 
 @lowering("aten::narrow", "aten::narrow_copy", int64="moves")
 def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
-    """`length` elements from `start` on."""
+    """Computes `length` elements from `start` on."""
     if isinstance(start, int) and start < 0:
         start = start + x.shape[dim]
     if isinstance(start, jax.Array):
-        start = wrapped(start.reshape(()), x.shape[dim])
+        start = wrap(start.reshape(()), x.shape[dim])
         return jax.lax.dynamic_slice_in_dim(x, start, length, dim)
     return jax.lax.slice_in_dim(x, start, start + length, 1, dim)
 
@@ -61,7 +61,7 @@ def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
     "aten::split_with_sizes_copy", "aten::unsafe_split_with_sizes", whole=False, int64="moves"
 )
 def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[jax.Array, ...]:
-    """Parts of given sizes, one after the other."""
+    """Returns parts of given sizes, one after the other."""
     parts = []
     start: Any = 0
     for size in split_sizes:
@@ -73,7 +73,7 @@ def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[
 @lowering("aten::split_copy.Tensor", int64="moves")
 @lowering("aten::split.Tensor", "aten::unsafe_split.Tensor", whole=False, int64="moves")
 def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
-    """Parts of one size; the last one has what is left."""
+    """Returns parts of one size; the last one has what is left."""
     size = x.shape[dim]
     count = 1 if size == 0 else -(-size // split_size)
     sizes = [split_size] * (count - 1)
@@ -82,7 +82,7 @@ def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
 
 @lowering("aten::chunk", "aten::unsafe_chunk", int64="moves")
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
-    """At most so many parts of one size."""
+    """Splits into at most so many parts of one size."""
     size = x.shape[dim]
     if size == 0:
         return (x,) * chunks
@@ -91,7 +91,7 @@ def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
 
 @lowering("aten::tensor_split.sections")
 def tensor_split_sections(x: Any, sections: int, dim: int = 0) -> tuple[jax.Array, ...]:
-    """Parts whose sizes differ by one at most, the larger ones first."""
+    """Returns parts whose sizes differ by one at most, the larger ones first."""
     small, more = divmod(x.shape[dim], sections)
     return split_with_sizes(x, (small + 1,) * more + (small,) * (sections - more), dim)
 
@@ -99,15 +99,15 @@ def tensor_split_sections(x: Any, sections: int, dim: int = 0) -> tuple[jax.Arra
 @lowering("aten::unbind_copy", int64="moves")
 @lowering("aten::unbind", whole=False, int64="moves")
 def unbind(x: Any, dim: int = 0) -> tuple[jax.Array, ...]:
-    """All indices of a dimension."""
+    """Returns all indices of a dimension."""
     return tuple(jax.lax.index_in_dim(x, i, dim, keepdims=False) for i in range(x.shape[dim]))
 
 
 @lowering("aten::select_scatter", int64="moves")
 def select_scatter(x: Any, source: Any, dim: int, index: Any) -> jax.Array:
-    """The array with one index of a dimension replaced."""
+    """Returns the array with one index of a dimension replaced."""
     if isinstance(index, jax.Array):
-        index = wrapped(index, x.shape[dim])
+        index = wrap(index, x.shape[dim])
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(cast(source, x.dtype))
 
 
@@ -115,7 +115,7 @@ def select_scatter(x: Any, source: Any, dim: int, index: Any) -> jax.Array:
 def slice_scatter(
     x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> jax.Array:
-    """The array with a slice replaced."""
+    """Returns the array with a slice replaced."""
     source = cast(source, x.dtype)
     start, end = bounds(x.shape[dim], start, end)
     shape = list(x.shape)
@@ -128,7 +128,7 @@ def slice_scatter(
 def diagonal_scatter(
     x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> jax.Array:
-    """The array with a diagonal replaced."""
+    """Returns the array with a diagonal replaced."""
     y = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
     length = max(0, min(y.shape[-2] + min(offset, 0), y.shape[-1] - max(offset, 0)))
     at = jnp.arange(length)
@@ -136,6 +136,6 @@ def diagonal_scatter(
     return jnp.moveaxis(y, (-2, -1), (dim1, dim2))
 
 
-def wrapped(index: Any, size: Any) -> Any:
-    """Indices where negative ones count from the end."""
+def wrap(index: Any, size: Any) -> Any:
+    """Returns indices where negative ones count from the end."""
     return jnp.where(index < 0, index + size, index)

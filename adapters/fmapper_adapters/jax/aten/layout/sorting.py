@@ -16,7 +16,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def order_of(x: Any, dim: int, *, descending: bool) -> jax.Array:
-    """Indices that sort along a dimension, equal elements in their order; NaN is the largest."""
+    """Returns indices that sort a dimension, equal elements in order; NaN is the largest."""
     x = jax.lax.stop_gradient(x)
     if x.dtype == np.dtype(bool):
         x = x.astype(np.uint8)
@@ -31,18 +31,18 @@ def order_of(x: Any, dim: int, *, descending: bool) -> jax.Array:
     return jax.lax.sort((*keys, index), dimension=dim, num_keys=2)[2]
 
 
-def _taken(x: Any, order: Any, dim: int) -> Pair:
+def _take(x: Any, order: Any, dim: int) -> Pair:
     return jnp.take_along_axis(x, order, dim), order
 
 
 def _alone(x: Any) -> Pair:
-    """An array without dimensions is sorted already."""
+    """Sorts an array without dimensions, which is sorted already."""
     return x, jnp.zeros((), dtype_of("int64"))
 
 
 @lowering("aten::sort.default", int64="picks")
 def sort(x: Any, dim: int = -1, descending: bool = False) -> Pair:
-    """The elements in order and where they were."""
+    """Returns the elements in order and where they were."""
     return stable_sort(x, stable=True, dim=dim, descending=descending)
 
 
@@ -50,48 +50,48 @@ def sort(x: Any, dim: int = -1, descending: bool = False) -> Pair:
 def stable_sort(
     x: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Pair:
-    """The elements in order and where they were; equal ones keep theirs, as in torch on a CPU."""
+    """Sorts; returns the elements and where they were, equal ones in order as torch on a CPU."""
     if x.ndim == 0:
         return _alone(x)
-    return _taken(x, order_of(x, dim % x.ndim, descending=descending), dim % x.ndim)
+    return _take(x, order_of(x, dim % x.ndim, descending=descending), dim % x.ndim)
 
 
 @lowering("aten::argsort.default", whole=False, int64="looks")
 def argsort(x: Any, dim: int = -1, descending: bool = False) -> jax.Array:
-    """Where the elements in order are."""
+    """Returns where the elements in order are."""
     return sort(x, dim, descending)[1]
 
 
 @lowering("aten::argsort.stable", whole=False, int64="looks")
 def stable_argsort(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> jax.Array:
-    """Where the elements in order are."""
+    """Returns where the elements in order are."""
     return sort(x, dim, descending)[1]
 
 
 @lowering("aten::msort", whole=False)
 def msort(x: Any) -> jax.Array:
-    """In order along the first dimension."""
+    """Sorts along the first dimension."""
     return sort(x, 0)[0]
 
 
 @lowering("aten::topk", int64="picks")
 def topk(x: Any, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
-    """The k largest or smallest elements, in order, and where they are."""
+    """Returns the k largest or smallest elements, in order, and where they are."""
     if x.ndim == 0:
         return _alone(x)
     dim %= x.ndim
     order = order_of(x, dim, descending=largest)
-    return _taken(x, jax.lax.slice_in_dim(order, 0, k, axis=dim), dim)
+    return _take(x, jax.lax.slice_in_dim(order, 0, k, axis=dim), dim)
 
 
 @lowering("aten::kthvalue", int64="picks")
 def kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Pair:
-    """The kth smallest element, counted from one, and where it is."""
+    """Returns the kth smallest element, counted from one, and where it is."""
     if x.ndim == 0:
         return _alone(x)
     dim %= x.ndim
     order = order_of(x, dim, descending=False)
-    values, index = _taken(x, jax.lax.slice_in_dim(order, k - 1, k, axis=dim), dim)
+    values, index = _take(x, jax.lax.slice_in_dim(order, k - 1, k, axis=dim), dim)
     return (values, index) if keepdim else (values.squeeze(dim), index.squeeze(dim))
 
 
@@ -102,7 +102,7 @@ def kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> Pair:
 def unique2(
     x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each element once, in order; each NaN is one of its own."""
+    """Returns each element once, in order; each NaN is one of its own."""
     found = np.unique(np.asarray(x), return_inverse=True, return_counts=True, equal_nan=False)
     values, inverse, counts = found
     return _unique(values, inverse.reshape(x.shape), counts, return_inverse, return_counts)
@@ -117,7 +117,7 @@ def runs(
     *,
     size: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each run of equal elements of a row once, where it is known how many there are."""
+    """Returns each run of equal elements of a row once, where it is known how many there are."""
     new = jnp.concatenate([jnp.ones(1, bool), x[1:] != x[:-1]])
     starts = jnp.nonzero(new, size=size, fill_value=0)[0]
     counts = jnp.append(starts[1:], x.shape[0]) - starts
@@ -133,7 +133,7 @@ def unique_static(
     *,
     size: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each element once, in order, where it is known how many there are."""
+    """Returns each element once, in order, where it is known how many there are."""
     flat = x.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     values, inverse, counts = runs(flat[order], True, True, size=size)
@@ -149,7 +149,7 @@ def unique_dim(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each slice along a dimension once, in the order of their elements."""
+    """Returns each slice along a dimension once, in the order of their elements."""
     values, inverse, counts = np.unique(
         np.asarray(x), axis=dim, return_inverse=True, return_counts=True, equal_nan=False
     )
@@ -160,7 +160,7 @@ def unique_dim(
 def unique_consecutive(
     x: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each run of equal elements, or of equal slices along a dimension, once."""
+    """Returns each run of equal elements, or of equal slices along a dimension, once."""
     array = np.asarray(x)
     rows = array.reshape(-1) if dim is None else np.moveaxis(array, dim, 0)
     flat = rows.reshape(rows.shape[0], -1) if rows.size else rows.reshape(rows.shape[0], 0)
@@ -199,7 +199,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> jax.Array:
-    """Where elements belong in sorted rows: before equal ones, or for `right` after them."""
+    """Returns where elements belong in sorted rows: before equal ones, or with `right` after."""
     if sorter is not None:
         edges = jnp.take_along_axis(edges, sorter, -1)
     edges, x = jax.lax.stop_gradient(promote(edges, jnp.asarray(x)))
@@ -216,7 +216,7 @@ def searchsorted(
 
 
 def _places(edges: Any, x: Any, behind: bool) -> jax.Array:
-    """By bisection; NaN, which is below nothing, belongs at the end."""
+    """Searches by bisection; NaN, which is below nothing, belongs at the end."""
     low = jnp.zeros(x.shape, np.int32)
     high = jnp.full(x.shape, edges.shape[0], np.int32)
     if edges.shape[0] == 0:
@@ -239,7 +239,7 @@ def _places(edges: Any, x: Any, behind: bool) -> jax.Array:
 def bucketize(
     x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False
 ) -> jax.Array:
-    """Where elements belong between boundaries."""
+    """Returns where elements belong between boundaries."""
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 
@@ -247,7 +247,7 @@ def bucketize(
 def isin(
     elements: Any, among: Any, *, assume_unique: bool = False, invert: bool = False
 ) -> jax.Array:
-    """Which elements are among others; NaN never is."""
+    """Returns which elements are among others; NaN never is."""
     elements, among = promote(jnp.asarray(elements), jnp.asarray(among))
     among = among.reshape(-1)
     if among.size <= 16 or is_complex(elements):

@@ -14,7 +14,7 @@ from fmapper_adapters.jax.aten.types import default_dtype, wide
 
 
 def _phases(size: Any, periodic: bool, dtype: Any) -> tuple[jax.Array, Any]:
-    """How far into the window each element is, from 0 to 1; and the dtype of the result."""
+    """Returns how far into the window each element is, from 0 to 1; and the dtype of the result."""
     dtype = default_dtype() if dtype is None else dtype
     steps = size if periodic else size - 1
     return jnp.arange(size).astype(wide(dtype)) / max(steps, 1), dtype
@@ -24,7 +24,7 @@ def _phases(size: Any, periodic: bool, dtype: Any) -> tuple[jax.Array, Any]:
 def hamming_window(
     size: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype: Any = None
 ) -> jax.Array:
-    """A cosine that does not reach zero."""
+    """Returns a cosine that does not reach zero."""
     at, dtype = _phases(size, periodic, dtype)
     found = alpha - beta * jnp.cos(2 * math.pi * at)
     return (jnp.ones_like(at) if size == 1 else found).astype(dtype)
@@ -32,13 +32,13 @@ def hamming_window(
 
 @lowering("aten::hann_window")
 def hann_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
-    """A cosine that reaches zero."""
+    """Returns a cosine that reaches zero."""
     return hamming_window(size, periodic, 0.5, 0.5, dtype=dtype)
 
 
 @lowering("aten::blackman_window")
 def blackman_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
-    """The sum of two cosines."""
+    """Returns the sum of two cosines."""
     at, dtype = _phases(size, periodic, dtype)
     found = 0.42 - 0.5 * jnp.cos(2 * math.pi * at) + 0.08 * jnp.cos(4 * math.pi * at)
     return (jnp.ones_like(at) if size == 1 else found).astype(dtype)
@@ -46,7 +46,7 @@ def blackman_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> j
 
 @lowering("aten::bartlett_window")
 def bartlett_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> jax.Array:
-    """A triangle."""
+    """Returns a triangle."""
     at, dtype = _phases(size, periodic, dtype)
     return (jnp.ones_like(at) if size == 1 else 1 - jnp.abs(2 * at - 1)).astype(dtype)
 
@@ -55,7 +55,7 @@ def bartlett_window(size: Any, periodic: bool = True, *, dtype: Any = None) -> j
 def kaiser_window(
     size: Any, periodic: bool = True, beta: float = 12.0, *, dtype: Any = None
 ) -> jax.Array:
-    """A ratio of Bessel functions."""
+    """Returns a ratio of Bessel functions."""
     at, dtype = _phases(size, periodic, dtype)
     height = beta * jnp.sqrt(jnp.maximum(1 - (2 * at - 1) ** 2, 0))
     found = jax.scipy.special.i0e(height) * jnp.exp(height - beta)
@@ -65,7 +65,7 @@ def kaiser_window(
 
 @lowering("aten::fft_fftfreq")
 def fft_fftfreq(n: Any, d: float = 1.0, *, dtype: Any = None) -> jax.Array:
-    """The frequencies of a transform of n elements, the negative ones last."""
+    """Returns the frequencies of a transform of n elements, the negative ones last."""
     at = jnp.arange(n)
     dtype = default_dtype() if dtype is None else dtype
     return (jnp.where(at < (n + 1) // 2, at, at - n).astype(wide(dtype)) / (n * d)).astype(dtype)
@@ -73,6 +73,6 @@ def fft_fftfreq(n: Any, d: float = 1.0, *, dtype: Any = None) -> jax.Array:
 
 @lowering("aten::fft_rfftfreq")
 def fft_rfftfreq(n: Any, d: float = 1.0, *, dtype: Any = None) -> jax.Array:
-    """The frequencies of a transform of n real elements."""
+    """Returns the frequencies of a transform of n real elements."""
     dtype = default_dtype() if dtype is None else dtype
     return (jnp.arange(n // 2 + 1).astype(wide(dtype)) / (n * d)).astype(dtype)

@@ -18,14 +18,14 @@ from fmapper_adapters.jax.aten.types import cast, dtype_of, is_complex, wide
 
 
 def _h(x: Any) -> jax.Array:
-    """The conjugate transposes of matrices."""
+    """Returns the conjugate transposes of matrices."""
     y = jnp.swapaxes(x, -1, -2)
     return y.conj() if is_complex(y) else y
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _hermitian(a: Any, lower: bool, symmetric: bool = True) -> Any:
-    """The Hermitian matrices of which one triangle is given.
+    """Returns the Hermitian matrices of which one triangle is given.
 
     Gradients go to the whole matrix, as in torch: `symmetric`, or as they are.
     """
@@ -42,14 +42,14 @@ def _hermitian_jvp(lower: bool, symmetric: bool, primals: Any, tangents: Any) ->
     return _hermitian(*primals, lower, symmetric), (da + _h(da)) / 2 if symmetric else da
 
 
-def _batched(*matrices: Any) -> tuple[Any, ...]:
-    """Matrices with one shape of batch dimensions."""
+def _broadcast_batch(*matrices: Any) -> tuple[Any, ...]:
+    """Returns matrices with one shape of batch dimensions."""
     batch = jnp.broadcast_shapes(*(m.shape[:-2] for m in matrices))
     return tuple(jnp.broadcast_to(m, (*batch, *m.shape[-2:])) for m in matrices)
 
 
 def _lu(a: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Factors in one matrix, the rows that were swapped counted from one, and info.
+    """Returns factors in one matrix, the rows that were swapped counted from one, and info.
 
     Info is the place, from one, of the first zero on the diagonal of U, or zero.
     """
@@ -62,7 +62,7 @@ def _lu(a: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def _permutation(pivots: Any, size: int) -> jax.Array:
-    """From swapped rows, counted from one, to where each row comes from."""
+    """Turns swapped rows, counted from one, into where each row comes from."""
     return jax.lax.linalg.lu_pivots_to_permutation(pivots - 1, size)
 
 
@@ -77,7 +77,7 @@ def _lower_upper(lu: Any) -> tuple[jax.Array, jax.Array]:
 def lu_factor(
     a: Any, *, pivot: bool = True, check_errors: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """L and U in one matrix, the swapped rows counted from one, and info."""
+    """Returns L and U in one matrix, the swapped rows counted from one, and info."""
     _with_pivots(pivot)
     return _lu(a)
 
@@ -86,14 +86,14 @@ def lu_factor(
 def lu_with_info(
     a: Any, pivot: bool = True, check_errors: bool = True
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `lu_factor`."""
+    """Factors as `lu_factor` does."""
     _with_pivots(pivot)
     return _lu(a)
 
 
 @lowering("aten::linalg_lu")
 def lu(a: Any, *, pivot: bool = True) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """P, L and U, whose product is the matrix."""
+    """Returns P, L and U, whose product is the matrix."""
     _with_pivots(pivot)
     packed, pivots, _ = _lu(a)
     return lu_unpack(packed, pivots)
@@ -108,7 +108,7 @@ def _with_pivots(pivot: bool) -> None:
 def lu_unpack(
     lu: Any, pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """P, L and U from what `lu_factor` gives; what is not wanted is empty."""
+    """Returns P, L and U from what `lu_factor` gives; what is not wanted is empty."""
     nothing = jnp.zeros((0,), lu.dtype)
     p = lower = upper = nothing
     if unpack_pivots:
@@ -124,11 +124,11 @@ def lu_unpack(
 def lu_solve(
     lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False
 ) -> jax.Array:
-    """The solution of A X = B, for `left=False` of X A = B, for `adjoint` with the adjoint."""
+    """Solves A X = B, for `left=False` X A = B, for `adjoint` with the adjoint of A."""
     if not left:
         return _h(lu_solve(lu, pivots, _h(b), adjoint=not adjoint))
     batch = jnp.broadcast_shapes(lu.shape[:-2], b.shape[:-2])
-    lu, b = _batched(lu, b)
+    lu, b = _broadcast_batch(lu, b)
     n = lu.shape[-1]
     rows = jnp.broadcast_to(_permutation(pivots, n), (*batch, n))[..., None]
     solve = jax.lax.linalg.triangular_solve
@@ -144,14 +144,14 @@ def lu_solve(
 
 @lowering("aten::_linalg_det")
 def det(a: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Determinants, and the factors that they come from."""
+    """Returns determinants, and the factors that they come from."""
     packed, pivots, _ = _lu(a)
     return jnp.linalg.det(a), packed, pivots
 
 
 @lowering("aten::_linalg_slogdet")
 def slogdet(a: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Signs and logarithms of determinants, and the factors that they come from."""
+    """Returns signs and logarithms of determinants, and the factors that they come from."""
     sign, log = jnp.linalg.slogdet(a)
     packed, pivots, _ = _lu(a)
     return sign, log, packed, pivots
@@ -161,21 +161,21 @@ def slogdet(a: Any) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
 def solve_ex(
     a: Any, b: Any, *, left: bool = True, check_errors: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The solution of A X = B, or of X A = B; B may be vectors, one for each matrix."""
+    """Returns the solution of A X = B, or of X A = B; B may be vectors, one for each matrix."""
     packed, pivots, info = _lu(a)
     is_vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     x = b[..., None] if is_vector else b
     if left:
-        x = jnp.linalg.solve(*_batched(a, x))
+        x = jnp.linalg.solve(*_broadcast_batch(a, x))
     else:
-        a, x = _batched(a, x)
+        a, x = _broadcast_batch(a, x)
         x = jnp.swapaxes(jnp.linalg.solve(jnp.swapaxes(a, -1, -2), jnp.swapaxes(x, -1, -2)), -1, -2)
     return x[..., 0] if is_vector else x, packed, pivots, info
 
 
 @lowering("aten::linalg_inv_ex")
 def inv_ex(a: Any, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Inverses, and the place of the first zero on the diagonal of U."""
+    """Returns inverses, and the place of the first zero on the diagonal of U."""
     return jnp.linalg.inv(a), _lu(a)[2]
 
 
@@ -183,7 +183,7 @@ def inv_ex(a: Any, *, check_errors: bool = False) -> tuple[jax.Array, jax.Array]
 def cholesky_ex(
     a: Any, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The factor of a positive definite matrix; info is the order of the first minor that is not.
+    """Factors a positive definite matrix; info is the order of the first minor that is not.
 
     Only one triangle is read.
     """
@@ -215,14 +215,14 @@ def _first_indefinite_minor(a: Any, factor: Any) -> jax.Array:
 
 @lowering("aten::cholesky")
 def cholesky(a: Any, upper: bool = False) -> jax.Array:
-    """The factor of a positive definite matrix."""
+    """Returns the factor of a positive definite matrix."""
     return cholesky_ex(a, upper=upper)[0]
 
 
 @lowering("aten::cholesky_solve")
 def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> jax.Array:
-    """The solution of A X = B for the Cholesky factor of A."""
-    factor, b = _batched(factor, b)
+    """Returns the solution of A X = B for the Cholesky factor of A."""
+    factor, b = _broadcast_batch(factor, b)
     lower = _h(factor) if upper else factor
     solve = jax.lax.linalg.triangular_solve
     y = solve(lower, b, left_side=True, lower=True)
@@ -233,7 +233,7 @@ def cholesky_solve(b: Any, factor: Any, upper: bool = False) -> jax.Array:
 
 @lowering("aten::cholesky_inverse")
 def cholesky_inverse(factor: Any, upper: bool = False) -> jax.Array:
-    """The inverse of A for the Cholesky factor of A."""
+    """Returns the inverse of A for the Cholesky factor of A."""
     eye = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
     return cholesky_solve(eye, factor, upper)
 
@@ -242,8 +242,8 @@ def cholesky_inverse(factor: Any, upper: bool = False) -> jax.Array:
 def solve_triangular(
     a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> jax.Array:
-    """The solution of A X = B, or of X A = B, for triangular A."""
-    a, b = _batched(a, b)
+    """Returns the solution of A X = B, or of X A = B, for triangular A."""
+    a, b = _broadcast_batch(a, b)
     return jax.lax.linalg.triangular_solve(
         a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular
     )
@@ -253,8 +253,8 @@ def solve_triangular(
 def triangular_solve(
     b: Any, a: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The solution of A X = B, or with A transposed, and A."""
-    a, b = _batched(a, b)
+    """Returns the solution of A X = B, or with A transposed, and A."""
+    a, b = _broadcast_batch(a, b)
     x = jax.lax.linalg.triangular_solve(
         a,
         b,
@@ -268,7 +268,7 @@ def triangular_solve(
 
 @lowering("aten::linalg_qr")
 def qr(a: Any, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
-    """Orthonormal columns and a triangular matrix; for mode "r" the first is empty."""
+    """Returns orthonormal columns and a triangular matrix; for mode "r" the first is empty."""
     if mode == "r":
         return jnp.zeros((0,), a.dtype), jnp.linalg.qr(a, mode="r")
     q, r = jnp.linalg.qr(a, mode=mode)
@@ -277,29 +277,29 @@ def qr(a: Any, mode: str = "reduced") -> tuple[jax.Array, jax.Array]:
 
 @lowering("aten::geqrf")
 def geqrf(a: Any) -> tuple[jax.Array, jax.Array]:
-    """Reflectors below the diagonal and R above it, and the reflectors' scales."""
+    """Returns reflectors below the diagonal and R above it, and the reflectors' scales."""
     h, tau = jnp.linalg.qr(a, mode="raw")
     return jnp.swapaxes(h, -1, -2), tau
 
 
 @lowering("aten::linalg_householder_product")
 def householder_product(a: Any, tau: Any) -> jax.Array:
-    """The first columns of the product of reflectors."""
+    """Returns the first columns of the product of reflectors."""
     m, n = a.shape[-2:]
     eye = jnp.broadcast_to(jnp.eye(m, n, dtype=a.dtype), a.shape)
-    return _reflected(a, tau, eye, first_last=True, conjugate=False)
+    return _reflect(a, tau, eye, first_last=True, conjugate=False)
 
 
 @lowering("aten::ormqr")
 def ormqr(a: Any, tau: Any, b: Any, left: bool = True, transpose: bool = False) -> jax.Array:
-    """The product of the reflectors' matrix, or of its adjoint, with another one."""
+    """Returns the product of the reflectors' matrix, or of its adjoint, with another one."""
     if left:
-        return _reflected(a, tau, b, first_last=not transpose, conjugate=transpose)
-    return _h(_reflected(a, tau, _h(b), first_last=transpose, conjugate=not transpose))
+        return _reflect(a, tau, b, first_last=not transpose, conjugate=transpose)
+    return _h(_reflect(a, tau, _h(b), first_last=transpose, conjugate=not transpose))
 
 
-def _reflected(a: Any, tau: Any, b: Any, *, first_last: bool, conjugate: bool) -> jax.Array:
-    """Each reflector `I - tau v v^H` times b, one after the other."""
+def _reflect(a: Any, tau: Any, b: Any, *, first_last: bool, conjugate: bool) -> jax.Array:
+    """Returns each reflector `I - tau v v^H` times b, one after the other."""
     vectors = jnp.tril(a, -1) + jnp.eye(a.shape[-2], a.shape[-1], dtype=a.dtype)
     scales = tau.conj() if conjugate and is_complex(tau) else tau
     count = tau.shape[-1]
@@ -318,7 +318,7 @@ def _reflected(a: Any, tau: Any, b: Any, *, first_last: bool, conjugate: bool) -
 def svd(
     a: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """U, the singular values and V^H; without vectors the two are empty."""
+    """Returns U, the singular values and V^H; without vectors the two are empty."""
     if not compute_uv:
         nothing = jnp.zeros((0,), a.dtype)
         return nothing, jnp.linalg.svd(a, compute_uv=False), nothing
@@ -328,7 +328,7 @@ def svd(
 
 @lowering("aten::_linalg_eigh")
 def eigh(a: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, jax.Array]:
-    """Eigenvalues in ascending order and eigenvectors; only one triangle is read."""
+    """Returns eigenvalues in ascending order and eigenvectors; only one triangle is read."""
     a = _hermitian(a, UPLO.upper() == "L")
     v, w = jax.lax.linalg.eigh(a, symmetrize_input=False)
     return w, v if compute_v else jnp.zeros((0,), a.dtype)
@@ -336,7 +336,7 @@ def eigh(a: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[jax.Array, ja
 
 @lowering("aten::linalg_eig")
 def eig(a: Any) -> tuple[jax.Array, jax.Array]:
-    """Eigenvalues and eigenvectors of matrices that need not be symmetric."""
+    """Returns eigenvalues and eigenvectors of matrices that need not be symmetric."""
     w, v = jnp.linalg.eig(a)
     return w, v
 
@@ -344,13 +344,13 @@ def eig(a: Any) -> tuple[jax.Array, jax.Array]:
 @lowering("aten::_linalg_eigvals")
 @lowering("aten::linalg_eigvals", whole=False)
 def eigvals(a: Any) -> jax.Array:
-    """Eigenvalues of matrices that need not be symmetric."""
+    """Returns eigenvalues of matrices that need not be symmetric."""
     return jnp.linalg.eigvals(a)
 
 
 @lowering("aten::linalg_matrix_exp")
 def matrix_exp(a: Any) -> jax.Array:
-    """The exponential of matrices."""
+    """Returns the exponential of matrices."""
     if not a.size:
         return a
     return jax.scipy.linalg.expm(a.astype(wide(a.dtype)), max_squarings=48).astype(a.dtype)
@@ -358,7 +358,7 @@ def matrix_exp(a: Any) -> jax.Array:
 
 @lowering("aten::linalg_pinv.atol_rtol_tensor")
 def pinv(a: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> jax.Array:
-    """The pseudoinverse; singular values up to `max(atol, rtol * the largest)` count as zero."""
+    """Returns the pseudoinverse; singular values up to `max(atol, rtol * largest)` are zero."""
     m, n = a.shape[-2:]
     if a.size == 0:
         return jnp.zeros((*a.shape[:-2], n, m), a.dtype)
@@ -366,7 +366,7 @@ def pinv(a: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False)
     atol = jnp.zeros((), real) if atol is None else cast(atol, real)
     if rtol is None:
         rtol = jnp.where(atol > 0, 0, _default_cut(a))
-    return _inverted(_hermitian(a, True, False) if hermitian else a, atol, cast(rtol, real))
+    return _pseudoinverse(_hermitian(a, True, False) if hermitian else a, atol, cast(rtol, real))
 
 
 def _default_cut(a: Any) -> float:
@@ -374,18 +374,18 @@ def _default_cut(a: Any) -> float:
 
 
 @jax.custom_jvp
-def _inverted(a: Any, atol: Any, rtol: Any) -> Any:
-    """The pseudoinverse, with a gradient that needs no distinct singular values."""
+def _pseudoinverse(a: Any, atol: Any, rtol: Any) -> Any:
+    """Returns the pseudoinverse, with a gradient that needs no distinct singular values."""
     u, s, vh = svd(a)
     kept = s > jnp.maximum(atol, rtol * jnp.max(s, -1))[..., None]
     inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
     return _h(vh) @ (inverse[..., None] * _h(u))
 
 
-@_inverted.defjvp
+@_pseudoinverse.defjvp
 def _inverted_jvp(primals: Any, tangents: Any) -> Any:
     # Golub and Pereyra, 1973: for matrices whose rank does not change
-    a, p, da = primals[0], _inverted(*primals), tangents[0]
+    a, p, da = primals[0], _pseudoinverse(*primals), tangents[0]
     adjoint = _h(da)
     one = p @ _h(p) @ (adjoint - adjoint @ a @ p)
     other = (adjoint - p @ a @ adjoint) @ _h(p) @ p
@@ -396,7 +396,7 @@ def _inverted_jvp(primals: Any, tangents: Any) -> Any:
 def lstsq(
     a: Any, b: Any, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The least squares solution, residuals, ranks and singular values; empty as in torch."""
+    """Returns the least squares solution, residuals, ranks, singular values; empty as in torch."""
     m, n = a.shape[-2:]
     driver = driver or "gelsy"
     is_vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
@@ -405,8 +405,8 @@ def lstsq(
     cut = -1.0 if driver == "gels" else cut
     s = svd(a, compute_uv=False)[1]
     real = s.dtype
-    inverse = _inverted(a, jnp.asarray(-1.0, real), jnp.asarray(cut, real))
-    x = jnp.matmul(*_batched(inverse, y))
+    inverse = _pseudoinverse(a, jnp.asarray(-1.0, real), jnp.asarray(cut, real))
+    x = jnp.matmul(*_broadcast_batch(inverse, y))
     kept = s > cut * jnp.max(s, -1, keepdims=True, initial=0)
     rank = jnp.sum(kept, -1).astype(dtype_of("int64"))
     nothing = jnp.zeros((0,), real)

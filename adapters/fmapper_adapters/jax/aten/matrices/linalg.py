@@ -13,7 +13,7 @@ from fmapper_adapters.jax.aten.types import cast, category, dtype_of, promote, p
 
 
 def of_one_dtype(x: Any, *others: Any) -> tuple[Any, ...]:
-    """Operands of a product in the dtype of the last one that is given.
+    """Returns operands of a product in the dtype of the last one that is given.
 
     torch refuses mixed dtypes; they arise only where the arrays of a converted model were cast,
     and then the dtype of the weight is the one that was wanted.
@@ -24,7 +24,7 @@ def of_one_dtype(x: Any, *others: Any) -> tuple[Any, ...]:
 
 @lowering("aten::linear")
 def linear(x: Any, weight: Any, bias: Any = None) -> jax.Array:
-    """`x @ weight.T + bias`, weight of shape (out, in) or (in,)."""
+    """Computes `x @ weight.T + bias`, weight of shape (out, in) or (in,)."""
     x, weight = of_one_dtype(x, weight)
     dims = (((x.ndim - 1,), (weight.ndim - 1,)), ((), ()))
     y = jax.lax.dot_general(x, weight, dims)
@@ -34,60 +34,60 @@ def linear(x: Any, weight: Any, bias: Any = None) -> jax.Array:
 @lowering("aten::mm", "aten::bmm", "aten::matmul")
 @lowering("aten::mv", "aten::dot", whole=False)
 def matmul(x: Any, y: Any) -> jax.Array:
-    """The product of matrices, in batches where there are more dimensions."""
+    """Returns the product of matrices, in batches where there are more dimensions."""
     return jnp.matmul(*of_one_dtype(x, y))
 
 
 @lowering("aten::_int_mm")
 def int_mm(x: Any, y: Any) -> jax.Array:
-    """The product of matrices of int8, summed in int32."""
+    """Returns the product of matrices of int8, summed in int32."""
     return jnp.matmul(x, y, preferred_element_type=jnp.int32)
 
 
 @lowering("aten::vdot", whole=False)
 def vdot(x: Any, y: Any) -> jax.Array:
-    """The sum of products with the conjugate of the first."""
+    """Returns the sum of products with the conjugate of the first."""
     return jnp.vdot(*of_one_dtype(x, y))
 
 
 @lowering("aten::linalg_vecdot", whole=False)
 def vecdot(x: Any, y: Any, *, dim: int = -1) -> jax.Array:
-    """The sums of products with the conjugate of the first, along a dimension."""
+    """Returns the sums of products with the conjugate of the first, along a dimension."""
     x, y = jnp.broadcast_arrays(*of_one_dtype(x, y))
     return jnp.vecdot(x, y, axis=dim)
 
 
 @lowering("aten::outer", whole=False)
 def outer(x: Any, y: Any) -> jax.Array:
-    """All products of two vectors."""
+    """Returns all products of two vectors."""
     x, y = promote(x, y)
     return x[:, None] & y if x.dtype == bool else x[:, None] * y
 
 
 @lowering("aten::addmm", "aten::baddbmm", "aten::addmv")
 def addmm(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
-    """`beta * bias + alpha * (x @ y)`; for `beta=0` NaN in the bias is ignored."""
-    return _blended(bias, matmul(x, y), beta, alpha)
+    """Computes `beta * bias + alpha * (x @ y)`; for `beta=0` NaN in the bias is ignored."""
+    return _blend(bias, matmul(x, y), beta, alpha)
 
 
 @lowering("aten::addbmm")
 def addbmm(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
-    """`beta * bias + alpha * (the sum of x[i] @ y[i])`."""
-    return _blended(bias, jnp.einsum("bij,bjk->ik", *of_one_dtype(x, y)), beta, alpha)
+    """Computes `beta * bias + alpha * (the sum of x[i] @ y[i])`."""
+    return _blend(bias, jnp.einsum("bij,bjk->ik", *of_one_dtype(x, y)), beta, alpha)
 
 
 @lowering("aten::addr")
 def addr(bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> jax.Array:
-    """`beta * bias + alpha * (all products of x and y)`."""
+    """Computes `beta * bias + alpha * (all products of x and y)`."""
     bias, x, y = promote(bias, x, y)
     if bias.dtype == bool:
         product = x[:, None] & y & bool(alpha)
         return jnp.broadcast_to(product | (bias & bool(beta)), product.shape)
-    return _blended(bias, x[:, None] * y, beta, alpha)
+    return _blend(bias, x[:, None] * y, beta, alpha)
 
 
-def _blended(bias: Any, product: Any, beta: Any, alpha: Any) -> jax.Array:
-    """Halves are scaled and added in float32 and rounded once."""
+def _blend(bias: Any, product: Any, beta: Any, alpha: Any) -> jax.Array:
+    """Scales and adds, for halves in float32, and rounds once."""
     dtype = product.dtype
     if _is_one(alpha) and _is_one(beta):
         return product + cast(bias, dtype)
@@ -106,7 +106,7 @@ def _is_one(x: Any) -> bool:
 
 @lowering("aten::einsum")
 def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.Array:
-    """Sums of products over named dimensions.
+    """Returns sums of products over named dimensions.
 
     Where none of them is left to be summed in a product of matrices torch multiplies element by
     element, and takes other dtypes together.
@@ -126,7 +126,7 @@ def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.A
 
 
 def _summed_alone(equation: str, x: Any, y: Any) -> tuple[bool, bool] | None:
-    """Which operand has dimensions that are summed before the product; None if not all are."""
+    """Returns which operand has dimensions summed before the product; None if not all are."""
     terms, arrow, output = equation.replace(" ", "").partition("->")
     pair = terms.split(",")
     sizes = [_sizes(term, operand.shape) for term, operand in zip(pair, (x, y), strict=True)]
@@ -141,7 +141,7 @@ def _summed_alone(equation: str, x: Any, y: Any) -> tuple[bool, bool] | None:
 
 
 def _sizes(term: str, shape: Sequence[int]) -> dict[str, int]:
-    """The sizes of the dimensions that have a name."""
+    """Returns the sizes of the dimensions that have a name."""
     before, _, after = term.partition("...")
     last = dict(zip(reversed(after), reversed(shape), strict=False))
     return {**dict(zip(before, shape, strict=False)), **last}
@@ -149,7 +149,7 @@ def _sizes(term: str, shape: Sequence[int]) -> dict[str, int]:
 
 @lowering("aten::bilinear")
 def bilinear(x: Any, y: Any, weight: Any, bias: Any = None) -> jax.Array:
-    """`x @ weight[o] @ y` for each output o."""
+    """Computes `x @ weight[o] @ y` for each output o."""
     x, y, weight = of_one_dtype(x, y, weight)
     z = jnp.einsum("...i,oij,...j->...o", x, weight, y)
     return z if bias is None else z + cast(bias, z.dtype)
@@ -166,7 +166,7 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> jax.Array:
-    """The sum over dimensions of three arrays' product, each with dimensions added."""
+    """Returns the sum over dimensions of three arrays' product, each with dimensions added."""
     a, b, c = (
         jnp.expand_dims(x, tuple(dims)) if dims else x
         for x, dims in zip((a, b, c), (expand1, expand2, expand3), strict=True)
@@ -180,7 +180,7 @@ def trilinear(
 
 @lowering("aten::kron")
 def kron(x: Any, y: Any) -> jax.Array:
-    """The Kronecker product."""
+    """Returns the Kronecker product."""
     x, y = promote_arrays(x, y)
     if x.dtype == bool:  # which JAX does not multiply
         return jnp.kron(x.astype("int8"), y.astype("int8")).astype(bool)
@@ -189,7 +189,7 @@ def kron(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::linalg_cross")
 def cross(x: Any, y: Any, *, dim: int = -1) -> jax.Array:
-    """The cross product along a dimension of size three."""
+    """Returns the cross product along a dimension of size three."""
     x, y = jnp.broadcast_arrays(*promote(x, y))
     (a, b, c), (d, e, f) = jnp.moveaxis(x, dim, 0), jnp.moveaxis(y, dim, 0)
     return jnp.stack([b * f - c * e, c * d - a * f, a * e - b * d], dim)
@@ -197,7 +197,7 @@ def cross(x: Any, y: Any, *, dim: int = -1) -> jax.Array:
 
 @lowering("aten::trace")
 def trace(x: Any) -> jax.Array:
-    """The sum of the diagonal; integers and bool give int64."""
+    """Returns the sum of the diagonal; integers and bool give int64."""
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.inexact) else dtype_of("int64")
     diagonal = jnp.diagonal(x).astype(wide(dtype))
     return jnp.sum(diagonal).astype(dtype)

@@ -23,7 +23,7 @@ def _axes(x: Any, dim: Any) -> tuple[int, ...]:
 def vector_norm(
     x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> jax.Array:
-    """The norm over dimensions; the gradient of zero is zero. Halves in float32."""
+    """Returns the norm over dimensions; the gradient of zero is zero. Halves in float32."""
     x = x if dtype is None else cast(x, dtype)
     y = absolute(x)
     return p_norm(y.astype(wide(y.dtype)), ord, _axes(x, dim), keepdim).astype(y.dtype)
@@ -33,12 +33,12 @@ def vector_norm(
 def norm(
     x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> jax.Array:
-    """As `vector_norm`; p=None stands for 2."""
+    """Computes `vector_norm`; p=None stands for 2."""
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 def p_norm(y: Any, p: Any, dims: tuple[int, ...], keepdim: bool = False) -> jax.Array:
-    """The p-norm of numbers that are not negative, over dimensions."""
+    """Returns the p-norm of numbers that are not negative, over dimensions."""
     zero = jnp.zeros((), y.dtype)
     if p == 0:
         return jnp.sum((y != 0).astype(y.dtype), dims, keepdims=keepdim)
@@ -62,14 +62,14 @@ def p_norm(y: Any, p: Any, dims: tuple[int, ...], keepdim: bool = False) -> jax.
 
 @lowering("aten::dist")
 def dist(x: Any, y: Any, p: Any = 2) -> jax.Array:
-    """The norm of the difference of two arrays."""
+    """Returns the norm of the difference of two arrays."""
     x, y = promote(x, y)
     return vector_norm(x - y, p)
 
 
 @lowering("aten::cdist", "aten::_cdist_forward")
 def cdist(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> jax.Array:
-    """Distances between all rows of x and all rows of y; the gradient at distance zero is zero.
+    """Returns distances between all rows of x and of y; at distance zero the gradient is zero.
 
     As in torch, for p=2 and more than 25 rows (`compute_mode` 1: always, 2: never) they come from
     a matrix product.
@@ -92,6 +92,6 @@ def _euclidean(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::_pdist_forward")
 def pdist(x: Any, p: float = 2.0) -> jax.Array:
-    """Distances between each row and the rows after it."""
+    """Returns distances between each row and the rows after it."""
     rows, columns = jnp.triu_indices(x.shape[0], 1)
     return p_norm(absolute(x[rows] - x[columns]), p, (-1,))

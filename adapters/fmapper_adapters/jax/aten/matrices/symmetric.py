@@ -23,7 +23,7 @@ _ALPHA = (1 + 17**0.5) / 8  # bounds the growth of elements in Bunch and Kaufman
 def ldl_factor(
     a: Any, *, hermitian: bool = False, check_errors: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """L below the blocks of D, the pivots counted from one, and where D has its first zero.
+    """Returns L below the blocks of D, the pivots counted from one, and the first zero of D.
 
     Two equal negative pivots mark a block of two rows.
     """
@@ -55,14 +55,14 @@ def _same(x: Any) -> Any:
 
 
 def _over_batch(function: Callable[..., Any], *arrays: Any) -> Any:
-    """A function of matrices, mapped over the dimensions in front of those of the first array."""
+    """Maps a function of matrices over the dimensions in front of those of the first array."""
     for _ in range(arrays[0].ndim - 2):
         function = jax.vmap(function)
     return function(*arrays)
 
 
 def _eliminate(state: Any, conj: Callable[[Any], Any]) -> Any:
-    """One step: the next row or two, of a matrix of which the rest is kept in both triangles."""
+    """Eliminates the next row or two of a matrix, of which both triangles keep the rest."""
     k, a, pivots, info = state
     n = a.shape[-1]
     rows = jnp.arange(n)
@@ -102,7 +102,7 @@ def _eliminate(state: Any, conj: Callable[[Any], Any]) -> Any:
 
 
 def _inverse(a: Any, b: Any, c: Any, d: Any, unused: Any) -> Any:
-    """Of the matrix of rows (a, b) and (c, d)."""
+    """Inverts the matrix of rows (a, b) and (c, d)."""
     determinant = jnp.where(unused, 1, a * d - b * c)
     return jnp.stack([jnp.stack([d, -b]), jnp.stack([-c, a])]) / determinant
 
@@ -131,19 +131,19 @@ def ldl_solve(factors: Any, pivots: Any, b: Any, *, hermitian: bool = False) -> 
     return jnp.asarray(_over_batch(solve, factors, pivots, b))
 
 
-def _swapped(x: Any, i: Any, j: Any) -> Any:
+def _swap(x: Any, i: Any, j: Any) -> Any:
     return x.at[i].set(x[j]).at[j].set(x[i])
 
 
 def _down(state: Any, f: Any, pivots: Any, conj: Callable[[Any], Any]) -> Any:
-    """One step of solving with L and D: a row, or two of a block."""
+    """Returns one step of solving with L and D: a row, or two of a block."""
     k, x = state
     n = f.shape[-1]
     rows = jnp.arange(n)
     single = pivots[k] > 0
     next_row = jnp.minimum(k + 1, n - 1)
     last = jnp.where(single, k, next_row)
-    x = _swapped(x, last, jnp.abs(pivots[k]) - 1)
+    x = _swap(x, last, jnp.abs(pivots[k]) - 1)
     below = rows > last
     x = x - jnp.where(below, f[:, k], 0)[:, None] * x[k]
     x = x - jnp.where(below & ~single, f[:, next_row], 0)[:, None] * x[next_row]
@@ -157,7 +157,7 @@ def _down(state: Any, f: Any, pivots: Any, conj: Callable[[Any], Any]) -> Any:
 
 
 def _up(state: Any, f: Any, pivots: Any, conj: Callable[[Any], Any]) -> Any:
-    """One step of solving with the transposed L, from below."""
+    """Returns one step of solving with the transposed L, from below."""
     k, x = state
     rows = jnp.arange(f.shape[-1])
     single = pivots[k] > 0
@@ -165,5 +165,5 @@ def _up(state: Any, f: Any, pivots: Any, conj: Callable[[Any], Any]) -> Any:
     below = rows > k
     x = x.at[k].add(-(jnp.where(below, conj(f[:, k]), 0) @ x))
     x = x.at[before].add(-(jnp.where(below & ~single, conj(f[:, before]), 0) @ x))
-    x = _swapped(x, k, jnp.abs(pivots[k]) - 1)
+    x = _swap(x, k, jnp.abs(pivots[k]) - 1)
     return jnp.where(single, k - 1, k - 2).astype("int32"), x

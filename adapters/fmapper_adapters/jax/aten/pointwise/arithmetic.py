@@ -24,7 +24,7 @@ from fmapper_adapters.jax.aten.types import (
 
 
 def in_opmath(*operands: Any, to_float: bool = False, exact: bool = False) -> tuple[Any, Any]:
-    """The dtype of a result, and the operands in the dtype that torch computes it in.
+    """Returns the dtype of a result, and the operands in the dtype that torch computes it in.
 
     Halves are computed in float32 and rounded once. Numbers, and arrays without dimensions among
     others that have some, are rounded to the half first as torch does on a CPU, unless they are to
@@ -45,14 +45,14 @@ def in_opmath(*operands: Any, to_float: bool = False, exact: bool = False) -> tu
 
 
 def _factor(number: Any, dtype: Any) -> Any:
-    """A factor as the dtype of the result holds it; 1 stays what it is."""
+    """Returns a factor as the dtype of the result holds it; 1 stays what it is."""
     one = isinstance(number, int | float) and number == 1
     return 1 if one else cast(number, dtype).astype(wide(dtype))
 
 
 @lowering("aten::add", elements=(0, 1))
 def add(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
-    """`x + alpha * y`; or, for bool, logical or."""
+    """Computes `x + alpha * y`; or, for bool, logical or."""
     dtype, (x, y) = in_opmath(x, y)
     if _is_bool(dtype):
         return x | (y & bool(alpha))
@@ -61,14 +61,14 @@ def add(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
 
 @lowering("aten::sub", elements=(0, 1))
 def sub(x: Any, y: Any, *, alpha: Any = 1) -> jax.Array:
-    """`x - alpha * y`."""
+    """Computes `x - alpha * y`."""
     dtype, (x, y) = in_opmath(x, y)
     return (x - _times(_factor(alpha, dtype), y)).astype(dtype)
 
 
 @lowering("aten::rsub", whole=False, elements=(0, 1))
 def rsub(x: Any, y: Any, alpha: Any = 1) -> jax.Array:
-    """`y - alpha * x`."""
+    """Computes `y - alpha * x`."""
     return sub(y, x, alpha=alpha)
 
 
@@ -78,14 +78,14 @@ def _times(number: Any, x: Any) -> Any:
 
 @lowering("aten::mul", elements=(0, 1))
 def mul(x: Any, y: Any) -> jax.Array:
-    """The product; for bool, logical and."""
+    """Returns the product; for bool, logical and."""
     dtype, (x, y) = in_opmath(x, y, exact=True)
     return x & y if _is_bool(dtype) else (x * y).astype(dtype)
 
 
 @lowering("aten::div", elements=(0, 1))
 def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
-    """The quotient; integers give floats unless it is rounded (`trunc` or `floor`)."""
+    """Returns the quotient; integers give floats unless it is rounded (`trunc` or `floor`)."""
     dtype, (x, y) = in_opmath(x, y, to_float=rounding_mode is None, exact=True)
     if rounding_mode is None:
         return (x / y).astype(dtype)
@@ -97,12 +97,12 @@ def div(x: Any, y: Any, *, rounding_mode: str | None = None) -> jax.Array:
 
 @lowering("aten::floor_divide", elements=(0, 1))
 def floor_divide(x: Any, y: Any) -> jax.Array:
-    """The quotient rounded down."""
+    """Returns the quotient rounded down."""
     return div(x, y, rounding_mode="floor")
 
 
 def _floor_of(x: Any, y: Any) -> jax.Array:
-    """The quotient of floats rounded down as Python does it, from the exact remainder."""
+    """Returns the quotient of floats rounded down as Python does it, from the exact remainder."""
     rest = jax.lax.rem(x, y)
     quotient = (x - rest) / y
     quotient = jnp.where((rest != 0) & ((y < 0) != (rest < 0)), quotient - 1, quotient)
@@ -114,7 +114,7 @@ def _floor_of(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::remainder", elements=(0, 1))
 def remainder(x: Any, y: Any) -> jax.Array:
-    """The rest of the division rounded down, of the sign of the divisor."""
+    """Returns the rest of the division rounded down, of the sign of the divisor."""
     dtype, (x, y) = in_opmath(x, y)
     rest = jax.lax.rem(*jnp.broadcast_arrays(x, y))
     other_sign = (rest != 0) & ((y < 0) != (rest < 0))
@@ -123,14 +123,14 @@ def remainder(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::fmod", elements=(0, 1))
 def fmod(x: Any, y: Any) -> jax.Array:
-    """The rest of the division rounded to zero, of the sign of the dividend."""
+    """Returns the rest of the division rounded to zero, of the sign of the dividend."""
     dtype, (x, y) = in_opmath(x, y)
     return jax.lax.rem(*jnp.broadcast_arrays(x, y)).astype(dtype)
 
 
 @lowering("aten::pow", elements=(0, 1))
 def power(x: Any, y: Any) -> jax.Array:
-    """`x ** y`, with torch's special cases for exponents that are numbers."""
+    """Computes `x ** y`, with torch's special cases for exponents that are numbers."""
     dtype, (base, exponent) = in_opmath(x, y, exact=True)
     if not (is_floating(dtype) or is_complex(dtype)):
         known = isinstance(y, int) and not isinstance(y, bool)
@@ -158,7 +158,7 @@ def _known_power(x: Any, y: float) -> jax.Array:
 
 
 def _complex_power(x: Any, y: Any) -> jax.Array:
-    """As torch has it, of zero and of infinite numbers, too."""
+    """Computes powers as torch has them, of zero and of infinite numbers, too."""
     none = (x == 0) & (y.real > 0)
     return jnp.where(none, 0, jnp.exp(y * jnp.log(jnp.where(none, 1, x))))
 
@@ -184,21 +184,21 @@ def _is_bool(dtype: Any) -> bool:
 
 @lowering("aten::addcmul")
 def addcmul(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
-    """`x + value * y * z`."""
+    """Computes `x + value * y * z`."""
     dtype, (x, y, z) = in_opmath(x, y, z, exact=True)
     return (x + _times(value, y) * z).astype(dtype)
 
 
 @lowering("aten::addcdiv")
 def addcdiv(x: Any, y: Any, z: Any, *, value: Any = 1) -> jax.Array:
-    """`x + value * y / z`."""
+    """Computes `x + value * y / z`."""
     dtype, (x, y, z) = in_opmath(x, y, z, exact=True)
     return (x + _times(value, y) / z).astype(dtype)
 
 
 @lowering("aten::lerp")
 def lerp(start: Any, end: Any, weight: Any) -> jax.Array:
-    """Between start and end, counted from the nearer one."""
+    """Interpolates between start and end, counted from the nearer one."""
     dtype, (x, y, w) = in_opmath(start, end, weight, exact=True)
     near = jnp.abs(w) < 0.5
     return jnp.where(near, x + w * (y - x), y - (y - x) * (1 - w)).astype(dtype)

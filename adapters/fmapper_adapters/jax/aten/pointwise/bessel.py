@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 @unary("aten::special_spherical_bessel_j0")
 def spherical_bessel_j0(x: Any) -> jax.Array:
-    """`sin(x) / x`."""
+    """Computes `sin(x) / x`."""
     ends = (x == 0) | jnp.isinf(x)
     safe = jnp.where(ends, 1, x)
     return jnp.where(ends, jnp.where(x == 0, 1, 0), jnp.sin(safe) / safe)
@@ -36,14 +36,14 @@ def spherical_bessel_j0(x: Any) -> jax.Array:
 
 @functools.cache
 def _series(function: Callable[[Any], Any], degree: int = 40) -> tuple[float, ...]:
-    """The series of a function on [-1, 1], in float64."""
+    """Returns the series of a function on [-1, 1], in float64."""
     found = np.polynomial.chebyshev.chebinterpolate(function, degree)
     kept = np.abs(found) > 1e-17 * np.abs(found).max()
     return tuple(found[: int(np.flatnonzero(kept).max()) + 1])
 
 
 def _evaluate(series: tuple[float, ...], t: Any) -> jax.Array:
-    """The value of a series, by Clenshaw's recurrence."""
+    """Returns the value of a series, by Clenshaw's recurrence."""
     one, two = jnp.zeros_like(t), jnp.zeros_like(t)
     for coefficient in reversed(series[1:]):
         one, two = 2 * t * one - two + coefficient, one
@@ -58,7 +58,7 @@ _NEAR = 8.0  # between the series in x and those in 1 / x
 
 
 def _near(name: str) -> Callable[[Any], Any]:
-    """J0, or J1 / x, over x * x from 0 to the square of _NEAR."""
+    """Returns J0, or J1 / x, over x * x from 0 to the square of _NEAR."""
     return _cached_near(name)
 
 
@@ -80,7 +80,7 @@ def _cached_near(name: str) -> Callable[[Any], Any]:
 
 @functools.cache
 def _far(order: int, part: str) -> Callable[[Any], Any]:
-    """How the amplitude of the Hankel function goes to 1, over 1 / x from 0 to 1 / _NEAR."""
+    """Tells how the amplitude of the Hankel function goes to 1, over 1 / x from 0 to 1 / _NEAR."""
 
     def amplitude(t: Any) -> Any:
         x = _NEAR / np.maximum((t + 1) / 2, 1e-12)
@@ -92,7 +92,7 @@ def _far(order: int, part: str) -> Callable[[Any], Any]:
 
 
 def _bessel(x: Any, order: int, kind: str) -> jax.Array:
-    """J or Y of order 0 or 1 for positive x; NaN at infinity, as in torch."""
+    """Computes J or Y of order 0 or 1 for positive x; NaN at infinity, as in torch."""
     near = x < _NEAR
     z = jnp.where(near, x, 1)
     t = 2 * (z / _NEAR) ** 2 - 1
@@ -118,13 +118,13 @@ def _bessel(x: Any, order: int, kind: str) -> jax.Array:
 
 @unary("aten::special_bessel_j0")
 def bessel_j0(x: Any) -> jax.Array:
-    """The Bessel function of the first kind of order 0."""
+    """Returns the Bessel function of the first kind of order 0."""
     return _bessel(jnp.abs(x), 0, "j")
 
 
 @unary("aten::special_bessel_j1")
 def bessel_j1(x: Any) -> jax.Array:
-    """The Bessel function of the first kind of order 1."""
+    """Returns the Bessel function of the first kind of order 1."""
     found = _bessel(jnp.abs(x), 1, "j")
     return jnp.where(x < 0, -found, found)
 
@@ -136,13 +136,13 @@ def _for_positive(x: Any, function: Function, at_zero: float) -> jax.Array:
 
 @unary("aten::special_bessel_y0")
 def bessel_y0(x: Any) -> jax.Array:
-    """The Bessel function of the second kind of order 0."""
+    """Returns the Bessel function of the second kind of order 0."""
     return _for_positive(x, lambda z: _bessel(z, 0, "y"), -math.inf)
 
 
 @unary("aten::special_bessel_y1")
 def bessel_y1(x: Any) -> jax.Array:
-    """The Bessel function of the second kind of order 1."""
+    """Returns the Bessel function of the second kind of order 1."""
     return _for_positive(x, lambda z: _bessel(z, 1, "y"), -math.inf)
 
 
@@ -151,7 +151,7 @@ _MIDDLE = 2.0  # between the series of the modified functions
 
 @functools.cache
 def _modified_near(order: int) -> Callable[[Any], Any]:
-    """What is left of K without its logarithm and its pole, over x * x."""
+    """Returns K without its logarithm and its pole, over x * x."""
 
     def even(t: Any) -> Any:
         special = _scipy()
@@ -166,15 +166,15 @@ def _modified_near(order: int) -> Callable[[Any], Any]:
 
 @functools.cache
 def _modified_far(order: int) -> Callable[[Any], Any]:
-    def scaled(t: Any) -> Any:
+    def scale(t: Any) -> Any:
         x = _MIDDLE / np.maximum((t + 1) / 2, 1e-12)
         return np.sqrt(x) * _scipy().kve(order, x)
 
-    return scaled
+    return scale
 
 
 def _modified_k(x: Any, order: int, *, scaled: bool) -> jax.Array:
-    """K of order 0 or 1 for positive x, times exp(x) if it is to be scaled."""
+    """Computes K of order 0 or 1 for positive x, times exp(x) if it is to be scaled."""
     near = x <= _MIDDLE
     z = jnp.where(near, x, 1)
     even = _evaluate(_series(_modified_near(order)), 2 * (z / _MIDDLE) ** 2 - 1)
@@ -191,30 +191,30 @@ def _modified_k(x: Any, order: int, *, scaled: bool) -> jax.Array:
 
 @unary("aten::special_modified_bessel_k0")
 def modified_bessel_k0(x: Any) -> jax.Array:
-    """The modified Bessel function of the second kind of order 0."""
+    """Returns the modified Bessel function of the second kind of order 0."""
     return _for_positive(x, lambda z: _modified_k(z, 0, scaled=False), math.inf)
 
 
 @unary("aten::special_modified_bessel_k1")
 def modified_bessel_k1(x: Any) -> jax.Array:
-    """The modified Bessel function of the second kind of order 1."""
+    """Returns the modified Bessel function of the second kind of order 1."""
     return _for_positive(x, lambda z: _modified_k(z, 1, scaled=False), math.inf)
 
 
 @unary("aten::special_scaled_modified_bessel_k0")
 def scaled_modified_bessel_k0(x: Any) -> jax.Array:
-    """`exp(x)` times K of order 0."""
+    """Computes `exp(x)` times K of order 0."""
     return _for_positive(x, lambda z: _modified_k(z, 0, scaled=True), math.inf)
 
 
 @unary("aten::special_scaled_modified_bessel_k1")
 def scaled_modified_bessel_k1(x: Any) -> jax.Array:
-    """`exp(x)` times K of order 1."""
+    """Computes `exp(x)` times K of order 1."""
     return _for_positive(x, lambda z: _modified_k(z, 1, scaled=True), math.inf)
 
 
 def _erfcx_over(t: Any) -> Any:
-    """Over (x - 4) / (x + 4), which is 1 at infinity, times what is left of its pole."""
+    """Returns erfcx without its pole, over (x - 4) / (x + 4), which is 1 at infinity."""
     t = np.minimum(t, 1 - 1e-12)
     x = 4 * (1 + t) / (1 - t)
     return _scipy().erfcx(x) * (1 + 2 * x)
@@ -222,7 +222,7 @@ def _erfcx_over(t: Any) -> Any:
 
 @unary("aten::special_erfcx")
 def erfcx(x: Any) -> jax.Array:
-    """`exp(x * x) * erfc(x)`."""
+    """Computes `exp(x * x) * erfc(x)`."""
     size = jnp.abs(x)
     z = jnp.where(jnp.isinf(size), 1, size)
     found = _evaluate(_series(_erfcx_over, 60), (z - 4) / (z + 4)) / (1 + 2 * z)
@@ -239,7 +239,7 @@ def _airy_middle(t: Any) -> Any:
 
 
 def _airy_right(t: Any) -> Any:
-    """Over the inverse of x ** 1.5."""
+    """Returns Ai for positive x, over the inverse of x ** 1.5."""
     x = _AIRY / np.maximum((t + 1) / 2, 1e-10) ** (2 / 3)
     return _scipy().airye(x)[0] * x**0.25
 
@@ -258,7 +258,7 @@ def _airy_left(part: str) -> Callable[[Any], Any]:
 
 @unary("aten::special_airy_ai")
 def airy_ai(x: Any) -> jax.Array:
-    """The Airy function Ai; NaN at both infinities, as in torch."""
+    """Returns the Airy function Ai; NaN at both infinities, as in torch."""
     inside = jnp.abs(x) <= _AIRY
     middle = _evaluate(_series(_airy_middle, 60), jnp.where(inside, x, 0) / _AIRY)
     y = jnp.where(inside | is_nan(x), 2 * _AIRY, jnp.abs(x))

@@ -14,23 +14,23 @@ from fmapper_adapters.jax.aten.types import (
     is_floating,
     is_integral,
     promote,
-    saturated,
+    saturate,
     within,
 )
 
 
 def is_nan(x: Any) -> Any:
-    """Where elements are NaN; nowhere for integers."""
+    """Returns where elements are NaN; nowhere for integers."""
     return jnp.isnan(x) if is_inexact(x) else jnp.zeros(x.shape, bool)
 
 
 def is_signed(dtype: Any) -> bool:
-    """Whether an integer dtype has negative numbers."""
+    """Tells whether an integer dtype has negative numbers."""
     return bool(jnp.issubdtype(dtype, jnp.signedinteger))
 
 
 def is_inexact(x: Any) -> bool:
-    """Whether elements are floats or complex numbers."""
+    """Tells whether elements are floats or complex numbers."""
     return is_floating(x) or is_complex(x)
 
 
@@ -39,9 +39,9 @@ def is_inexact(x: Any) -> bool:
 
 @lowering("aten::clamp", int64="moves")
 def clamp(x: Any, min: Any = None, max: Any = None) -> jax.Array:
-    """Within bounds, the upper one first; NaN on any side stays; x at a bound has a gradient."""
+    """Clamps to bounds, the upper one first; NaN on any side stays; x at a bound has a gradient."""
     if is_integral(x):
-        min, max = saturated(min), saturated(max)
+        min, max = saturate(min), saturate(max)
     x, low, high = promote(x, min, max)
     if low is not None:
         x = jnp.where((x < low) | is_nan(low), low, x)
@@ -52,33 +52,33 @@ def clamp(x: Any, min: Any = None, max: Any = None) -> jax.Array:
 
 @lowering("aten::clamp_min", whole=False, int64="moves")
 def clamp_min(x: Any, min: Any) -> jax.Array:
-    """Not below a bound."""
+    """Clamps to a lower bound."""
     return clamp(x, min)
 
 
 @lowering("aten::clamp_max", whole=False, int64="moves")
 def clamp_max(x: Any, max: Any) -> jax.Array:
-    """Not above a bound."""
+    """Clamps to an upper bound."""
     return clamp(x, None, max)
 
 
 @lowering("aten::maximum", int64="moves")
 @lowering("aten::max.other", whole=False, int64="moves")
 def maximum(x: Any, y: Any) -> jax.Array:
-    """The larger one, or NaN where one is NaN."""
+    """Returns the larger one, or NaN where one is NaN."""
     return _maximum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
 @lowering("aten::minimum", int64="moves")
 @lowering("aten::min.other", whole=False, int64="moves")
 def minimum(x: Any, y: Any) -> jax.Array:
-    """The smaller one, or NaN where one is NaN."""
+    """Returns the smaller one, or NaN where one is NaN."""
     return _minimum(*jnp.broadcast_arrays(*promote(x, y)))
 
 
 @jax.custom_jvp
 def _maximum(x: Any, y: Any) -> jax.Array:
-    """`jnp.maximum`; the one that is not taken gets no gradient, not even of NaN, as in torch."""
+    """Computes `jnp.maximum`; as in torch, the one not taken gets no gradient, not even of NaN."""
     return jnp.maximum(x, y)
 
 
@@ -87,30 +87,30 @@ def _minimum(x: Any, y: Any) -> jax.Array:
     return jnp.minimum(x, y)
 
 
-def _shared(slope: Any, one: Any, other: Any, taken: Any) -> jax.Array:
+def _share_slope(slope: Any, one: Any, other: Any, taken: Any) -> jax.Array:
     return jnp.where(one == other, slope / 2, jnp.where(taken, slope, 0))
 
 
 _maximum.defjvps(
-    lambda slope, value, x, y: _shared(slope, x, y, ~(x < y)),
-    lambda slope, value, x, y: _shared(slope, y, x, ~(y < x)),
+    lambda slope, value, x, y: _share_slope(slope, x, y, ~(x < y)),
+    lambda slope, value, x, y: _share_slope(slope, y, x, ~(y < x)),
 )
 _minimum.defjvps(
-    lambda slope, value, x, y: _shared(slope, x, y, ~(x > y)),
-    lambda slope, value, x, y: _shared(slope, y, x, ~(y > x)),
+    lambda slope, value, x, y: _share_slope(slope, x, y, ~(x > y)),
+    lambda slope, value, x, y: _share_slope(slope, y, x, ~(y > x)),
 )
 
 
 @lowering("aten::fmax")
 def fmax(x: Any, y: Any) -> jax.Array:
-    """The larger one, or the one that is not NaN."""
+    """Returns the larger one, or the one that is not NaN."""
     x, y = promote(x, y)
     return jnp.where((x >= y) | is_nan(y), x, y)
 
 
 @lowering("aten::fmin")
 def fmin(x: Any, y: Any) -> jax.Array:
-    """The smaller one, or the one that is not NaN."""
+    """Returns the smaller one, or the one that is not NaN."""
     x, y = promote(x, y)
     return jnp.where((x <= y) | is_nan(y), x, y)
 
@@ -157,7 +157,7 @@ lowering("aten::isreal", whole=False)(
 
 @lowering("aten::signbit")
 def signbit(x: Any) -> jax.Array:
-    """Whether the sign is negative, also that of zero and NaN."""
+    """Tells whether the sign is negative, also that of zero and NaN."""
     if x.dtype == bool:
         return jnp.zeros(x.shape, bool)
     return jnp.signbit(x) if is_floating(x) else x < 0
@@ -165,7 +165,7 @@ def signbit(x: Any) -> jax.Array:
 
 @lowering("aten::bitwise_left_shift", "aten::__lshift__")
 def left_shift(x: Any, y: Any) -> jax.Array:
-    """Bits to the left; a shift that is negative or too wide gives zero."""
+    """Returns bits to the left; a shift that is negative or too wide gives zero."""
     x, y = promote(x, y)
     if is_floating(x):
         return x * jnp.power(jnp.asarray(2, x.dtype), y)
@@ -175,7 +175,7 @@ def left_shift(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::bitwise_right_shift", "aten::__rshift__")
 def right_shift(x: Any, y: Any) -> jax.Array:
-    """Bits to the right with the sign; a shift that is negative or too wide leaves only that."""
+    """Shifts right with the sign; a shift that is negative or too wide leaves only the sign."""
     x, y = promote(x, y)
     if is_floating(x):
         return x / jnp.power(jnp.asarray(2, x.dtype), y)
@@ -195,6 +195,6 @@ def right_shift(x: Any, y: Any) -> jax.Array:
     elements=(1, 2),
 )
 def where(condition: Any, x: Any, y: Any) -> jax.Array:
-    """X where the condition holds, else y."""
+    """Returns x where the condition holds, else y."""
     x, y = promote(x, y)
     return jnp.where(condition.astype(bool), x, y)

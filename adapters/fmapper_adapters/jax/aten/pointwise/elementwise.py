@@ -31,17 +31,17 @@ def _unary(
 ) -> None:
     """Enters a function of one array; halves are computed in float32 and rounded once."""
 
-    def lowered(x: Any) -> jax.Array:
+    def lower(x: Any) -> jax.Array:
         (x,) = promote(x, to_float=to_float)
         if is_floating(x) and wide(x.dtype) != x.dtype:
             return function(x.astype(wide(x.dtype))).astype(x.dtype)
         return function(x)
 
-    lowering(*ops, int64=int64)(lowered)
+    lowering(*ops, int64=int64)(lower)
 
 
 def absolute(x: Any) -> jax.Array:
-    """Absolute values, of complex numbers too; the gradient at zero is zero."""
+    """Returns absolute values, of complex numbers too; the gradient at zero is zero."""
     if not (is_floating(x) or is_complex(x)):
         return x if x.dtype.kind in "bu" else jnp.abs(x)
     zero = x == 0
@@ -49,7 +49,7 @@ def absolute(x: Any) -> jax.Array:
 
 
 def _sign(x: Any) -> jax.Array:
-    """1, 0 or -1, where NaN gives 0; for complex numbers the number over its absolute value."""
+    """Returns 1, 0 or -1, where NaN gives 0; complex numbers are divided by their size."""
     if is_complex(x):
         size = jnp.abs(x)
         return jnp.where(size == 0, 0, x / jnp.where(size == 0, 1, size)).astype(x.dtype)
@@ -59,12 +59,12 @@ def _sign(x: Any) -> jax.Array:
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A rounding function, which leaves integers as they are."""
+    """Returns a rounding function, which leaves integers as they are."""
     return lambda x: function(x) if is_floating(x) else x
 
 
 def _log2(x: Any) -> jax.Array:
-    """The logarithm to base 2, exact where it is whole."""
+    """Returns the logarithm to base 2, exact where it is whole."""
     y = jnp.log(x) / np.log(2).astype(x.real.dtype)
     if is_complex(x):
         return y
@@ -75,14 +75,14 @@ def _log2(x: Any) -> jax.Array:
 
 
 def _exp2(x: Any) -> jax.Array:
-    """2 ** x, exact where x is whole."""
+    """Computes 2 ** x, exact where x is whole."""
     if is_complex(x):
         return jnp.exp(x * np.log(2).astype(x.real.dtype))
     return jnp.power(jnp.asarray(2, x.dtype), x)
 
 
 def _sinc(x: Any) -> jax.Array:
-    """NaN at infinity, where JAX from 0.11 on gives the limit."""
+    """Computes sinc, NaN at infinity, where JAX from 0.11 on gives the limit."""
     return jnp.where(jnp.isinf(x), jnp.nan, jnp.sinc(x))
 
 
@@ -124,8 +124,8 @@ _unary(lambda x: x - jnp.trunc(x), "aten::frac")
 
 
 @lowering("aten::round")
-def rounded(x: Any, *, decimals: int = 0) -> jax.Array:
-    """To the nearest whole number or decimal, halves to even."""
+def round_to(x: Any, *, decimals: int = 0) -> jax.Array:
+    """Rounds to the nearest whole number or decimal, halves to even."""
     if not is_floating(x):
         return x
     y = x.astype(wide(x.dtype))
@@ -138,7 +138,7 @@ def rounded(x: Any, *, decimals: int = 0) -> jax.Array:
 
 @lowering("aten::nan_to_num")
 def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> jax.Array:
-    """Numbers in place of NaN and infinity: zero and the ends of the dtype unless given."""
+    """Returns numbers in place of NaN and infinity: zero and the ends of the dtype unless given."""
     if is_complex(x):
         parts = (nan_to_num(part, nan, posinf, neginf) for part in (x.real, x.imag))
         return jax.lax.complex(*parts)
@@ -152,14 +152,14 @@ def nan_to_num(x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) 
 
 @lowering("aten::heaviside")
 def heaviside(x: Any, values: Any) -> jax.Array:
-    """0 below zero and for NaN, 1 above, and `values` at zero."""
+    """Returns 0 below zero and for NaN, 1 above, and `values` at zero."""
     x, values = promote(x, values)
     return jnp.where(x == 0, values, (x > 0).astype(x.dtype))
 
 
 @lowering("aten::copysign")
 def copysign(x: Any, y: Any) -> jax.Array:
-    """The size of x with the sign of y; where x is zero the gradient is."""
+    """Returns the size of x with the sign of y; where x is zero the gradient is."""
     x, y = promote(x, y, to_float=True)
     x, y = jnp.broadcast_arrays(x, y)
     size = jnp.abs(x)
@@ -168,7 +168,7 @@ def copysign(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::hypot")
 def hypot(x: Any, y: Any) -> jax.Array:
-    """The root of the sum of squares, without overflow."""
+    """Returns the root of the sum of squares, without overflow."""
     dtype, (x, y) = in_opmath(x, y)
     x = jnp.where(jnp.isinf(y), 0, x)  # whose derivative is then 0, as in torch, and not NaN
     y = jnp.where(jnp.isinf(x), 0, y)
@@ -177,14 +177,14 @@ def hypot(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::atan2")
 def atan2(x: Any, y: Any) -> jax.Array:
-    """The angle of the point (y, x)."""
+    """Returns the angle of the point (y, x)."""
     dtype, (x, y) = in_opmath(x, y, to_float=True)
     return jnp.arctan2(x, y).astype(dtype)
 
 
 @lowering("aten::nextafter")
 def nextafter(x: Any, y: Any) -> jax.Array:
-    """The next number of the dtype from x towards y; it grows as x does, as torch has it."""
+    """Returns the next number of the dtype from x towards y; it grows as x does, as in torch."""
     return _nextafter(*jnp.broadcast_arrays(*promote(x, y)))
 
 
@@ -198,45 +198,45 @@ _nextafter.defjvps(lambda slope, value, x, y: jnp.where(x == y, 0, slope), None)
 
 @lowering("aten::frexp")
 def frexp(x: Any) -> tuple[jax.Array, jax.Array]:
-    """Mantissas in [0.5, 1) and exponents of 2."""
+    """Returns mantissas in [0.5, 1) and exponents of 2."""
     mantissa, exponent = jnp.frexp(x.astype(wide(x.dtype)))
     return mantissa.astype(x.dtype), exponent.astype(jnp.int32)
 
 
 @lowering("aten::ldexp")
 def ldexp(x: Any, y: Any) -> jax.Array:
-    """`x * 2 ** y`."""
+    """Computes `x * 2 ** y`."""
     return mul(x, power(2.0, y))
 
 
 @lowering("aten::gcd")
 def gcd(x: Any, y: Any) -> jax.Array:
-    """The greatest common divisor."""
+    """Returns the greatest common divisor."""
     return jnp.gcd(*promote(x, y))
 
 
 @lowering("aten::lcm")
 def lcm(x: Any, y: Any) -> jax.Array:
-    """The least common multiple."""
+    """Returns the least common multiple."""
     return jnp.lcm(*promote(x, y))
 
 
 @lowering("aten::relu")
 def relu(x: Any) -> jax.Array:
-    """The larger of x and zero; NaN stays, and the gradient at zero is zero."""
+    """Returns the larger of x and zero; NaN stays, and the gradient at zero is zero."""
     return jnp.where(x <= 0, jnp.zeros((), x.dtype), x)
 
 
 @lowering("aten::silu")
 def silu(x: Any) -> jax.Array:
-    """`x * sigmoid(x)`, halves in float32."""
+    """Computes `x * sigmoid(x)`, halves in float32."""
     y = x.astype(wide(x.dtype))
     return (y * jax.nn.sigmoid(y)).astype(x.dtype)
 
 
 @lowering("aten::gelu")
 def gelu(x: Any, *, approximate: str = "none") -> jax.Array:
-    """The Gaussian error linear unit, halves in float32."""
+    """Returns the Gaussian error linear unit, halves in float32."""
     y = x.astype(wide(x.dtype))
     return jax.nn.gelu(y, approximate=approximate == "tanh").astype(x.dtype)
 
@@ -246,7 +246,7 @@ def gelu(x: Any, *, approximate: str = "none") -> jax.Array:
 
 @lowering("aten::complex")
 def complex_of(real: Any, imag: Any) -> jax.Array:
-    """Complex numbers from their parts."""
+    """Makes complex numbers from their parts."""
     real, imag = promote(real, imag)
     if wide(real.dtype) != real.dtype:
         raise ConversionError("complex: only torch has complex32. Cast the parts to float32.")
@@ -255,7 +255,7 @@ def complex_of(real: Any, imag: Any) -> jax.Array:
 
 @lowering("aten::polar")
 def polar(size: Any, angle: Any) -> jax.Array:
-    """Complex numbers from their sizes and angles."""
+    """Makes complex numbers from their sizes and angles."""
     return complex_of(size * jnp.cos(angle), size * jnp.sin(angle))
 
 
@@ -269,7 +269,7 @@ lowering("aten::_neg_view")(jnp.negative)
 
 @lowering("aten::angle")
 def angle(x: Any) -> jax.Array:
-    """The angle of complex numbers; of others 0 or, where they are negative, pi."""
+    """Returns the angle of complex numbers; of others 0 or, where they are negative, pi."""
     (x,) = promote(x, to_float=True)
     if is_complex(x):
         return jnp.arctan2(x.imag, x.real)
@@ -281,7 +281,7 @@ def angle(x: Any) -> jax.Array:
 
 @lowering("aten::_to_copy", "aten::to", int64="casts")
 def to_copy(x: Any, *, dtype: Any = None) -> jax.Array:
-    """The array as another dtype."""
+    """Returns the array as another dtype."""
     return x if dtype is None else cast(x, dtype)
 
 
@@ -296,17 +296,17 @@ def to_copy(x: Any, *, dtype: Any = None) -> jax.Array:
 )
 @lowering("aten::detach", "aten::lift_fresh_copy", whole=False, int64="moves")
 def clone(x: Any) -> jax.Array:
-    """The array itself: there are no views here."""
+    """Returns the array itself: there are no views here."""
     return x
 
 
 @lowering("aten::copy", int64="moves")
 def copy(x: Any, source: Any, non_blocking: bool = False) -> jax.Array:
-    """The values of another array, in the shape and dtype of this one."""
+    """Returns the values of another array, in the shape and dtype of this one."""
     return jnp.broadcast_to(cast(source, x.dtype), x.shape)
 
 
 @lowering("aten::fill", whole=False, int64="moves", elements=(1,))
 def fill(x: Any, value: Any) -> jax.Array:
-    """One value, in the shape and dtype of the array."""
+    """Returns one value, in the shape and dtype of the array."""
     return jnp.broadcast_to(cast(value, x.dtype), x.shape)

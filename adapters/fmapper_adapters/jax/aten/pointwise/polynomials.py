@@ -15,7 +15,7 @@ Function = Callable[..., Any]
 
 
 def _recurrence(x: Any, n: Any, first: Any, step: Function) -> jax.Array:
-    """The nth of polynomials p(0) = 1, p(1) = first, p(k + 1) = step(k, p(k), p(k - 1))."""
+    """Returns the nth of polynomials p(0) = 1, p(1) = first, p(k + 1) = step(k, p(k), p(k - 1))."""
     n = jnp.trunc(n)
     last = jnp.max(jnp.where(jnp.isfinite(n), n, 0), initial=1)
 
@@ -34,7 +34,7 @@ def _even(n: Any) -> Any:
 
 
 def _chebyshev(x: Any, n: Any, first: Any, plus: Any, minus: Any, wave: Any, above: int) -> Any:
-    """With the values at 1 and -1, and by a formula of waves inside for high degrees."""
+    """Recurs with the values at 1 and -1, and by a formula of waves inside for high degrees."""
     n = jnp.trunc(n)
     found = _recurrence(x, n, first, lambda k, now, before: 2 * x * now - before)
     found = jnp.where((n > above) & (jnp.abs(x) < 1), wave, found)
@@ -75,27 +75,27 @@ for _kind, _function in (("t", _t), ("u", _u), ("v", _v), ("w", _w)):
 
 
 def _hermite_limit(x: Any, n: Any, found: Any) -> jax.Array:
-    """NaN above the degree where torch gives up."""
+    """Puts NaN above the degree where torch gives up."""
     return jnp.where(n > (128 if x.dtype == np.float32 else 512), jnp.nan, found)
 
 
 @binary("aten::special_hermite_polynomial_h")
 def hermite_h(x: Any, n: Any) -> jax.Array:
-    """The physicists' Hermite polynomial of degree n."""
+    """Returns the physicists' Hermite polynomial of degree n."""
     found = _recurrence(x, n, 2 * x, lambda k, now, before: 2 * x * now - 2 * k * before)
     return _hermite_limit(x, n, found)
 
 
 @binary("aten::special_hermite_polynomial_he")
 def hermite_he(x: Any, n: Any) -> jax.Array:
-    """The probabilists' Hermite polynomial of degree n."""
+    """Returns the probabilists' Hermite polynomial of degree n."""
     found = _recurrence(x, n, x, lambda k, now, before: x * now - k * before)
     return _hermite_limit(x, n, found)
 
 
 @binary("aten::special_laguerre_polynomial_l")
 def laguerre_l(x: Any, n: Any) -> jax.Array:
-    """The Laguerre polynomial of degree n."""
+    """Returns the Laguerre polynomial of degree n."""
 
     def step(k: Any, now: Any, before: Any) -> Any:
         return ((2 * k + 1 - x) * now - k * before) / (k + 1)
@@ -105,7 +105,7 @@ def laguerre_l(x: Any, n: Any) -> jax.Array:
 
 @binary("aten::special_legendre_polynomial_p")
 def legendre_p(x: Any, n: Any) -> jax.Array:
-    """The Legendre polynomial of degree n."""
+    """Returns the Legendre polynomial of degree n."""
 
     def step(k: Any, now: Any, before: Any) -> Any:
         return ((2 * k + 1) * x * now - k * before) / (k + 1)

@@ -22,11 +22,11 @@ def unary(*ops: str) -> Callable[[Function], Function]:
     """Enters a function of floats; halves are computed in float32, integers become floats."""
 
     def add(function: Function) -> Function:
-        def lowered(x: Any) -> jax.Array:
+        def lower(x: Any) -> jax.Array:
             (x,) = promote(x, to_float=True)
             return function(x.astype(wide(x.dtype))).astype(x.dtype)
 
-        lowering(*ops)(lowered)
+        lowering(*ops)(lower)
         return function
 
     return add
@@ -36,11 +36,11 @@ def binary(*ops: str) -> Callable[[Function], Function]:
     """Enters a function of two floats, likewise."""
 
     def add(function: Function) -> Function:
-        def lowered(x: Any, y: Any) -> jax.Array:
+        def lower(x: Any, y: Any) -> jax.Array:
             dtype, (x, y) = in_opmath(x, y, to_float=True)
             return function(*jnp.broadcast_arrays(x, y)).astype(dtype)
 
-        lowering(*ops)(lowered)
+        lowering(*ops)(lower)
         return function
 
     return add
@@ -61,14 +61,14 @@ binary("aten::logaddexp2")(jnp.logaddexp2)
 
 @unary("aten::lgamma")
 def lgamma(x: Any) -> jax.Array:
-    """Exactly 0 at 1 and 2, where XLA is off by rounding."""
+    """Computes lgamma, exactly 0 at 1 and 2, where XLA is off by rounding."""
     y = jax.lax.lgamma(x)
     return y - jax.lax.stop_gradient(jnp.where((x == 1) | (x == 2), y, 0))
 
 
 @binary("aten::logaddexp")
 def logaddexp(x: Any, y: Any) -> jax.Array:
-    """Complex numbers keep the imaginary part of the larger one, beyond pi, too."""
+    """Computes logaddexp; complex results keep the larger one's imaginary part, beyond pi too."""
     if not jnp.iscomplexobj(x):
         return jnp.logaddexp(x, y)
     first = x.real >= y.real
@@ -84,14 +84,14 @@ def logaddexp(x: Any, y: Any) -> jax.Array:
 
 @unary("aten::digamma")
 def digamma(x: Any) -> jax.Array:
-    """The derivative of lgamma; infinite at zero, with the other sign."""
+    """Returns the derivative of lgamma; infinite at zero, with the other sign."""
     zero = x == 0
     return jnp.where(zero, jnp.copysign(jnp.inf, -x), jax.lax.digamma(jnp.where(zero, 1, x)))
 
 
 @jax.custom_jvp
 def _hurwitz(s: Any, q: Any) -> jax.Array:
-    """The Hurwitz zeta function, for whole s to the left of zero too, where JAX loses digits."""
+    """Computes the Hurwitz zeta function, for whole s left of zero too, where JAX loses digits."""
 
     def below(q: Any) -> Any:
         return (q <= 0) & (q > -_FARTHEST)
@@ -124,7 +124,7 @@ binary("aten::special_zeta")(_hurwitz)
 
 @lowering("aten::polygamma")
 def polygamma(n: int, x: Any) -> jax.Array:
-    """The nth derivative of digamma."""
+    """Returns the nth derivative of digamma."""
     (x,) = promote(x, to_float=True)
     y = x.astype(wide(x.dtype))
     if n == 0:
@@ -135,18 +135,18 @@ def polygamma(n: int, x: Any) -> jax.Array:
 
 @binary("aten::igamma")
 def igamma(a: Any, x: Any) -> jax.Array:
-    """The lower incomplete gamma function, over gamma."""
+    """Returns the lower incomplete gamma function, over gamma."""
     return _gamma_ends(a, x, jsp.gammainc, 1.0, 0.0)
 
 
 @binary("aten::igammac")
 def igammac(a: Any, x: Any) -> jax.Array:
-    """The upper incomplete gamma function, over gamma."""
+    """Returns the upper incomplete gamma function, over gamma."""
     return _gamma_ends(a, x, jsp.gammaincc, 0.0, 1.0)
 
 
 def _gamma_ends(a: Any, x: Any, function: Function, for_zero_a: float, zero_x: float) -> jax.Array:
-    """With torch's values where an argument is zero or infinite."""
+    """Sets torch's values where an argument is zero or infinite."""
     plain = (a > 0) & (x > 0) & jnp.isfinite(a) & jnp.isfinite(x)
     found = function(jnp.where(plain, a, 1), jnp.where(plain, x, 1))
     ends = jnp.where(jnp.isinf(a), jnp.where(jnp.isinf(x), jnp.nan, zero_x), for_zero_a)
@@ -157,7 +157,7 @@ def _gamma_ends(a: Any, x: Any, function: Function, for_zero_a: float, zero_x: f
 
 @lowering("aten::logit")
 def logit(x: Any, eps: float | None = None) -> jax.Array:
-    """`log(x / (1 - x))`, where x is first brought within eps of 0 and 1."""
+    """Computes `log(x / (1 - x))`, where x is first brought within eps of 0 and 1."""
     (x,) = promote(x, to_float=True)
     y = x.astype(wide(x.dtype))
     if eps is not None:
@@ -167,13 +167,13 @@ def logit(x: Any, eps: float | None = None) -> jax.Array:
 
 @binary("aten::xlogy")
 def xlogy(x: Any, y: Any) -> jax.Array:
-    """`x * log(y)`, zero where x is; NaN where y is."""
+    """Computes `x * log(y)`, zero where x is; NaN where y is."""
     return _x_log(jnp.log, x, y)
 
 
 @binary("aten::special_xlog1py")
 def xlog1py(x: Any, y: Any) -> jax.Array:
-    """`x * log1p(y)`, zero where x is; NaN where y is."""
+    """Computes `x * log1p(y)`, zero where x is; NaN where y is."""
     return _x_log(jnp.log1p, x, y)
 
 
@@ -183,7 +183,7 @@ def _x_log(log: Function, x: Any, y: Any) -> jax.Array:
 
 
 def _slope(log: Function, x: Any, y: Any, kept: Any) -> jax.Array:
-    """Zero, with the gradient `log(y)` in x where x is zero, as torch has it for positive y."""
+    """Returns zero, with the gradient `log(y)` in x where x is zero, as in torch for positive y."""
     inside = ~kept & jnp.isfinite(log(jnp.where(kept, 1, y)))
     logs = log(jnp.where(inside, y, 1))
     return jnp.where(inside, (x - jax.lax.stop_gradient(x)) * jax.lax.stop_gradient(logs), 0)

@@ -19,37 +19,37 @@ for _name in ("add", "sub", "mul", "neg", "pos", "eq", "ne", "lt", "le", "gt", "
 
 @lowering("sym::getitem", returns_number=True, int64="moves")
 def getitem(x: Any, index: Any) -> Any:
-    """One of several results."""
+    """Returns one of several results."""
     return x[index]
 
 
 @lowering("aten::sym_size", returns_number=True, whole=False, int64="looks")
 def sym_size(x: Any, dim: int) -> Any:
-    """A size as it is when the program is traced."""
+    """Returns a size as it is when the program is traced."""
     return x.shape[dim]
 
 
 @lowering("aten::sym_numel", returns_number=True, int64="looks")
 def sym_numel(x: Any) -> Any:
-    """The number of elements."""
+    """Returns the number of elements."""
     return math.prod(x.shape)
 
 
 @lowering("sym::truediv", "sym::int_truediv", "sym::IntTrueDiv", returns_number=True)
 def truediv(a: Any, b: Any) -> Any:
-    """The quotient as a float."""
+    """Returns the quotient as a float."""
     return a / b
 
 
 @lowering("sym::sym_not", "sym::not_", returns_number=True)
 def sym_not(a: Any) -> Any:
-    """Logical not."""
+    """Computes logical not."""
     return jnp.logical_not(a) if isinstance(a, jax.Array) else not a
 
 
 @lowering("sym::sym_ite", returns_number=True)
 def sym_ite(condition: Any, a: Any, b: Any) -> Any:
-    """One of two numbers."""
+    """Returns one of two numbers."""
     if isinstance(condition, jax.Array):
         return jnp.where(condition, a, b)
     return a if condition else b
@@ -57,62 +57,62 @@ def sym_ite(condition: Any, a: Any, b: Any) -> Any:
 
 @lowering("sym::sym_max", returns_number=True)
 def sym_max(a: Any, b: Any) -> Any:
-    """The larger of two numbers."""
+    """Returns the larger of two numbers."""
     return jnp.maximum(a, b) if _traced(a, b) else max(a, b)
 
 
 @lowering("sym::sym_min", returns_number=True)
 def sym_min(a: Any, b: Any) -> Any:
-    """The smaller of two numbers."""
+    """Returns the smaller of two numbers."""
     return jnp.minimum(a, b) if _traced(a, b) else min(a, b)
 
 
 @lowering("sym::sym_sum", returns_number=True)
 def sym_sum(values: Any) -> Any:
-    """The sum of numbers."""
+    """Returns the sum of numbers."""
     return sum(values)
 
 
 @lowering("sym::sym_float", returns_number=True)
 def sym_float(a: Any) -> Any:
-    """A number as a float."""
+    """Returns a number as a float."""
     return a * 1.0
 
 
 @lowering("sym::sym_int", "sym::trunc", returns_number=True)
 def sym_int(a: Any) -> Any:
-    """A number rounded towards zero."""
+    """Returns a number rounded towards zero."""
     return jnp.trunc(a) if isinstance(a, jax.Array) else math.trunc(a)
 
 
 @lowering("sym::ceil", returns_number=True)
 def ceil(a: Any) -> Any:
-    """A number rounded up."""
+    """Returns a number rounded up."""
     return jnp.ceil(a) if isinstance(a, jax.Array) else math.ceil(a)
 
 
 @lowering("sym::floor", returns_number=True)
 def floor(a: Any) -> Any:
-    """A number rounded down."""
+    """Returns a number rounded down."""
     return jnp.floor(a) if isinstance(a, jax.Array) else math.floor(a)
 
 
 @lowering("sym::round", returns_number=True)
-def rounded(a: Any, digits: int | None = None) -> Any:
-    """A number rounded to even."""
+def round_to_even(a: Any, digits: int | None = None) -> Any:
+    """Returns a number rounded to even."""
     return jnp.round(a, digits or 0) if isinstance(a, jax.Array) else round(a, digits)
 
 
 @lowering("sym::_sym_sqrt", "sym::sym_sqrt", returns_number=True)
 def sym_sqrt(a: Any) -> Any:
-    """The square root of a number."""
+    """Returns the square root of a number."""
     return jnp.sqrt(a) if isinstance(a, jax.Array) else math.sqrt(a)
 
 
 @lowering("aten::_local_scalar_dense", returns_number=True)
 @lowering("aten::item", returns_number=True, whole=False)
 def local_scalar_dense(x: Any) -> Any:
-    """The value of an array of one element: a number where it is known, else what stands for one.
+    """Returns the value of a one-element array: a number where known, else what stands for it.
 
     A weak array counts as a Python number when dtypes are promoted.
     """
@@ -121,12 +121,12 @@ def local_scalar_dense(x: Any) -> Any:
 
 @lowering("aten::_assert_scalar", "aten::_assert_async", returns_number=True)
 def assert_scalar(condition: Any, message: str = "") -> Any:
-    """The condition: whoever runs the program looks at it."""
+    """Returns the condition: whoever runs the program looks at it."""
     return condition
 
 
 @lowering("aten::_print", returns_number=True)
-def printed(text: str) -> None:
+def print_values(text: str) -> None:
     """Prints when the program runs."""
     jax.debug.callback(print, text)
 

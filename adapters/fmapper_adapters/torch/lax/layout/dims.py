@@ -8,17 +8,17 @@ from typing import Any
 
 
 def are_equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are known to be the same; one that varies is known to be no other."""
+    """Tells whether two sizes are known to be the same; one that varies is known to be no other."""
     return isinstance(a, int) and isinstance(b, int) and a == b
 
 
-def permuted(x: Any, order: Sequence[int]) -> Any:
-    """A tensor with its dimensions in another order; itself if that is the order."""
+def permute(x: Any, order: Sequence[int]) -> Any:
+    """Returns a tensor with its dimensions in another order; itself if that is the order."""
     return x if list(order) == list(range(len(order))) else x.permute(tuple(order))
 
 
-def flattened(x: Any, start: int, count: int) -> Any:
-    """Some neighbouring dimensions as one; one of size 1 where there are none."""
+def flatten(x: Any, start: int, count: int) -> Any:
+    """Returns some neighbouring dimensions as one; one of size 1 where there are none."""
     if count == 1:
         return x
     if count == 0:
@@ -26,8 +26,8 @@ def flattened(x: Any, start: int, count: int) -> Any:
     return x.flatten(start, start + count - 1)
 
 
-def unflattened(x: Any, dimension: int, sizes: Sequence[Any]) -> Any:
-    """One dimension as several, or as none."""
+def unflatten(x: Any, dimension: int, sizes: Sequence[Any]) -> Any:
+    """Returns one dimension as several, or as none."""
     if len(sizes) == 1:
         return x
     if not sizes:
@@ -36,10 +36,10 @@ def unflattened(x: Any, dimension: int, sizes: Sequence[Any]) -> Any:
 
 
 def inverse(order: Sequence[int]) -> list[int]:
-    """The order that undoes an order."""
+    """Returns the order that undoes an order."""
     return sorted(range(len(order)), key=lambda i: order[i])
 
 
 def product(sizes: Sequence[Any]) -> Any:
-    """The product of sizes."""
+    """Returns the product of sizes."""
     return math.prod(sizes)

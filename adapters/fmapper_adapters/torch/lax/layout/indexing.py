@@ -9,7 +9,7 @@ import torch
 
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.layout import indices as _indices
-from fmapper_adapters.torch.lax.layout.dims import are_equal, permuted
+from fmapper_adapters.torch.lax.layout.dims import are_equal, permute
 from fmapper_adapters.torch.lax.table import Avals, lax
 
 
@@ -96,7 +96,7 @@ def places(
 
 
 def _components(indices: Any, count: int) -> list[Any]:
-    """What the last dimension of indices holds; often they were put there one call before."""
+    """Returns what the last dimension of indices holds, often put there one call before."""
     if count == 1:
         return [_without_last(indices)]
     node = indices.node
@@ -109,7 +109,7 @@ def _components(indices: Any, count: int) -> list[Any]:
 
 
 def _without_last(x: Any) -> Any:
-    """A tensor without its last dimension, of size 1, which is often fresh."""
+    """Returns a tensor without its last dimension, of size 1, which is often fresh."""
     node = x.node
     if node.op == "call_method" and node.target in ("unsqueeze", "reshape", "expand"):
         source = type(x)(node.args[0], x.tracer)
@@ -119,7 +119,7 @@ def _without_last(x: Any) -> Any:
 
 
 def index_tensors(found: Places) -> tuple[list[int], list[Any], list[int]]:
-    """The indexed dimensions, an index for each, and those that have a width above 1.
+    """Returns the indexed dimensions, an index for each, and those that have a width above 1.
 
     The indices have the batch dimensions, and after them one for each width.
     """
@@ -173,13 +173,13 @@ def gather(
     )
     rank = len(found.batch) + len(offsets)
     batch_places = [i for i in range(rank) if i not in offsets]
-    result, labels = _taken(x, found)
+    result, labels = _take(x, found)
     wanted: list[Any] = [None] * rank
     for place, d in zip(offsets, found.windows, strict=True):
         wanted[place] = ("window", d)
     for i, place in enumerate(batch_places):
         wanted[place] = ("batch", i)
-    result = permuted(result, [labels.index(label) for label in wanted if label in labels])
+    result = permute(result, [labels.index(label) for label in wanted if label in labels])
     for place, label in enumerate(wanted):
         if label not in labels:
             result = result.unsqueeze(place)
@@ -204,8 +204,8 @@ def _filling(value: Any, dtype: str) -> Any:
     return types.carried_number(value, dtype)
 
 
-def _taken(x: Any, found: Places) -> tuple[Any, list[Any]]:
-    """The windows, and what each dimension of them is."""
+def _take(x: Any, found: Places) -> tuple[Any, list[Any]]:
+    """Returns the windows, and what each dimension of them is."""
     dims, tensors, wide = index_tensors(found)
     rank = len(found.batch)
     batch = [("batch", i) for i in range(rank)]
@@ -223,15 +223,15 @@ def _taken(x: Any, found: Places) -> tuple[Any, list[Any]]:
     if along is not None:
         d, position = along
         order = dict(zip(found.batching.values(), found.batching, strict=True)) | {position: d}
-        x = permuted(x, [order[i] for i in range(rank)])
+        x = permute(x, [order[i] for i in range(rank)])
         return torch.gather(x, position, found.at[d]), batch
-    result = permuted(x, [*dims, *rest])[tuple(tensors)]
+    result = permute(x, [*dims, *rest])[tuple(tensors)]
     labels = [*batch, *(("window", d) for d in wide), *(("window", d) for d in rest)]
     return result, labels
 
 
 def _taken_along(x: Any, d: int, at: Any, own: list[Any]) -> tuple[Any, list[Any]]:
-    """Rows along one dimension, by an index of any shape."""
+    """Returns rows along one dimension, by an index of any shape."""
     before, after = range(d), range(d + 1, x.ndim)
     labels = [*(("window", i) for i in before), *own, *(("window", i) for i in after)]
     if at.ndim == 1:
@@ -245,7 +245,7 @@ def _taken_along(x: Any, d: int, at: Any, own: list[Any]) -> tuple[Any, list[Any
 
 
 def _along_axis(found: Places, dims: list[int], rest: list[int]) -> tuple[int, int] | None:
-    """The dimension, and its place, where this is what `torch.gather` does; else None."""
+    """Returns the dimension, and its place, where this is what `torch.gather` does; else None."""
     single = [d for d in dims if d not in found.batching]
     if rest or len(single) != 1 or len(dims) != len(found.batch) or len(dims) == 1:
         return None

@@ -11,7 +11,7 @@ from fmapper_adapters.torch.model.emit import current
 
 
 def index(x: Any, dtype: str) -> Any:
-    """An index of JAX, of any integer dtype, as int64 or as a number.
+    """Returns an index of JAX, of any integer dtype, as int64 or as a number.
 
     Args:
         x: A tensor, or a number.
@@ -30,8 +30,8 @@ def _wraps(x: int, dtype: str) -> bool:
     return x < 0 and types.is_carried(dtype)
 
 
-def clamped(start: Any, high: Any) -> Any:
-    """A start moved into bounds, as JAX's dynamic slices do."""
+def clamp(start: Any, high: Any) -> Any:
+    """Returns a start moved into bounds, as JAX's dynamic slices do."""
     if isinstance(start, int) and isinstance(high, int):
         return min(max(start, 0), high)
     if isinstance(start, int):  # the bound varies
@@ -40,12 +40,12 @@ def clamped(start: Any, high: Any) -> Any:
 
 
 def steps(count: Any) -> Any:
-    """The numbers from 0, as int64."""
+    """Returns the numbers from 0, as int64."""
     return current().make(torch.arange, count)
 
 
 def window(start: Any, count: Any) -> Any:
-    """The indices of so many elements from a start on; one dimension."""
+    """Returns the indices of so many elements from a start on; one dimension."""
     if isinstance(count, int) and count == 1:
         return start.unsqueeze(0)
     return start + steps(count)

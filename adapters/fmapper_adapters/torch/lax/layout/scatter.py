@@ -18,11 +18,11 @@ from fmapper.programs import Graph
 from fmapper_adapters.torch.lax.layout import indices as _indices
 from fmapper_adapters.torch.lax.layout.dims import (
     are_equal,
-    flattened,
+    flatten,
     inverse,
-    permuted,
+    permute,
     product,
-    unflattened,
+    unflatten,
 )
 from fmapper_adapters.torch.lax.layout.indexing import index_tensors, places
 from fmapper_adapters.torch.lax.reduce import element_functions
@@ -96,13 +96,13 @@ def rows(
     batch_dims = [i for i in range(updates.ndim) if i not in window_dims]
     single = [place[d] for d in dims if d in place and d not in wide]
     order = [*batch_dims, *single, *(place[d] for d in wide), *(place[d] for d in rest)]
-    updates = permuted(updates, order)
+    updates = permute(updates, order)
     if single:
         updates = updates.squeeze(tuple(range(rank, rank + len(single))))
     lead = tuple(updates.shape[: rank + len(wide)])
-    updates = flattened(updates, 0, len(lead))
+    updates = flatten(updates, 0, len(lead))
     sizes = [x.shape[d] for d in dims]
-    operand = flattened(permuted(x, [*dims, *rest]), 0, len(dims))
+    operand = flatten(permute(x, [*dims, *rest]), 0, len(dims))
     at = tensors[0] if tensors else 0
     for index, size in zip(tensors[1:], sizes[1:], strict=True):
         at = at * size + index
@@ -115,22 +115,22 @@ def rows(
         valid = _flat(valid, lead)
 
     def whole(result: Any) -> Any:
-        return permuted(unflattened(result, 0, sizes), inverse([*dims, *rest]))
+        return permute(unflatten(result, 0, sizes), inverse([*dims, *rest]))
 
     alone = are_equal(product(found.batch), 1)
     return Rows(operand, at, updates, valid, unique_indices or alone, whole)
 
 
 def _flat(x: Any, lead: tuple[Any, ...]) -> Any:
-    """A tensor that is broadcast to the leading dimensions, as one dimension."""
+    """Returns a tensor that is broadcast to the leading dimensions, as one dimension."""
     if not lead:
         return x.reshape(1)
     x = x if tuple(x.shape) == lead else x.expand(lead)
-    return flattened(x, 0, len(lead))
+    return flatten(x, 0, len(lead))
 
 
-def written(found: Rows, updates: Any) -> Any:
-    """The operand with rows replaced; those that are not to be written go to one row more."""
+def write(found: Rows, updates: Any) -> Any:
+    """Replaces rows of the operand; those that are not to be written go to one row more."""
     at, operand = found.at, found.operand
     if found.valid is None and found.distinct:
         return torch.index_copy(operand, 0, at, updates)
@@ -145,7 +145,7 @@ def written(found: Rows, updates: Any) -> Any:
 
 
 def _last_of_each(at: Any, count: Any) -> Any:
-    """Which update is the last one for its row."""
+    """Returns which update is the last one for its row."""
     order = _indices.steps(at.shape[0])
     last = torch.scatter_reduce(at.new_full((count + 1,), -1), 0, at, order, "amax")
     return torch.index_select(last, 0, at) == order
@@ -169,11 +169,11 @@ def scatter(
         return x
     found = rows(x, indices, updates, dimension_numbers, mode, unique_indices, avals)
     if update_jaxpr is None or _gives_the_update(update_jaxpr):
-        return found.whole(written(found, found.updates))
+        return found.whole(write(found, found.updates))
     if found.distinct:
         before = torch.index_select(found.operand, 0, found.at)
-        (after,) = element_functions.applied(update_jaxpr, (before, found.updates))
-        return found.whole(written(found, after))
+        (after,) = element_functions.apply(update_jaxpr, (before, found.updates))
+        return found.whole(write(found, after))
     return found.whole(_in_turn(found, update_jaxpr))
 
 
@@ -197,7 +197,7 @@ def _in_turn(found: Rows, graph: Graph) -> Any:
     for i in range(count):
         at = torch.narrow(found.at, 0, i, 1)
         before = torch.index_select(operand, 0, at)
-        (after,) = element_functions.applied(graph, (before, torch.narrow(found.updates, 0, i, 1)))
+        (after,) = element_functions.apply(graph, (before, torch.narrow(found.updates, 0, i, 1)))
         if found.valid is not None:
             after = torch.where(torch.narrow(found.mask, 0, i, 1), after, before)
         operand = torch.index_copy(operand, 0, at, after)
@@ -225,9 +225,9 @@ def _combining(name: str, combine: Callable[[Rows, Avals], Any]) -> None:
         return found.whole(combine(found, avals))
 
 
-def _added(found: Rows, avals: Avals, alpha: int = 1) -> Any:
+def _add(found: Rows, avals: Avals, alpha: int = 1) -> Any:
     if found.operand.dtype is torch.bool:
-        return _reduced(found, "amax", False)
+        return _reduce(found, "amax", False)
     updates = found.updates
     if found.valid is not None:
         # adding 0.0 would make 0.0 of -0.0
@@ -238,19 +238,19 @@ def _added(found: Rows, avals: Avals, alpha: int = 1) -> Any:
     return torch.index_add(found.operand, 0, found.at, updates, alpha=alpha)
 
 
-def _subtracted(found: Rows, avals: Avals) -> Any:
-    return _added(found, avals, -1)
+def _subtract(found: Rows, avals: Avals) -> Any:
+    return _add(found, avals, -1)
 
 
-def _multiplied(found: Rows, avals: Avals) -> Any:
+def _multiply(found: Rows, avals: Avals) -> Any:
     if found.operand.dtype is torch.bool:
-        return _reduced(found, "amin", True)
+        return _reduce(found, "amin", True)
     if found.operand.is_complex():
         return _combined_by(found, torch.mul)
-    return _reduced(found, "prod", 1)
+    return _reduce(found, "prod", 1)
 
 
-def _reduced(found: Rows, how: str, nothing: Any) -> Any:
+def _reduce(found: Rows, how: str, nothing: Any) -> Any:
     operand, updates = found.operand, found.updates
     if operand.dtype is torch.bool:
         operand, updates = operand.to(torch.uint8), updates.to(torch.uint8)
@@ -267,21 +267,21 @@ def _extreme(how: str) -> Callable[[Rows, Avals], Any]:
         dtype = found.operand.dtype
         largest = how == "amax"
         if dtype is torch.bool:
-            return _reduced(found, how, not largest)
+            return _reduce(found, how, not largest)
         if dtype.is_complex:
             return _combined_by(
                 found, element_functions.larger if largest else element_functions.smaller
             )
         if dtype.is_floating_point:
-            return _reduced(found, how, float("-inf") if largest else float("inf"))
+            return _reduce(found, how, float("-inf") if largest else float("inf"))
         info = torch.iinfo(dtype)
         nothing = info.min if largest else info.max
         if not avals.is_unsigned:
-            return _reduced(found, how, nothing)
+            return _reduce(found, how, nothing)
         # flipping the first bit turns the order of the unsigned into that of the signed
         found.operand = found.operand ^ info.min
         found.updates = found.updates ^ info.min
-        return _reduced(found, how, nothing) ^ info.min
+        return _reduce(found, how, nothing) ^ info.min
 
     return combine
 
@@ -315,8 +315,8 @@ def _combined_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:
     return torch.narrow(torch.index_copy(longer, 0, at, values), 0, 0, count)
 
 
-_combining("scatter-add", _added)
-_combining("scatter-sub", _subtracted)
-_combining("scatter-mul", _multiplied)
+_combining("scatter-add", _add)
+_combining("scatter-sub", _subtract)
+_combining("scatter-mul", _multiply)
 _combining("scatter-min", _extreme("amin"))
 _combining("scatter-max", _extreme("amax"))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch.lax.layout import indices
-from fmapper_adapters.torch.lax.layout.dims import are_equal, permuted
+from fmapper_adapters.torch.lax.layout.dims import are_equal, permute
 from fmapper_adapters.torch.lax.table import Avals, lax
 
 
@@ -41,7 +41,7 @@ def broadcast_in_dim(
 def reshape(
     x: Any, *, new_sizes: tuple[Any, ...], dimensions: tuple[int, ...] | None = None
 ) -> Any:
-    return permuted(x, dimensions or range(x.ndim)).reshape(new_sizes)
+    return permute(x, dimensions or range(x.ndim)).reshape(new_sizes)
 
 
 @lax("squeeze")
@@ -53,7 +53,7 @@ def squeeze(x: Any, *, dimensions: tuple[int, ...]) -> Any:
 
 @lax("transpose")
 def transpose(x: Any, *, permutation: tuple[int, ...]) -> Any:
-    return permuted(x, permutation)
+    return permute(x, permutation)
 
 
 @lax("concatenate")
@@ -116,7 +116,7 @@ def dynamic_slice(x: Any, *starts: Any, slice_sizes: tuple[Any, ...], avals: Ava
         size = x.shape[d]
         if are_equal(size, count):
             continue
-        at = indices.clamped(indices.index(start, avals.operands[d + 1][0]), size - count)
+        at = indices.clamp(indices.index(start, avals.operands[d + 1][0]), size - count)
         if isinstance(at, int):
             x = torch.narrow(x, d, at, count)
         else:
@@ -131,34 +131,34 @@ def dynamic_update_slice(x: Any, update: Any, *starts: Any, avals: Avals) -> Any
         size, count = x.shape[d], update.shape[d]
         if not are_equal(size, count):
             first = indices.index(start, avals.operands[d + 2][0])
-            wanted.append((d, indices.clamped(first, size - count), count))
+            wanted.append((d, indices.clamp(first, size - count), count))
     if 0 in update.shape:
         return x
-    return _updated(x, update, wanted)
+    return _update(x, update, wanted)
 
 
-def _updated(x: Any, update: Any, wanted: list[tuple[int, Any, Any]]) -> Any:
-    """A tensor with a part replaced: of the rows that are touched, those parts that are."""
+def _update(x: Any, update: Any, wanted: list[tuple[int, Any, Any]]) -> Any:
+    """Returns a tensor with a part replaced: of the rows that are touched, those parts that are."""
     if not wanted:
         return update
     (d, at, count), *rest = wanted
     if isinstance(at, int):
         if rest:
-            update = _updated(torch.narrow(x, d, at, count), update, rest)
-        return _scattered(x, update, d, at, at + count, 1)
+            update = _update(torch.narrow(x, d, at, count), update, rest)
+        return _scatter(x, update, d, at, at + count, 1)
     where = indices.window(at, count)
     if rest:
-        update = _updated(torch.index_select(x, d, where), update, rest)
+        update = _update(torch.index_select(x, d, where), update, rest)
     return torch.index_copy(x, d, where, update)
 
 
 @lax("pad", takes_numbers=True)
 def pad(x: Any, value: Any, *, padding_config: tuple[tuple[int, int, int], ...]) -> Any:
-    return padded(x, value, padding_config)
+    return pad_with(x, value, padding_config)
 
 
-def padded(x: Any, value: Any, config: Any) -> Any:
-    """A tensor with a value before, after and between its elements; less than none cuts off.
+def pad_with(x: Any, value: Any, config: Any) -> Any:
+    """Pads a tensor before, after and between its elements; less than none cuts off.
 
     Args:
         x: Of any dtype.
@@ -202,10 +202,10 @@ def _padded_along(x: Any, value: Any, d: int, low: int, high: int, inside: int) 
     if not are_equal(count, size):
         x = torch.narrow(x, d, first, count)
     at = low + first * step
-    return _scattered(base, x, d, at, at + (count - 1) * step + 1, step)
+    return _scatter(base, x, d, at, at + (count - 1) * step + 1, step)
 
 
-def _scattered(base: Any, x: Any, d: int, start: Any, stop: Any, step: int) -> Any:
+def _scatter(base: Any, x: Any, d: int, start: Any, stop: Any, step: int) -> Any:
     if not base.is_complex():
         return torch.slice_scatter(base, x, d, start, stop, step)
     # Torch differentiates this for real numbers only.

@@ -6,20 +6,20 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax.pointwise.numbers import flipped, total_order
+from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit, total_order
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
 
 @lax("sort", takes_avals=True)
 def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, avals: Avals) -> Any:
-    """Arrays sorted by the first ones; equal elements stay in order, NaN come last."""
+    """Returns arrays sorted by the first ones; equal elements stay in order, NaN come last."""
     kinds = [dtype for dtype, _ in avals.operands]
     if len(xs) == 1 and not xs[0].is_complex():
         flip = kinds[0] in ("uint16", "uint32", "uint64")
-        x = flipped(xs[0], xs[0].dtype) if flip else xs[0]
+        x = flip_sign_bit(xs[0], xs[0].dtype) if flip else xs[0]
         found = torch.sort(x, dim=dimension, stable=True)[0]
-        return (flipped(found, x.dtype) if flip else found,)
+        return (flip_sign_bit(found, x.dtype) if flip else found,)
     keys = [key for i in range(num_keys) for key in _keys(xs[i], kinds[i])]
     order: Any = None
     for key in reversed(keys):
@@ -32,11 +32,11 @@ def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, avals: Avals)
 
 
 def _keys(x: Any, kind: str) -> list[Any]:
-    """What tensors that torch cannot sort are sorted by."""
+    """Returns what tensors that torch cannot sort are sorted by."""
     x = x.detach()
     if x.is_complex():
         return [torch.real(x), torch.imag(x)]
-    return [flipped(x, x.dtype) if kind in ("uint16", "uint32", "uint64") else x]
+    return [flip_sign_bit(x, x.dtype) if kind in ("uint16", "uint32", "uint64") else x]
 
 
 @lax("top_k", takes_avals=True)
@@ -45,8 +45,8 @@ def top_k(x: Any, *, k: int, axis: int = -1, is_stable: bool = True, avals: Aval
 
 
 def _largest(x: Any, k: int, axis: int, avals: Avals) -> Any:
-    """The largest elements and where they are, in the total order; equal ones in theirs."""
-    key = flipped(x, x.dtype) if avals.is_unsigned else total_order(x.detach())
+    """Returns the largest elements and where they are, in the total order; equal ones in theirs."""
+    key = flip_sign_bit(x, x.dtype) if avals.is_unsigned else total_order(x.detach())
     at = torch.sort(key, dim=axis, descending=True, stable=True)[1].narrow(axis, 0, k)
     return torch.gather(x, axis, at), at.to(current().dtype(avals.results[1][0]))
 
@@ -63,7 +63,7 @@ def approx_top_k(
     aggregate_to_topk: bool,
     avals: Avals,
 ) -> Any:
-    """The largest or smallest elements, all of them: what may be approximate is exact here."""
+    """Returns the k largest or smallest elements: what may be approximate is exact here."""
     values, at = torch.sort(x, dim=reduction_dimension, descending=is_max_k, stable=True)
     values = values.narrow(reduction_dimension, 0, k)
     at = at.narrow(reduction_dimension, 0, k)

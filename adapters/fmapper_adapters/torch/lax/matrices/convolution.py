@@ -9,9 +9,9 @@ import torch
 
 from fmapper import ConversionError
 from fmapper.programs import DType
-from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permuted, product
-from fmapper_adapters.torch.lax.layout.shapes import padded
-from fmapper_adapters.torch.lax.matrices.products import rounded, typed, widened
+from fmapper_adapters.torch.lax.layout.dims import are_equal, inverse, permute, product
+from fmapper_adapters.torch.lax.layout.shapes import pad_with
+from fmapper_adapters.torch.lax.matrices.products import cast_result, round_operand, widen
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
@@ -44,7 +44,7 @@ def conv_general_dilated(
     preferred_element_type: DType | None = None,
     avals: Avals,
 ) -> Any:
-    """A convolution of batch, features and up to three dimensions of space.
+    """Returns a convolution of batch, features and up to three dimensions of space.
 
     Raises:
         ConversionError: It has more of them.
@@ -55,8 +55,8 @@ def conv_general_dilated(
             f"a convolution over {rank} dimensions: torch has 3 at most. Sum those of 3 over the "
             "places of the kernel in the others"
         )
-    x = permuted(x, dimension_numbers["lhs_spec"])
-    kernel = permuted(kernel, dimension_numbers["rhs_spec"])
+    x = permute(x, dimension_numbers["lhs_spec"])
+    kernel = permute(kernel, dimension_numbers["rhs_spec"])
     groups = feature_group_count
     if batch_group_count > 1:  # parts of the batch become groups of features
         groups = batch_group_count
@@ -67,23 +67,23 @@ def conv_general_dilated(
         numbers = (1,), ((0, 0),), (1,), (1,)
 
     def convolve(a: Any, b: Any) -> Any:
-        return _convolved(a, b, *numbers, groups)
+        return _convolve(a, b, *numbers, groups)
 
     depth = product(kernel.shape[1:])
-    x, kernel = rounded(x, precision), rounded(kernel, precision)
+    x, kernel = round_operand(x, precision), round_operand(kernel, precision)
     dtype = current().dtype(avals.results[0][0])
     if _is_wide_integer(dtype) and _is_wide_integer(x.dtype):
         names = [name for name, _ in avals.operands]
         result = _in_limbs(
-            convolve, widened(x, names[0]).to(dtype), widened(kernel, names[1]).to(dtype)
+            convolve, widen(x, names[0]).to(dtype), widen(kernel, names[1]).to(dtype)
         )
     elif dtype.is_complex:  # whose precision is that of the operands, whatever is preferred
         result = convolve(x, kernel).to(dtype)
     else:
-        result = typed(convolve, x, kernel, depth, avals, False)
+        result = cast_result(convolve, x, kernel, depth, avals, False)
     if rank == 0:
         result = result.squeeze(2)
-    return permuted(result, inverse(dimension_numbers["out_spec"]))
+    return permute(result, inverse(dimension_numbers["out_spec"]))
 
 
 def _is_wide_integer(dtype: torch.dtype) -> bool:
@@ -91,7 +91,7 @@ def _is_wide_integer(dtype: torch.dtype) -> bool:
 
 
 def _in_limbs(convolve: Any, x: Any, kernel: Any) -> Any:
-    """A convolution of integers, exact up to their bits, by parts that float64 has room for."""
+    """Convolves integers, exact up to their bits, by parts that float64 has room for."""
     dtype = x.dtype
     count = dtype.itemsize * 8 // _LIMB
     mask = (1 << _LIMB) - 1
@@ -106,7 +106,7 @@ def _in_limbs(convolve: Any, x: Any, kernel: Any) -> Any:
     return total if dtype is torch.int64 else total.to(dtype)
 
 
-def _convolved(
+def _convolve(
     x: Any,
     kernel: Any,
     strides: Sequence[int],
@@ -115,7 +115,7 @@ def _convolved(
     kernel_dilation: Sequence[int],
     groups: int,
 ) -> Any:
-    """A convolution of (batch, features, *space) with (features, features, *space)."""
+    """Returns a convolution of (batch, features, *space) with (features, features, *space)."""
     rank = len(strides)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], kernel_dilation, strict=True)]
     lengths = [
@@ -130,14 +130,14 @@ def _convolved(
     if all(d == 1 for d in x_dilation):
         equal = all(low == high and low >= 0 for low, high in padding)
         if not equal:
-            x = padded(x, 0, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
+            x = pad_with(x, 0, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in padding)])
         amount: Any = [low if equal else 0 for low, _ in padding]
         return _FORWARD[rank](x, kernel, None, list(strides), amount, list(kernel_dilation), groups)
-    return _transposed(x, kernel, strides, padding, x_dilation, kernel_dilation, spans, groups)
+    return _transpose(x, kernel, strides, padding, x_dilation, kernel_dilation, spans, groups)
 
 
 def _without_places(x: Any, kernel: Any, strides: Any, spans: Any, lengths: Any) -> Any:
-    """What a convolution gives where nothing is there to add, or nowhere to put it."""
+    """Returns what a convolution gives where nothing is there to add, or nowhere to put it."""
     space = [
         max((n - s) // step + 1, 0) for n, s, step in zip(lengths, spans, strides, strict=True)
     ]
@@ -145,7 +145,7 @@ def _without_places(x: Any, kernel: Any, strides: Any, spans: Any, lengths: Any)
     return nothing.expand((x.shape[0], kernel.shape[0], *space))
 
 
-def _transposed(
+def _transpose(
     x: Any,
     kernel: Any,
     strides: Sequence[int],
@@ -155,7 +155,7 @@ def _transposed(
     spans: Sequence[int],
     groups: int,
 ) -> Any:
-    """A convolution of what has zeros between its elements: what torch calls a transposed one.
+    """Convolves what has zeros between its elements: what torch calls a transposed one.
 
     That adds the kernel, turned around, at every element; it is as if all overlaps were padded
     for, so that less padding is cut off, and more is added, at the ends of the result.
@@ -165,7 +165,7 @@ def _transposed(
         own = kernel.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
     else:
         own = kernel.transpose(0, 1)
-    turned = _flipped(own, [d for d in range(2, rank + 2) if not are_equal(own.shape[d], 1)])
+    turned = _flip(own, [d for d in range(2, rank + 2) if not are_equal(own.shape[d], 1)])
     cut, added, left = [], [], []
     for (low, high), span, step, dilation in zip(
         padding, spans, x_dilation, kernel_dilation, strict=True
@@ -184,11 +184,13 @@ def _transposed(
         x, turned, None, list(x_dilation), cut, added, groups, list(kernel_dilation)
     )
     if any(ends != (0, 0) for ends in left):
-        result = padded(result, 0, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in left)])
+        result = pad_with(
+            result, 0, [(0, 0, 0), (0, 0, 0), *((low, high, 0) for low, high in left)]
+        )
     if any(step != 1 for step in strides):
         result = result[(slice(None), slice(None), *(slice(None, None, s) for s in strides))]
     return result
 
 
-def _flipped(x: Any, dims: list[int]) -> Any:
+def _flip(x: Any, dims: list[int]) -> Any:
     return torch.flip(x, dims) if dims else x

@@ -17,7 +17,7 @@ _NAMES = {"fft": 0, "ifft": 1, "rfft": 2, "irfft": 3}
 
 @lax("fft", takes_avals=True)
 def fft(x: Any, *, fft_type: int | str, fft_lengths: tuple[int, ...], avals: Avals) -> Any:
-    """A transform over the last dimensions, as many as there are lengths."""
+    """Returns a transform over the last dimensions, as many as there are lengths."""
     dtype, shape = avals.results[0]
     if 0 in x.shape:  # of which torch's transforms may fail
         return current().make(torch.zeros, shape, dtype=current().dtype(dtype))

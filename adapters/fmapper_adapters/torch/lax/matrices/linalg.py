@@ -15,7 +15,7 @@ _MOST_STEPS = 128  # of algorithms that are written out column by column
 
 @lax("cholesky")
 def cholesky(x: Any) -> Any:
-    """The lower factor, of NaN where a matrix is not positive definite.
+    """Returns the lower factor, of NaN where a matrix is not positive definite.
 
     Above the diagonal are the elements of the matrix, as LAPACK leaves them there.
     """
@@ -27,7 +27,7 @@ def cholesky(x: Any) -> Any:
 
 
 def _wide(x: Any) -> Any:
-    """Halves as float32, for which alone there is LAPACK."""
+    """Returns halves as float32, for which alone there is LAPACK."""
     return x.to(torch.float32) if x.is_floating_point() and x.dtype.itemsize < 4 else x
 
 
@@ -41,7 +41,7 @@ def _parts(results: Any, count: int) -> tuple[Any, ...]:
 
 @lax("lu", takes_avals=True)
 def lu(x: Any, *, avals: Avals) -> Any:
-    """Both factors in one matrix, the pivots and the permutation that they amount to."""
+    """Returns both factors in one matrix, the pivots and the permutation that they amount to."""
     factors, pivots = _parts(torch.linalg.lu_factor_ex(x), 2)
     order = _permutation(pivots, x.shape[-2], x.shape[-1])
     return factors, pivots - 1, order
@@ -53,7 +53,7 @@ def lu_pivots_to_permutation(pivots: Any, *, permutation_size: int) -> Any:
 
 
 def _permutation(pivots: Any, rows: Any, columns: Any) -> Any:
-    """The order of rows that swaps amount to, counted from 1."""
+    """Returns the order of rows that swaps amount to, counted from 1."""
     shape = (*pivots.shape[:-1], rows, columns)
     if 0 in shape:
         order = current().make(torch.arange, rows, dtype=torch.int32)
@@ -88,7 +88,7 @@ def triangular_solve(
 def qr(
     x: Any, *, full_matrices: bool, pivoting: bool = False, use_magma: Any = None, avals: Avals
 ) -> Any:
-    """The orthogonal and the triangular factor, and the order of columns where they are pivoted."""
+    """Returns the orthogonal and the triangular factor, and the pivoted order of columns."""
     order = _pivots(x) if pivoting else None
     if order is not None:
         x = torch.take_along_dim(x, order.unsqueeze(-2), -1)
@@ -98,7 +98,7 @@ def qr(
 
 
 def _pivots(x: Any) -> Any:
-    """The order in which columns are taken: always the one with the largest rest.
+    """Returns the order in which columns are taken: always the one with the largest rest.
 
     Raises:
         ConversionError: There are too many columns to write this out.
@@ -150,7 +150,7 @@ def eigh(
     subset_by_index: Any = None,
     algorithm: Any = None,
 ) -> Any:
-    """Eigenvectors, then eigenvalues, which are in ascending order."""
+    """Returns eigenvectors, then eigenvalues, which are in ascending order."""
     values, vectors = _parts(torch.linalg.eigh(x, "L" if lower else "U"), 2)
     if subset_by_index is not None:
         start, end = subset_by_index
@@ -168,7 +168,7 @@ def eig(
     enable_eigvec_derivs: bool = False,
     implementation: Any = None,
 ) -> Any:
-    """Eigenvalues, then left and right eigenvectors, of which torch has the right ones only."""
+    """Returns eigenvalues, then left and right eigenvectors; torch has the right ones only."""
     if not (compute_left_eigenvectors or compute_right_eigenvectors):
         return (torch.linalg.eigvals(x),)
     values, right = _parts(torch.linalg.eig(x), 2)
@@ -181,7 +181,7 @@ def eig(
 
 
 def _left(right: Any) -> Any:
-    """Left eigenvectors: of length 1, and with a largest element that is real."""
+    """Returns left eigenvectors: of length 1, and with a largest element that is real."""
     if 0 in right.shape:
         return right
     left = torch.adjoint(torch.linalg.inv(right))
@@ -199,7 +199,7 @@ def svd(
     subset_by_index: Any = None,
     algorithm: Any = None,
 ) -> Any:
-    """Singular values, then the left and right vectors."""
+    """Returns singular values, then the left and right vectors."""
     if compute_uv:
         full = full_matrices and x.shape[-1] != x.shape[-2]  # square ones have gradients
         left, values, right = _parts(torch.linalg.svd(x, full), 3)
@@ -224,7 +224,7 @@ def symmetric_product(a: Any, c: Any, *, alpha: float, beta: float) -> Any:
 def tridiagonal_solve(
     below: Any, diagonal: Any, above: Any, b: Any, *, perturb_singular: bool = False
 ) -> Any:
-    """A system with three diagonals, of which the ends of the outer ones are not looked at.
+    """Returns a system with three diagonals, of which the ends of the outer ones are not looked at.
 
     Raises:
         ConversionError: Singular systems are to be changed.

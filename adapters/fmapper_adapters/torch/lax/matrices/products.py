@@ -11,7 +11,7 @@ from fmapper import ConversionError
 from fmapper.programs import DType
 from fmapper_adapters.torch.lax import types
 from fmapper_adapters.torch.lax.layout import indices
-from fmapper_adapters.torch.lax.layout.dims import flattened, permuted, product, unflattened
+from fmapper_adapters.torch.lax.layout.dims import flatten, permute, product, unflatten
 from fmapper_adapters.torch.lax.matrices import wide_products
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
@@ -44,17 +44,17 @@ def dot_general(
     (left, right), (batch_left, batch_right) = dimension_numbers
 
     def multiply(a: Any, b: Any) -> Any:
-        return contracted(a, b, left, right, batch_left, batch_right)
+        return contract(a, b, left, right, batch_left, batch_right)
 
     depth = product([x.shape[d] for d in left])
-    x, y = rounded(x, precision), rounded(y, precision)
+    x, y = round_operand(x, precision), round_operand(y, precision)
     dtype = current().dtype(avals.results[0][0])
     if {x.dtype, y.dtype} <= {*wide_products.HALVES} and left:
         if dtype is torch.float32 and not batch_left:
-            return contracted(x, y, left, right, (), (), _wide)
+            return contract(x, y, left, right, (), (), _wide)
         if x.dtype is y.dtype is dtype:
-            return contracted(x, y, left, right, batch_left, batch_right, _of_halves)
-    return typed(multiply, x, y, depth, avals, x.dtype is torch.bool)
+            return contract(x, y, left, right, batch_left, batch_right, _of_halves)
+    return cast_result(multiply, x, y, depth, avals, x.dtype is torch.bool)
 
 
 def _wide(x: Any, y: Any) -> Any:
@@ -65,8 +65,8 @@ def _of_halves(x: Any, y: Any) -> Any:
     return current().call(wide_products.matmul_of_halves, x, y)
 
 
-def rounded(x: Any, precision: Any) -> Any:
-    """An operand as an algorithm sees it that rounds operands first.
+def round_operand(x: Any, precision: Any) -> Any:
+    """Returns an operand as an algorithm sees it that rounds operands first.
 
     Raises:
         ConversionError: It is none that torch has.
@@ -80,8 +80,8 @@ def rounded(x: Any, precision: Any) -> Any:
     return x
 
 
-def typed(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, logical: bool) -> Any:
-    """A product in the dtype that JAX gives it.
+def cast_result(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, logical: bool) -> Any:
+    """Returns a product in the dtype that JAX gives it.
 
     Args:
         multiply: Sums of products of numbers of one dtype.
@@ -109,9 +109,9 @@ def typed(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, logical: 
 
 
 def _float(x: Any, name: str, dtype: torch.dtype) -> Any:
-    """An operand of any dtype as floats, or complex numbers."""
+    """Returns an operand of any dtype as floats, or complex numbers."""
     if name != "uint64":
-        return _as(widened(x, name), dtype)
+        return _as(widen(x, name), dtype)
     found = x.to(dtype)  # as signed, which is too little by all that 64 bits can count
     return torch.where(x < 0, found + float(1 << 64), found)
 
@@ -123,10 +123,10 @@ def _as(x: Any, dtype: torch.dtype) -> Any:
 def _integers(
     multiply: Product, x: Any, y: Any, depth: Any, dtype: torch.dtype, avals: Avals
 ) -> Any:
-    """Integers: in float64 where that holds every sum and is fast; else as they are."""
+    """Returns integers: in float64 where that holds every sum and is fast; else as they are."""
     bits = [_bits(operand.dtype) for operand in (x, y)]
     x, y = (
-        widened(operand, name) for operand, (name, _) in zip((x, y), avals.operands, strict=False)
+        widen(operand, name) for operand, (name, _) in zip((x, y), avals.operands, strict=False)
     )
     if isinstance(depth, int) and sum(bits) + depth.bit_length() <= _EXACT:
         exact = multiply(x.to(torch.float64), y.to(torch.float64))
@@ -138,12 +138,12 @@ def _bits(dtype: torch.dtype) -> int:
     return 1 if dtype is torch.bool else types.bits_of(dtype)
 
 
-def widened(x: Any, name: str) -> Any:
-    """Unsigned integers, carried as signed ones, by their value; those of 64 bits as they are."""
+def widen(x: Any, name: str) -> Any:
+    """Returns carried unsigned integers by their value; those of 64 bits as they are."""
     return x if name == "uint64" or not types.is_carried(name) else indices.index(x, name)
 
 
-def contracted(
+def contract(
     x: Any,
     y: Any,
     left: Sequence[int],
@@ -152,7 +152,7 @@ def contracted(
     batch_right: Sequence[int],
     matmul: Product = torch.matmul,
 ) -> Any:
-    """The sum of products over dimensions: what is left of x, then of y, after those in common."""
+    """Sums products over dimensions: those in common come first, then what is left of x and y."""
     pairs = sorted(zip(left, right, strict=True))
     left, right = [a for a, _ in pairs], [b for _, b in pairs]
     free_left = [d for d in range(x.ndim) if d not in (*left, *batch_left)]
@@ -160,25 +160,25 @@ def contracted(
     rows, columns = [x.shape[d] for d in free_left], [y.shape[d] for d in free_right]
     batch = len(batch_left)
     if not left:
-        x = permuted(x, [*batch_left, *free_left])
-        y = permuted(y, [*batch_right, *free_right])
+        x = permute(x, [*batch_left, *free_left])
+        y = permute(y, [*batch_right, *free_right])
         if columns and x.ndim:
             x = x[(..., *[None] * len(columns))]
         if batch and rows:
             y = y[(*[slice(None)] * batch, *[None] * len(rows))]
         return x * y
-    x = permuted(x, [*batch_left, *free_left, *left])
-    y = permuted(y, [*batch_right, *right, *free_right])
-    x = flattened(x, batch + len(rows), len(left))
-    y = flattened(y, batch, len(left))
+    x = permute(x, [*batch_left, *free_left, *left])
+    y = permute(y, [*batch_right, *right, *free_right])
+    x = flatten(x, batch + len(rows), len(left))
+    y = flatten(y, batch, len(left))
     if not batch:
-        y = flattened(y, 1, len(columns)) if len(columns) > 1 else y
+        y = flatten(y, 1, len(columns)) if len(columns) > 1 else y
         result = matmul(x, y)
-        return unflattened(result, -1, columns) if len(columns) > 1 else result
-    x = flattened(x, batch, len(rows))
-    y = flattened(y, batch + 1, len(columns))
-    result = unflattened(matmul(x, y), -1, columns)
-    return unflattened(result, batch, rows)
+        return unflatten(result, -1, columns) if len(columns) > 1 else result
+    x = flatten(x, batch, len(rows))
+    y = flatten(y, batch + 1, len(columns))
+    result = unflatten(matmul(x, y), -1, columns)
+    return unflatten(result, batch, rows)
 
 
 @lax("ragged_dot_general", takes_avals=True)
@@ -193,7 +193,7 @@ def ragged_dot_general(
     group_offset: Any = None,
     avals: Avals,
 ) -> Any:
-    """Rows in groups, each with a matrix of its own; a group is what is not masked out.
+    """Returns rows in groups, each with a matrix of its own; a group is what is not masked out.
 
     Raises:
         ConversionError: There is an offset of groups.
@@ -204,13 +204,13 @@ def ragged_dot_general(
     (left, right), (batch_left, batch_right) = numbers["dot_dimension_numbers"]
     (ragged,) = numbers["lhs_ragged_dimensions"]
     groups = tuple(numbers["rhs_group_dimensions"])
-    x, y = rounded(x, precision), rounded(y, precision)
+    x, y = round_operand(x, precision), round_operand(y, precision)
     if ragged in batch_left:
 
         def within(a: Any, b: Any) -> Any:
-            return contracted(a, b, left, right, batch_left, batch_right)
+            return contract(a, b, left, right, batch_left, batch_right)
 
-        return typed(within, x, y, product([x.shape[d] for d in left]), avals, False)
+        return cast_result(within, x, y, product([x.shape[d] for d in left]), avals, False)
     if group_sizes.ndim != 1:
         raise ConversionError(
             "ragged_dot_general with sizes of groups that differ over a batch; use jax.lax.map, "
@@ -229,10 +229,10 @@ def ragged_dot_general(
         left, right = [0, *left], [groups[0], *right]
 
     def multiply(a: Any, b: Any) -> Any:
-        return contracted(a, b, left, right, batch_left, batch_right)
+        return contract(a, b, left, right, batch_left, batch_right)
 
     depth = product([x.shape[d] for d in left])
-    result = typed(multiply, x, y, depth, avals, False)
+    result = cast_result(multiply, x, y, depth, avals, False)
     if not groups and batch_left:  # groups come first, not the batch
         result = result.movedim(len(batch_left), 0)
     return result

@@ -28,7 +28,7 @@ _FEW = 4  # rows for which torch's product with a transposed matrix is fast
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """The product of two arrays of halves in float32; the second is a matrix."""
+    """Returns the product of two arrays of halves in float32; the second is a matrix."""
     if torch.compiler.is_compiling() or not (_is_large(y) and _is_castable(x, y)):
         return torch.matmul(x.float(), y.float())
     found: Tensor = _Product.apply(x, y, torch.float32)
@@ -36,7 +36,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 
 def matmul_of_halves(x: Tensor, y: Tensor) -> Tensor:
-    """The product of two arrays of halves of one dtype in that dtype, rounded once."""
+    """Returns the product of two arrays of halves of one dtype in that dtype, rounded once."""
     if torch.compiler.is_compiling() or not _is_faster_cast(x, y):
         return torch.matmul(x, y)
     found: Tensor = _Product.apply(x, y, x.dtype)
@@ -44,7 +44,7 @@ def matmul_of_halves(x: Tensor, y: Tensor) -> Tensor:
 
 
 def dense(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    """`x @ w + bias` of halves of one dtype."""
+    """Computes `x @ w + bias` of halves of one dtype."""
     if not torch.compiler.is_compiling() and _is_faster_cast(x, w):
         found: Tensor = _Product.apply(x, w, torch.float32) + bias  # rounded once, as by torch
         return found.to(x.dtype)
@@ -56,14 +56,14 @@ def _is_large(y: Tensor) -> bool:
 
 
 def _is_castable(x: Tensor, y: Tensor) -> bool:
-    """Whether both are what blocks can be taken of."""
+    """Tells whether both are what blocks can be taken of."""
     return (
         x.ndim > 0 and not _private.is_in_transformation() and fast_attention.is_quick_on_cpu(x, y)
     )
 
 
 def _is_faster_cast(x: Tensor, y: Tensor) -> bool:
-    """Whether torch's own product of halves is the slower one."""
+    """Tells whether torch's own product of halves is the slower one."""
     if not (x.is_cpu and y.ndim > 1 and x.ndim > 0 and x.dtype in HALVES) or _has_own(x.dtype):
         return False
     depth = max(1, y.shape[-2])
@@ -76,7 +76,7 @@ def _is_faster_cast(x: Tensor, y: Tensor) -> bool:
 
 @functools.cache
 def _has_own(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies halves of a dtype with instructions of the processor."""
+    """Tells whether torch multiplies halves of a dtype with instructions of the processor."""
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     supports = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
     return supports is not None and bool(supports())
@@ -98,7 +98,7 @@ def _in_blocks(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_matrices(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """The products of two stacks of matrices of the same number."""
+    """Returns the products of two stacks of matrices of the same number."""
     stack = y.shape[:-2]
     x, y = x.flatten(0, -3), y.flatten(0, -3)
     found = x.new_empty((math.prod(stack), x.shape[-2], y.shape[-1]), dtype=dtype)

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax.pointwise.casts import converted
+from fmapper_adapters.torch.lax.pointwise.casts import convert
 from fmapper_adapters.torch.lax.pointwise.numbers import (
     as_tensor,
-    flipped,
+    flip_sign_bit,
     is_number,
     precedes,
     quotient,
     remainder,
     tensor_first,
-    widened,
+    widen,
 )
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.lax.types import bits_of
@@ -46,7 +46,7 @@ def mulhi(x: Any, y: Any, *, avals: Avals) -> Any:
     dtype, bits = x.dtype, bits_of(x.dtype)
     unsigned = avals.results[0][0].startswith("u")
     if bits < 64:
-        wide = widened if unsigned else lambda z, to, _: z if is_number(z) else z.to(to)
+        wide = widen if unsigned else lambda z, to, _: z if is_number(z) else z.to(to)
         return ((wide(x, torch.int64, bits) * wide(y, torch.int64, bits)) >> bits).to(dtype)
     low = (1 << 32) - 1
     a, b, c, d = x >> 32, x & low, y >> 32, y & low
@@ -98,7 +98,7 @@ def rem(x: Any, y: Any, *, avals: Avals) -> Any:
 
 
 def _float_remainder(x: Any, y: Any) -> Any:
-    """What is left of a division; torch's own of float32 is NaN where the quotient is large."""
+    """Returns the rest of a division; torch's of float32 is NaN where the quotient is large."""
     if x.dtype is torch.float64:
         return torch.fmod(x, y)
     return torch.fmod(x.to(torch.float64), y.to(torch.float64)).to(x.dtype)
@@ -119,8 +119,8 @@ def _extreme(name: str) -> Any:
             )  # fmt: skip
         if avals.is_unsigned:
             dtype = x.dtype
-            x, y = flipped(x, dtype), flipped(y, dtype)
-            return flipped(function(x, as_tensor(y, x)), dtype)
+            x, y = flip_sign_bit(x, dtype), flip_sign_bit(y, dtype)
+            return flip_sign_bit(function(x, as_tensor(y, x)), dtype)
         found = function(x, as_tensor(y, x))
         if not x.is_floating_point() or (is_number(y) and y != 0):
             return found
@@ -130,7 +130,7 @@ def _extreme(name: str) -> Any:
 
 
 def _signed_zero(found: Any, x: Any, y: Any, *, greater: bool) -> Any:
-    """The extreme of floats with the sign of its zeros, of which torch takes any: -0.0 < 0.0."""
+    """Returns the extreme of floats with the sign of zeros, where torch takes any: -0.0 < 0.0."""
     if not greater:
         return -_signed_zero(-found, -x, -y, greater=True)
     if not is_number(y):
@@ -148,7 +148,7 @@ lax("min", takes_numbers=True, takes_avals=True)(_extreme("minimum"))
 @lax("clamp", takes_numbers=True, takes_avals=True)
 def clamp(low: Any, x: Any, high: Any, *, avals: Avals) -> Any:
     if x.is_floating_point():
-        return _clamped(low, x, high)
+        return _clamp(low, x, high)
     if x.is_complex():  # by their real parts alone
         low, high = as_tensor(low, x), as_tensor(high, x)
         found = torch.where(torch.real(x) <= torch.real(low), low, x)
@@ -157,24 +157,24 @@ def clamp(low: Any, x: Any, high: Any, *, avals: Avals) -> Any:
         return _extreme("minimum")(_extreme("maximum")(x, low, avals=avals), high, avals=avals)
     if avals.is_unsigned:
         dtype = x.dtype
-        low, high = flipped(low, dtype), flipped(high, dtype)
-        return flipped(_bounded(low, flipped(x, dtype), high), dtype)
-    return _bounded(low, x, high)
+        low, high = flip_sign_bit(low, dtype), flip_sign_bit(high, dtype)
+        return flip_sign_bit(_bound(low, flip_sign_bit(x, dtype), high), dtype)
+    return _bound(low, x, high)
 
 
-def _bounded(low: Any, x: Any, high: Any) -> Any:
+def _bound(low: Any, x: Any, high: Any) -> Any:
     if is_number(low) and is_number(high):
         return torch.clamp(x, low, high)
     return torch.minimum(torch.maximum(x, as_tensor(low, x)), as_tensor(high, x))
 
 
-def _clamped(low: Any, x: Any, high: Any) -> Any:
-    """Floats between bounds; at the bounds nothing flows back, as in JAX."""
+def _clamp(low: Any, x: Any, high: Any) -> Any:
+    """Returns floats between bounds; at the bounds nothing flows back, as in JAX."""
     inside = (x > low) & (x < high)
     if is_number(low) and is_number(high):
         found = torch.clamp(x, low, high).detach()
         return torch.where(inside, x, found + 0.0 if low == 0 else found)  # no -0.0
-    bounded = _bounded(low, x, high).detach()
+    bounded = _bound(low, x, high).detach()
     found = torch.where(inside, x, bounded)
     found = torch.where((x < low) & (bounded == low), low, found)
     return torch.where((x > high) & (bounded == high), high, found)
@@ -216,7 +216,7 @@ def power(x: Any, y: Any, *, avals: Avals) -> Any:
     (kind, _), (exponent, _) = avals.operands
     if kind != exponent:  # floats to the power of integers
         dtype = current().dtype(kind)
-        y = float(y) if is_number(y) else converted(y, exponent, dtype)
+        y = float(y) if is_number(y) else convert(y, exponent, dtype)
     if current().dtype(kind).is_complex:
         y = as_tensor(y, x)
         return torch.where(y == 0, 1.0, torch.pow(x, y))

@@ -12,7 +12,7 @@ from fmapper_adapters.torch.lax.pointwise.numbers import (
     lowest,
     shifted_right,
     tensor_first,
-    widened,
+    widen,
 )
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.lax.types import bits_of
@@ -51,7 +51,7 @@ def shift_left(x: Any, y: Any) -> Any:
 
 @lax("shift_right_arithmetic", takes_numbers=True, takes_avals=True)
 def shift_right_arithmetic(x: Any, y: Any, *, avals: Avals) -> Any:
-    """The bits moved right; the sign moves in, also into unsigned integers."""
+    """Returns the bits moved right; the sign moves in, also into unsigned integers."""
     x = as_tensor(x, y)
     if avals.results[0][0] == "uint8":
         count = (8 if y > 7 else y) if is_number(y) else y.to(torch.int16)
@@ -63,7 +63,7 @@ def shift_right_arithmetic(x: Any, y: Any, *, avals: Avals) -> Any:
 
 @lax("shift_right_logical", takes_numbers=True)
 def shift_right_logical(x: Any, y: Any) -> Any:
-    """The bits moved right; zeros move in."""
+    """Returns the bits moved right; zeros move in."""
     x = as_tensor(x, y)
     dtype, bits = x.dtype, bits_of(x.dtype)
     if is_number(y):
@@ -72,7 +72,7 @@ def shift_right_logical(x: Any, y: Any) -> Any:
         return x >> y
     if bits < 64:
         wide = torch.int64 if bits == 32 else torch.int32
-        return (widened(x, wide, bits) >> y.to(wide)).to(dtype)
+        return (widen(x, wide, bits) >> y.to(wide)).to(dtype)
     halved = (x >> 1) & ~lowest(dtype)
     return torch.where(y == 0, x, halved >> (y - 1))
 
@@ -85,7 +85,7 @@ def population_count(x: Any) -> Any:
 @lax("clz")
 def count_leading_zeros(x: Any) -> Any:
     bits = bits_of(x.dtype)
-    wide = x if bits >= 32 else widened(x, torch.int32, bits)
+    wide = x if bits >= 32 else widen(x, torch.int32, bits)
     step = 1
     while step < bits:  # all bits below the highest one are set
         wide = wide | shifted_right(wide, step)
@@ -94,10 +94,10 @@ def count_leading_zeros(x: Any) -> Any:
 
 
 def _ones(x: Any) -> Any:
-    """How many bits are set, added in pairs, then in fours, and so on."""
+    """Returns how many bits are set, added in pairs, then in fours, and so on."""
     bits = bits_of(x.dtype)
     if bits < 32:
-        x, bits = widened(x, torch.int32, bits), 32
+        x, bits = widen(x, torch.int32, bits), 32
     pairs, fours, eights, units = (int(byte * (bits // 8), 16) for byte in ("55", "33", "0f", "01"))
     x = x - ((x >> 1) & pairs)
     x = (x & fours) + ((x >> 2) & fours)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch.lax import types
-from fmapper_adapters.torch.lax.pointwise.numbers import shifted_right, widened
+from fmapper_adapters.torch.lax.pointwise.numbers import shifted_right, widen
 
 
-def converted(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
-    """A tensor in another dtype.
+def convert(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
+    """Returns a tensor in another dtype.
 
     Args:
         x: As it is carried.
@@ -25,9 +25,9 @@ def converted(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
         return x
     if _integers(dtype):
         if x.is_floating_point():
-            return _saturated(x, target or str(dtype).removeprefix("torch."), dtype)
+            return _saturate(x, target or str(dtype).removeprefix("torch."), dtype)
         if types.is_carried(source) and dtype.itemsize > x.dtype.itemsize:
-            return widened(x, dtype, types.bits_of(x.dtype))
+            return widen(x, dtype, types.bits_of(x.dtype))
         return x if x.dtype is dtype else x.to(dtype)
     if types.is_carried(source) and dtype is not torch.bool:
         return _from_unsigned(x, dtype)
@@ -41,8 +41,8 @@ def _integers(dtype: torch.dtype) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
-def _saturated(x: Any, target: str, dtype: torch.dtype) -> Any:
-    """Floats as the nearest integers that there are; NaN is zero."""
+def _saturate(x: Any, target: str, dtype: torch.dtype) -> Any:
+    """Returns floats as the nearest integers that there are; NaN is zero."""
     bits = types.bits_of(dtype)
     low, high = (0, (1 << bits) - 1) if target.startswith("u") else (
         -(1 << (bits - 1)), (1 << (bits - 1)) - 1
@@ -64,6 +64,6 @@ def _saturated(x: Any, target: str, dtype: torch.dtype) -> Any:
 def _from_unsigned(x: Any, dtype: torch.dtype) -> Any:
     bits = types.bits_of(x.dtype)
     if bits < 64:
-        return widened(x, torch.int64, bits).to(dtype)
+        return widen(x, torch.int64, bits).to(dtype)
     half = shifted_right(x, 1) | (x & 1)  # which rounds as all of the bits would
     return torch.where(x < 0, half.to(dtype) * 2, x.to(dtype))

@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 
-from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor, flipped, is_number, total_order
+from fmapper_adapters.torch.lax.pointwise.numbers import (
+    as_tensor,
+    flip_sign_bit,
+    is_number,
+    total_order,
+)
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
@@ -22,14 +27,14 @@ def _comparison(name: str) -> Any:
             if tensor.is_complex():
                 return _complex(straight, as_tensor(x, tensor), as_tensor(y, tensor))
             if avals.is_unsigned:
-                x, y = flipped(x, tensor.dtype), flipped(y, tensor.dtype)
+                x, y = flip_sign_bit(x, tensor.dtype), flip_sign_bit(y, tensor.dtype)
         return swapped(y, x) if is_number(x) else straight(x, y)
 
     return compare
 
 
 def _complex(compare: Any, x: Any, y: Any) -> Any:
-    """By real parts, and by imaginary ones where those are equal."""
+    """Compares by real parts, and by imaginary ones where those are equal."""
     real, other = torch.real(x), torch.real(y)
     return torch.where(real == other, compare(torch.imag(x), torch.imag(y)), compare(real, other))
 

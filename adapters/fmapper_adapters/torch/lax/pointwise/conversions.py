@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper.programs import DType
-from fmapper_adapters.torch.lax.pointwise.casts import converted
+from fmapper_adapters.torch.lax.pointwise.casts import convert
 from fmapper_adapters.torch.lax.pointwise.numbers import as_tensor
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
@@ -16,7 +16,7 @@ from fmapper_adapters.torch.model.emit import current
 @lax("convert_element_type", takes_avals=True)
 def convert_element_type(x: Any, *, new_dtype: DType, weak_type: bool = False, avals: Avals) -> Any:
     target = avals.results[0][0]
-    return converted(x, avals.operands[0][0], current().dtype(target), target)
+    return convert(x, avals.operands[0][0], current().dtype(target), target)
 
 
 @lax("to_edtype", "from_edtype")
@@ -26,7 +26,7 @@ def to_same_dtype(x: Any, *, dtype: Any = None, edtype: Any = None) -> Any:
 
 @lax("bitcast_convert_type")
 def bitcast_convert_type(x: Any, *, new_dtype: DType) -> Any:
-    """The same bits as another dtype; the last dimension is of the smaller parts of each."""
+    """Returns the bits as another dtype; the last dimension has the smaller parts of each."""
     dtype = current().dtype(new_dtype.name)
     if dtype.itemsize < x.dtype.itemsize:
         return x.unsqueeze(-1).view(dtype)
@@ -46,7 +46,7 @@ _FORMATS = {
 
 @lax("reduce_precision")
 def reduce_precision(x: Any, *, exponent_bits: int, mantissa_bits: int) -> Any:
-    """Floats rounded to fewer bits; what is too small for them is zero, too large infinite."""
+    """Rounds floats to fewer bits; what is too small for them is zero, too large infinite."""
     _, exponent, mantissa = _FORMATS[x.dtype]
     if exponent_bits < 1 or mantissa_bits < 0:
         raise ValueError(f"{exponent_bits} and {mantissa_bits} bits are no floating format")
@@ -55,13 +55,13 @@ def reduce_precision(x: Any, *, exponent_bits: int, mantissa_bits: int) -> Any:
     if x.dtype is torch.float32 and (exponent_bits, mantissa_bits) == (8, 7):
         return x.to(torch.bfloat16).to(torch.float32)
     fixed = x.detach()
-    rounded = _rounded(fixed, exponent_bits, mantissa_bits)
+    rounded = _round(fixed, exponent_bits, mantissa_bits)
     # nothing, of the same sign, whose derivative is one
     slope = torch.where(torch.signbit(fixed), -(fixed - x), x - fixed)
     return torch.where(torch.isfinite(rounded), rounded + slope, rounded)
 
 
-def _rounded(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+def _round(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     kind, exponent, mantissa = _FORMATS[x.dtype]
     bits = x.view(kind)
     lost = mantissa - mantissa_bits

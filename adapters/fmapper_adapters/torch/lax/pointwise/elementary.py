@@ -14,10 +14,10 @@ from fmapper_adapters.torch.lax.table import lax
 def _one(name: str, function: Any) -> None:
     """Enters a function of torch for a primitive without parameters."""
 
-    def lowered(x: Any) -> Any:
+    def lower(x: Any) -> Any:
         return function(x)
 
-    lax(name)(lowered)
+    lax(name)(lower)
 
 
 _SAME: tuple[str, ...] = ("exp", "expm1", "log", "log1p", "rsqrt", "sin", "cos", "tan", "tanh")
@@ -30,10 +30,10 @@ _one("logistic", torch.sigmoid)
 def _cut(name: str, function: Any) -> None:
     """Enters one that JAX does not tell the two sides of its branch cut by, a zero's sign."""
 
-    def lowered(x: Any) -> Any:
+    def lower(x: Any) -> Any:
         return function(x + 0.0 if x.is_complex() else x)
 
-    lax(name)(lowered)
+    lax(name)(lower)
 
 
 for _name in ("sqrt", "asin", "acos", "acosh"):
@@ -43,11 +43,11 @@ for _name in ("sqrt", "asin", "acos", "acosh"):
 def _hyperbolic(name: str, function: Any) -> None:
     """Enters one that is finite for a little longer than the exponential that torch takes."""
 
-    def lowered(x: Any) -> Any:
+    def lower(x: Any) -> Any:
         if x.is_complex():
             return function(x)
         if x.dtype.itemsize < 4:
-            return lowered(x.to(torch.float32)).to(x.dtype)
+            return lower(x.to(torch.float32)).to(x.dtype)
         size = torch.abs(x)
         large = size > (700.0 if x.dtype is torch.float64 else 85.0)
         half = torch.exp(torch.where(large, size, 0.0) - math.log(2))
@@ -55,7 +55,7 @@ def _hyperbolic(name: str, function: Any) -> None:
             half = torch.copysign(half, x)
         return torch.where(large, half, function(torch.where(large, 0.0, x)))
 
-    lax(name)(lowered)
+    lax(name)(lower)
 
 
 for _name in ("sinh", "cosh"):

@@ -12,28 +12,28 @@ Number = bool | int | float | complex
 
 
 def is_number(x: Any) -> bool:
-    """Whether an operand is a Python number, not a tensor."""
+    """Tells whether an operand is a Python number, not a tensor."""
     return isinstance(x, Number)
 
 
 def tensor_first(x: Any, y: Any) -> tuple[Any, Any]:
-    """The operands of an operation that does not mind their order; a number comes last."""
+    """Returns the operands of an operation that does not mind their order; a number comes last."""
     return (y, x) if is_number(x) else (x, y)
 
 
 def as_tensor(x: Any, like: Any) -> Any:
-    """An operand as a tensor of the dtype of the other one."""
+    """Returns an operand as a tensor of the dtype of the other one."""
     return like.new_full((), x) if is_number(x) else x
 
 
 def precedes(x: Any, y: Any) -> Any:
-    """Whether complex numbers come before others: by real parts, then by imaginary ones."""
+    """Tells whether complex numbers come before others: by real parts, then by imaginary ones."""
     a, b = torch.real(x), torch.real(y)
     return torch.where(a == b, torch.imag(x) < torch.imag(y), a < b)
 
 
 def total_order(x: Any) -> Any:
-    """Integers in the order that JAX sorts floats by: -NaN, -inf, ..., -0.0, 0.0, ..., NaN."""
+    """Returns integers in JAX's order of floats: -NaN, -inf, ..., -0.0, 0.0, ..., NaN."""
     if not x.is_floating_point():
         return x
     dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
@@ -42,23 +42,23 @@ def total_order(x: Any) -> Any:
 
 
 def lowest(dtype: torch.dtype) -> int:
-    """The smallest integer of a signed dtype: the bit that is the sign."""
+    """Returns the smallest integer of a signed dtype: the bit that is the sign."""
     return int(torch.iinfo(dtype).min)
 
 
-def flipped(x: Any, dtype: torch.dtype) -> Any:
-    """Carried unsigned integers as signed ones of the same order, and back."""
+def flip_sign_bit(x: Any, dtype: torch.dtype) -> Any:
+    """Turns carried unsigned integers into signed ones of the same order, and back."""
     return x ^ lowest(dtype)
 
 
-def widened(x: Any, dtype: torch.dtype, bits: int) -> Any:
-    """Carried unsigned integers, or the bits of signed ones, as they are in a wider dtype."""
+def widen(x: Any, dtype: torch.dtype, bits: int) -> Any:
+    """Returns carried unsigned integers, or the bits of signed ones, in a wider dtype."""
     mask = (1 << bits) - 1
     return x & mask if is_number(x) else x.to(dtype) & mask
 
 
 def shifted_right(x: Any, count: Any) -> Any:
-    """The bits of a signed tensor moved right by a number, zeros moving in.
+    """Returns the bits of a signed tensor moved right by a number, zeros moving in.
 
     Args:
         x: Of signed integers, or uint8.
@@ -70,12 +70,12 @@ def shifted_right(x: Any, count: Any) -> Any:
 
 
 def unsigned_less(x: Any, y: Any, dtype: torch.dtype) -> Any:
-    """Whether carried unsigned integers are less than others."""
-    return flipped(x, dtype) < flipped(y, dtype)
+    """Tells whether carried unsigned integers are less than others."""
+    return flip_sign_bit(x, dtype) < flip_sign_bit(y, dtype)
 
 
 def quotient(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
-    """Integers divided towards zero: all bits are set where the divisor is zero; overflow wraps."""
+    """Divides integers towards zero: a divisor of zero sets all bits; overflow wraps."""
     if is_number(y):
         return _by_number(x, y, dtype, unsigned)
     x = as_tensor(x, y)
@@ -97,7 +97,7 @@ def _by_number(x: Any, y: int, dtype: torch.dtype, unsigned: bool) -> Any:
     if unsigned and (y < 0 or bits_of(dtype) == 64):
         return _unsigned_quotient(x, x.new_full((), y), dtype)
     if unsigned:
-        wide = widened(x, torch.int64, bits_of(dtype))
+        wide = widen(x, torch.int64, bits_of(dtype))
         return torch.div(wide, y, rounding_mode="trunc").to(dtype)
     return -x if y == -1 else torch.div(x, y, rounding_mode="trunc")
 
@@ -105,15 +105,15 @@ def _by_number(x: Any, y: int, dtype: torch.dtype, unsigned: bool) -> Any:
 def _unsigned_quotient(x: Any, y: Any, dtype: torch.dtype) -> Any:
     bits = bits_of(dtype)
     if bits < 64:
-        wide = widened(y, torch.int64, bits).clamp(min=1)
-        return torch.div(widened(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
+        wide = widen(y, torch.int64, bits).clamp(min=1)
+        return torch.div(widen(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
     half = torch.div(shifted_right(x, 1), y.clamp(min=1), rounding_mode="trunc") * 2
     found = half + ~unsigned_less(x - half * y, y, dtype)  # by at most one too small
     return torch.where(y < 0, (~unsigned_less(x, y, dtype)).to(dtype), found)
 
 
 def remainder(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
-    """What is left of integers divided towards zero: the dividend where the divisor is zero."""
+    """Returns the remainder of division towards zero: the dividend where the divisor is zero."""
     if unsigned:
         return x - quotient(x, y, dtype, unsigned=True) * y if bits_of(dtype) == 64 else _small(
             x, y, dtype
@@ -128,14 +128,14 @@ def remainder(x: Any, y: Any, dtype: torch.dtype, *, unsigned: bool) -> Any:
 
 
 def _small(x: Any, y: Any, dtype: torch.dtype) -> Any:
-    """Remainders of carried unsigned integers of less than 64 bits."""
+    """Returns remainders of carried unsigned integers of less than 64 bits."""
     bits = bits_of(dtype)
     if is_number(y):
         if y == 0:
             return x
-        wide = widened(x, torch.int64, bits)
+        wide = widen(x, torch.int64, bits)
         return torch.fmod(wide, y & ((1 << bits) - 1)).to(dtype)
-    divisor = widened(y, torch.int64, bits)
-    dividend = as_tensor(widened(x, torch.int64, bits), divisor)
+    divisor = widen(y, torch.int64, bits)
+    dividend = as_tensor(widen(x, torch.int64, bits), divisor)
     found = torch.fmod(dividend, divisor.clamp(min=1)).to(dtype)
     return torch.where(y == 0, x, found)

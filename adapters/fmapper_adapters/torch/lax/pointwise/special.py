@@ -13,10 +13,10 @@ from fmapper_adapters.torch.model.emit import current
 
 
 def _one(name: str, function: Any) -> None:
-    def lowered(x: Any) -> Any:
+    def lower(x: Any) -> Any:
         return function(x)
 
-    lax(name)(lowered)
+    lax(name)(lower)
 
 
 _one("erf", torch.erf)
@@ -46,26 +46,26 @@ def digamma(x: Any) -> Any:
 
 @lax("igamma", takes_numbers=True)
 def igamma(a: Any, x: Any) -> Any:
-    return _called(special.incomplete_gamma, as_tensor(a, x), as_tensor(x, a), False)
+    return _call_whole(special.incomplete_gamma, as_tensor(a, x), as_tensor(x, a), False)
 
 
 @lax("igammac", takes_numbers=True)
 def igammac(a: Any, x: Any) -> Any:
-    return _called(special.incomplete_gamma, as_tensor(a, x), as_tensor(x, a), True)
+    return _call_whole(special.incomplete_gamma, as_tensor(a, x), as_tensor(x, a), True)
 
 
 @lax("igamma_grad_a", takes_numbers=True)
 def igamma_grad_a(a: Any, x: Any) -> Any:
-    return _called(special.gamma_slope, as_tensor(a, x), as_tensor(x, a))
+    return _call_whole(special.gamma_slope, as_tensor(a, x), as_tensor(x, a))
 
 
 @lax("regularized_incomplete_beta")
 def regularized_incomplete_beta(a: Any, b: Any, x: Any) -> Any:
-    return _called(special.incomplete_beta, a, b, x)
+    return _call_whole(special.incomplete_beta, a, b, x)
 
 
-def _called(function: Any, *args: Any) -> Any:
-    """A call of a function as it is, without what it is made of."""
+def _call_whole(function: Any, *args: Any) -> Any:
+    """Calls a function as it is, without what it is made of."""
     return args[0].tracer.create_proxy("call_function", function, args, {})[0]
 
 
@@ -75,7 +75,7 @@ def zeta(s: Any, q: Any) -> Any:
 
 
 def _zeta(s: Any, q: Any) -> Any:
-    """Hurwitz's zeta function, with JAX's poles: of even order they are infinite, else NaN."""
+    """Computes Hurwitz's zeta function with JAX's poles: of even order infinite, else NaN."""
     dtype = s.dtype
     if dtype.itemsize < 4:
         s, q = s.to(torch.float32), q.to(torch.float32)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
-from fmapper_adapters.torch.lax.pointwise.numbers import flipped, precedes
+from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit, precedes
 from fmapper_adapters.torch.lax.table import Avals, lax
 
 
@@ -21,13 +21,13 @@ def _cumulative(name: str, function: Any) -> None:
     lax(name, takes_avals=True)(cumulative)
 
 
-def _added(function: Any) -> Any:
-    def added(x: Any, axis: int, avals: Avals) -> Any:
+def _add(function: Any) -> Any:
+    def add(x: Any, axis: int, avals: Avals) -> Any:
         if x.is_floating_point() or x.is_complex():
             return function(x, axis)
         return function(x, axis, dtype=x.dtype)  # which wraps; torch would widen it
 
-    return added
+    return add
 
 
 def _extreme(function: Any) -> Any:
@@ -35,14 +35,14 @@ def _extreme(function: Any) -> Any:
         if x.is_complex():
             return _complex_extreme(x, axis, greatest=function is torch.cummax)
         if avals.is_unsigned:
-            return flipped(function(flipped(x, x.dtype), axis)[0], x.dtype)
+            return flip_sign_bit(function(flip_sign_bit(x, x.dtype), axis)[0], x.dtype)
         return function(x, axis)[0]
 
     return extreme
 
 
 def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
-    """In steps: the extreme of two, of four, of eight elements up to each."""
+    """Computes in steps: the extreme of two, of four, of eight elements up to each."""
     step = 1
     while step < x.shape[axis]:
         size = x.shape[axis] - step
@@ -64,8 +64,8 @@ def _log_sums(x: Any, axis: int, avals: Avals) -> Any:
     )
 
 
-_cumulative("cumsum", _added(torch.cumsum))
-_cumulative("cumprod", _added(torch.cumprod))
+_cumulative("cumsum", _add(torch.cumsum))
+_cumulative("cumprod", _add(torch.cumprod))
 _cumulative("cummax", _extreme(torch.cummax))
 _cumulative("cummin", _extreme(torch.cummin))
 _cumulative("cumlogsumexp", _log_sums)

@@ -17,7 +17,7 @@ _REDUCTIONS = {"add", "mul", "max", "min", "and", "or", "xor"}
 
 
 def reduction_of(graph: Graph) -> str | None:
-    """The operation that a function of two elements is, if it is one: `add`, `max`, ..."""
+    """Returns the operation that a function of two elements is, if it is one: `add`, `max`, ..."""
     if len(graph.calls) != 1 or len(graph.inputs) != 2 or len(graph.outputs) != 1:
         return None
     (call,) = graph.calls
@@ -28,14 +28,14 @@ def reduction_of(graph: Graph) -> str | None:
     return name
 
 
-def applied(graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of a function of elements for tensors, all of one shape.
+def apply(graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the results of a function of elements for tensors, all of one shape.
 
     Raises:
         ConversionError: It does what depends on the shape.
     """
     shape = tuple(operands[0].shape)
-    calls = [_grown(call, shape) for call in graph.calls]
+    calls = [_grow(call, shape) for call in graph.calls]
     kinds = tuple((dtype, shape) for dtype, _ in graph.kinds)
     grown = Graph(graph.inputs, calls, graph.outputs, kinds)
     results = current().inline(grown, operands)
@@ -45,7 +45,7 @@ def applied(graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _grown(call: Call, shape: tuple[Any, ...]) -> Call:
+def _grow(call: Call, shape: tuple[Any, ...]) -> Call:
     if "shape" in call.kwargs or list(call.graphs()) or call.op == "sym::getitem":
         raise ConversionError(
             f"{call.op} within a function that combines elements; torch has no such loop. Write "
@@ -56,7 +56,7 @@ def _grown(call: Call, shape: tuple[Any, ...]) -> Call:
 
 
 def larger(x: Any, y: Any) -> Any:
-    """The larger of two complex numbers: by the real part, where that is equal by the other."""
+    """Returns the larger of two complex numbers: by real parts, then by imaginary ones."""
     return torch.where(_is_above(x, y), x, y)
 
 

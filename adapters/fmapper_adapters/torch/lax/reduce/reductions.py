@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fmapper.programs import DType, Graph
-from fmapper_adapters.torch.lax.pointwise.numbers import flipped
+from fmapper_adapters.torch.lax.pointwise.numbers import flip_sign_bit
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
 
@@ -48,20 +48,20 @@ def _extreme(name: str) -> Any:
         if x.dtype is torch.bool:
             return torch.any(x, axes) if greatest else torch.all(x, axes)
         if avals.is_unsigned:
-            return flipped(function(flipped(x, x.dtype), axes), x.dtype)
+            return flip_sign_bit(function(flip_sign_bit(x, x.dtype), axes), x.dtype)
         return function(x, axes)
 
     return extreme
 
 
 def _is_empty(avals: Avals, axes: Axes) -> bool:
-    """Whether there is nothing to reduce, as far as sizes are known."""
+    """Tells whether there is nothing to reduce, as far as sizes are known."""
     shape = avals.operands[0][1]
     return any(isinstance(shape[axis], int) and shape[axis] == 0 for axis in axes)
 
 
 def _worst(name: str, *, greatest: bool) -> Any:
-    """What a maximum or minimum of nothing is, as a number that is carried."""
+    """Returns what a maximum or minimum of nothing is, as a number that is carried."""
     if name == "bool":
         return not greatest
     if "int" not in name:
@@ -74,7 +74,7 @@ def _worst(name: str, *, greatest: bool) -> Any:
 
 
 def _complex_extreme(x: Any, axes: Axes, function: Any, *, greatest: bool) -> Any:
-    """By real parts, and by imaginary ones where those are equal."""
+    """Compares by real parts, and by imaginary ones where those are equal."""
     real, imag = torch.real(x), torch.imag(x)
     best = function(real, axes, keepdim=True)
     worst = -torch.inf if greatest else torch.inf
@@ -91,14 +91,14 @@ lax("reduce_min", takes_avals=True)(_extreme("amin"))
 def reduce_and(x: Any, *, axes: Axes) -> Any:
     if x.dtype is torch.bool:
         return torch.all(x, axes) if axes else x
-    return _folded(torch.bitwise_and, x, axes, -1)
+    return _fold(torch.bitwise_and, x, axes, -1)
 
 
 @lax("reduce_or")
 def reduce_or(x: Any, *, axes: Axes) -> Any:
     if x.dtype is torch.bool:
         return torch.any(x, axes) if axes else x
-    return _folded(torch.bitwise_or, x, axes, 0)
+    return _fold(torch.bitwise_or, x, axes, 0)
 
 
 @lax("reduce_xor")
@@ -107,11 +107,11 @@ def reduce_xor(x: Any, *, axes: Axes) -> Any:
         if not axes:
             return x
         return (torch.sum(x, axes, dtype=torch.int32) & 1).to(torch.bool)
-    return _folded(torch.bitwise_xor, x, axes, 0)
+    return _fold(torch.bitwise_xor, x, axes, 0)
 
 
-def _folded(function: Any, x: Any, axes: Axes, identity: int) -> Any:
-    """Integers combined pairwise, half of them with the other half, until one is left."""
+def _fold(function: Any, x: Any, axes: Axes, identity: int) -> Any:
+    """Returns integers combined pairwise, half of them with the other half, until one is left."""
     (found,) = _pairwise(lambda a, b: (function(a[0], b[0]),), [x], axes)
     if found is None:
         kept = x.sum(axes, dtype=x.dtype)
@@ -120,7 +120,7 @@ def _folded(function: Any, x: Any, axes: Axes, identity: int) -> Any:
 
 
 def _pairwise(combine: Any, xs: list[Any], axes: Axes) -> list[Any]:
-    """Arrays reduced by a function of lists of them; None for what has no elements.
+    """Returns arrays reduced by a function of lists of them; None for what has no elements.
 
     Raises:
         TypeError: How many elements there are is not known before it runs.
@@ -152,7 +152,7 @@ def _pairwise(combine: Any, xs: list[Any], axes: Axes) -> list[Any]:
 
 @lax("reduce", takes_avals=True)
 def reduce_(*operands: Any, jaxpr: Graph, dimensions: Axes, avals: Avals) -> Any:
-    """Arrays reduced by a function of two elements of each, in the order of the elements."""
+    """Reduces arrays by a function of two elements of each, in the order of the elements."""
     half = len(operands) // 2
     arrays, initial = list(operands[:half]), list(operands[half:])
     shapes = [shape for _, shape in avals.operands[:half]]
@@ -169,7 +169,7 @@ def reduce_(*operands: Any, jaxpr: Graph, dimensions: Axes, avals: Avals) -> Any
 
 
 def _of_arrays(graph: Graph, shape: tuple[Any, ...]) -> Graph:
-    """A function of scalars as one of arrays, element by element."""
+    """Returns a function of scalars as one of arrays, element by element."""
     calls = [
         dataclasses.replace(call, result=tuple((dtype, shape) for dtype, _ in call.result))
         for call in graph.calls
@@ -186,7 +186,7 @@ def _index(name: str) -> Any:
         if x.dtype is torch.bool:
             x = x.to(torch.uint8)
         elif avals.is_unsigned:
-            x = flipped(x, x.dtype)
+            x = flip_sign_bit(x, x.dtype)
         found = function(x, axis)
         dtype = current().dtype(index_dtype.name)
         return found if dtype is torch.int64 else found.to(dtype)

@@ -16,8 +16,8 @@ import torch
 from fmapper import ConversionError
 from fmapper.programs import Graph
 from fmapper_adapters.torch.lax.layout import indices
-from fmapper_adapters.torch.lax.layout.dims import inverse, permuted, product
-from fmapper_adapters.torch.lax.layout.shapes import padded
+from fmapper_adapters.torch.lax.layout.dims import inverse, permute, product
+from fmapper_adapters.torch.lax.layout.shapes import pad_with
 from fmapper_adapters.torch.lax.reduce import element_functions
 from fmapper_adapters.torch.lax.table import Avals, lax
 from fmapper_adapters.torch.model.emit import current
@@ -56,14 +56,14 @@ class Windows:
         ]
 
     def padded(self, x: Any, value: Any) -> Any:
-        """A tensor with its padding, after which there is none."""
+        """Returns a tensor with its padding, after which there is none."""
         config = [
             (low, high, base - 1) for (low, high), base in zip(self.padding, self.base, strict=True)
         ]
-        return padded(x, value, config)
+        return pad_with(x, value, config)
 
     def views(self, x: Any) -> Any:
-        """The windows of a padded tensor, each in a last dimension for each of `moving`."""
+        """Returns the windows of a padded tensor, each in a last dimension for each of `moving`."""
         for d in self.moving:
             span = (self.sizes[d] - 1) * self.dilation[d] + 1
             x = x.unfold(d, span, self.strides[d])
@@ -91,7 +91,7 @@ def _windows(
 
 
 def lowest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
-    """What is below every number, as it is carried."""
+    """Returns a bound below every number, as it is carried."""
     if dtype is torch.bool:
         return False
     if dtype.is_floating_point:
@@ -100,7 +100,7 @@ def lowest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
 
 
 def highest(dtype: torch.dtype, *, unsigned: bool = False) -> Any:
-    """What is above every number, as it is carried."""
+    """Returns a bound above every number, as it is carried."""
     if dtype is torch.bool:
         return True
     if dtype.is_floating_point:
@@ -119,31 +119,31 @@ def _nothing(avals: Avals) -> Any:
 
 @lax("reduce_window_sum", takes_avals=True)
 def reduce_window_sum(x: Any, *, avals: Avals, **numbers: Any) -> Any:
-    return _reduced("add", x, _windows(x.ndim, **numbers), avals)
+    return _reduce("add", x, _windows(x.ndim, **numbers), avals)
 
 
 @lax("reduce_window_max", takes_avals=True)
 def reduce_window_max(x: Any, *, avals: Avals, **numbers: Any) -> Any:
-    return _reduced("max", x, _windows(x.ndim, **numbers), avals)
+    return _reduce("max", x, _windows(x.ndim, **numbers), avals)
 
 
 @lax("reduce_window_min", takes_avals=True)
 def reduce_window_min(x: Any, *, avals: Avals, **numbers: Any) -> Any:
-    return _reduced("min", x, _windows(x.ndim, **numbers), avals)
+    return _reduce("min", x, _windows(x.ndim, **numbers), avals)
 
 
-def _reduced(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
-    """Windows reduced by a named operation: `add`, `mul`, `max`, `min`, of bools `and` or `or`."""
+def _reduce(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
+    """Reduces windows by a named operation: `add`, `mul`, `max`, `min`, of bools `and`, `or`."""
     if _is_empty(avals):
         return _nothing(avals)
     if x.dtype is torch.bool:
         kind = {"and": "min", "or": "max", "mul": "min", "add": "max"}.get(kind, kind)
     pooled = x.is_floating_point() and x.dtype.itemsize > 1 and 0 not in x.shape
     if pooled and kind in ("max", "min"):
-        return _pooled(x, windows) if kind == "max" else -_pooled(-x, windows)
+        return _pool(x, windows) if kind == "max" else -_pool(-x, windows)
     if kind == "add":
         if pooled and _can_average(windows):
-            return _summed(x, windows)
+            return _sum(x, windows)
         found = windows.views(windows.padded(x, 0))
         dims = tuple(range(x.ndim, found.ndim))
         return torch.sum(found, dims, dtype=x.dtype) if dims else found
@@ -172,7 +172,7 @@ def _extreme(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
 
 
 def _complex_extreme(kind: str, x: Any, windows: Windows) -> Any:
-    """Maxima of complex numbers, which are ordered by their real parts first."""
+    """Returns maxima of complex numbers, which are ordered by their real parts first."""
     choose = element_functions.larger if kind == "max" else element_functions.smaller
     beyond = float("-inf") if kind == "max" else float("inf")
     found = windows.views(windows.padded(x, beyond))
@@ -191,8 +191,8 @@ def _product(found: Any, rank: int) -> Any:
     return found
 
 
-def _pooled(x: Any, windows: Windows) -> Any:
-    """Maxima of floats; over more than three dimensions by three at a time."""
+def _pool(x: Any, windows: Windows) -> Any:
+    """Returns maxima of floats; over more than three dimensions by three at a time."""
     moving = windows.moving
     if any(b != 1 for b in windows.base):
         x = windows.padded(x, float("-inf"))
@@ -206,7 +206,7 @@ def _pooled(x: Any, windows: Windows) -> Any:
             pair if d in moving and _is_inner(windows, d) else (0, 0)
             for d, pair in enumerate(windows.padding)
         ]
-        x = padded(x, float("-inf"), still)
+        x = pad_with(x, float("-inf"), still)
     while moving:
         moving, part = moving[:-3], moving[-3:]
         x = _pooled_over(x, part, windows, [padding[d][0] for d in part])
@@ -214,7 +214,7 @@ def _pooled(x: Any, windows: Windows) -> Any:
 
 
 def _is_inner(windows: Windows, d: int) -> bool:
-    """Whether torch's pooling takes the padding of a dimension."""
+    """Tells whether torch's pooling takes the padding of a dimension."""
     low, high = windows.padding[d]
     return low == high and 0 <= low <= windows.sizes[d] // 2
 
@@ -227,10 +227,10 @@ def _pooled_over(x: Any, part: list[int], windows: Windows, padding: list[int]) 
 
 
 def _over_last(x: Any, part: list[int], function: Any) -> Any:
-    """A function of (batch, features, *space) over some dimensions of a tensor."""
+    """Returns a function of (batch, features, *space) over some dimensions of a tensor."""
     rest = [d for d in range(x.ndim) if d not in part]
     order = [*rest, *part]
-    x = permuted(x, order)
+    x = permute(x, order)
     sizes = x.shape[: len(rest)]
     lead = len(rest)
     if lead < 2:
@@ -244,7 +244,7 @@ def _over_last(x: Any, part: list[int], function: Any) -> Any:
             x = x.squeeze(0)
     elif lead > 2:
         x = x.unflatten(0, sizes[:-1])
-    return permuted(x, inverse(order))
+    return permute(x, inverse(order))
 
 
 def _can_average(windows: Windows) -> bool:
@@ -253,8 +253,8 @@ def _can_average(windows: Windows) -> bool:
     return plain and 1 <= len(moving) <= 3
 
 
-def _summed(x: Any, windows: Windows) -> Any:
-    """Sums as averages that are not divided."""
+def _sum(x: Any, windows: Windows) -> Any:
+    """Returns sums as averages that are not divided."""
     moving = windows.moving
     inner = all(b == 1 for b in windows.base) and all(
         pair == (0, 0) if d not in moving else _is_inner(windows, d)
@@ -297,10 +297,10 @@ def reduce_window(
     avals: Avals,
     **numbers: Any,
 ) -> Any:
-    """Windows reduced by a function of elements; padding is left out.
+    """Returns windows reduced by a function of elements; padding is left out.
 
     Raises:
-        ConversionError: The windows are too large for a function that is no named operation.
+        ConversionError: The windows are too large for a function that is not a named operation.
     """
     if consts:
         raise ConversionError("reduce_window with a function that holds arrays; give it none")
@@ -317,18 +317,18 @@ def reduce_window(
     if xs[0].dtype is torch.bool:
         named |= {"and", "or"}
     if count == 1 and kind is not None and kind in named:
-        found = _reduced(kind, xs[0], windows, avals)
+        found = _reduce(kind, xs[0], windows, avals)
         if xs[0].is_complex() and kind in ("max", "min"):
             choose = element_functions.larger if kind == "max" else element_functions.smaller
             return (choose(starts[0], found),)
         if _is_neutral(kind, starts[0], xs[0].dtype, avals):
             return (found,)
-        return element_functions.applied(jaxpr, (starts[0].expand(found.shape), found))
+        return element_functions.apply(jaxpr, (starts[0].expand(found.shape), found))
     return _in_turn(xs, starts, jaxpr, windows)
 
 
 def _is_neutral(kind: str, start: Any, dtype: torch.dtype, avals: Avals) -> bool:
-    """Whether a start is known to change nothing."""
+    """Tells whether a start is known to change nothing."""
     if start.node.target is not torch.full:
         return False
     neutral = {"add": 0, "or": False, "mul": 1, "and": True}
@@ -338,7 +338,7 @@ def _is_neutral(kind: str, start: Any, dtype: torch.dtype, avals: Avals) -> bool
 
 
 def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any, ...]:
-    """Windows reduced element by element, in their order."""
+    """Returns windows reduced element by element, in their order."""
     count = product(windows.sizes)
     if count > _MOST_IN_TURN:
         raise ConversionError(
@@ -355,7 +355,7 @@ def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any,
     shape = tuple(views[0].shape[:-1])
     total = [s.expand(shape) for s in starts]
     for i in range(count):
-        new = element_functions.applied(graph, (*total, *(v.select(-1, i) for v in views)))
+        new = element_functions.apply(graph, (*total, *(v.select(-1, i) for v in views)))
         if inside is None:
             total = list(new)
         else:
@@ -385,7 +385,7 @@ def select_and_scatter_add(
         flat = torch.scatter_add(flat, 0, at.flatten(), source.flatten())
     result = flat.view(tuple(grown.shape))
     back = [(-low, -high, 0) for low, high in windows.padding]
-    return padded(result, 0, back)
+    return pad_with(result, 0, back)
 
 
 @lax("select_and_gather_add", takes_avals=True)
@@ -406,7 +406,7 @@ def _beyond(dtype: torch.dtype, select: str, avals: Avals) -> Any:
 
 
 def _places(x: Any, windows: Windows, select: str, avals: Avals) -> Any:
-    """Where the largest or least of each window of a padded tensor is, the first of equal ones."""
+    """Returns where each padded window's largest or least is, the first of equal ones."""
     places = indices.steps(product(x.shape)).view(tuple(x.shape))
     if not windows.moving:
         return places
