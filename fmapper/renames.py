@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -33,6 +32,13 @@ RENAMES = {
     "fmapper_adapters.torch._converted": "fmapper_adapters.torch.model.torch_model",
 }
 
+# Functions that pickles call by another name than they have now.
+FUNCTIONS = {
+    "fmapper.errors._copied": "_copy",
+    "fmapper.programs.treespec._made": "_make_record",
+    "fmapper_adapters.jax.model.jax_model._unpickled": "_unpickle",
+}
+
 
 class _Alias(Loader):
     """Makes a module whose names are those of another one."""
@@ -45,7 +51,11 @@ class _Alias(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Looks names up where they are now."""
-        module.__getattr__ = partial(getattr, import_module(self._place))  # type: ignore[method-assign]
+        module.__getattr__ = self._look_up  # type: ignore[method-assign]
+
+    def _look_up(self, name: str) -> Any:
+        name = FUNCTIONS.get(f"{self._place}.{name}", name)
+        return getattr(import_module(self._place), name)
 
 
 class Finder(MetaPathFinder):

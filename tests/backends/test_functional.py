@@ -672,7 +672,7 @@ T, N, J = torch.ones, np.ones, jnp.ones
         (lambda: F.group_norm(N((2, 3)), 2), ValueError, "2 groups"),
         (lambda: F.batch_norm(N((2, 3)), N(3), N(2)), ValueError, "running_var"),
         (lambda: F.batch_norm(N((1, 3)), N(3), N(3), training=True), ValueError, "more than one"),
-        (lambda: F.dropout(N(3), 1.5, KEY), ValueError, "no probability"),
+        (lambda: F.dropout(N(3), 1.5, KEY), ValueError, "not a probability"),
         (lambda: F.dropout(N(3), 0.5, 3), TypeError, "fmapper.random.key"),
         (lambda: F.one_hot(N(3), 0), ValueError, "at least 1"),
         (lambda: F.embedding(N(3), N(3)), ValueError, "rows, width"),

@@ -779,7 +779,7 @@ def test_other_readers_find_the_weights_in_the_file(tmp_path):
         (lambda data: data[:-1], "longer or shorter"),
         (lambda data: data[:4], "header|damaged|no safetensors"),
         (lambda data: b"\xff" * 8 + data[8:], "header would be too long"),
-        (lambda data: data[:8] + b"[" + data[9:], "no safetensors file"),
+        (lambda data: data[:8] + b"[" + data[9:], "not a safetensors file"),
         (lambda data: data.replace(b"fmapper.program", b"fmapper_program"), "no program"),
     ],
 )

@@ -61,7 +61,7 @@ class JaxModels(Models):
         """Returns the module that makes a `Source` of a model.
 
         It has the functions `of(model, args, kwargs, *, train)` and `evaluation(model, args,
-        kwargs)`, which return the source and the arguments that it takes, `evaluated(model, args,
+        kwargs)`, which return the source and the arguments that it takes, `evaluate(model, args,
         kwargs)`, which calls the model, and `has_training` and `is_in_training`, as in `Models`.
         """
 
@@ -107,7 +107,7 @@ class JaxModels(Models):
 
     def call(self, model: Any, args: Args, kwargs: Kwargs) -> Any:
         """Calls the model in evaluation mode, without changing it."""
-        return self.sources().evaluated(model, args, kwargs)
+        return self.sources().evaluate(model, args, kwargs)
 
     def watch(
         self, model: Any, args: Args, kwargs: Kwargs, *, whole: Collection[str] = ()
