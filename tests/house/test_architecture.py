@@ -172,6 +172,7 @@ def test_no_framework_is_named(room):
 # --- budgets ------------------------------------------------------------------------------------
 
 TREE_ROOM_LINES = 2_338
+LONG_FILES = 10  # of more than 500 lines
 LEVELS = 12
 WALKS = {
     "fmapper.tree.fmap.TreeMap._run": "rebuilds",
@@ -189,6 +190,11 @@ WALKS = {
 def test_the_tree_room_is_small():
     files = (ROOT / "fmapper" / "tree").glob("*.py")
     assert sum(len(path.read_text().splitlines()) for path in files) <= TREE_ROOM_LINES
+
+
+def test_few_files_are_long():
+    long = [path for path in CORE + ADAPTERS if len(path.read_text().splitlines()) > 500]
+    assert len(long) <= LONG_FILES, [*map(name_of, long)]
 
 
 def functions(tree, prefix):

@@ -250,6 +250,33 @@ def test_control_flow():
     assert found == 4
 
 
+def test_slots_of_flax():
+    jax = pytest.importorskip("jax")
+    nnx = pytest.importorskip("flax.nnx")
+    from flax.core import FrozenDict
+
+    from fmapper_adapters.flax import _private as private
+
+    frozen = FrozenDict({"b": 1, "a": 2})
+    assert list(private.frozen_slots(frozen).items()) == [("b", 1), ("a", 2)]
+    hash(frozen)
+    assert getattr(frozen, private.FROZEN_HASH) == hash(frozen)
+
+    value = jax.numpy.ones(2)
+    variable = nnx.Param(value, note="x")
+    assert object.__getattribute__(variable, private.value_slot(nnx.Variable)) is value
+    assert object.__getattribute__(variable, private.VARIABLE_METADATA)["note"] == "x"
+    assert object.__getattribute__(variable, private.TRACE_STATE).is_valid()
+
+    class Plain(nnx.Module, pytree=False):
+        pass
+
+    assert private.is_pytree(nnx.Linear)
+    assert not private.is_pytree(Plain)
+    assert private.has_int_keys(nnx.List)
+    assert not private.has_int_keys(nnx.Linear)
+
+
 def test_kinds_of_keys_of_jax():
     jax = pytest.importorskip("jax")
     from fmapper_adapters.jax import _private as private

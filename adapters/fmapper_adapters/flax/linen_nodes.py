@@ -10,6 +10,7 @@ from flax import linen
 from flax.core import FrozenDict, meta, scope
 
 from fmapper.backends import BoxKey, NodeType
+from fmapper_adapters.flax import _private
 from fmapper_adapters.flax.children import ChildTest, box_type, carried_attributes
 
 Module: Any = linen.Module
@@ -104,13 +105,13 @@ def _frozen_dict_type(cls: type) -> NodeType:
     """Returns a mapping, in its own order, where JAX's registry sorts."""
 
     def items(frozen: Any) -> Any:
-        return frozen._dict.items()
+        return _private.frozen_slots(frozen).items()
 
     def open(frozen: Any, keep: Callable[[Any], None]) -> Any:
-        slots = frozen._dict.copy()
+        slots = _private.frozen_slots(frozen).copy()
         new = _new(cls)
-        _set(new, "_dict", slots)
-        _set(new, "_hash", None)
-        return new, iter(frozen._dict.items()), slots, None
+        _set(new, _private.FROZEN_SLOTS, slots)
+        _set(new, _private.FROZEN_HASH, None)
+        return new, iter(_private.frozen_slots(frozen).items()), slots, None
 
     return NodeType.opening(open, items, static=lambda frozen: None)

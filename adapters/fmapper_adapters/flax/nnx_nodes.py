@@ -16,6 +16,7 @@ from flax import nnx
 from flax.nnx import tracers, variablelib
 
 from fmapper.backends import BoxKey, NodeType
+from fmapper_adapters.flax import _private
 from fmapper_adapters.flax.children import ChildTest, box_type, carried_attributes
 
 Variable: Any = nnx.Variable
@@ -32,11 +33,11 @@ _BOOKKEEPING: dict[str, Any] = vars(nnx.Module())
 _STATE = next(name for name, value in _BOOKKEEPING.items() if hasattr(value, "trace_state"))
 _FLAGS = next((name for name, value in _BOOKKEEPING.items() if isinstance(value, Mapping)), "")
 _STATE_TYPE: Any = type(_BOOKKEEPING[_STATE])
-_STATE_SLOTS = [name for name in _STATE_TYPE.__slots__ if name != "_trace_state"]
+_STATE_SLOTS = [name for name in _STATE_TYPE.__slots__ if name != _private.TRACE_STATE]
 
 VALUE = BoxKey("value")
-_VALUE_SLOT = "_raw_value" if hasattr(Variable, "_raw_value") else "raw_value"
-_OWN_SLOTS = ("_trace_state", "_var_metadata", _VALUE_SLOT)
+_VALUE_SLOT = _private.value_slot(Variable)
+_OWN_SLOTS = (_private.TRACE_STATE, _private.VARIABLE_METADATA, _VALUE_SLOT)
 
 
 def node_type(cls: type) -> NodeType | None:
@@ -84,8 +85,8 @@ def _variable_type(cls: type) -> NodeType:
     to a device in every call; with torch tensors it does not, it only keeps them.
     """
     get_value, set_value = _slot(cls, _VALUE_SLOT)
-    get_metadata, set_metadata = _slot(cls, "_var_metadata")
-    _, set_trace = _slot(cls, "_trace_state")
+    get_metadata, set_metadata = _slot(cls, _private.VARIABLE_METADATA)
+    _, set_trace = _slot(cls, _private.TRACE_STATE)
     in_dict = cls.__dictoffset__ != 0  # to ask a variable would ask the array in it
     others = [
         name
@@ -164,15 +165,15 @@ def _module_type(cls: Any) -> NodeType:
     Also whatever is marked as `nnx.data`. All other attributes are settings and carried over. The
     new module belongs to the trace in which it is made, so that it can be assigned to there.
     """
-    numbered = bool(getattr(cls, "_pytree__has_int_keys", False))
-    flagged = bool(_FLAGS) and getattr(cls, "_pytree__is_pytree", True)
+    numbered = _private.has_int_keys(cls)
+    flagged = bool(_FLAGS) and _private.is_pytree(cls)
     test = ChildTest(_own)
     known_types = test.known
 
     def find(state: dict[str, Any]) -> tuple[list[tuple[Any, Any]], list[str]]:
         """Returns the children, and those among them that Flax takes for static."""
         flags: Any = state[_FLAGS] if flagged else {}
-        flags = getattr(flags, "_mapping", flags)
+        flags = getattr(flags, _private.FLAGS_MAPPING, flags)
         found: list[tuple[Any, Any]] = []
         unmarked: list[str] = []
         for name, value in state.items():
@@ -231,7 +232,7 @@ def _module_type(cls: Any) -> NodeType:
 def _fresh(state: Any) -> Any:
     """Returns the state of a module as it was, in the trace of now."""
     new = _new(_STATE_TYPE)
-    new._trace_state = TraceState()
+    setattr(new, _private.TRACE_STATE, TraceState())
     for name in _STATE_SLOTS:
         setattr(new, name, getattr(state, name))
     return new

@@ -1,0 +1,33 @@
+"""Every private name of Flax that fmapper uses: what it needs has no public one.
+
+They are known to work in Flax 0.12.6 to 0.12.12; `tests/house/test_private_apis.py` says what
+each promises. Names of slots are constants: they are read for every module that is moved.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+FLAGS_MAPPING = "_mapping"  # the plain mapping inside of the flags of an NNX module's attributes
+TRACE_STATE = "_trace_state"  # the trace to which an NNX module or variable belongs
+VARIABLE_METADATA = "_var_metadata"
+
+FROZEN_SLOTS = "_dict"  # the dict inside of a FrozenDict
+FROZEN_HASH = "_hash"
+frozen_slots: Any = attrgetter(FROZEN_SLOTS)
+
+
+def value_slot(variable: type) -> str:
+    """Returns the slot in which the class of variables has their values."""
+    return "_raw_value" if hasattr(variable, "_raw_value") else "raw_value"
+
+
+def has_int_keys(cls: type) -> bool:
+    """Tells whether the attributes of a class of NNX modules are numbered, as in a list."""
+    return bool(getattr(cls, "_pytree__has_int_keys", False))
+
+
+def is_pytree(cls: type) -> bool:
+    """Tells whether Flax registers a class of NNX modules as a pytree."""
+    return bool(getattr(cls, "_pytree__is_pytree", True))
