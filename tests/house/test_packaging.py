@@ -72,7 +72,7 @@ def test_wheel_is_typed_and_licensed(wheel: zipfile.ZipFile) -> None:
 def test_core_depends_on_no_framework(metadata: Message) -> None:
     requirements = metadata.get_all("Requires-Dist", [])
     core = [requirement for requirement in requirements if "extra ==" not in requirement]
-    assert sorted(core) == ["array-api-compat>=1.11", "click>=8.1", "rich>=13.9"]
+    assert sorted(core) == ["array-api-compat>=1.12", "click>=8.1.8", "rich>=14.0"]
 
 
 def test_extras(metadata: Message) -> None:

@@ -148,6 +148,8 @@ class JaxToTorch:
             inputs[i] = inputs[i].clone().requires_grad_()
         try:
             outputs = [y for y in model(*inputs) if y.dtype is torch.float32]
+            if any(bool(y.isnan().any()) for y in outputs):
+                return None  # how NaN is shared out by maxima is nobody's promise
             total = sum((y.sum() for y in outputs), torch.zeros(()))
             total = total + sum((inputs[i] * 0).sum() for i in floats)
             got = torch.autograd.grad(total, [inputs[i] for i in floats])

@@ -30,11 +30,10 @@ class OptreeAdapter(Nodes):
 
     def registered_type(self, cls: type) -> NodeType | None:
         """Tells how a class that somebody has registered with optree is taken apart."""
+        # all at once: of one class optree asks for `_fields`, and its metaclass may raise
         get: Any = optree.register_pytree_node.get
-        try:  # all at once: optree asks a class for `_fields`, and its metaclass may raise
-            entry = get(namespace=NAMESPACE).get(cls)
-        except TypeError:  # the oldest releases tell of one class only
-            entry = get(cls, namespace=NAMESPACE)
+        registered = get(namespace=NAMESPACE)
+        entry = registered.get(cls)
         if entry is None or entry.kind is not optree.PyTreeKind.CUSTOM:
             return None
         return NodeType(_children, _rebuild, static=_metadata)
