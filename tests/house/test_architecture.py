@@ -285,8 +285,8 @@ def _own_names():
                     yield node.attr
             elif isinstance(node, ast.alias):
                 yield node.asname or node.name
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value  # of slots, and the parts of a module's state
+            elif isinstance(node, ast.Assign) and "__slots__" in ast.unparse(node.targets[0]):
+                yield from strings(node)
 
 
 OWN = cache(lambda: frozenset(filter(_is_private, _own_names())))

@@ -132,6 +132,8 @@ def test_modules():
     with pytest.raises(ValueError, match="2D or 3D"):
         _private.check_input_dim(torch.nn.BatchNorm1d(2), torch.ones(1))
     assert issubclass(torch.nn.BatchNorm2d, _private.BatchNorm)
+    assert [*_private.parameters_of(module)] == ["weight", "bias"]
+    assert not _private.buffer_hooks()
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         assert callable(_private.get_recurrent(name))
     called = []
@@ -145,6 +147,8 @@ def test_modules():
 
 def test_compiled_modules():
     compiled = torch.compile(torch.nn.Linear(2, 3), backend="eager")
+    assert isinstance(_private.compiled_from(compiled), torch.nn.Linear)
+    assert _private.compiled_from(torch.nn.ReLU()) is None
     _private.initialize_compiled(compiled)
     x = torch.ones(1, 2)
     torch.testing.assert_close(compiled(x), compiled._orig_mod(x))
@@ -157,6 +161,7 @@ def test_compiled_modules():
 def test_schedulers_see_a_step_that_is_noted():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert _private.is_scheduled(optimizer.step)
     _private.note_step(optimizer)
     scheduler.step()  # warns, which is an error here, if no step was seen
 
@@ -193,6 +198,35 @@ def test_dispatch():
     assert not _private.has_kernel("aten::add.Tensor", "FPGA")
     assert isinstance(torch.ops.aten.add.Tensor, _private.OpOverload)
     assert torch.ops.aten.reshape.default.has_kernel_for_dispatch_key(_private.COMPOSITE)
+
+
+def test_schemas():
+    schema = _private.schema_of(torch.ops.aten.add_.Tensor)
+    assert (schema.name, schema.overload_name, schema.is_mutable) == ("aten::add_", "Tensor", True)
+    assert [argument.name for argument in schema.arguments] == ["self", "other", "alpha"]
+    assert len(schema.returns) == 1
+    assert _private.schema_of(len) is None
+
+
+def test_support_of_halves():
+    for name in ("bf16", "fp16"):
+        assert _private.get_support(name)() in (True, False)
+
+
+def test_marks_of_schedulers():
+    def step():
+        pass
+
+    _private.mark_scheduled(step)
+    assert _private.is_scheduled(step)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's log file
+def test_reports_of_draft_export():
+    x = torch.ones(2)
+    found = torch.export.draft_export(torch.nn.ReLU(), (x,))
+    assert _private.report_of(found).failures == []
+    assert _private.report_of(torch.export.export(torch.nn.ReLU(), (x,))) is None
 
 
 def test_nodes_of_torch():

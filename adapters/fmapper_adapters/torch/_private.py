@@ -162,6 +162,32 @@ def note_step(optimizer: Any) -> None:
     optimizer._opt_called = True
 
 
+def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Returns the table of a module's own parameters."""
+    return module._parameters
+
+
+def compiled_from(module: Any) -> Any:
+    """Returns the module that `torch.compile` has wrapped; None if it is not such a wrapper."""
+    return getattr(module, "_orig_mod", None)
+
+
+def buffer_hooks() -> dict[Any, Any]:
+    """Returns the hooks that are called with every buffer that any module registers."""
+    hooks: dict[Any, Any] = torch.nn.modules.module._global_buffer_registration_hooks
+    return hooks
+
+
+def is_scheduled(step: Any) -> bool:
+    """Tells whether a scheduler of learning rates has wrapped the step of an optimizer."""
+    return bool(getattr(step, "_wrapped_by_lr_sched", False))
+
+
+def mark_scheduled(step: Any) -> None:
+    """Lets schedulers of learning rates take a step for one that they have wrapped."""
+    step._wrapped_by_lr_sched = True
+
+
 def parse_to(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     """Returns the device, the dtype and so on that arguments of `Module.to` mean."""
     found: tuple[Any, ...] = _core._nn._parse_to(*args, **kwargs)
@@ -204,6 +230,21 @@ def has_kernel(op: str, key: str) -> bool:
     """Tells whether an operation has a kernel for a dispatch key of its own."""
     found: bool = _core._dispatch_has_kernel_for_dispatch_key(op, key)
     return found
+
+
+def schema_of(op: Any) -> Any:
+    """Returns the schema of an operation; None for what is not one."""
+    return getattr(op, "_schema", None)
+
+
+def report_of(exported: Any) -> Any:
+    """Returns what draft export has to say of a program; None for what it did not record."""
+    return getattr(exported, "_report", None)
+
+
+def get_support(name: str) -> Callable[..., bool] | None:
+    """Returns the function that tells whether oneDNN computes with bf16 or fp16 here."""
+    return getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
 
 
 def get_fakes() -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from fmapper.programs import DType, Graph, Lowering, LoweringTable
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.aten.names import NAMES
 from fmapper_adapters.torch.model import control_flow, derivatives
 from fmapper_adapters.torch.model.emit import Value, VaryingSize, current
@@ -67,7 +68,7 @@ def overload_of(op: str) -> Any:
     if packet is None or overload not in packet.overloads():
         return None
     found = getattr(packet, overload)
-    return found if _computes(found._schema) else None
+    return found if _computes(_private.schema_of(found)) else None
 
 
 def _computes(schema: Any) -> bool:
@@ -90,8 +91,10 @@ def call(overload: Any, *args: Any, **kwargs: Any) -> Any:
     """Returns a call of an operation in the graph."""
     emitter = current()
     args, kwargs = _native(args), _native(kwargs)
-    names = [argument.name for argument in overload._schema.arguments]
-    has_tensors = any(_kind(argument) == "Tensor" for argument in overload._schema.arguments)
+    names = [argument.name for argument in _private.schema_of(overload).arguments]
+    has_tensors = any(
+        _kind(argument) == "Tensor" for argument in _private.schema_of(overload).arguments
+    )
     if "device" in names and not has_tensors and emitter.device is not None:
         args = args[: names.index("device")]
         kwargs["device"] = emitter.device

@@ -129,7 +129,10 @@ def _is_pure(call: Call) -> bool:
     found = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
     if not isinstance(found, _private.OpOverload):
         return False
-    return not found._schema.is_mutable and torch.Tag.nondeterministic_seeded not in found.tags
+    return (
+        not _private.schema_of(found).is_mutable
+        and torch.Tag.nondeterministic_seeded not in found.tags
+    )
 
 
 # --- buffers ------------------------------------------------------------------------------------

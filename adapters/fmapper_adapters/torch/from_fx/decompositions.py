@@ -46,7 +46,7 @@ class Decompositions:
     def _leaves(self, target: Any) -> bool:
         if not isinstance(target, _OVERLOAD) or target.namespace != "aten" or target in self.table:
             return False
-        if target._schema.is_mutable:
+        if _private.schema_of(target).is_mutable:
             return False
         if target.has_kernel_for_dispatch_key(_COMPOSITE):
             return target in self._kept
@@ -56,8 +56,8 @@ class Decompositions:
 
     def _is_whole(self, target: Any) -> bool:
         """Tells whether the target lowers an operation whole, or all overloads of its name."""
-        name = target._schema.name
-        overload = target._schema.overload_name or "default"
+        name = _private.schema_of(target).name
+        overload = _private.schema_of(target).overload_name or "default"
         return name in self._whole or f"{name}.{overload}" in self._whole
 
 

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper import ConversionError
 from fmapper.programs import Call, DType, Graph, Input, Output, Parameter, Program, Ref
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import assertions, guards, static_sizes
 from fmapper_adapters.torch.from_fx.treespec import tree_spec
 from fmapper_adapters.torch.record import autograd
@@ -257,7 +258,7 @@ class _GraphReader:
         results = value[1:] if isinstance(value, list | tuple) else ()
         if isinstance(target, _OVERLOAD):
             op = name_of_overload(target)
-            self._effects[node.name] = len(target._schema.returns)
+            self._effects[node.name] = len(_private.schema_of(target).returns)
         else:
             op = f"higher_order::{target}"
             self._effects[node.name] = len(results)
@@ -393,7 +394,7 @@ def name_of_overload(overload: Any) -> str:
 
 def _drops(node: torch.fx.Node, overload: Any) -> bool:
     """Tells whether an operation's dropout is switched on: only then it draws numbers."""
-    names = [argument.name for argument in overload._schema.arguments]
+    names = [argument.name for argument in _private.schema_of(overload).arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
     layers: Any = given.get("num_layers", given.get("layers", 2))
@@ -413,7 +414,7 @@ def _is_sized(node: torch.fx.Node) -> bool:
         return by_array and node.kwargs.get("output_size") is None
     if packet is None or packet is torch.ops.aten.select or not isinstance(node.target, _OVERLOAD):
         return False
-    pairs = zip(node.target._schema.arguments, node.args, strict=False)
+    pairs = zip(_private.schema_of(node.target).arguments, node.args, strict=False)
     return any(
         str(argument.real_type).replace("Optional", "").strip("[]") in ("int", "List[int")
         and any(_is_read(one) for one in (value if isinstance(value, list | tuple) else [value]))

@@ -87,7 +87,7 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
     own = threading.get_ident()
 
     def guard_bool(self: Any, file: str, line: int) -> Any:
-        condition = getattr(self, "_fmapper_condition", self.expr)
+        condition = getattr(self, "fmapper_condition", self.expr)
         answer = ask(self, file, line)
         # C++ names its file; what is known without asking has no symbols
         if not file and threading.get_ident() == own and condition.free_symbols:
@@ -115,7 +115,7 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
                     _private.expression_of(self), _private.expression_of(other), evaluate=False
                 )
                 if asked.free_symbols:
-                    result._fmapper_condition = asked
+                    result.fmapper_condition = asked
             return result
 
         compare.__name__ = name

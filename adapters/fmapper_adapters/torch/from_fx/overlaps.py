@@ -53,7 +53,7 @@ def refuse(name: str, exported: torch.export.ExportedProgram) -> None:
         if not isinstance(owner, GraphModule):
             continue
         for node in owner.graph.nodes:
-            schema = getattr(node.target, "_schema", None)
+            schema = _private.schema_of(node.target)
             if schema is not None and schema.is_mutable and (why := _hazard(node, schema)):
                 path, source = graph.place(node)
                 at = f" in {path}" if path else ""
@@ -110,7 +110,7 @@ def _is_in_windows(node: Any) -> bool:
             length = _number(shape[dim]) if shape else 1
             if length is None or step > size or (length - size) % step:  # type: ignore[operator]
                 return True
-        schema = getattr(node.target, "_schema", None)
+        schema = _private.schema_of(node.target)
         if node.target is operator.getitem:  # one of the views that `split` gives
             node = node.args[0]
         elif schema is None or not any(one.alias_info for one in schema.returns):

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from fmapper import ProgramInputError, functor
 from fmapper.backends import Observation
 from fmapper.programs import Input, Lowering, Program, Ref, Scalar, size_of
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table, types
@@ -150,7 +151,7 @@ class Code:
             part: Any = model
             for name in owner:
                 part = part._modules[name]
-            if part._parameters[last].dtype is not dtype:
+            if _private.parameters_of(part)[last].dtype is not dtype:
                 return False
         return True
 

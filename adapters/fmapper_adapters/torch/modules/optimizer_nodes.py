@@ -248,7 +248,7 @@ def _entries(old: dict[Any, Any], held: Any, *, moved: bool) -> dict[Any, Any]:
 
 def _own_step(step: Any, old: Any, new: Any) -> Any:
     """Moves a `step` that schedulers or users replaced from one optimizer to another one."""
-    if getattr(step, "_wrapped_by_lr_sched", False):
+    if _private.is_scheduled(step):
         # It is tied to the old optimizer by a weak reference, which a scheduler makes anew.
         bare = getattr(step, "__wrapped__", type(old).step)
         reference = weakref.ref(new)
@@ -260,7 +260,7 @@ def _own_step(step: Any, old: Any, new: Any) -> Any:
             _private.note_step(optimizer)
             return bare.__get__(optimizer, type(optimizer))(*args, **kwargs)
 
-        track._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        _private.mark_scheduled(track)
         return track
     if isinstance(step, types.MethodType) and step.__self__ is old:
         return types.MethodType(step.__func__, new)

@@ -232,7 +232,7 @@ def _without_hooks_left() -> Iterator[None]:
 
     It is a hook that lets no module assign a tensor to a buffer from then on.
     """
-    hooks = getattr(torch.nn.modules.module, "_global_buffer_registration_hooks", {})
+    hooks = _private.buffer_hooks()
     before = set(hooks)
     try:
         yield
@@ -311,7 +311,7 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
             f"{type(module).__name__}: torch.export does not take what torch.jit has made. Convert "
             "the module that it was made from."
         )
-    inner = getattr(module, "_orig_mod", None)
+    inner = _private.compiled_from(module)
     return inner if isinstance(inner, torch.nn.Module) else module
 
 
@@ -386,7 +386,7 @@ def _for_branches(
         found = torch.export.draft_export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
-    report = getattr(found, "_report", None)
+    report = _private.report_of(found)
     failures = list(getattr(report, "failures", ()))
     kinds = {failure.failure_type.name for failure in failures}
     if not kinds <= _SOUND:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch import _private
+
 
 @torch.library.custom_op("fmapper::stop_gradient", mutates_args=())
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +77,7 @@ def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool
     while todo:
         value = todo.pop()
         for user in value.users:
-            schema = getattr(user.target, "_schema", None)
+            schema = _private.schema_of(user.target)
             if schema is None:
                 continue
             for argument, given in zip(schema.arguments, user.args, strict=False):
@@ -92,7 +94,7 @@ def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool
 
 def _base_of(node: torch.fx.Node) -> torch.fx.Node | None:
     """Returns what a node shows a view of."""
-    schema = getattr(node.target, "_schema", None)
+    schema = _private.schema_of(node.target)
     for argument, given in zip(schema.arguments if schema else (), node.args, strict=False):
         if argument.alias_info is not None and isinstance(given, torch.fx.Node):
             return given

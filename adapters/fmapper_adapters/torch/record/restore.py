@@ -115,7 +115,7 @@ def _place(x: torch.Tensor) -> int:
 
 
 def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
-    schema = getattr(func, "_schema", None)
+    schema = _private.schema_of(func)
     if schema is not None:
         return bool(schema.is_mutable)
     name = getattr(func, "__name__", "")

@@ -78,7 +78,7 @@ def _is_faster_cast(x: Tensor, y: Tensor) -> bool:
 def _has_own(dtype: torch.dtype) -> bool:
     """Tells whether torch multiplies halves of a dtype with instructions of the processor."""
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
-    supports = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
+    supports = _private.get_support(name)
     return supports is not None and bool(supports())
 
 
