@@ -80,7 +80,7 @@ def solve_names(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns sizes with those names that stand only in others, as `n` in `2*n + 1`, rounded down.
 
     Examples:
-        >>> with_solved({"2*n + 1": 7, "b": 3})["n"]
+        >>> solve_names({"2*n + 1": 7, "b": 3})["n"]
         3
     """
     solved = dict(sizes)
