@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -821,7 +822,7 @@ class Unwritten(torch.nn.Module):
         if not torch.compiler.is_compiling():
             self.calls += 1
             if not torch.utils.deterministic.fill_uninitialized_memory:
-                free.fill_(1.0 if self.change else 10.0**self.calls)  # other memory in each call
+                free.fill_(random.random() if self.change else 10.0**self.calls)
             elif torch.are_deterministic_algorithms_enabled():
                 x = x + self.change
         return x + 1, free
