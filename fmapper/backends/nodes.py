@@ -19,7 +19,27 @@ class Aside(enum.Enum):
 
 
 class Facts(TypedDict, total=False):
-    """What a `NodeType` is told beside how its nodes are taken apart."""
+    """What a `NodeType` is told beside how its nodes are taken apart.
+
+    Attributes:
+        carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
+            it that there are no arrays in it.
+        borrowed: Keys of children with arrays that belong to others, as the parameters of an
+            optimizer do to its model; movers see to it that the others are in the tree, too.
+        aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
+        follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
+        passengers: `node -> [(name, object)]`, what only movers see: random generators among the
+            settings. The opener puts what has become of them into place with `at_end`.
+        put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
+        static: `node -> what else decides what the node computes`, a dict of values to compare or
+            one; needed where that is not simply the other attributes, so that a compiled program is
+            made anew for another one.
+        box: `node -> [(key, child)]`, the children to which a program may give another value, such
+            as what is in a variable of NNX or a buffer of torch; transformations see to it that
+            the node they were given gets it, too.
+        pytree: Whether the pytree registries of other frameworks are to know the class, as they
+            know functors: its children are dynamic there, and its other attributes are static.
+    """
 
     carried: Callable[[Any], Iterable[Item]]
     borrowed: tuple[Any, ...]
@@ -42,23 +62,7 @@ class NodeType(nodes.NodeType):
             children do, so that cycles through the node work.
         fill: `(shell, node, new_children) -> None` puts the children into the shell.
         plain: What `fmapstructure` puts in its place: dict, list or tuple.
-        carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
-            it that there are no arrays in it.
-        borrowed: Keys of children with arrays that belong to others, as the parameters of an
-            optimizer do to its model; movers see to it that the others are in the tree, too.
-        aside: `node -> [(leaf, Aside)]`, the leaves that do not move as all others do.
-        follows: `node -> [(leaf, other leaf)]`, the leaves that go where another one goes.
-        passengers: `node -> [(name, object)]`, what only movers see: random generators among the
-            settings. The opener puts what has become of them into place with `at_end`.
-        put: `(node, new_children) -> None` gives a node other children in place, for `move_`.
-        static: `node -> what else decides what the node computes`, a dict of values to compare or
-            one; needed where that is not simply the other attributes, so that a compiled program is
-            made anew for another one.
-        box: `node -> [(key, child)]`, the children to which a program may give another value, such
-            as what is in a variable of NNX or a buffer of torch; transformations see to it that
-            the node they were given gets it, too.
-        pytree: Whether the pytree registries of other frameworks are to know the class, as they
-            know functors: its children are dynamic there, and its other attributes are static.
+        facts: What else movers and transformations ask, see `Facts`.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class NodeType(nodes.NodeType):
             open: See `fmapper.tree.nodes.Opener`.
             items: `node -> [(key, child)]`, in order.
             plain: As above.
-            facts: As above, from `carried` to `pytree`.
+            facts: As above.
         """
         made = super().opening(open, items, plain)
         made._learn(facts)
