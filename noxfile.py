@@ -10,7 +10,7 @@ import nox
 from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.2.9"
-nox.options.sessions = ["lint", "types", "tests", "docs", "wheel"]
+nox.options.sessions = ["lint", "types", "tests", "docs", "package", "wheel"]
 nox.options.reuse_existing_virtualenvs = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
@@ -205,6 +205,17 @@ def notebooks(session: nox.Session) -> None:
     """Execute the notebooks of the documentation and write their pages, or those named."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("examples", "notebooks"))
     session.run("python", "docs/notebooks/run.py", *session.posargs)
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build what an index gets, the wheel from the sdist, into dist/, and check it."""
+    session.install(*CONSTRAINTS, *group("release"))
+    built = Path("dist")
+    for old in built.glob("fmapper-*"):
+        old.unlink()
+    session.run("python", "-m", "build", "--outdir", str(built))
+    session.run("twine", "check", "--strict", *map(str, sorted(built.iterdir())))
 
 
 @nox.session(reuse_venv=False)

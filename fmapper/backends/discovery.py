@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
@@ -167,10 +168,28 @@ def _get_adapter(name: str) -> Framework:
             raise BackendUnavailableError(
                 f"{name} is installed but does not work: {error}"
             ) from error
-        extra = f"'fmapper[{name}]'" if name in _builtin() else name
         raise BackendUnavailableError(
-            f"{name} is not installed ({error}). Install it: pip install {extra}"
+            f"{name} is not installed ({error}). Install it: {install_command(name)}"
         ) from error
+
+
+def install_command(package: str) -> str:
+    """Returns what installs a package that fmapper works with, as `pip install 'torch>=2.11'`.
+
+    The package itself and not an extra of fmapper, which pip would look for on an index wherever
+    this fmapper has come from.
+    """
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        stated = requires("fmapper") or ()
+    except PackageNotFoundError:  # imported from a folder
+        stated = ()
+    for requirement in stated:
+        wanted = requirement.partition(";")[0].strip()
+        if re.split(r"[^\w.-]", wanted)[0] == package:
+            return f"pip install '{wanted}'"
+    return f"pip install {package}"
 
 
 def known_backends() -> list[str]:

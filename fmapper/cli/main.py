@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import click
 from click.shell_completion import get_completion_class
 
+from fmapper import __version__
 from fmapper.cli.convert import convert
 from fmapper.cli.devices import devices
 from fmapper.cli.profile import profile
@@ -24,7 +25,7 @@ _DEBUG = "--debug"
     name=NAME,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name=NAME, message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 @click.option(_DEBUG, is_flag=True, help="Show the traceback of an error; may stand anywhere.")
 def command(debug: bool) -> None:
     """Any model on any device and in any framework.

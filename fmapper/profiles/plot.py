@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from fmapper.backends.discovery import install_command
 from fmapper.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def plot(profile: Profile, path: str | os.PathLike[str]) -> None:
     except ImportError as error:
         raise BackendUnavailableError(
             f"a profile is drawn with matplotlib, which is not installed ({error}). "
-            "Install it: pip install 'fmapper[plot]'"
+            f"Install it: {install_command('matplotlib')}"
         ) from error
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")

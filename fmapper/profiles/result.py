@@ -177,7 +177,7 @@ class Profile:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draws time and share of moving over the batch size, into a file.
 
-        Needs matplotlib: `pip install 'fmapper[plot]'`.
+        Needs matplotlib, as in the extra `plot`.
 
         Args:
             path: The file; its suffix says what kind, `.png` or `.svg` for example.

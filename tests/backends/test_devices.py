@@ -303,7 +303,7 @@ def test_the_table_says_what_is_missing() -> None:
     pytest.importorskip("torch")
     out = run(code, COLUMNS="40")
     assert "\njax: jax is not installed" in out
-    assert "pip install 'fmapper[jax]'" in out, "not folded, so that it can be copied"
+    assert re.search(r"pip install 'jax>=[\d.]+'", out), "not folded, so that it can be copied"
     (line,) = (line for line in out.splitlines() if line.startswith("torch: "))
     assert "CPU-only build" in line or "finds no driver or no GPU" in line
 
@@ -320,7 +320,7 @@ def test_the_table_of_nothing() -> None:
     out = run(code)
     assert out.startswith("No backend is installed.\n")
     for name in ("numpy", "torch", "jax"):
-        assert f"pip install 'fmapper[{name}]'" in out
+        assert f"Install it: pip install '{name}>=" in out
 
 
 def test_the_table_without_unicode() -> None:
@@ -374,7 +374,7 @@ def test_the_framework_is_missing(missing: str, word: str) -> None:
     assert len(lines) == 2
     for line in lines:
         assert line.startswith(f"{word} is not available: {missing} is not installed")
-        assert f"pip install 'fmapper[{missing}]'. Here: " in line
+        assert re.search(rf"Install it: pip install '{missing}>=[\d.]+'\. Here: ", line)
         assert "numpy:cpu" in line.partition("Here: ")[2]
 
 

@@ -1,16 +1,21 @@
 """What is in the wheel and in the source distribution, and what must never be."""
 
 import email
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.message import Message
 from pathlib import Path
 
 import pytest
 
+import fmapper
+
 ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = "https://github.com/fmapper/fmapper"
 
 
 def build(target: str, into: Path) -> Path:
@@ -79,6 +84,72 @@ def test_extras(metadata: Message) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == {
         *("numpy", "torch", "jax", "flax", "optree", "plot", "all")
     }
+
+
+def test_one_version_and_addresses(metadata: Message) -> None:
+    assert metadata["Version"] == fmapper.__version__
+    addresses = [line.split(", ")[1] for line in metadata.get_all("Project-URL", [])]
+    assert len(addresses) == 5
+    assert all(address.startswith(REPOSITORY) for address in addresses)
+
+
+def test_links_of_the_readme_work_on_an_index(metadata: Message) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", str(metadata.get_payload()))
+    assert f"{REPOSITORY}/blob/v{fmapper.__version__}/docs/howto/index.md" in links
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+def pages() -> dict[Path, str]:
+    """What people read: documents, messages in the code, and settings."""
+    named = ("*.md", "*.toml", "*.yml", "fmapper/**/*.py", "adapters/**/*.py", "docs/**/*.md")
+    found = {path for pattern in named for path in ROOT.glob(pattern)}
+    found |= {*ROOT.glob("examples/*.py"), *ROOT.glob(".github/**/*.yml")}
+    return {path: path.read_text("utf-8") for path in found}
+
+
+def test_no_install_from_an_index() -> None:
+    """Fmapper is on no package index yet: pip would find nothing, or a stranger's package."""
+    command = re.compile(r"pip install [^\n`]*?(?<![\w/.-])fmapper\b(?! & )[^\n`]*")
+    told = {
+        (path.relative_to(ROOT).as_posix(), line)
+        for path, text in pages().items()
+        if path.name != "RELEASING.md"
+        for line in command.findall(text)
+    }
+    assert {page for page, _ in told} >= {"README.md", "docs/start/install.md"}
+    assert [line for line in told if "@ git+https://" not in line[1]] == []
+
+
+def test_one_address_of_the_repository() -> None:
+    told = {
+        match
+        for text in pages().values()
+        for match in re.findall(r"https?://[\w./-]*/fmapper(?=[\s\"/)#`])", text)
+    }
+    assert told == {REPOSITORY}
+
+
+def test_tested_versions_are_said_alike() -> None:
+    """In the README and where the documentation says how to install."""
+    said = [(ROOT / page).read_text("utf-8") for page in ("README.md", "docs/start/install.md")]
+    for version in ("2.13", "2.11", "2.15", "0.12.8", "0.12.6", "0.12.12"):
+        assert all(version in text for text in said), version
+    constraints = (ROOT / "constraints.txt").read_text("utf-8")
+    assert "torch==2.13." in constraints
+    assert "flax==0.12.8" in constraints
+
+
+def test_constraints_hold_all_that_is_asked_for() -> None:
+    """What a version is not said of may change between two runs of the tests."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    asked = [*project["project"]["dependencies"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        asked += extra
+    for group in project["dependency-groups"].values():
+        asked += [entry for entry in group if isinstance(entry, str)]
+    names = {re.split(r"[^\w.-]", entry)[0] for entry in asked} - {"fmapper"}
+    held = re.findall(r"(?m)^([\w.-]+)==", (ROOT / "constraints.txt").read_text("utf-8"))
+    assert sorted(names - set(held)) == []
 
 
 def test_sdist_can_be_tested_and_carries_no_leftovers(tmp_path: Path) -> None:
