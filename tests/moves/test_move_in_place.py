@@ -76,7 +76,7 @@ def walked(tree: Any) -> list[Any]:
 class Interrupt:
     """Raises once, at a line with a number, in the files that change the tree."""
 
-    files = ("inplace.py", "tensors.py", "module_nodes.py", "optimizer_nodes.py")
+    files = ("inplace.py", "parameters.py", "module_nodes.py", "optimizer_nodes.py")
 
     def __init__(self, at: int) -> None:
         self.at, self.count = at, 0

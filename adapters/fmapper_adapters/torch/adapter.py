@@ -13,10 +13,10 @@ import torch.utils.dlpack
 
 from fmapper import Device, DeviceInfo
 from fmapper.backends import Adapter, Exchange, Memory, NodeType, Observation
-from fmapper_adapters.torch.arrays import batches, tensors, threads
+from fmapper_adapters.torch.arrays import batches, casts, parameters, tensors, threads
 from fmapper_adapters.torch.arrays import devices as _devices
 from fmapper_adapters.torch.compute import parameter_standin
-from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes
+from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
 
 if TYPE_CHECKING:
     from fmapper.backends import Counts
@@ -191,12 +191,12 @@ class TorchAdapter(Adapter):
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
         """Casts by `Tensor.to`, with everything that hangs on a parameter."""
-        new = tensors.cast(array, getattr(torch, dtype))
-        return new, tensors.has_survived(array.detach(), new.detach())
+        new = casts.cast(array, getattr(torch, dtype))
+        return new, casts.has_survived(array.detach(), new.detach())
 
     def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
         """Casts many tensors, with one look at the results of many small ones."""
-        return tensors.casts(arrays, getattr(torch, dtype))
+        return casts.casts(arrays, getattr(torch, dtype))
 
     def like(self, new: Any, old: Any) -> Any:
         """Returns a parameter where there was one; while a gradient is taken a tensor stays one."""
@@ -204,11 +204,11 @@ class TorchAdapter(Adapter):
             return new
         if parameter_standin.is_differentiated(new):
             return parameter_standin.standing_in(new, old)
-        return tensors.as_parameter(new, old)
+        return parameters.as_parameter(new, old)
 
     def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
         """Swaps as `Module.to` does: leaves of autograd stay the same objects."""
-        return tensors.swap(old, new)
+        return parameters.swap(old, new)
 
     def generator_device(self, x: Any) -> Device | None:
         """Returns `generator.device`."""
@@ -242,11 +242,11 @@ class TorchAdapter(Adapter):
         start = base.storage_offset() + offset
         if not isinstance(like, torch.Tensor):
             return base.as_strided(shape, strides, start)
-        if not tensors.is_replaceable(like):
+        if not parameters.is_replaceable(like):
             return base.as_strided(shape, strides, start)
         values = base.detach().as_strided(shape, strides, start)
         grad = None if like.grad is None else like.grad.to(values, copy=True)
-        return tensors.replace(like, values, grad)
+        return parameters.replace(like, values, grad)
 
     def is_trainable(self, array: Any) -> bool:
         """Tells whether a tensor is not a frozen parameter; a plain tensor does not say."""
@@ -341,11 +341,11 @@ class TorchAdapter(Adapter):
 
     def registered_type(self, cls: type) -> NodeType | None:
         """Returns what `torch.utils._pytree` has for exactly this class."""
-        return module_nodes.registered_type(cls)
+        return pytrees.registered_type(cls)
 
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
-        module_nodes.register_functor(cls)
+        pytrees.register_functor(cls)
 
     def is_model(self, x: Any) -> bool:
         """Tells whether an object is a module."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fmapper import BatchError
-from fmapper_adapters.torch.arrays import pinned, wrappers
+from fmapper_adapters.torch.arrays import parameters, pinned, wrappers
 from fmapper_adapters.torch.arrays import tensors as _host
 
 
@@ -40,7 +40,7 @@ def to_device(
         except TypeError as error:
             raise BatchError(at) from error
     for at, tensor in enumerate(tensors):
-        is_plain = _host.is_replaceable(tensor)
+        is_plain = parameters.is_replaceable(tensor)
         is_bare = not is_plain or not tensor.requires_grad or wrappers.is_wrapper(tensor)
         sources.append(tensor if is_bare else tensor.detach())
         owners.append(at)
@@ -72,12 +72,12 @@ def _replace_all(
     tensors: Sequence[torch.Tensor], moved: Iterator[torch.Tensor]
 ) -> Iterator[torch.Tensor]:
     for tensor in tensors:
-        if not _host.is_replaceable(tensor):
+        if not parameters.is_replaceable(tensor):
             yield next(moved)
             continue
         values = next(moved)
         grad = None if tensor.grad is None else next(moved)
-        yield _host.replace(tensor, values, grad)
+        yield parameters.replace(tensor, values, grad)
 
 
 def _moved_inside(

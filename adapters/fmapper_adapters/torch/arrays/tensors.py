@@ -1,14 +1,12 @@
-"""Tensors on the host: to NumPy and back without a copy, and what hangs on a tensor."""
+"""Tensors on the host: what they are, and to NumPy and back without a copy."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import math
 import operator
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Iterable, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +17,12 @@ from fmapper import BatchError
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensor
 from fmapper_adapters.torch.arrays import wrappers
-from fmapper_adapters.torch.compute import parameter_standin
 
 if TYPE_CHECKING:  # torch runs without NumPy as long as nothing leaves it
     import numpy as np
 
 # NumPy knows these only through ml_dtypes: they cross as integers of the same width.
 _BITS = {1: (torch.uint8, "uint8"), 2: (torch.int16, "int16")}
-_PART = 1 << 18  # elements whose cast is checked at a time: the check needs memory, too
-# The least magnitudes that round to more than the largest number, or to what comes behind it.
-_LIMITS = {
-    torch.float8_e4m3fn: 464.0 * (1 + 2.0**-23),  # 464 itself is a tie and goes to even
-    torch.float8_e5m2: 61440.0,
-    torch.float8_e4m3fnuz: 248.0,
-    torch.float8_e5m2fnuz: 61440.0,
-    torch.float8_e8m0fnu: 1.5 * 2.0**127,
-}
 _FREED = "the storage of the tensor was freed: nothing is left of its values"
 _mirrors = _private.is_functional
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -46,7 +34,6 @@ _FOREIGN = {
 _FOREIGN_NAMES = {
     name: (str(bits).removeprefix("torch."), dtype) for dtype, (bits, name) in _FOREIGN.items()
 }
-Step = Callable[[], object]
 _nbytes = attrgetter("nbytes")
 _dtype = attrgetter("dtype")
 
@@ -377,225 +364,3 @@ def check_filled(tensor: torch.Tensor) -> None:
 def is_transformed(tensor: torch.Tensor) -> bool:
     """Tells whether a tensor stands for others inside grad or vmap."""
     return _private.is_wrapped(tensor)
-
-
-def is_replaceable(tensor: torch.Tensor) -> bool:
-    """Tells whether a new leaf of autograd may take the place of a tensor.
-
-    Not in that of one with a history, and not where a gradient is being taken by it: the new leaf
-    would cut that off.
-    """
-    if is_transformed(tensor) or not tensor.is_leaf:
-        return False
-    return not (parameter_standin.here.depth and tensor.requires_grad)
-
-
-def casts(
-    tensors: Sequence[torch.Tensor], dtype: torch.dtype
-) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Casts, and tells whether every value has survived; looks at many small tensors at once.
-
-    Raises:
-        BatchError: One of them cannot be cast.
-    """
-    trusted = are_whole(tensors)
-    waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
-    size = 0
-    for at, tensor in enumerate(tensors):
-        try:
-            new = cast(tensor, dtype, check=not trusted)
-        except Exception as error:
-            raise BatchError(at) from error
-        if size + new.numel() > _PART:  # so that a large one is looked at alone
-            yield from _judge(waiting, trusted)
-            waiting, size = [], 0
-        waiting.append((tensor, new))
-        size += new.numel()
-    yield from _judge(waiting, trusted)
-
-
-def _judge(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], trusted: bool
-) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yields the new ones of (old, new) pairs, each with whether every value has survived.
-
-    Args:
-        pairs: Tensors of any kind; the new ones are of one dtype.
-        trusted: They are whole, so that a look at all at once may do.
-    """
-    have_survived = trusted and len(pairs) > 1 and _have_survived(pairs)
-    for old, new in pairs:
-        yield new, have_survived or has_survived(old.detach(), new.detach())
-
-
-def _have_survived(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Tells whether all values of some small dense tensors survived a cast; False if in doubt."""
-    (new,) = {new.dtype for _, new in pairs}
-    dtypes = {old.dtype for old, _ in pairs}
-    if all(_holds_all_of(new, old) for old in dtypes):
-        return True
-    if new.itemsize == 1 or not all(dtype.is_floating_point for dtype in (new, *dtypes)):
-        return False  # torch makes no infinities of what is too large for float8
-    try:
-        with torch.no_grad():
-            values = torch.cat([tensor.view(-1) for _, tensor in pairs])
-            return math.isfinite(values.sum(dtype=torch.float64).item())
-    except RuntimeError:  # no values: meta, or inside a transform
-        return False
-
-
-def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> torch.Tensor:
-    """Casts a tensor, which stays a leaf of autograd and a parameter if it was one."""
-    if check:
-        check_filled(tensor)
-
-    def change(values: torch.Tensor) -> torch.Tensor:
-        real = values.real if values.is_complex() and not dtype.is_complex else values
-        new = real.to(dtype)
-        if dtype is torch.float8_e4m3fn and has_memory(values):
-            # It has no infinity; torch takes the largest number, but what was none stays none.
-            wide = real.detach().float()
-            new.detach().view(torch.uint8).masked_fill_(wide.isinf(), 0x7F)
-        return new
-
-    if not is_replaceable(tensor):
-        return change(tensor)
-    grad = None if tensor.grad is None else change(tensor.grad)
-    return replace(tensor, change(tensor.detach() if tensor.requires_grad else tensor), grad)
-
-
-def replace(
-    old: torch.Tensor, values: torch.Tensor, grad: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Returns what replaces a leaf of autograd: new values, and all that hung on the old ones."""
-    if isinstance(old, torch.nn.Parameter):
-        return as_parameter(values, old, grad)
-    if old.requires_grad:
-        values.requires_grad_()
-    _carry(old, values, grad)
-    return values
-
-
-def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
-    """Tells how a parameter gets values and gradient of another one, by the rules of `Module.to`.
-
-    Returns:
-        What does that, and what takes it back; None where `Module.to` would replace the parameter,
-        too.
-    """
-    is_tied = isinstance(old, torch.nn.Parameter) or (old.is_leaf and old.requires_grad)
-    if not (is_tied and isinstance(new, torch.Tensor)):
-        return None
-    if torch.__future__.get_swap_module_params_on_conversion():
-        return _exchange(old, new)
-    if wrappers.is_wrapper(old) or wrappers.is_wrapper(new):
-        referred = weakref.getweakrefs(old) or weakref.getweakrefs(new)  # torch cannot swap those
-        return None if referred else _exchange(old, new)
-    if torch.__future__.get_overwrite_module_params_on_conversion():
-        return None
-    pairs = [(old, new)]
-    if old.grad is not None and new.grad is not None:
-        pairs.append((old.grad, new.grad))
-    if not all(_private.may_take_values_of(a, b) for a, b in pairs):
-        return None
-    before = [(a, a.data) for a, _ in pairs]
-
-    def set_values(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        for tensor, values in pairs:
-            tensor.data = values
-
-    return partial(set_values, [(a, b.data) for a, b in pairs]), partial(set_values, before)
-
-
-def _exchange(old: torch.Tensor, new: torch.Tensor) -> tuple[Step, Step]:
-    """Exchanges two tensors, and exchanges them back if that was done."""
-    content: Any = old
-    is_before = partial(operator.eq, _private.identity_of(content))
-
-    def swap() -> None:
-        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
-
-    def undo() -> None:
-        if not is_before(_private.identity_of(content)):
-            swap()
-
-    return swap, undo
-
-
-def as_parameter(
-    values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Returns a parameter with new values and all else of the old one, but for its gradient."""
-    cls, trained = parameter_standin.stands_for(old) or (type(old), old.requires_grad)
-    grows = trained and (values.is_floating_point() or values.is_complex())
-    new: torch.Tensor
-    if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
-        made = torch.nn.Parameter if wrappers.dispatches(cls) else cls
-        new = _private.make_parameter(made, values, grows)
-    else:
-        new = torch.nn.Parameter(values.detach(), requires_grad=grows)
-        if not wrappers.dispatches(type(values)):
-            new.__class__ = cls
-    _carry(old, new, grad)
-    if cls is not type(old):
-        parameter_standin.forget(new)
-    return new
-
-
-def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> None:
-    if old.__dict__ and (type(old) is type(new) or not wrappers.dispatches(type(old))):
-        own = new.__dict__  # what a class that computes by itself has made is not overwritten
-        own.update((name, value) for name, value in old.__dict__.items() if name not in own)
-    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-        found = getattr(old, hooks)
-        if found and new.requires_grad:
-            setattr(new, hooks, found.copy())
-    if grad is not None:
-        new.grad = grad
-
-
-def has_survived(old: torch.Tensor, new: torch.Tensor) -> bool:
-    """Tells whether a cast has kept every integer and made no finite value infinite."""
-    if _holds_all_of(new.dtype, old.dtype):
-        return True
-    if old.layout is torch.sparse_coo:
-        return has_survived(old._values(), new._values())
-    if old.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        return has_survived(old.values(), new.values())
-    if wrappers.is_wrapper(old):
-        return all(has_survived(a, b) for a, b in wrappers.inner_pairs(old, new))
-    if not has_memory(old):
-        return True
-    if old.numel() > _PART and old.is_contiguous() and new.is_contiguous():
-        olds, news = old.view(-1), new.view(-1)
-        return all(
-            has_survived(olds[start : start + _PART], news[start : start + _PART])
-            for start in range(0, old.numel(), _PART)
-        )
-    if not (new.is_floating_point() or new.is_complex()):
-        return bool((new.to(old.dtype) == old).all())
-    if old.is_complex() and not new.is_complex():
-        return not bool(old.imag.any()) and has_survived(old.real, new)
-    if new.is_complex():
-        was = old if old.is_complex() else torch.complex(old, torch.zeros_like(old))
-        return has_survived(was.real, new.real) and has_survived(was.imag, new.imag)
-    if new.element_size() == 1:  # torch saturates to float8 instead of making infinities
-        wide = old.float() if old.element_size() <= 2 else old
-        if torch.finfo(new.dtype).min > 0 and bool((wide <= 0).any()):
-            return False
-        limit = _LIMITS.get(new.dtype)
-        if limit is None:
-            return True
-        return not bool((torch.isfinite(wide) & (wide.abs() >= limit)).any())
-    if math.isfinite(new.sum(dtype=torch.float64).item()):  # then each of them is
-        return True
-    return not bool((~torch.isfinite(new) & torch.isfinite(old)).any())
-
-
-@cache
-def _holds_all_of(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Tells whether every value of a floating or complex dtype is one of another, for certain."""
-    inexact = narrow.is_floating_point or narrow.is_complex
-    if not inexact or narrow.itemsize == 1 or wide.itemsize < narrow.itemsize:
-        return False
-    return torch.promote_types(wide, narrow) == wide

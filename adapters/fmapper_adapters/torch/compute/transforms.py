@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensor
-from fmapper_adapters.torch.arrays.tensors import as_parameter
+from fmapper_adapters.torch.arrays.parameters import as_parameter
 from fmapper_adapters.torch.compute.parameter_standin import here, standing_in
 from fmapper_adapters.torch.compute.record_lock import turns
 

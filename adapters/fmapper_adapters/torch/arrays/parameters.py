@@ -1,0 +1,118 @@
+"""What replaces a leaf of autograd: parameters stay parameters, with all that hangs on them."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.arrays import tensors, wrappers
+from fmapper_adapters.torch.compute import parameter_standin
+
+Step = Callable[[], object]
+
+
+def is_replaceable(tensor: torch.Tensor) -> bool:
+    """Tells whether a new leaf of autograd may take the place of a tensor.
+
+    Not in that of one with a history, and not where a gradient is being taken by it: the new leaf
+    would cut that off.
+    """
+    if tensors.is_transformed(tensor) or not tensor.is_leaf:
+        return False
+    return not (parameter_standin.here.depth and tensor.requires_grad)
+
+
+def replace(
+    old: torch.Tensor, values: torch.Tensor, grad: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns what replaces a leaf of autograd: new values, and all that hung on the old ones."""
+    if isinstance(old, torch.nn.Parameter):
+        return as_parameter(values, old, grad)
+    if old.requires_grad:
+        values.requires_grad_()
+    _carry(old, values, grad)
+    return values
+
+
+def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
+    """Tells how a parameter gets values and gradient of another one, by the rules of `Module.to`.
+
+    Returns:
+        What does that, and what takes it back; None where `Module.to` would replace the parameter,
+        too.
+    """
+    is_tied = isinstance(old, torch.nn.Parameter) or (old.is_leaf and old.requires_grad)
+    if not (is_tied and isinstance(new, torch.Tensor)):
+        return None
+    if torch.__future__.get_swap_module_params_on_conversion():
+        return _exchange(old, new)
+    if wrappers.is_wrapper(old) or wrappers.is_wrapper(new):
+        referred = weakref.getweakrefs(old) or weakref.getweakrefs(new)  # torch cannot swap those
+        return None if referred else _exchange(old, new)
+    if torch.__future__.get_overwrite_module_params_on_conversion():
+        return None
+    pairs = [(old, new)]
+    if old.grad is not None and new.grad is not None:
+        pairs.append((old.grad, new.grad))
+    if not all(_private.may_take_values_of(a, b) for a, b in pairs):
+        return None
+    before = [(a, a.data) for a, _ in pairs]
+
+    def set_values(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for tensor, values in pairs:
+            tensor.data = values
+
+    return partial(set_values, [(a, b.data) for a, b in pairs]), partial(set_values, before)
+
+
+def _exchange(old: torch.Tensor, new: torch.Tensor) -> tuple[Step, Step]:
+    """Exchanges two tensors, and exchanges them back if that was done."""
+    content: Any = old
+    is_before = partial(operator.eq, _private.identity_of(content))
+
+    def swap() -> None:
+        torch.utils.swap_tensors(old, new)  # type: ignore[no-untyped-call]
+
+    def undo() -> None:
+        if not is_before(_private.identity_of(content)):
+            swap()
+
+    return swap, undo
+
+
+def as_parameter(
+    values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns a parameter with new values and all else of the old one, but for its gradient."""
+    cls, trained = parameter_standin.stands_for(old) or (type(old), old.requires_grad)
+    grows = trained and (values.is_floating_point() or values.is_complex())
+    new: torch.Tensor
+    if type(values) is torch.Tensor:  # what Parameter does, too, but for that it takes its time
+        made = torch.nn.Parameter if wrappers.dispatches(cls) else cls
+        new = _private.make_parameter(made, values, grows)
+    else:
+        new = torch.nn.Parameter(values.detach(), requires_grad=grows)
+        if not wrappers.dispatches(type(values)):
+            new.__class__ = cls
+    _carry(old, new, grad)
+    if cls is not type(old):
+        parameter_standin.forget(new)
+    return new
+
+
+def _carry(old: torch.Tensor, new: torch.Tensor, grad: torch.Tensor | None) -> None:
+    if old.__dict__ and (type(old) is type(new) or not wrappers.dispatches(type(old))):
+        own = new.__dict__  # what a class that computes by itself has made is not overwritten
+        own.update((name, value) for name, value in old.__dict__.items() if name not in own)
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        found = getattr(old, hooks)
+        if found and new.requires_grad:
+            setattr(new, hooks, found.copy())
+    if grad is not None:
+        new.grad = grad

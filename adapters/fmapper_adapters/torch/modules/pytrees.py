@@ -1,0 +1,81 @@
+"""Classes of torch's own pytree registry as nodes, and functors as pytrees of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fmapper.backends import (
+    Constant,
+    NodeType,
+    PyTreeRules,
+    Static,
+    is_dynamic,
+    put_together,
+    take_apart,
+)
+from fmapper_adapters.torch._private import pytree
+
+
+def registered_type(cls: type) -> NodeType | None:
+    """Returns the node type of a class that is in `torch.utils._pytree`."""
+    entry = pytree.SUPPORTED_NODES.get(cls)
+    if entry is None or cls is torch.Size:  # torch would make a plain tuple of it
+        return None
+
+    def take(node: Any) -> tuple[list[Any], list[Any], Any]:
+        if entry.flatten_with_keys_fn is None:
+            values, context = entry.flatten_fn(node)
+            return list(range(len(values))), values, context
+        pairs, context = entry.flatten_with_keys_fn(node)
+        return [_key(key) for key, _ in pairs], [value for _, value in pairs], context
+
+    def children(node: Any) -> dict[Any, Any]:
+        keys, values, _ = take(node)
+        return dict(zip(keys, values, strict=True))
+
+    def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
+        keys, _, context = take(node)
+        return entry.unflatten_fn([new_children[key] for key in keys], context)
+
+    return NodeType(children, rebuild, static=lambda node: take(node)[2])
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, pytree.MappingKey):
+        return key.key
+    if isinstance(key, pytree.SequenceKey):
+        return key.idx
+    return key.name if isinstance(key, pytree.GetAttrKey) else key
+
+
+def register_functor(cls: type) -> None:
+    """Enters a functor class into `torch.utils._pytree`, unless it is there."""
+    if cls in pytree.SUPPORTED_NODES:
+        return
+
+    def flatten_with_keys(node: Any) -> tuple[list[Any], Static | Constant]:
+        values, static = take_apart(node, _RULES)
+        keys = map(pytree.GetAttrKey, static.dynamic)
+        return list(zip(keys, values, strict=True)), static
+
+    pytree.register_pytree_node(
+        cls,
+        lambda node: take_apart(node, _RULES),
+        lambda children, static: put_together(static, children, _RULES),
+        flatten_with_keys_fn=flatten_with_keys,
+    )
+
+
+def _is_dynamic(child: Any) -> bool:
+    """Tells whether a value is dynamic, as for JAX, but None is static: it is a leaf to torch."""
+    return child is not None and is_dynamic(child)
+
+
+def _opens(cls: type) -> bool:
+    return cls in pytree.SUPPORTED_NODES or pytree.is_namedtuple_class(cls)
+
+
+_RULES = PyTreeRules(_is_dynamic, _opens)
