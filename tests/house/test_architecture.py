@@ -172,7 +172,7 @@ def test_no_framework_is_named(room):
 # --- budgets ------------------------------------------------------------------------------------
 
 TREE_ROOM_LINES = 2_338
-LONG_FILES = 8  # of more than 500 lines
+LONG_FILES = 7  # of more than 500 lines
 LEVELS = 12
 WALKS = {
     "fmapper.tree.fmap.TreeMap._run": "rebuilds",

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import itertools
-import operator
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fmapper import (
     ConversionError,
-    LossyCastError,
     ProgramInputError,
     UnsupportedOpsError,
     convert,
@@ -32,13 +28,11 @@ from fmapper import (
     to_numpy,
 )
 from fmapper.backends import Observation
-from fmapper.programs import Call, Echoes, Input, Lowering, Program, Ref
+from fmapper.programs import Call, Lowering, Program
 from fmapper_adapters.jax.arrays import few_bits
-from fmapper_adapters.jax.aten import table, types
-from fmapper_adapters.jax.model import call_cache, channels_last, interpret, meshes, narrow_ints
-
-Arrays = dict[str, Any]
-Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as _execute gives them
+from fmapper_adapters.jax.aten import table
+from fmapper_adapters.jax.model import check_inputs, execute, interpret, meshes
+from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
 
 class Outcome(NamedTuple):
@@ -55,70 +49,6 @@ class Outcome(NamedTuple):
     model: JaxModel
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-
-
-class Code:
-    """The part of a model that is not an array: a constant to `jax.jit`, compared by identity.
-
-    Attributes:
-        program: The program, without its parameters and buffers.
-        lowerings: By operation.
-        convolves: Whether it has convolutions.
-        constants: Arrays that the code of the model holds, on the host.
-        random: Whether it draws random numbers.
-        concrete: Whether shapes depend on values, so that it cannot be compiled.
-        paths: What errors call each flattened input.
-        checks: The calls that assert something.
-        own_keywords: What forward calls as `__call__` calls keywords of its own.
-        names: Of the parameters and of the buffers that the program takes, in order.
-        pick_params, pick_buffers: These arrays from a dict.
-        routes: How calls that were checked before give the inputs.
-        echoes: Outputs that are given back as objects of the classes of arguments.
-        problems: While it is examined, what is wrong with the results of its operations.
-        too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
-    """
-
-    def __init__(
-        self, program: Program, lowerings: Mapping[str, Lowering], constants: Arrays
-    ) -> None:
-        self.program = program
-        self.lowerings = lowerings
-        self.constants = constants
-        self.convolves = any("conv" in op for op in lowerings)
-        self.random = any(lowering.random is True for lowering in lowerings.values())
-        self.concrete = program.has_unknown_sizes() or any(
-            lowering.data_dependent_shape for lowering in lowerings.values()
-        )
-        self.users = [i for i in program.inputs if i.kind in ("user", "static")]
-        self.paths = program.input_paths()
-        self.too_wide = narrow_ints.problem(program, constants, lowerings)
-        self.checks = [call for call in program.graph.calls if interpret.is_check(call)]
-        self.problems: list[str] | None = None
-        self.check_width()
-        self.fixed_outputs = [
-            None if isinstance(value, Ref) else (value,)
-            for value, output in zip(program.graph.outputs, program.outputs, strict=True)
-            if output.kind == "user"
-        ]
-        self.all_computed = not any(self.fixed_outputs)
-        self.own_keywords = {p.name for p in program.signature} & {"key", "mutable"}
-        self.names = {
-            kind: [str(i.target) for i in program.inputs if i.kind == kind]
-            for kind in ("parameter", "buffer")
-        }
-        self.pick_params = _picker(self.names["parameter"])
-        self.pick_buffers = _picker(self.names["buffer"])
-        self.routes = call_cache.Routes(program)
-        self.echoes = Echoes(program)
-
-    def check_width(self) -> None:
-        """Asks whether the integers of the program fit, now that it is known how wide they are.
-
-        Raises:
-            LossyCastError: They do not.
-        """
-        if self.too_wide and types.dtype_of("int64").itemsize == 4:
-            raise LossyCastError(self.too_wide)
 
 
 @functor(children=("params", "buffers"), trainable=("params",))
@@ -143,7 +73,11 @@ class JaxModel:
     is_converted_model = True
 
     def __init__(
-        self, params: Arrays, buffers: Arrays, code: Code, precision: str | None = "highest"
+        self,
+        params: Arrays,
+        buffers: Arrays,
+        code: StaticProgram,
+        precision: str | None = "highest",
     ) -> None:
         self.params = params
         self.buffers = buffers
@@ -187,7 +121,7 @@ class JaxModel:
             outcome = self.call(args, kwargs, key=key)
             output, model = outcome.output, outcome.model
         else:
-            found = _compile(code, (), self.precision, *self._state(), arrays, key)
+            found = execute.run_compiled(code, (), self.precision, *self._state(), arrays, key)
             output, model = self._finish(found)
         return (output, model) if mutable else output
 
@@ -212,7 +146,7 @@ class JaxModel:
         """
         code = self._code
         leaves = code.program.bind(args, kwargs or {})
-        arrays, numbers = _check(code, leaves)
+        arrays, numbers = check_inputs.check(code, leaves)
         for name, array in (*self.params.items(), *self.buffers.items()):
             if isinstance(array, jax.ShapeDtypeStruct):
                 raise ProgramInputError(
@@ -227,9 +161,9 @@ class JaxModel:
             found = self._run_eagerly(numbers, arrays, key, observe)
         elif observe is not None:
             given = meshes.gather((*self._state(), arrays))
-            found = _execute(code, numbers, self.precision, *given, key, observe)
+            found = execute.run_program(code, numbers, self.precision, *given, key, observe)
         else:
-            found = _compile(code, numbers, self.precision, *self._state(), arrays, key)
+            found = execute.run_compiled(code, numbers, self.precision, *self._state(), arrays, key)
             code.routes.add(args, kwargs or {})
         output, model = self._finish(found)
         output = code.echoes.put(output, args, kwargs or {})
@@ -242,12 +176,12 @@ class JaxModel:
         """Returns what the program takes of the arrays: without names, which cost time per call."""
         return self._code.pick_params(self.params), self._code.pick_buffers(self.buffers)
 
-    def _finish(self, found: Results) -> tuple[Any, JaxModel]:
+    def _finish(self, found: execute.Results) -> tuple[Any, JaxModel]:
         """Returns the output, and the model with what the call has changed."""
         users, changed, _, checks = found
         code = self._code
         if checks is not None:
-            _look_at(code, checks)
+            execute.check_assertions(code, checks)
         if code.all_computed:
             outputs = users
         else:
@@ -281,8 +215,8 @@ class JaxModel:
         code.problems = []
         try:
             if code.random and not code.concrete:  # nothing to compare: it need not be compiled
-                arrays, numbers = _check(code, code.program.bind(args, kwargs))
-                run = partial(_execute, code, numbers, self.precision)
+                arrays, numbers = check_inputs.check(code, code.program.bind(args, kwargs))
+                run = partial(execute.run_program, code, numbers, self.precision)
                 jax.eval_shape(run, *self._state(), arrays, jax.random.key(0))
                 found = None
             else:
@@ -303,7 +237,7 @@ class JaxModel:
         """Runs without compiling: for programs whose sizes depend on the values of arrays."""
         given = meshes.gather((*self._state(), arrays))
         try:
-            return _execute(self._code, numbers, self.precision, *given, key, observe)
+            return execute.run_program(self._code, numbers, self.precision, *given, key, observe)
         except jax.errors.JAXTypeError as error:
             error.add_note(
                 f"The sizes in {self.program.name} depend on the values of arrays, so it can be "
@@ -438,7 +372,7 @@ def from_program(
             dtype = program.few_bits[name]
             arrays[kind][name] = few_bits.out_of_bytes(arrays[kind][name], dtype, name)
     constants = to_numpy(program.constants)
-    code = Code(program.without_state(), lowerings, constants)
+    code = StaticProgram(program.without_state(), lowerings, constants)
     return JaxModel(arrays["params"], arrays["buffers"], code, precision)
 
 
@@ -466,191 +400,5 @@ def _is_hollow(array: Any) -> bool:
     return device is not None and device.kind == "meta"
 
 
-def _execute(  # static_argnums goes by position
-    code: Code,
-    numbers: tuple[Any, ...],
-    precision: str | None,
-    params: tuple[Any, ...],
-    buffers: tuple[Any, ...],
-    arrays: list[Any],
-    key: Any,
-    observe: interpret.Observer | None = None,
-) -> Results:
-    """Returns the program on arrays.
-
-    Returns:
-        Users' outputs that are not fixed, what it changes by name, the inputs that it changes by
-        position, and whether what it asserts holds, as one array; None if it asserts nothing.
-    """
-    program = code.program
-    code.check_width()
-    given, static = iter(arrays), iter(numbers)
-    named = {"parameter": iter(params), "buffer": iter(buffers)}
-    inputs = []
-    for spec in program.inputs:
-        if spec.kind == "static":
-            inputs.append(spec.value)
-        elif spec.kind == "user":
-            inputs.append(_strong(next(given)) if spec.is_array() else next(static))
-        elif spec.kind == "constant":
-            array = code.constants[str(spec.target)]
-            inputs.append(jnp.asarray(narrow_ints.narrow(array, f"{program.name}: {spec.target}")))
-        else:
-            held = few_bits.in_bytes(next(named[spec.kind]))
-            array = narrow_ints.narrow(held, f"{program.name}: {spec.target}")
-            inputs.append(jnp.asarray(array))
-    run = interpret.Run(code.lowerings, key, observe, problems=code.problems)
-    with _settings(program, precision):
-        values = interpret.evaluate(program.graph, inputs, run)
-    users: list[Any] = []
-    changed: Arrays = {}
-    changed_inputs: dict[int, Any] = {}
-    fixed = iter(code.fixed_outputs)
-    for value, output in zip(values, program.outputs, strict=True):
-        if output.kind == "user":
-            if next(fixed) is None:
-                users.append(value)
-        elif output.kind == "input":
-            changed_inputs[int(output.target)] = value
-        else:
-            dtype = program.few_bits.get(str(output.target))
-            changed[str(output.target)] = value if dtype is None else value.astype(dtype)
-    checks = [jnp.asarray(check).reshape(()).astype(bool) for check in run.checks]
-    return users, changed, changed_inputs, jnp.stack(checks) if checks else None
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _compile(code: Code, numbers: tuple[Any, ...], precision: str | None, *arrays: Any) -> Results:
-    """Returns the compiled program."""
-    run: Callable[..., Results] = partial(_execute, code, numbers, precision)
-    if code.convolves and jax.default_backend() == "cpu":
-        run = channels_last.channels_last(run)
-    params, buffers, users, _ = arrays
-
-    def keep(results: Results) -> Results:
-        """Keeps what the program changes sharded as it was."""
-        names = code.names["parameter"] + code.names["buffer"]
-        state = dict(zip(names, (*params, *buffers), strict=True))
-        places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
-        changed = {name: state.get(name) for name in results[1]}
-        inputs = {place: users[places[place]] for place in results[2]}
-        return [None] * len(results[0]), changed, inputs, None
-
-    found: Results = meshes.run(run, arrays, batch=users, keep=keep)
-    return found
-
-
-def _array_inputs(code: Code) -> list[Input]:
-    return [spec for spec in code.users if spec.kind == "user" and spec.is_array()]
-
-
-def _picker(names: list[str]) -> Callable[[Arrays], tuple[Any, ...]]:
-    if len(names) < 2:  # for which itemgetter gives no tuple
-        return lambda arrays: tuple([arrays[name] for name in names])
-    return operator.itemgetter(*names)
-
-
-def _look_at(code: Code, checks: Any) -> None:
-    """Raises if what the program asserts does not hold; inside a transformation, when it runs."""
-    if isinstance(checks, jax.core.Tracer):
-        jax.debug.callback(partial(_raise_unless, code), checks)
-    elif checks is not None:
-        _raise_unless(code, checks)
-
-
-def _raise_unless(code: Code, checks: Any) -> None:
-    checks = np.asarray(checks)
-    if checks.all():
-        return
-    rows = checks.reshape(-1, len(code.checks))  # one per element under jax.vmap
-    for i, call in enumerate(code.checks):
-        if not rows[:, i].all():
-            raise ProgramInputError(_broken(code, call))
-
-
-def _broken(code: Code, call: Call) -> str:
-    message = call.args[1] if len(call.args) > 1 else "a condition does not hold"
-    where = f" in {call.module}" if call.module else ""
-    return (
-        f"{code.program.name}: the model asserts{where} what these inputs do not fulfil: "
-        f"{message}. If the program was recorded for values of the examples, convert it with such "
-        "inputs."
-    )
-
-
-@contextlib.contextmanager
-def _settings(program: Program, precision: str | None) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(types.default_dtype_is(program.default_dtype))
-        if precision is not None:
-            stack.enter_context(jax.default_matmul_precision(precision))
-        yield
-
-
-def _strong(array: Any) -> Any:
-    array = jnp.asarray(array)
-    return array.astype(array.dtype) if types.is_weak(array) else array
-
-
 def _update(arrays: Arrays, changed: Arrays) -> Arrays:
     return {name: changed.get(name, array) for name, array in arrays.items()}
-
-
-def _check(code: Code, leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    """Returns the arrays and the numbers among the leaves, if the program was recorded for such.
-
-    Raises:
-        ProgramInputError: It was not; says which input.
-    """
-    arrays: list[Any] = []
-    numbers: list[Any] = []
-    sizes: dict[str, Any] = {}
-    for spec, path, leaf in zip(code.users, code.paths, leaves, strict=True):
-        where = f"{code.program.name}: {path}"
-        if spec.kind == "static":
-            if not spec.accepts(leaf):
-                raise ProgramInputError(
-                    f"{where} is {leaf!r}, but the program was recorded for {spec.value!r} and "
-                    "does what that means. Convert the model with the other value."
-                )
-        elif spec.is_array():
-            arrays.append(_checked_array(code.program, spec, where, leaf, sizes))
-        else:
-            numbers.append(_checked_number(code.program, spec, where, leaf, sizes))
-    problem = code.program.size_problem(sizes)
-    if problem:
-        raise ProgramInputError(f"{code.program.name}: the inputs do not go together: {problem}")
-    return arrays, tuple(numbers)
-
-
-def _checked_array(
-    program: Program, spec: Input, where: str, leaf: Any, sizes: dict[str, Any]
-) -> Any:
-    if isinstance(leaf, bool | int | float | complex) and not spec.shape:
-        leaf = jnp.asarray(leaf)
-    if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
-        raise ProgramInputError(
-            f"{where}: a JAX or NumPy array is wanted, {type(leaf).__name__} was given; "
-            "fmapper.to_jax makes one"
-        )
-    if types.category(leaf.dtype) != types.category(types.dtype_of(spec.dtype)):
-        raise ProgramInputError(
-            f"{where}: an array of {spec.dtype} is wanted, {leaf.dtype.name} was given"
-        )
-    problem = program.shape_problem(spec.shape, leaf.shape, sizes)
-    if problem:
-        raise ProgramInputError(f"{where}: {problem}")
-    return narrow_ints.narrow(leaf, where)
-
-
-def _checked_number(
-    program: Program, spec: Input, where: str, leaf: Any, sizes: dict[str, Any]
-) -> Any:
-    if type(leaf).__name__ != spec.dtype:
-        raise ProgramInputError(
-            f"{where}: a Python {spec.dtype} is wanted, {type(leaf).__name__} was given"
-        )
-    problem = program.shape_problem((str(spec.value),), (leaf,), sizes)
-    if problem:
-        raise ProgramInputError(f"{where}: {problem}")
-    return leaf

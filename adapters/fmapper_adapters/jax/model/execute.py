@@ -1,0 +1,143 @@
+"""Runs a program on arrays, as it is or compiled, and raises where an assertion does not hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper import ProgramInputError
+from fmapper.programs import Call, Input, Program
+from fmapper_adapters.jax.arrays import few_bits
+from fmapper_adapters.jax.aten import types
+from fmapper_adapters.jax.model import channels_last, interpret, meshes, narrow_ints
+from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
+
+Results = tuple[list[Any], Arrays, dict[int, Any], Any]  # as run_program gives them
+
+
+def run_program(  # static_argnums goes by position
+    code: StaticProgram,
+    numbers: tuple[Any, ...],
+    precision: str | None,
+    params: tuple[Any, ...],
+    buffers: tuple[Any, ...],
+    arrays: list[Any],
+    key: Any,
+    observe: interpret.Observer | None = None,
+) -> Results:
+    """Returns the program on arrays.
+
+    Returns:
+        Users' outputs that are not fixed, what it changes by name, the inputs that it changes by
+        position, and whether what it asserts holds, as one array; None if it asserts nothing.
+    """
+    program = code.program
+    code.check_width()
+    given, static = iter(arrays), iter(numbers)
+    named = {"parameter": iter(params), "buffer": iter(buffers)}
+    inputs = []
+    for spec in program.inputs:
+        if spec.kind == "static":
+            inputs.append(spec.value)
+        elif spec.kind == "user":
+            inputs.append(_strong(next(given)) if spec.is_array() else next(static))
+        elif spec.kind == "constant":
+            array = code.constants[str(spec.target)]
+            inputs.append(jnp.asarray(narrow_ints.narrow(array, f"{program.name}: {spec.target}")))
+        else:
+            held = few_bits.in_bytes(next(named[spec.kind]))
+            array = narrow_ints.narrow(held, f"{program.name}: {spec.target}")
+            inputs.append(jnp.asarray(array))
+    run = interpret.Run(code.lowerings, key, observe, problems=code.problems)
+    with _settings(program, precision):
+        values = interpret.evaluate(program.graph, inputs, run)
+    users: list[Any] = []
+    changed: Arrays = {}
+    changed_inputs: dict[int, Any] = {}
+    fixed = iter(code.fixed_outputs)
+    for value, output in zip(values, program.outputs, strict=True):
+        if output.kind == "user":
+            if next(fixed) is None:
+                users.append(value)
+        elif output.kind == "input":
+            changed_inputs[int(output.target)] = value
+        else:
+            dtype = program.few_bits.get(str(output.target))
+            changed[str(output.target)] = value if dtype is None else value.astype(dtype)
+    checks = [jnp.asarray(check).reshape(()).astype(bool) for check in run.checks]
+    return users, changed, changed_inputs, jnp.stack(checks) if checks else None
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def run_compiled(
+    code: StaticProgram, numbers: tuple[Any, ...], precision: str | None, *arrays: Any
+) -> Results:
+    """Returns the compiled program."""
+    run: Callable[..., Results] = partial(run_program, code, numbers, precision)
+    if code.convolves and jax.default_backend() == "cpu":
+        run = channels_last.channels_last(run)
+    params, buffers, users, _ = arrays
+
+    def keep(results: Results) -> Results:
+        """Keeps what the program changes sharded as it was."""
+        names = code.names["parameter"] + code.names["buffer"]
+        state = dict(zip(names, (*params, *buffers), strict=True))
+        places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
+        changed = {name: state.get(name) for name in results[1]}
+        inputs = {place: users[places[place]] for place in results[2]}
+        return [None] * len(results[0]), changed, inputs, None
+
+    found: Results = meshes.run(run, arrays, batch=users, keep=keep)
+    return found
+
+
+def _array_inputs(code: StaticProgram) -> list[Input]:
+    return [spec for spec in code.users if spec.kind == "user" and spec.is_array()]
+
+
+def check_assertions(code: StaticProgram, checks: Any) -> None:
+    """Raises if what the program asserts does not hold; inside a transformation, when it runs."""
+    if isinstance(checks, jax.core.Tracer):
+        jax.debug.callback(partial(_raise_unless, code), checks)
+    elif checks is not None:
+        _raise_unless(code, checks)
+
+
+def _raise_unless(code: StaticProgram, checks: Any) -> None:
+    checks = np.asarray(checks)
+    if checks.all():
+        return
+    rows = checks.reshape(-1, len(code.checks))  # one per element under jax.vmap
+    for i, call in enumerate(code.checks):
+        if not rows[:, i].all():
+            raise ProgramInputError(_broken(code, call))
+
+
+def _broken(code: StaticProgram, call: Call) -> str:
+    message = call.args[1] if len(call.args) > 1 else "a condition does not hold"
+    where = f" in {call.module}" if call.module else ""
+    return (
+        f"{code.program.name}: the model asserts{where} what these inputs do not fulfil: "
+        f"{message}. If the program was recorded for values of the examples, convert it with such "
+        "inputs."
+    )
+
+
+@contextlib.contextmanager
+def _settings(program: Program, precision: str | None) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(types.default_dtype_is(program.default_dtype))
+        if precision is not None:
+            stack.enter_context(jax.default_matmul_precision(precision))
+        yield
+
+
+def _strong(array: Any) -> Any:
+    array = jnp.asarray(array)
+    return array.astype(array.dtype) if types.is_weak(array) else array

@@ -1,0 +1,84 @@
+"""What a model that was converted to JAX is beside its arrays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fmapper import LossyCastError
+from fmapper.programs import Echoes, Lowering, Program, Ref
+from fmapper_adapters.jax.aten import types
+from fmapper_adapters.jax.model import call_cache, interpret, narrow_ints
+
+Arrays = dict[str, Any]
+
+
+class StaticProgram:
+    """The part of a model that is not an array: a constant to `jax.jit`, compared by identity.
+
+    Attributes:
+        program: The program, without its parameters and buffers.
+        lowerings: By operation.
+        convolves: Whether it has convolutions.
+        constants: Arrays that the code of the model holds, on the host.
+        random: Whether it draws random numbers.
+        concrete: Whether shapes depend on values, so that it cannot be compiled.
+        paths: What errors call each flattened input.
+        checks: The calls that assert something.
+        own_keywords: What forward calls as `__call__` calls keywords of its own.
+        names: Of the parameters and of the buffers that the program takes, in order.
+        pick_params, pick_buffers: These arrays from a dict.
+        routes: How calls that were checked before give the inputs.
+        echoes: Outputs that are given back as objects of the classes of arguments.
+        problems: While it is examined, what is wrong with the results of its operations.
+        too_wide: What does not fit where JAX has no integers of 64 bits; empty for nothing.
+    """
+
+    def __init__(
+        self, program: Program, lowerings: Mapping[str, Lowering], constants: Arrays
+    ) -> None:
+        self.program = program
+        self.lowerings = lowerings
+        self.constants = constants
+        self.convolves = any("conv" in op for op in lowerings)
+        self.random = any(lowering.random is True for lowering in lowerings.values())
+        self.concrete = program.has_unknown_sizes() or any(
+            lowering.data_dependent_shape for lowering in lowerings.values()
+        )
+        self.users = [i for i in program.inputs if i.kind in ("user", "static")]
+        self.paths = program.input_paths()
+        self.too_wide = narrow_ints.problem(program, constants, lowerings)
+        self.checks = [call for call in program.graph.calls if interpret.is_check(call)]
+        self.problems: list[str] | None = None
+        self.check_width()
+        self.fixed_outputs = [
+            None if isinstance(value, Ref) else (value,)
+            for value, output in zip(program.graph.outputs, program.outputs, strict=True)
+            if output.kind == "user"
+        ]
+        self.all_computed = not any(self.fixed_outputs)
+        self.own_keywords = {p.name for p in program.signature} & {"key", "mutable"}
+        self.names = {
+            kind: [str(i.target) for i in program.inputs if i.kind == kind]
+            for kind in ("parameter", "buffer")
+        }
+        self.pick_params = _picker(self.names["parameter"])
+        self.pick_buffers = _picker(self.names["buffer"])
+        self.routes = call_cache.Routes(program)
+        self.echoes = Echoes(program)
+
+    def check_width(self) -> None:
+        """Asks whether the integers of the program fit, now that it is known how wide they are.
+
+        Raises:
+            LossyCastError: They do not.
+        """
+        if self.too_wide and types.dtype_of("int64").itemsize == 4:
+            raise LossyCastError(self.too_wide)
+
+
+def _picker(names: list[str]) -> Callable[[Arrays], tuple[Any, ...]]:
+    if len(names) < 2:  # for which itemgetter gives no tuple
+        return lambda arrays: tuple([arrays[name] for name in names])
+    return operator.itemgetter(*names)
