@@ -184,9 +184,10 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check the types, against the types of the frameworks."""
-    session.install(*CONSTRAINTS, "-e", ".[all]", *group("types"))
+    """Check the types, against the types of the frameworks; and what a user's program sees."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("types", "test"))
     session.run("mypy")
+    session.run("python", "-m", "pytest", "-n0", "-m", "", "tests/house/test_types.py")
 
 
 @nox.session

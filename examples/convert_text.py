@@ -71,7 +71,7 @@ def main():
 
     # Batch and length may vary: these are not the shapes that it was converted with.
     prompt = torch.randint(1, 100, (3, 8))
-    report = fmapper.verify(model, converted, prompt, kwargs={"use_cache": False})
+    report = fmapper.verify(model, converted, prompt, example_kwargs={"use_cache": False})
     print(f"torch and JAX: {report}")
     assert report
 

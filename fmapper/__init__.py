@@ -76,8 +76,9 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.profiles.accelerator import Accelerator
     from fmapper.profiles.profile import profile
     from fmapper.profiles.result import Profile
-    from fmapper.programs.convert import convert, lowering
+    from fmapper.programs.convert import convert
     from fmapper.programs.file import load_program, save_program
+    from fmapper.programs.lowering import lowering
     from fmapper.programs.verify import Report, verify
     from fmapper.states.materialize import materialize
     from fmapper.states.summary import Summary, summary
@@ -192,8 +193,9 @@ _PLACES = {
     "fmapper.profiles.accelerator": "Accelerator",
     "fmapper.profiles.profile": "profile",
     "fmapper.profiles.result": "Profile",
-    "fmapper.programs.convert": "convert lowering",
+    "fmapper.programs.convert": "convert",
     "fmapper.programs.file": "load_program save_program",
+    "fmapper.programs.lowering": "lowering",
     "fmapper.programs.verify": "Report verify",
     "fmapper.states.materialize": "materialize",
     "fmapper.states.summary": "Summary summary",

@@ -153,7 +153,7 @@ def _get_adapter(name: str) -> Framework:
     if found is not None and found.name in _loaded:
         return found
     if name not in _sources():
-        known = ", ".join(sorted({*_sources(), *_loaded}))
+        known = ", ".join(known_frameworks())
         raise BackendUnavailableError(
             f"there is no adapter for {name!r}. Known: {known}. Another package can ship one "
             f"through the entry point group {GROUP!r}."
@@ -190,6 +190,11 @@ def install_command(package: str) -> str:
         if re.split(r"[^\w.-]", wanted)[0] == package:
             return f"pip install '{wanted}'"
     return f"pip install {package}"
+
+
+def known_frameworks() -> list[str]:
+    """Returns the frameworks that there is an adapter for, installed or not."""
+    return sorted({*_sources(), *_loaded})
 
 
 def known_backends() -> list[str]:

@@ -45,6 +45,8 @@ class Models(Framework):
         needs_source: What to do about a function that no framework can record for it.
         compares: `convert` compares what it makes of its models with them, by `outcome`.
         lowers_like: The framework whose lowerings, those that users add, are its own too.
+        conversion_options: The keywords of `from_program`, so that `convert` refuses others before
+            it records; None where it is not to look.
     """
 
     lacking = "models"
@@ -53,6 +55,7 @@ class Models(Framework):
     compiles: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     lowers_like: ClassVar[str] = ""
+    conversion_options: ClassVar[tuple[str, ...] | None] = None
 
     # models
 
@@ -156,6 +159,13 @@ class Models(Framework):
             UnsupportedOpsError: Operations have no lowering; lists all of them.
         """
         raise ConversionError(f"programs cannot be lowered to {self.name}")
+
+    def check_options(self, **options: Any) -> None:
+        """Looks at the values of options for `from_program`, before a program is recorded for it.
+
+        Raises:
+            ConversionError: There is no such value.
+        """
 
     # calls that are compared
 

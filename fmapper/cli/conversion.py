@@ -211,7 +211,9 @@ def measure(
         found["first_call_seconds"] = now()
         if compare:
             say("comparing the outputs")
-            found["verification"] = verify(model, converted, *args, kwargs=kwargs, exact=True)
+            found["verification"] = verify(
+                model, converted, *args, example_kwargs=kwargs, exact=True
+            )
         if seconds > 0:
             say("timing both")
             before = _waiting(source, model, args, kwargs)

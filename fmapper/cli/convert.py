@@ -16,7 +16,7 @@ EXAMPLES = """
 \b
 Examples:
   fmapper convert net.py:model --to jax --example 'randn(1,3,224,224)'
-  fmapper convert net.py:Net --to flax --kwargs "{'x': randn(2,4)}" --out net.safetensors
+  fmapper convert net.py:Net --to flax --example-kwargs "{'x': randn(2,4)}" --out net.safetensors
   fmapper convert encoder.py:make --to torch --example 'randint(0,99,(2,8))' --dynamic auto
 """
 
@@ -31,7 +31,9 @@ Examples:
     "FILE:INPUTS for an array, a tuple, or a function without arguments.",
 )
 @click.option(
+    "--example-kwargs",
     "--kwargs",
+    "kwargs",
     metavar="DICT",
     help="What it is called with by keyword: \"{'input_ids': randint(0,99,(1,8))}\", or "
     "FILE:KWARGS.",
@@ -117,7 +119,9 @@ def _kwargs(text: str | None) -> dict[str, Any]:
     if isinstance(found, tuple) and len(found) == 1:  # as expressions are read
         found = found[0]
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise TargetError(f"--kwargs {text}: a dict by name is wanted, as \"{{'x': randn(1, 3)}}\"")
+        raise TargetError(
+            f"--example-kwargs {text}: a dict by name is wanted, as \"{{'x': randn(1, 3)}}\""
+        )
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.device import DeviceSpec, parse_device
@@ -32,7 +32,14 @@ from fmapper.tree.nodes import node_type_of
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
+    import jax
+    import numpy as np
+    import torch
+
+    from fmapper.moves.mover_types import ArrayMover, Options
     from fmapper.moves.plan import Plan
+
+T = TypeVar("T")
 
 
 class _Given(enum.Enum):
@@ -66,6 +73,10 @@ class Mover(Router):
     strict: bool | None = None
     report: Callable[[Plan], object] | None = None
 
+    @overload
+    def __call__(self, **options: Unpack[Options]) -> Mover: ...
+    @overload
+    def __call__(self, tree: T, **options: Unpack[Options]) -> T: ...
     def __call__(self, tree: Any = _NO, **options: Any) -> Any:
         """Returns the tree, moved; or, without a tree, a mover with these options."""
         mover = self._with(**options) if options else self
@@ -347,7 +358,7 @@ Where there is no GPU it warns once and leaves everything where it is; with `str
 `DeviceUnavailableError`, with `strict=False` it is silent.
 """
 
-to_numpy = Mover("to_numpy", backend="numpy")
+to_numpy = cast("ArrayMover[np.ndarray[Any, Any]]", Mover("to_numpy", backend="numpy"))
 """Makes the arrays of a leaf or a tree NumPy arrays. Options: dtype, copy, strict,
 report.
 
@@ -357,7 +368,7 @@ Examples:
     {'w': array([0, 1, 2], dtype=int32)}
 """
 
-to_torch = Mover("to_torch", backend="torch")
+to_torch = cast("ArrayMover[torch.Tensor]", Mover("to_torch", backend="torch"))
 """Makes the arrays of a leaf or a tree torch tensors. Options: device, dtype, copy,
 strict, report.
 
@@ -368,7 +379,7 @@ Examples:
     {'w': tensor([1., 1.], dtype=torch.float16), 'n': tensor([0, 1])}
 """
 
-to_jax = Mover("to_jax", backend="jax")
+to_jax = cast("ArrayMover[jax.Array]", Mover("to_jax", backend="jax"))
 """Makes the arrays of a leaf or a tree JAX arrays. Options: device, dtype, copy,
 strict, report.
 

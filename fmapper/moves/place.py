@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fmapper.backends.device import parse_device
 from fmapper.backends.discovery import adapter_of
@@ -19,6 +19,8 @@ from fmapper.moves.view_ties import find_view_ties
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import format_link
 from fmapper.tree.nodes import node_type_of, sync
+
+T = TypeVar("T")
 
 
 class Keep:
@@ -101,7 +103,7 @@ class Placement(Router):
     def __reduce__(self) -> Any:
         return _placement, (self._shown, self.strict, self.report)
 
-    def __call__(self, tree: Any) -> Any:
+    def __call__(self, tree: T) -> T:
         """Returns the tree, with each part where it belongs."""
         return fmap(self, tree)
 
@@ -120,12 +122,12 @@ def _placement(rules: dict[Any, Any], strict: Any, report: Any) -> Placement:
 
 
 def place(
-    tree: Any,
+    tree: T,
     rules: Mapping[Any, Any],
     *,
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
-) -> Any:
+) -> T:
     """Returns a new tree of which each part is where a rule sends it.
 
     The first rule that matches a leaf decides; `"*"` is what holds for the rest, and is tried last
@@ -162,12 +164,12 @@ def place(
 
 
 def cast(
-    tree: Any,
+    tree: T,
     dtype: Any,
     *,
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
-) -> Any:
+) -> T:
     """Returns a new tree whose floating and complex arrays have another dtype, where they are.
 
     Values are rounded, very small ones to zero; what would become infinite is an error.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.device import DeviceSpec
@@ -48,7 +48,7 @@ def gpu_for_host_arrays(spec: DeviceSpec) -> Target:
 _preferred: list[str] = []
 
 
-def use_backend(name: str | None) -> Any:
+def use_backend(name: str | None) -> AbstractContextManager[None]:
     """Says which backend `to_gpu` sends NumPy arrays to; None takes that back.
 
     It holds from now on, or, as `with use_backend("jax"):`, until the end of the block.

@@ -45,7 +45,7 @@ def refuse_difference(
     wrong = [d for d in verify.differences(mine, found[0]) if not _is_close(d)]
     if not wrong:
         return
-    report = verify.verify(model, converted, *args, kwargs=kwargs)
+    report = verify.verify(model, converted, *args, example_kwargs=kwargs)
     if report.exact is not None and not any(d.note for d in wrong):
         own, its = report.exact
         if its <= _SLACK * own:

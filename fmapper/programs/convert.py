@@ -5,112 +5,89 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
-from fmapper.backends.discovery import adapter_of, adapters, get_adapter, installed_backends
+from fmapper.backends.discovery import (
+    adapter_of,
+    adapters,
+    get_adapter,
+    installed_backends,
+    known_frameworks,
+)
 from fmapper.backends.models import Models
 from fmapper.errors import (
     BackendUnavailableError,
     ConversionError,
-    DeclarationError,
     FixedSizeWarning,
     FmapperError,
     UnsupportedOpsError,
 )
 from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
-from fmapper.programs.program import Int64, Lowering, Program
+from fmapper.programs.lowering import added_for
+from fmapper.programs.program import Program
 from fmapper.programs.record_lock import in_turn
+from fmapper.suggest import did_you_mean
 from fmapper.tree.functor import declaration_of
 from fmapper.tree.walk import fleaves
 from fmapper.warn import warn
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from fmapper.moves.mover_types import Array
+    from fmapper_adapters.flax import FlaxModel, LinenModel
+    from fmapper_adapters.jax import JaxModel
+    from fmapper_adapters.torch import TorchModel
 
-_added: dict[str | None, dict[str, Lowering]] = {}  # by target, None where it was not named
+    Inputs = tuple[Any, ...] | list[Any] | Array
+    Keywords = Mapping[str, Any] | None
+    Model = Callable[..., Any] | tuple[Any, Any] | Program
 
-
-def lowering(
-    *ops: str,
-    to: str | None = None,
-    random: bool | Literal["optional"] = False,
-    data_dependent_shape: bool = False,
-    returns_number: bool = False,
-    takes_numbers: bool = False,
-    takes_avals: bool = False,
-    whole: bool = True,
-    int64: Int64 = "computes",
-    elements: tuple[int, ...] = (),
-) -> Callable[[F], F]:
-    """Says how operations are computed in a target framework, such as custom operations of yours.
-
-    The function takes the arguments as the schema of the operation has them, with arrays of the
-    target in place of tensors, and returns arrays. A name without an overload stands for all that
-    have no lowering of their own; a lowering added here wins over a built-in one, and the operation
-    is recorded whole, so that the function is called.
-
-    Args:
-        ops: Their names, as `mylib::op` or `aten::add.Tensor`.
-        to: The target framework; `torch` for the primitives of JAX, `lax::...`, else `jax`, unless
-            it is given.
-        random: The function takes a keyword `key`, the source of its random numbers. `optional`:
-            which may be None, so that a model can be called without one.
-        data_dependent_shape: The shape of the result depends on values, so a program with it is not
-            compiled.
-        returns_number: The result counts as a Python number when dtypes are promoted.
-        takes_numbers: The function takes a scalar beside an array as a Python number.
-        takes_avals: The function takes a keyword `avals`, with the dtypes and shapes of operands
-            and results as the source framework has them.
-        whole: The operation is recorded as it is. False where the recorder may write it in terms of
-            others, as it does of those that nothing lowers.
-        int64: What it does with integers of 64 bits where the target has 32. `computes`: a program
-            that gives it one that does not fit is refused. With the ends of int64, which only mark
-            places: `moves` its elements or chooses between them; `picks` them, with their places as
-            its second result; `casts` them; `looks` at them, for a comparison, say.
-        elements: The positions of numbers among its arguments that become elements, or are computed
-            with them.
-
-    Returns:
-        A decorator that gives the function back.
-
-    Raises:
-        DeclarationError: A name has no namespace.
-
-    Examples:
-        >>> import fmapper
-        >>> @fmapper.lowering("mylib::twice")
-        ... def twice(x):
-        ...     return 2 * x
-    """
-    for op in ops:
-        if "::" not in op:
-            raise DeclarationError(
-                f"{op!r} names no operation: write it with its namespace, as "
-                f"'aten::{op}' or 'mylib::{op}'."
-            )
-
-    def add(function: F) -> F:
-        for op in ops:
-            _added.setdefault(to, {})[op] = Lowering(
-                function,
-                random=random,
-                data_dependent_shape=data_dependent_shape,
-                returns_number=returns_number,
-                takes_numbers=takes_numbers,
-                takes_avals=takes_avals,
-                whole=whole,
-                int64=int64,
-                elements=elements,
-            )
-        return function
-
-    return add
+T = TypeVar("T")
 
 
+class _Options(TypedDict, total=False):
+    dynamic_shapes: Any
+    train: bool
+    verify: bool
+    check: bool
+    strict: bool | None
+    specialize: bool
+
+
+class _ForJax(_Options, total=False):
+    precision: str | None
+
+
+class _ForFlax(_ForJax, total=False):
+    rngs: Any
+    linen: Literal[False]
+
+
+class _ForLinen(_ForJax, total=False):
+    linen: Required[Literal[True]]
+
+
+class _ForTorch(_Options, total=False):
+    fused: bool
+
+
+# A tree that nobody can call is no model: it is moved, and stays of its class.
+# fmt: off
+@overload
+def convert(model: Model, to: Literal["jax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForJax]) -> JaxModel: ...  # noqa: E501
+@overload
+def convert(model: Model, to: Literal["flax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForLinen]) -> LinenModel: ...  # noqa: E501
+@overload
+def convert(model: Model, to: Literal["flax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForFlax]) -> FlaxModel: ...  # noqa: E501
+@overload
+def convert(model: Model, to: Literal["torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForTorch]) -> TorchModel: ...  # noqa: E501
+@overload
+def convert(model: T, to: Literal["jax", "flax", "torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+# fmt: on
 def convert(
     model: Any,
     to: str,
-    example_inputs: tuple[Any, ...] = (),
+    example_inputs: Any = (),
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
@@ -164,10 +141,14 @@ def convert(
         For `torch` a `TorchModel`, a `torch.nn.Module` with the names of the model.
 
     Raises:
-        ConversionError: The program cannot be recorded, or its results differ and `verify` is set.
+        ConversionError: The program cannot be recorded, or its results differ and `verify` is set;
+            or there is no such option, or value of it.
         NotAFunctorError: An object that nobody declared holds arrays of the model.
         UnsupportedOpsError: Operations have no lowering; lists all of them.
-        BackendUnavailableError: The target is not installed.
+        BackendUnavailableError: There is no such target, or it is not installed.
+
+    For type checkers a model that can be called becomes one of the target, and every other tree
+    stays of its class. A functor that can be called, and is only to be moved, goes to a mover.
 
     Examples:
         >>> import fmapper, torch
@@ -176,7 +157,8 @@ def convert(
         >>> model(torch.ones(4, 2).numpy()).shape, sorted(model.params)
         ((4, 3), ['bias', 'weight'])
     """
-    target = get_adapter(to, Models)
+    target = _target(to)
+    _check_options(target, options)
     if not isinstance(example_inputs, tuple):
         example_inputs = (
             tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)
@@ -194,6 +176,8 @@ def convert(
         source = None  # a program of the same framework: only the arrays are to be moved
     if source is None:
         return _move(model, target)
+    if not _lowers(target):
+        raise _no_target(to)
     if verify and train and not target.has_modes:
         raise ConversionError(
             "verify=True compares what a model does in evaluation: convert it with train=False, too"
@@ -246,6 +230,67 @@ class Auto(str):
         made = cls("auto")
         made.fixed = dict(fixed)
         return made
+
+
+def _target(to: str) -> Models:
+    """Returns the framework that is asked for.
+
+    Raises:
+        ConversionError: It is not asked for by its name.
+        BackendUnavailableError: There is none of this name, it is not here, or it has no models.
+    """
+    if not isinstance(to, str):
+        raise ConversionError(
+            f"convert takes the target second, by its name, not {type(to).__name__}: "
+            "convert(model, 'jax', example_inputs)."
+        )
+    try:
+        return get_adapter(to, Models)
+    except BackendUnavailableError as error:
+        if error.__cause__ is not None:  # it is known, and not installed
+            raise
+        raise _no_target(to) from None
+
+
+def _no_target(to: str) -> BackendUnavailableError:
+    targets = sorted(_targets())
+    return BackendUnavailableError(
+        f"{to!r} is not a target of convert.{did_you_mean(to, targets)} "
+        f"Here there are {', '.join(map(repr, targets))}."
+    )
+
+
+def _targets() -> Iterator[str]:
+    """Yields the frameworks that programs are lowered to here; imports them to ask."""
+    for name in known_frameworks():
+        try:
+            adapter = get_adapter(name, Models)
+        except BackendUnavailableError:  # it is not installed, does not work, or has no models
+            continue
+        if _lowers(adapter):
+            yield adapter.name
+
+
+def _lowers(adapter: Models) -> bool:
+    return type(adapter).from_program is not Models.from_program
+
+
+def _check_options(target: Models, options: Mapping[str, Any]) -> None:
+    """Refuses an option that a target does not have, before anything is recorded.
+
+    Raises:
+        ConversionError: There is one.
+    """
+    own = target.conversion_options
+    if own is not None:
+        known = sorted({*_Options.__annotations__, "example_inputs", "example_kwargs", *own})
+        for name in options:
+            if name not in known:
+                raise ConversionError(
+                    f"convert to {target.name} has no option {name!r}.{did_you_mean(name, known)} "
+                    f"It takes {', '.join(known)}."
+                )
+    target.check_options(**options)
 
 
 def _with_what_varies(
@@ -334,7 +379,7 @@ def _move(tree: Any, target: Models) -> Any:
 def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     from fmapper.programs.verify import verify
 
-    report = verify(model, converted, *args, kwargs=kwargs)
+    report = verify(model, converted, *args, example_kwargs=kwargs)
     if not report:
         raise ConversionError(f"{type(model).__name__}: the converted model differs. {report}")
 
@@ -381,16 +426,6 @@ def recorded(
         program.evaluation = replace(record(train=False), parameters={}, buffers={})
         program.starts_in_training = source.is_in_training(model, args, kwargs)
     return program
-
-
-def added_for(target: Models) -> dict[str, Lowering]:
-    """Returns the lowerings to a framework that the user has added, by operation."""
-    family = get_adapter(_family(target), Models)
-    return {
-        **{op: one for op, one in _added.get(None, {}).items() if family.lowers(op)},
-        **_added.get(family.name, {}),
-        **_added.get(target.name, {}),
-    }
 
 
 @in_turn

@@ -7,7 +7,9 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
-from fmapper.errors import UnsupportedOpsError
+from fmapper.backends.discovery import get_adapter
+from fmapper.backends.models import Models
+from fmapper.errors import DeclarationError, UnsupportedOpsError
 from fmapper.programs.program import Call, Int64, Lowering
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -134,3 +136,93 @@ class LoweringTable:
             + f'\nAdd one with @fmapper.lowering("{example}", to="{self._target}") on a function '
             f"of {self._arrays} that takes the arguments of the operation's schema."
         )
+
+
+_added: dict[str | None, dict[str, Lowering]] = {}  # by target, None where it was not named
+
+
+def lowering(
+    *ops: str,
+    to: str | None = None,
+    random: bool | Literal["optional"] = False,
+    data_dependent_shape: bool = False,
+    returns_number: bool = False,
+    takes_numbers: bool = False,
+    takes_avals: bool = False,
+    whole: bool = True,
+    int64: Int64 = "computes",
+    elements: tuple[int, ...] = (),
+) -> Callable[[F], F]:
+    """Says how operations are computed in a target framework, such as custom operations of yours.
+
+    The function takes the arguments as the schema of the operation has them, with arrays of the
+    target in place of tensors, and returns arrays. A name without an overload stands for all that
+    have no lowering of their own; a lowering added here wins over a built-in one, and the operation
+    is recorded whole, so that the function is called.
+
+    Args:
+        ops: Their names, as `mylib::op` or `aten::add.Tensor`.
+        to: The target framework; `torch` for the primitives of JAX, `lax::...`, else `jax`, unless
+            it is given.
+        random: The function takes a keyword `key`, the source of its random numbers. `optional`:
+            which may be None, so that a model can be called without one.
+        data_dependent_shape: The shape of the result depends on values, so a program with it is not
+            compiled.
+        returns_number: The result counts as a Python number when dtypes are promoted.
+        takes_numbers: The function takes a scalar beside an array as a Python number.
+        takes_avals: The function takes a keyword `avals`, with the dtypes and shapes of operands
+            and results as the source framework has them.
+        whole: The operation is recorded as it is. False where the recorder may write it in terms of
+            others, as it does of those that nothing lowers.
+        int64: What it does with integers of 64 bits where the target has 32. `computes`: a program
+            that gives it one that does not fit is refused. With the ends of int64, which only mark
+            places: `moves` its elements or chooses between them; `picks` them, with their places as
+            its second result; `casts` them; `looks` at them, for a comparison, say.
+        elements: The positions of numbers among its arguments that become elements, or are computed
+            with them.
+
+    Returns:
+        A decorator that gives the function back.
+
+    Raises:
+        DeclarationError: A name has no namespace.
+
+    Examples:
+        >>> import fmapper
+        >>> @fmapper.lowering("mylib::twice")
+        ... def twice(x):
+        ...     return 2 * x
+    """
+    for op in ops:
+        if "::" not in op:
+            raise DeclarationError(
+                f"{op!r} names no operation: write it with its namespace, as "
+                f"'aten::{op}' or 'mylib::{op}'."
+            )
+
+    def add(function: F) -> F:
+        for op in ops:
+            _added.setdefault(to, {})[op] = Lowering(
+                function,
+                random=random,
+                data_dependent_shape=data_dependent_shape,
+                returns_number=returns_number,
+                takes_numbers=takes_numbers,
+                takes_avals=takes_avals,
+                whole=whole,
+                int64=int64,
+                elements=elements,
+            )
+        return function
+
+    return add
+
+
+def added_for(target: Models) -> dict[str, Lowering]:
+    """Returns the lowerings to a framework that the user has added, by operation."""
+    family = get_adapter(target.lowers_like or target.name, Models)
+    return {
+        **{op: one for op, one in _added.get(None, {}).items() if family.lowers(op)},
+        **_added.get(family.name, {}),
+        **_added.get(target.name, {}),
+    }

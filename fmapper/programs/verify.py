@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,8 @@ from fmapper.backends.equality import equals
 from fmapper.backends.models import Models, Observation
 from fmapper.errors import NotAFunctorError
 from fmapper.moves.mover import mover_to, to_numpy
-from fmapper.programs.convert import added_for, source_of_callable
+from fmapper.programs.convert import source_of_callable
+from fmapper.programs.lowering import added_for
 from fmapper.programs.record_lock import in_turn
 from fmapper.tree.fmap import fmap
 
@@ -119,10 +121,11 @@ def verify(
     a: Any,
     b: Any,
     *inputs: Any,
-    kwargs: Mapping[str, Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     exact: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
 ) -> Report:
     """Calls two models with the same inputs and compares every output.
 
@@ -134,11 +137,12 @@ def verify(
         a: A model of any framework, or any callable. A torch module is run in evaluation mode.
         b: The other one.
         inputs: What both are called with; arrays are brought to the backend of each model.
-        kwargs: The same by keyword.
+        example_kwargs: The same by keyword, as `convert` takes them.
         rtol: What may differ, relative to the largest element of an output. None: by dtype, 1e-4
             for float32.
         atol: What may differ in any case.
         exact: Run `a` in float64 even where the outputs agree.
+        kwargs: The old name of `example_kwargs`.
 
     Examples:
         >>> import fmapper, torch
@@ -147,7 +151,14 @@ def verify(
         >>> bool(fmapper.verify(linear, fmapper.convert(linear, "jax", (x,)), x))
         True
     """
-    sides = _sides(a, b, inputs, kwargs or {})
+    if kwargs is not None:
+        warnings.warn(  # remove in 0.3
+            "verify: kwargs= is called example_kwargs= now, as in convert.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        example_kwargs = {**kwargs, **(example_kwargs or {})}
+    sides = _sides(a, b, inputs, example_kwargs or {})
     got = [side.output() for side in sides]
     outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
     outputs = outputs or tuple(_plain_values(got[0], "output"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.device import DeviceSpec, parse_device
@@ -18,19 +18,20 @@ from fmapper.states.state import identity_of, named_arrays, refill
 from fmapper.tree.keypath import Link, name_of
 from fmapper.tree.nodes import sync
 
+T = TypeVar("T")
 _INTEGERS = ("int", "uint")
 Default = Callable[[str, Any], Any] | Mapping[str, Any]
 
 
 def materialize(
-    tree: Any,
+    tree: T,
     state: Mapping[str, Any],
     *,
     device: Any = None,
     dtype: Any = None,
     default: Default | None = None,
     strict: bool = True,
-) -> Any:
+) -> T:
     """Returns a new tree with values where `tree` has arrays with a shape but none: from a state.
 
     Such arrays are tensors on torch's device `meta`, parameters or not, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.device import common_device
@@ -21,6 +21,8 @@ from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link, name_of
 from fmapper.tree.nodes import ATOM, WITHOUT_IDENTITY, kind_of, sync
 from fmapper.tree.walk import visit
+
+T = TypeVar("T")
 
 
 def state(tree: Any) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def state(tree: Any) -> dict[str, Any]:
     return {name: array for name, (_, array) in named_arrays(tree).items()}
 
 
-def load_state(tree: Any, state: Mapping[str, Any], *, strict: bool = True) -> Any:
+def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
     """Returns a new tree with the arrays of a state, in the backend, device and dtype it has.
 
     What is tied in `tree` is tied in the result, and nothing else is. The result shares no memory
@@ -167,7 +169,7 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
             loaded[view] = seen
 
 
-def destructure(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
+def destructure(tree: T) -> tuple[Any, Callable[[Any], T]]:
     """Returns the trainable arrays of a tree as one vector, and the way back.
 
     Those are the floating and complex arrays, less what is not trained; see `trainables`. A tied
@@ -254,7 +256,7 @@ def _flatten(array: Any, link: Link) -> Any:
         ) from error
 
 
-def refill(tree: Any, replace: Callable[[Link, Any], Any]) -> Any:
+def refill(tree: T, replace: Callable[[Link, Any], Any]) -> T:
     """Returns a tree with other leaves: `replace(link, leaf)` is asked for each once, in order."""
     new = [
         replace(link, leaf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
@@ -35,7 +35,19 @@ from fmapper.tree.no_gradient import filling_gradient, no_gradient
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import class_of, visit
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
+
+@overload
+def value_and_grad(  # type: ignore[overload-overlap]
+    fun: Callable[Concatenate[T, P], R], argnums: Literal[0] = ..., *, has_aux: bool = ...
+) -> Callable[Concatenate[T, P], tuple[R, T]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, Any], argnums: int | Sequence[int], *, has_aux: bool = ...
+) -> Callable[P, tuple[Any, Any]]: ...
 def value_and_grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
@@ -147,6 +159,17 @@ def value_and_grad(
     return transformed
 
 
+@overload
+def grad(
+    fun: Callable[Concatenate[T, P], Any],
+    argnums: Literal[0] = ...,
+    *,
+    has_aux: Literal[False] = ...,
+) -> Callable[Concatenate[T, P], T]: ...
+@overload
+def grad(
+    fun: Callable[P, Any], argnums: int | Sequence[int] = ..., *, has_aux: bool = ...
+) -> Callable[P, Any]: ...
 def grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, *, has_aux: bool = False
 ) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.namespace import array_namespace
@@ -20,8 +20,11 @@ from fmapper.tree.children import children
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import class_of, visit
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def vmap(fun: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Callable[..., Any]:
+
+def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P, R]:
     """Returns a function that does for every index along an axis what `fun` does for one.
 
     Args:

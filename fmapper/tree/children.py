@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fmapper.errors import StructureMismatchError
 from fmapper.tree.keypath import KeyPath
 from fmapper.tree.no_gradient import no_gradient
 from fmapper.tree.nodes import CHILDLESS, LEAVES, NodeType, kind_of, node_type_of, sync
 
+T = TypeVar("T")
 _EMPTY = ()
 
 
@@ -26,7 +27,7 @@ def children(node: Any) -> dict[Any, Any]:
     return {} if node_type is None else node_type.children(node)
 
 
-def rebuild(node: Any, new_children: Mapping[Any, Any] | Sequence[Any]) -> Any:
+def rebuild(node: T, new_children: Mapping[Any, Any] | Sequence[Any]) -> T:
     """Returns a new node like `node` with other children; `node` is not changed.
 
     Args:

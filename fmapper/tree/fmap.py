@@ -18,7 +18,17 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any, Protocol, TypeGuard, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Protocol,
+    TypedDict,
+    TypeGuard,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from fmapper.errors import CycleError
 from fmapper.tree import nodes
@@ -45,7 +55,14 @@ from fmapper.tree.nodes import (
 )
 from fmapper.tree.walk import class_of, cycle_error, say_where, visit
 
+if TYPE_CHECKING:
+    from fmapper.moves.mover_types import Array, ArrayMover
+
 Walk = Callable[..., Any]
+Function = Callable[..., Any]
+T = TypeVar("T")
+K = TypeVar("K")
+New = TypeVar("New")
 Resolve = Callable[[type], "Opener | Kind"]
 
 
@@ -54,6 +71,36 @@ class _Default(enum.Enum):
 
 
 UNSET = _Default.UNSET
+
+
+class _Memo(TypedDict, total=False):
+    cache: dict[Any, Any] | None
+    prune: Any
+
+
+class _Options(_Memo, total=False):
+    is_leaf: Callable[[Any], bool] | None
+
+
+class _PathOptions(_Memo, total=False):
+    is_leaf: Callable[[KeyPath, Any], bool] | None
+
+
+# What is in a builtin container is what `f` makes; other nodes stay of their class.
+# fmt: off
+@overload
+def fmap(f: ArrayMover[New], tree: Array, **options: Unpack[_Options]) -> New: ...
+@overload
+def fmap(f: TreeFunction, tree: T, **options: Unpack[_Options]) -> T: ...
+@overload
+def fmap(f: Function, tree: dict[K, Any], *rest: Any, **options: Unpack[_Options]) -> dict[K, Any]: ...  # noqa: E501
+@overload
+def fmap(f: Function, tree: list[Any], *rest: Any, **options: Unpack[_Options]) -> list[Any]: ...
+@overload
+def fmap(f: Function, tree: T, *rest: Any, **options: Unpack[_Options]) -> T: ...
+@overload
+def fmap(f: Function, tree: Any, *rest: Any, walk: Walk | None, **options: Unpack[_Options]) -> Any: ...  # noqa: E501
+# fmt: on
 
 
 def fmap(
@@ -483,6 +530,16 @@ def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleE
 # --- the relatives of fmap ---------------------------------------------------------------------
 
 
+# fmt: off
+@overload
+def fmap_with_path(f: Function, tree: dict[K, Any], *rest: Any, **options: Unpack[_PathOptions]) -> dict[K, Any]: ...  # noqa: E501
+@overload
+def fmap_with_path(f: Function, tree: list[Any], *rest: Any, **options: Unpack[_PathOptions]) -> list[Any]: ...  # noqa: E501
+@overload
+def fmap_with_path(f: Function, tree: T, *rest: Any, **options: Unpack[_PathOptions]) -> T: ...
+@overload
+def fmap_with_path(f: Function, tree: Any, *rest: Any, walk: Walk | None, **options: Unpack[_PathOptions]) -> Any: ...  # noqa: E501
+# fmt: on
 def fmap_with_path(
     f: Callable[..., Any],
     tree: Any,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from fmapper.errors import PathError
 from fmapper.tree.keypath import KeyPath, format_keys
 from fmapper.tree.nodes import node_type_of, sync
+
+T = TypeVar("T")
 
 
 def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
@@ -46,7 +48,7 @@ def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
     return True
 
 
-def set_path(tree: Any, path: KeyPath | str | Iterable[Any], value: Any) -> Any:
+def set_path(tree: T, path: KeyPath | str | Iterable[Any], value: Any) -> T:
     """Returns a new tree with `value` at a key path; the rest is shared with `tree`, which stays.
 
     Only this path changes: an object that is tied to other places keeps its old value there.
@@ -69,7 +71,7 @@ def set_path(tree: Any, path: KeyPath | str | Iterable[Any], value: Any) -> Any:
         have = node_type.children(node)
         have[_own_key(have, key)] = value
         value = node_type.rebuild(node, have)
-    return value
+    return cast(T, value)
 
 
 def as_path(path: KeyPath | str | Iterable[Any], tree: Any) -> KeyPath:

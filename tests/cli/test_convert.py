@@ -13,7 +13,7 @@ import pytest
 
 import fmapper
 from fmapper.cli.main import main
-from fmapper.programs.convert import _added
+from fmapper.programs.lowering import _added
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

@@ -40,10 +40,10 @@ def wrong(monkeypatch):
     """Enters a lowering that is wrong, for the time of a test."""
 
     def enter(op, function):
-        from fmapper.programs import convert
+        from fmapper.programs import lowering
 
-        added = {**convert._added.get("jax", {}), op: fmapper.programs.Lowering(function)}
-        monkeypatch.setitem(convert._added, "jax", added)
+        added = {**lowering._added.get("jax", {}), op: fmapper.programs.Lowering(function)}
+        monkeypatch.setitem(lowering._added, "jax", added)
 
     return enter
 

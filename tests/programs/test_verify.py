@@ -36,13 +36,13 @@ def test_a_converted_model_agrees_and_the_module_is_as_it_was():
     x, scale = torch.randn(5, 3), torch.tensor(2.0)
     converted = fmapper.convert(model, "jax", (x,), {"scale": scale})
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    report = fmapper.verify(model, converted, x.numpy(), kwargs={"scale": scale})
+    report = fmapper.verify(model, converted, x.numpy(), example_kwargs={"scale": scale})
     assert report
     assert [output.path for output in report.outputs] == ["output.logits", "output.all[0]"]
     assert "2 of 2 outputs agree" in str(report)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert fmapper.verify(converted, model, x, kwargs={"scale": scale})
+    assert fmapper.verify(converted, model, x, example_kwargs={"scale": scale})
 
 
 def test_the_first_operation_that_differs_is_named_with_its_module():
@@ -74,7 +74,7 @@ def test_the_first_operation_is_found_where_only_an_operation_is_wrong():
     try:
         converted = fmapper.convert(model, "jax", (x,), check=False)
     finally:
-        fmapper.programs.convert._added[None].pop("aten::relu")
+        fmapper.programs.lowering._added[None].pop("aten::relu")
     report = fmapper.verify(model, converted, x)
     assert report.first.path.startswith("in body.2: aten::relu.default")
 
@@ -101,7 +101,7 @@ def test_convert_verifies_if_asked():
         with pytest.raises(fmapper.ConversionError, match=r"(?s)differs.*in body\.2: aten::relu"):
             fmapper.convert(Model(), "jax", (x,), verify=True)
     finally:
-        fmapper.programs.convert._added[None].pop("aten::relu")
+        fmapper.programs.lowering._added[None].pop("aten::relu")
     assert fmapper.convert(Model(), "jax", (x,), verify=True)
 
 

@@ -281,9 +281,9 @@ def test_a_copy_is_not_compiled_anew():
             model(jnp.ones(3))
         assert len(traced) == 1
     finally:
-        from fmapper.programs import convert
+        from fmapper.programs import lowering
 
-        del convert._added[None]["aten::sinh"]
+        del lowering._added[None]["aten::sinh"]
 
 
 def test_a_name_that_flax_needs_is_refused():

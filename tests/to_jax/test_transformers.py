@@ -67,7 +67,7 @@ def seed():
 def test_outputs_and_gradients(make, inputs):
     model, given = make().eval(), inputs()
     converted = fmapper.convert(model, "jax", (), given)
-    report = fmapper.verify(model, converted, kwargs=given)
+    report = fmapper.verify(model, converted, example_kwargs=given)
     assert report, str(report)
     output = model(**given)
     assert type(converted(**converting.arrays(given))).__name__ == type(output).__name__
@@ -124,7 +124,7 @@ def test_one_conversion_serves_other_sizes():
     for batch, length in [(3, 4), (1, 17)]:
         ids = torch.randint(3, 99, (batch, length))
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        report = fmapper.verify(model, converted, kwargs=given)
+        report = fmapper.verify(model, converted, example_kwargs=given)
         assert report, str(report)
 
 

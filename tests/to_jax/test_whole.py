@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fmapper
-from fmapper.programs.convert import _added
+from fmapper.programs.lowering import _added
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")

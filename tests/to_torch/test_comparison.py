@@ -19,7 +19,7 @@ def lowered_as(monkeypatch):
     """Gives a primitive another lowering for the time of a test."""
 
     def enter(op, change):
-        from fmapper.programs import convert
+        from fmapper.programs import lowering
         from fmapper_adapters.torch.lax.matrices import linalg
 
         right = getattr(linalg, op)
@@ -28,7 +28,7 @@ def lowered_as(monkeypatch):
             return change(right(*args, **kwargs))
 
         added = {f"lax::{op}": fmapper.Lowering(other, takes_avals=op == "qr")}
-        monkeypatch.setitem(convert._added, "torch", added)
+        monkeypatch.setitem(lowering._added, "torch", added)
 
     return enter
 

@@ -435,9 +435,9 @@ def test_modules_of_linen_are_verified_as_they_are_applied(more, kwargs):
     model = module, module.init(jax.random.key(0), x, False)
     converted = fmapper.convert(model, "torch", (x, *more), kwargs, verify=True)
     before = {name: array.clone() for name, array in converted.state_dict().items()}
-    assert fmapper.verify(model, converted, x, *more, kwargs=kwargs)
+    assert fmapper.verify(model, converted, x, *more, example_kwargs=kwargs)
     for name, array in converted.state_dict().items():
         assert torch.equal(array, before[name]), f"verify has changed {name}"
     with torch.no_grad():
         converted.get_parameter("dense.kernel" if not more else "norm.scale").mul_(1.5)
-    assert not fmapper.verify(model, converted, x, *more, kwargs=kwargs)
+    assert not fmapper.verify(model, converted, x, *more, example_kwargs=kwargs)

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 import fmapper
+from fmapper.programs import lowering
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -268,14 +269,13 @@ def test_auto_fixes_only_sizes_that_a_convolution_needs():
 
 @pytest.fixture
 def wrong_tanh():
-    from fmapper.programs import convert
 
     @fmapper.lowering("lax::tanh", to="torch")
     def tanh(x, **_):
         return torch.tanh(x) + (torch.cumsum(torch.ones_like(x), 0) > 5) * 0.5
 
     yield
-    del convert._added["torch"]["lax::tanh"]
+    del lowering._added["torch"]["lax::tanh"]
 
 
 @pytest.mark.usefixtures("wrong_tanh")
@@ -322,11 +322,10 @@ def test_a_source_that_does_not_run_is_told():
 
     primitive = Primitive("without_an_implementation")
     primitive.def_abstract_eval(nothing)
-    from fmapper.programs import convert
 
     fmapper.lowering("lax::without_an_implementation")(lambda x: x)
     try:
         with pytest.warns(fmapper.FmapperWarning, match="nothing was compared"):
             fmapper.convert(primitive.bind, "torch", (array(3),))
     finally:
-        del convert._added[None]["lax::without_an_implementation"]
+        del lowering._added[None]["lax::without_an_implementation"]

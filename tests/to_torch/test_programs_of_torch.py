@@ -320,9 +320,9 @@ class fmapper_lowering:
     """A lowering of the user's, for a while."""
 
     def __init__(self, op, function):
-        from fmapper.programs import convert
+        from fmapper.programs import lowering
 
-        self.table = convert._added.setdefault("torch", {})
+        self.table = lowering._added.setdefault("torch", {})
         self.op, self.function = op, function
 
     def __enter__(self):

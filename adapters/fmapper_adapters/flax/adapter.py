@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from fmapper import ConversionError
 from fmapper.backends import Nodes, NodeType, Observation
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.jax.libraries import JaxModels
@@ -16,6 +17,7 @@ class FlaxAdapter(JaxModels, Nodes):
 
     name: ClassVar[str] = "flax"
     compiles: ClassVar[bool] = True
+    conversion_options: ClassVar[tuple[str, ...]] = ("linen", "precision", "rngs")
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     lowers_like: ClassVar[str] = "jax"
@@ -60,6 +62,16 @@ class FlaxAdapter(JaxModels, Nodes):
 
             return linen_nodes.node_type(cls)
         return None
+
+    def check_options(self, **options: Any) -> None:
+        """Looks at the precision, and whether `rngs` are given to what keeps none.
+
+        Raises:
+            ConversionError: They are, or there is no such precision.
+        """
+        super().check_options(**options)
+        if options.get("linen") and options.get("rngs") is not None:
+            raise ConversionError("a Linen module keeps no rngs: give them to apply")
 
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any

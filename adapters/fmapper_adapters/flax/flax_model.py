@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from fmapper import ConversionError, ProgramInputError, save_program
+from fmapper import ProgramInputError, save_program
 from fmapper.backends import Observation
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.flax import programs as _programs
@@ -214,13 +214,10 @@ def from_program(
 
     Raises:
         UnsupportedOpsError: Operations have no lowering; lists all of them.
-        ConversionError: `rngs` are given for Linen, which takes them in each call.
     """
     programs, arrays = _programs.from_program(program, added, precision=precision)
     if not linen:
         return FlaxModel(programs, arrays, rngs=rngs)
-    if rngs is not None:
-        raise ConversionError("a Linen module keeps no rngs: give them to apply")
     from fmapper_adapters.flax import linen_model
 
     return linen_model.from_arrays(programs, arrays)

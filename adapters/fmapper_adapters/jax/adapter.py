@@ -48,6 +48,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
 
     name: ClassVar[str] = "jax"
     compiles: ClassVar[bool] = True
+    conversion_options: ClassVar[tuple[str, ...]] = ("precision",)
     widened_by: ClassVar[str] = "jax.config.update('jax_enable_x64', True)"
     needs_source: ClassVar[str] = (
         "make it the forward of a torch.nn.Module; what is written in JAX needs none"

@@ -11,6 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import jax
+
+from fmapper import ConversionError
 from fmapper.backends import Models, Observation
 
 if TYPE_CHECKING:
@@ -55,6 +58,18 @@ def __getattr__(name: str) -> Any:
 
 class JaxModels(Models):
     """Models that JAX computes: JAX's own, and those of libraries that build on it."""
+
+    def check_options(self, **options: Any) -> None:
+        """Looks at the precision, which JAX has a list of.
+
+        Raises:
+            ConversionError: It is none of them.
+        """
+        try:
+            with jax.default_matmul_precision(options.get("precision")):
+                pass
+        except ValueError as error:
+            raise ConversionError(f"precision={options['precision']!r}: {error}") from None
 
     @abstractmethod
     def sources(self) -> Any:

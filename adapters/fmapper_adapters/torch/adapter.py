@@ -32,6 +32,7 @@ class TorchAdapter(Adapter):
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
+    conversion_options: ClassVar[tuple[str, ...]] = ("fused",)
     needs_source: ClassVar[str] = (
         "what is written in JAX is recorded by JAX, which is not installed"
     )

@@ -1,0 +1,18 @@
+"""Suggests what was meant by a name that does not exist, for errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Returns a question with the known name that is closest, or nothing where none is close.
+
+    Examples:
+        >>> did_you_mean("Pytorch", ["torch", "jax"]), did_you_mean("tf", ["torch", "jax"])
+        (" Did you mean 'torch'?", '')
+    """
+    import difflib  # slow to import, and seldom needed
+
+    close = difflib.get_close_matches(given.lower(), list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

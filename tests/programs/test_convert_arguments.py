@@ -1,0 +1,71 @@
+"""A target or an option that does not exist is refused before anything is recorded."""
+
+import pytest
+
+import fmapper
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("jax")
+pytest.importorskip("flax")
+
+
+class Unrecordable(torch.nn.Module):
+    def forward(self, x):
+        raise AssertionError("it was recorded")
+
+
+MODEL, X = Unrecordable(), torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"), [("pytorch", "torch"), ("Jax", "jax"), ("flaxx", "flax")]
+)
+def test_a_target_that_does_not_exist_is_refused_with_those_that_do(target, meant):
+    with pytest.raises(fmapper.BackendUnavailableError) as caught:
+        fmapper.convert(MODEL, target, (X,))
+    message = str(caught.value)
+    assert message.startswith(
+        f"{target!r} is not a target of convert. Did you mean {meant!r}? Here"
+    )
+    assert "'flax', 'jax', 'torch'" in message
+    assert "numpy" not in message
+
+
+def test_a_backend_without_models_is_no_target():
+    with pytest.raises(fmapper.BackendUnavailableError, match="'numpy' is not a target of convert"):
+        fmapper.convert(MODEL, "numpy", (X,))
+
+
+def test_inputs_in_the_place_of_the_target_are_told_from_it():
+    with pytest.raises(fmapper.ConversionError, match="takes the target second, by its name"):
+        fmapper.convert(MODEL, (X,), "jax")
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("jax", {"precison": None}, "has no option 'precison'. Did you mean 'precision'?"),
+        ("jax", {"dynamic_shape": "auto"}, "Did you mean 'dynamic_shapes'?"),
+        ("jax", {"example_input": (X,)}, "Did you mean 'example_inputs'?"),
+        ("jax", {"fused": False}, "convert to jax has no option 'fused'. It takes check, "),
+        ("flax", {"rng": 1}, "Did you mean 'rngs'?"),
+        ("torch", {"precision": None}, "convert to torch has no option 'precision'"),
+        ("jax", {"precision": "hihgest"}, "precision='hihgest'"),
+        ("flax", {"precision": "hihgest"}, "precision='hihgest'"),
+        ("flax", {"linen": True, "rngs": 1}, "a Linen module keeps no rngs"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_with_those_that_do(target, options, message):
+    with pytest.raises(fmapper.ConversionError) as caught:
+        fmapper.convert(MODEL, target, (X,), **options)
+    assert message in str(caught.value)
+
+
+def test_the_old_name_of_inputs_by_keyword_is_taken_and_warned_of():
+    def double(*, x):
+        return 2 * x
+
+    with pytest.warns(DeprecationWarning, match="example_kwargs") as caught:
+        assert fmapper.verify(double, double, kwargs={"x": X})
+    assert caught[0].filename == __file__
+    assert fmapper.verify(double, double, example_kwargs={"x": X})
