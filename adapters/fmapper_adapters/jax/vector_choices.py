@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from fmapper_adapters.jax.record import custom_derivatives
+from fmapper_adapters.jax.record.equations import custom_derivatives
 
 # Which dimension of each result numbers the vectors; None where it holds none.
 _VECTORS: dict[str, tuple[int | None, ...]] = {

@@ -14,7 +14,8 @@ from fmapper.backends import Observation
 from fmapper.programs import Ref, Scalar
 from fmapper_adapters.jax import _private, vector_choices
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
-from fmapper_adapters.jax.record import custom_derivatives, trace
+from fmapper_adapters.jax.record import trace
+from fmapper_adapters.jax.record.equations import custom_derivatives
 
 
 def operations(

@@ -17,60 +17,17 @@ from jax.extend import core
 from fmapper import ConversionError, FmapperWarning
 from fmapper.programs import Call, DType, Graph, Ref, Scalar, Size
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
-from fmapper_adapters.jax.record import (
+from fmapper_adapters.jax.record.equations import (
     checks,
     collectives,
     custom_derivatives,
+    plain,
+    primitives,
     sparse,
 )
-from fmapper_adapters.jax.record import (
-    frames as _frames,
-)
 
-# Functions that are called where they stand: what they compute is part of the caller.
-_INLINED = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "remat"}
-_INLINED |= {"custom_vmap_call", "run_state", "xla_metadata_call"}
-# What says nothing about the values: layouts over devices, hints to compilers, names.
-_DROPPED = {
-    "sharding",
-    "out_sharding",
-    "accuracy",
-    "debug",
-    "debug_info",
-    "name",
-    "mesh",
-    "ctx_mesh",
-}
-_DROPPED |= {
-    "jvp_jaxpr_fun",
-    "jvp_jaxpr_thunk",
-    "fwd_jaxpr_thunk",
-    "bwd",
-    "out_trees",
-    "_split_transpose",
-}
-_DROPPED |= {"const_lengths", "linear", "unroll", "update_consts", "symbolic_zeros", "accuracy"}
-_DROPPED |= {"ft_in", "ft_out"}
-# Of Equinox: what they compute is in a function among their parameters.
-_OPAQUE = {"maybe_set", "vprim"}
 # How often functions with a derivative of their own are differentiated in theirs.
 _ORDER = 2
-# What only shows values on the way.
-_SHOWN = {"debug_callback", "debug_print"}
-# Behind which there are no derivatives.
-_STOPPING = {"stop_gradient", "nontraceable", "nondifferentiable_backward", "nondifferentiable"}
-_HOST = {
-    "pure_callback": "it calls back into Python on the host",
-    "io_callback": "it calls back into Python on the host",
-    "pallas_call": "it is a Pallas kernel, written for the compiler of JAX",
-    "xla_pmap": "it is spread over devices by pmap",
-    "shard_map": "it is spread over devices by shard_map",
-    "infeed": "it reads from the host",
-    "outfeed": "it writes to the host",
-    "call_exported": "it calls an exported function, which is compiled code; call the function "
-    "that was exported in its place",
-    "ffi_call": "it calls a foreign function that XLA knows",
-}
 
 
 class _Surroundings(ConversionError):
@@ -115,7 +72,7 @@ class Reader:
 
         body = _Body(self, constant, order)
         found = body.graph(jaxpr, names, getattr(closed, "consts", ()))
-        kinds = (*(_kind(a) for a in held), *(_kind(v.aval) for v in jaxpr.invars))
+        kinds = (*(plain.kind(a) for a in held), *(plain.kind(v.aval) for v in jaxpr.invars))
         inputs = (*(f"held_{i}" for i in range(len(held))), *names)
         return Graph(inputs, found.calls, found.outputs, kinds), held
 
@@ -182,7 +139,7 @@ class _Body:
             env[var] = self._array(array)
         for var, name in zip(jaxpr.invars, names, strict=True):
             env[var] = Ref(name)
-            if _has_derivatives(_kind(var.aval)):
+            if plain.has_derivatives(plain.kind(var.aval)):
                 self._differentiable.add(name)
         outputs = self._read(jaxpr, env, "", "")
         return Graph(tuple(names), self._calls, outputs).without_dead_calls(lambda call: False)
@@ -206,7 +163,7 @@ class _Body:
             return Scalar(False, "bool")  # the derivative of an integer, which nobody uses
         if np.ndim(var.val):
             return self._array(var.val)
-        return Scalar(_number(var.val), few_bits.holder(str(getattr(var.aval, "dtype", None))))
+        return Scalar(plain.number(var.val), few_bits.holder(str(getattr(var.aval, "dtype", None))))
 
     def _array(self, array: Any) -> Any:
         """Returns what stands for an array that the code holds: itself, if it is a number."""
@@ -218,19 +175,19 @@ class _Body:
         if prng_keys.is_key(array):
             array = jax.random.key_data(array)
         if not np.ndim(array):
-            return Scalar(_number(array), few_bits.holder(str(array.dtype)))
+            return Scalar(plain.number(array), few_bits.holder(str(array.dtype)))
         return Ref(self._constant(array))
 
     def _equation(self, eqn: Any, env: dict[Any, Any], path: str, outer: str) -> None:
         name = eqn.primitive.name
         args = [self._value(var, env) for var in eqn.invars]
-        path = _path(eqn, path)
-        source = _source(eqn) or outer
-        why = _HOST.get(name)
+        path = plain.path(eqn, path)
+        source = plain.source(eqn) or outer
+        why = primitives.HOST.get(name)
         if why is not None:
             where = f" ({source})" if source else ""
             raise ConversionError(f"{name} in {path or 'the root'}{where}: {why}")
-        if name in _SHOWN:
+        if name in primitives.SHOWN:
             warnings.warn(
                 f"{source or path or 'the root'}: what jax.debug shows is left out",
                 FmapperWarning,
@@ -242,10 +199,10 @@ class _Body:
 
     def _results(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
-        if name in _INLINED:
+        if name in primitives.INLINED:
             closed = params.get("jaxpr", params.get("call_jaxpr", params.get("call")))
             return self._read_closed(closed, args, path, source)
-        if name in _OPAQUE:
+        if name in primitives.OPAQUE:
             shapes = [jax.core.ShapedArray(*_shape_of(var.aval)) for var in eqn.invars]
             run: Any = functools.partial(eqn.primitive.impl, **params)
             opened = jax.make_jaxpr(run)(*shapes)
@@ -336,7 +293,7 @@ class _Body:
         kwargs = {
             key: self._plain(value, held)
             for key, value in params.items()
-            if value is not None and key not in _DROPPED and not _is_function(value)
+            if value is not None and key not in primitives.DROPPED and not _is_function(value)
         }
         if any(arrays for _, arrays in held):
             args, kwargs = self._with_constants(name, args, kwargs, held)
@@ -356,9 +313,9 @@ class _Body:
         at = self._name(name)
         if self._constant == self._reader.constant:
             self._reader.equations[at] = eqn
-        result = tuple(_kind(var.aval) for var in eqn.outvars)
+        result = tuple(plain.kind(var.aval) for var in eqn.outvars)
         self._calls.append(Call(at, f"lax::{name}", args, kwargs, path, source, result))
-        if name not in _STOPPING and any(map(self._varies, args)):
+        if name not in primitives.STOPPING and any(map(self._varies, args)):
             self._differentiable.add(at)
         if not several:
             return (Ref(at),)
@@ -368,7 +325,7 @@ class _Body:
         at = self._name(call)
         args = (Ref(call), i)
         self._calls.append(Call(at, "sym::getitem", args, {}, path, source, (kind,)))
-        if call in self._differentiable and _has_derivatives(kind):
+        if call in self._differentiable and plain.has_derivatives(kind):
             self._differentiable.add(at)
         return Ref(at)
 
@@ -498,38 +455,5 @@ def _derivative(function: custom_derivatives.Function) -> Any | str:
         return f"JAX: {reason}"
 
 
-def _has_derivatives(kind: tuple[str, Any]) -> bool:
-    return kind[0].startswith(("float", "bfloat", "complex"))
-
-
 def _shape_of(aval: Any) -> tuple[Any, Any]:
     return aval.shape, aval.dtype
-
-
-def _number(value: Any) -> Any:
-    found = np.asarray(few_bits.in_bytes(value)) if hasattr(value, "dtype") else np.asarray(value)
-    if found.dtype.kind == "V" or found.dtype.name.startswith(("bfloat", "float8")):
-        found = found.astype(np.float64)
-    return found.item()
-
-
-def _kind(aval: Any) -> tuple[str, tuple[int | str, ...]]:
-    """Returns dtype and shape; keys of threefry are two words of 32 bits, in a last dimension."""
-    dtype, shape = prng_keys.physical(aval)
-    return dtype, tuple(n if isinstance(n, int) else str(n) for n in shape)
-
-
-def _path(eqn: Any, outer: str) -> str:
-    """Returns the names of the scopes that an equation stands in, as Flax names its modules."""
-    own = str(eqn.source_info.name_stack)
-    return "/".join(part for part in (outer, own) if part)
-
-
-def _source(eqn: Any) -> str:
-    """Returns the innermost line that is not of JAX or Flax, else the innermost."""
-    traceback = eqn.source_info.traceback
-    if traceback is None:
-        return ""
-    frames = [f for f in traceback.frames if not _frames.is_of_jax(f.file_name)]
-    own = [f for f in frames if not _frames.is_of_library(f.file_name)] or frames
-    return f"{own[0].file_name}:{own[0].line_num}" if own else ""

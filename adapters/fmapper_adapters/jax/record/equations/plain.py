@@ -1,0 +1,45 @@
+"""What an equation says in plain data: dtypes and shapes, numbers, the place that it comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fmapper_adapters.jax.arrays import few_bits, prng_keys
+from fmapper_adapters.jax.record import frames
+
+
+def has_derivatives(kind: tuple[str, Any]) -> bool:
+    """Tells whether arrays of a kind may have derivatives."""
+    return kind[0].startswith(("float", "bfloat", "complex"))
+
+
+def number(value: Any) -> Any:
+    """Returns an array of one element as a number of Python's."""
+    found = np.asarray(few_bits.in_bytes(value)) if hasattr(value, "dtype") else np.asarray(value)
+    if found.dtype.kind == "V" or found.dtype.name.startswith(("bfloat", "float8")):
+        found = found.astype(np.float64)
+    return found.item()
+
+
+def kind(aval: Any) -> tuple[str, tuple[int | str, ...]]:
+    """Returns dtype and shape; keys of threefry are two words of 32 bits, in a last dimension."""
+    dtype, shape = prng_keys.physical(aval)
+    return dtype, tuple(n if isinstance(n, int) else str(n) for n in shape)
+
+
+def path(eqn: Any, outer: str) -> str:
+    """Returns the names of the scopes that an equation stands in, as Flax names its modules."""
+    own = str(eqn.source_info.name_stack)
+    return "/".join(part for part in (outer, own) if part)
+
+
+def source(eqn: Any) -> str:
+    """Returns the innermost line that is not of JAX or Flax, else the innermost."""
+    traceback = eqn.source_info.traceback
+    if traceback is None:
+        return ""
+    lines = [f for f in traceback.frames if not frames.is_of_jax(f.file_name)]
+    own = [f for f in lines if not frames.is_of_library(f.file_name)] or lines
+    return f"{own[0].file_name}:{own[0].line_num}" if own else ""
