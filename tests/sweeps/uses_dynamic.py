@@ -84,7 +84,7 @@ def fixed_by_torch(model: Any, inputs: Arrays, shapes: Any) -> list[str]:
     """The sizes that may vary and that torch.export fixes nevertheless."""
     import torch
 
-    from fmapper_adapters.torch.record import foreign_classes
+    from fmapper_adapters.torch.record.patches import foreign_classes
 
     given = copy.deepcopy(inputs)
     with foreign_classes.register(model, given):

@@ -285,7 +285,7 @@ def recorded_difference(
 
     from fmapper_adapters.jax.aten import table
     from fmapper_adapters.torch.record import export as _export
-    from fmapper_adapters.torch.record import foreign_classes
+    from fmapper_adapters.torch.record.patches import foreign_classes
 
     with (
         _export.mode(model, train=False),

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("jax")
 
 from fmapper_adapters.jax.aten import table  # noqa: E402
-from fmapper_adapters.torch.from_fx import decompositions, fast_decompose  # noqa: E402
-from fmapper_adapters.torch.record import export, gradient_ends  # noqa: E402
+from fmapper_adapters.torch.from_fx import decompositions, fast_decompose, gradient_ends  # noqa: E402
+from fmapper_adapters.torch.record import export  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.export itself
 x = torch.randn(2, 4, 6, 6)

@@ -409,7 +409,7 @@ def test_gradients_that_the_strict_way_forgets_are_not_lost_in_silence() -> None
 
 
 def test_a_conversion_inside_of_a_recording_leaves_torch_as_it_was() -> None:
-    from fmapper_adapters.torch.record import operations
+    from fmapper_adapters.torch.record.patches import operations
 
     own: Any = Reversed
     before = torch.nn.Module.to, torch.nn.BatchNorm1d.forward, own.forward

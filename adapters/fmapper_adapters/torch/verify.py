@@ -13,9 +13,10 @@ from fmapper.backends import Observation
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.arrays.tensors import has_memory
 from fmapper_adapters.torch.from_fx import check, graph
-from fmapper_adapters.torch.record import encoders as _encoders
-from fmapper_adapters.torch.record import export, foreign_classes, obstacles
-from fmapper_adapters.torch.record.restore import undone
+from fmapper_adapters.torch.record import export, obstacles
+from fmapper_adapters.torch.record.patches import encoders as _encoders
+from fmapper_adapters.torch.record.patches import foreign_classes
+from fmapper_adapters.torch.record.patches.restore import undone
 
 
 def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -13,8 +13,8 @@ import torch
 from fmapper import ConversionError
 from fmapper.backends import equals
 from fmapper_adapters.torch._private import pytree
-from fmapper_adapters.torch.record import encoders
-from fmapper_adapters.torch.record.restore import undone, unwound
+from fmapper_adapters.torch.record.patches import encoders
+from fmapper_adapters.torch.record.patches.restore import undone, unwound
 
 _TOLERANCE = 1e-3  # of the largest value: the same kernels, but not always the same way to them
 

@@ -19,7 +19,7 @@ from fmapper.programs import Call, DType, Graph, Input, Output, Parameter, Progr
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import assertions, guards, static_sizes
 from fmapper_adapters.torch.from_fx.treespec import tree_spec
-from fmapper_adapters.torch.record import autograd
+from fmapper_adapters.torch.record.patches import autograd
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})

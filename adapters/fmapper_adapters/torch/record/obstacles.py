@@ -22,7 +22,7 @@ from fmapper_adapters.torch._private import (
     is_traceable_wrapper_subclass,
     pytree,
 )
-from fmapper_adapters.torch.record import patches
+from fmapper_adapters.torch.record.patches import unaware
 
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 
@@ -78,7 +78,7 @@ def run_uncompiled() -> Iterator[None]:
 
     def compile_in_turn(*args: Any, **options: Any) -> Any:
         found: Any = compiler(*args, **options)
-        if not patches.asks_torch(sys._getframe(1)) or not (args and callable(args[0])):
+        if not unaware.asks_torch(sys._getframe(1)) or not (args and callable(args[0])):
             return found
 
         def run(*args: Any, **kwargs: Any) -> Any:

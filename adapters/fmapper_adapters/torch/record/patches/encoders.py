@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch import _private
-from fmapper_adapters.torch.record.restore import undone
+from fmapper_adapters.torch.record.patches.restore import undone
 
 _leaving_out: ContextVar[tuple[Any, ...]] = ContextVar("encoders that leave out", default=())
 

@@ -21,11 +21,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
 from fmapper_adapters.torch._private import pytree
-from fmapper_adapters.torch.record import patches, value_asserts
-from fmapper_adapters.torch.record.restore import undone
+from fmapper_adapters.torch.record.patches import unaware
+from fmapper_adapters.torch.record.patches.restore import undone
+from fmapper_adapters.torch.record.values import asserts
 
 _Place = tuple[str, str, int]
-_Seen = dict[_Place, collections.deque[value_asserts.Call]]  # in order
+_Seen = dict[_Place, collections.deque[asserts.Call]]  # in order
 
 _Tensor = torch.Tensor
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -52,7 +53,7 @@ def record_values(
     @functools.wraps(forward)
     def inform(*args: Any, **kwargs: Any) -> Any:
         # Inside of what torch.export does with calls, which takes some of them apart.
-        kept = contextlib.nullcontext() if aware else patches.unaware()
+        kept = contextlib.nullcontext() if aware else unaware.tell_nothing()
         with kept, _Informer({place: calls.copy() for place, calls in seen.items()}):
             return forward(*args, **kwargs)
 
@@ -97,15 +98,15 @@ class _Observer(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         # Before the call, which may assign to the mask.
-        counts = value_asserts.counts_of(args[1]) if func in value_asserts.MASKED else []
+        counts = asserts.counts_of(args[1]) if func in asserts.MASKED else []
         numbers: list[int] = []
-        value_asserts.with_numbers(func, args, lambda x: numbers.append(int(x)))
+        asserts.with_numbers(func, args, lambda x: numbers.append(int(x)))
         result = func(*args, **kwargs)
-        facts = [int(args[0])] if value_asserts.is_written(func, args) else _facts(result)
-        self.seen[_place(func)].append(value_asserts.Call(facts, numbers, counts))
+        facts = [int(args[0])] if asserts.is_written(func, args) else _facts(result)
+        self.seen[_place(func)].append(asserts.Call(facts, numbers, counts))
         if func is _Tensor.tolist:  # while it is recorded, torch calls item for each
             for fact in facts:
-                self.seen[_place(_Tensor.item)].append(value_asserts.Call([fact], [], []))
+                self.seen[_place(_Tensor.item)].append(asserts.Call([fact], [], []))
         return result
 
 
@@ -122,21 +123,19 @@ class _Informer(TorchFunctionMode):
         kwargs = kwargs or {}
         if call is None:
             return func(*args, **kwargs)
-        if func in value_asserts.QUESTIONS:
+        if func in asserts.QUESTIONS:
             # As an integer: torch 2.11 records a bool in a way that it cannot read again.
-            answer = value_asserts.QUESTIONS[func](*args, **kwargs).to(torch.int64).item()
-            return bool(value_asserts.agree(answer, int(call.results[0])))
-        if func in value_asserts.INTEGERS and not args[0].is_floating_point():
-            return value_asserts.agree(args[0].item(), call.results[0])
-        if value_asserts.is_written(func, args):
-            return format(value_asserts.agree(args[0].item(), call.results[0]), *args[1:])
+            answer = asserts.QUESTIONS[func](*args, **kwargs).to(torch.int64).item()
+            return bool(asserts.agree(answer, int(call.results[0])))
+        if func in asserts.INTEGERS and not args[0].is_floating_point():
+            return asserts.agree(args[0].item(), call.results[0])
+        if asserts.is_written(func, args):
+            return format(asserts.agree(args[0].item(), call.results[0]), *args[1:])
         if call.numbers:
             values = iter(call.numbers)
-            args = value_asserts.with_numbers(
-                func, args, lambda x: value_asserts.agree(x.item(), next(values))
-            )
-        if func in value_asserts.SIZED:
-            func, args = value_asserts.SIZED[func], (call, *args)
+            args = asserts.with_numbers(func, args, lambda x: asserts.agree(x.item(), next(values)))
+        if func in asserts.SIZED:
+            func, args = asserts.SIZED[func], (call, *args)
         leaves, spec = pytree.tree_flatten(func(*args, **kwargs))
         if len(leaves) == len(call.results):
             leaves = [_tell(leaf, fact) for leaf, fact in zip(leaves, call.results, strict=True)]
@@ -165,10 +164,10 @@ def _tell(result: Any, fact: Any) -> Any:
             return result
         for size, value in zip(result.shape, fact, strict=True):
             if free_unbacked_symbols(size):
-                value_asserts.check(size == value)
+                asserts.check(size == value)
         # A size of 1 stays a symbol in spite of that.
         return result.reshape(fact) if free_unbacked_symbols(result) else result
     is_read = isinstance(result, torch.SymInt | torch.SymBool) and free_unbacked_symbols(result)
     if is_read and fact is not None:
-        return value_asserts.agree(result, fact)
+        return asserts.agree(result, fact)
     return result  # floats that are computed in another framework are not the same to the last bit

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
-from fmapper_adapters.torch.record import autograd, encoders, packed, quantiles
+from fmapper_adapters.torch.record.patches import autograd, encoders, packed, quantiles
 
 
 @torch.library.custom_op("fmapper::ctc_loss", mutates_args=())

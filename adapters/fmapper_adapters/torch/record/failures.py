@@ -1,0 +1,82 @@
+"""Says in fmapper's words why torch could not record a module, where, and what helps."""
+
+from __future__ import annotations
+
+import torch
+
+from fmapper import ConversionError
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, as a part of a sentence."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+# What torch says, and what helps.
+_REMEDIES = (
+    (
+        ("GuardOnDataDependentSymNode", "Could not guard on data-dependent"),
+        "The forward branches on the value of a tensor. Write it with torch.where or torch.cond, "
+        "or say what is known with torch._check. Where it compares a float that it has read, as "
+        "x.item() > 0, comparing the tensor, x > 0, gives a program that checks which way it goes.",
+    ),
+    (
+        ("ConstraintViolation", "Constraints violated", "specialized"),
+        "A size that dynamic_shapes lets vary is fixed by the code. Leave it out of "
+        "dynamic_shapes, or mark it torch.export.Dim.AUTO.",
+    ),
+    (
+        ("missing a required argument", "positional argument", "unexpected keyword"),
+        "Give the inputs of forward in example_inputs and example_kwargs.",
+    ),
+    (
+        ("pytree", "is not supported as an input", "Unsupported input type"),
+        "Register the class of the input with torch.export.register_dataclass, or give tensors in "
+        "tuples, lists and dicts.",
+    ),
+    (
+        ("expected scalar type", "to have the same dtype"),
+        "The factors of a product are of different dtypes. Where it runs, torch lets that pass if "
+        "there is nothing to multiply; a recording is for other sizes, too. Cast one of them, as "
+        "in x.to(y.dtype).",
+    ),
+    (
+        ("to out tensor with dtype",),
+        "An operation in place gives another dtype than its tensor has, which torch casts where it "
+        "runs and refuses to record. Write what it does, as in x = x.pow(2).to(x.dtype).",
+    ),
+)
+
+
+def failure(module: torch.nn.Module, error: Exception) -> ConversionError:
+    """Returns what is raised for what torch has raised."""
+    text = f"{type(error).__name__}: {error}"
+    remedy = next(
+        (what for signs, what in _REMEDIES if any(sign in text for sign in signs)),
+        "Call torch.export.export(module, args, kwargs) by itself to work on the reason; a part "
+        "that cannot be recorded can be written anew, or given to the caller.",
+    )
+    where = module_of(module, error)
+    at = f" in {where}" if where else ""
+    return ConversionError(
+        f"{type(module).__name__}: torch.export could not record it{at}. {_first_lines(text)}\n"
+        f"{remedy}"
+    )
+
+
+def _first_lines(text: str, most: int = 12) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return "\n".join(lines[:most])
+
+
+def module_of(module: torch.nn.Module, error: Exception) -> str:
+    """Returns the path of the innermost submodule whose forward the error came through."""
+    paths = {id(inner): path for path, inner in module.named_modules()}
+    found = ""
+    frames = error.__traceback__
+    while frames is not None:
+        owner = frames.tb_frame.f_locals.get("self")
+        if frames.tb_frame.f_code.co_name == "forward" and id(owner) in paths:
+            found = paths[id(owner)] or found
+        frames = frames.tb_next
+    return found

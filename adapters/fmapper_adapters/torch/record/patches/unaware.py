@@ -1,0 +1,65 @@
+"""Models that are not told that they are being recorded.
+
+Libraries ask torch whether a call is being recorded and then do without what depends on values,
+such as leaving out a mask that masks nothing. Where that changes the numbers, they are told no.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from fmapper_adapters.torch import _private
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_QUESTIONS = ("is_compiling", "is_exporting", "is_dynamo_compiling")
+
+
+class _Never:
+    """A class without instances."""
+
+
+@contextlib.contextmanager
+def tell_nothing() -> Iterator[None]:
+    """Tells all but torch itself that nothing is recorded and no tensor is fake."""
+    asked = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
+    fakes: Any = (
+        _private.get_fakes()
+    )  # where libraries find the class of the tensors of a recording
+    kind = type(fakes)
+    try:
+        for name, function in asked.items():
+            setattr(torch.compiler, name, _answer_only_torch(function))
+        fakes.__class__ = _Module
+        yield
+    finally:
+        fakes.__class__ = kind
+        for name, function in asked.items():
+            setattr(torch.compiler, name, function)
+
+
+def _answer_only_torch(function: Callable[[], bool]) -> Callable[[], bool]:
+    def answer() -> bool:
+        return function() if asks_torch(sys._getframe(1)) else False
+
+    return answer
+
+
+def asks_torch(frame: types.FrameType) -> bool:
+    """Tells whether a frame is one of torch's own code."""
+    name = frame.f_code.co_filename
+    return name.startswith((_TORCH, "<frozen importlib"))
+
+
+class _Module(types.ModuleType):
+    @property
+    def FakeTensor(self) -> type:
+        """The class, or for others than torch one that no tensor is of."""
+        found: type = vars(self)["FakeTensor"] if asks_torch(sys._getframe(1)) else _Never
+        return found

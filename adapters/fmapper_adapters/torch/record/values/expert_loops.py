@@ -1,0 +1,272 @@
+"""Records loops over the experts that were hit for all experts, so that any inputs may hit others.
+
+    hit = torch.greater(mask.sum((-1, -2)), 0).nonzero()
+    for expert in hit:
+        choice, token = torch.where(mask[expert[0]])
+        out.index_add_(0, token, experts(x[token], expert) * weights[token, choice, None])
+
+The body runs for each expert; for one that is not hit `torch.where` finds no place. That is the
+same program only if a body does nothing else than to add rows of those places. It is proved for
+each loop, or the recording is given up: by the code, that no name is handed from one turn to
+another; by what is computed, that no tensor is, and that only such rows are written to others.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch._private import pytree
+from fmapper_adapters.torch.record.values import asserts, loop_proof
+from fmapper_adapters.torch.record.values.loop_proof import NotProved
+
+_Tensor = torch.Tensor
+_Place: TypeAlias = tuple[types.CodeType, int, int]
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_NONZERO: set[Any] = {torch.nonzero, _Tensor.nonzero}
+_PLACES: set[Any] = {torch.where, _Tensor.where, *_NONZERO}
+_ADDS: set[Any] = {_Tensor.index_add_, _Tensor.index_put_, _Tensor.__setitem__}
+
+
+class Beyond(Exception):
+    """A turn asks for an expert that is not there: masks often have a row for dropped tokens."""
+
+
+def are_in(module: torch.nn.Module) -> bool:
+    """Tells whether the code of a module looks as if it had such loops."""
+    classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
+    return any(map(_has_loop, classes))
+
+
+@functools.cache
+def _has_loop(cls: type) -> bool:
+    if cls.__module__.partition(".")[0] in ("torch", "builtins"):
+        return False
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):
+        return False
+    return "nonzero" in source
+
+
+def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[..., Any]:
+    """Returns the forward of a module, whose loops over experts go over all of them.
+
+    Args:
+        forward: The forward.
+        missing: The turns that are left out, for experts that are not there; that they are not hit
+            is asserted. It gets those that are met.
+
+    Raises:
+        NotProved: From the call, where one does more than to add rows.
+        Beyond: From the call, where `missing` has got another turn: call it again.
+    """
+
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        loops = _Loops(missing)
+        try:
+            with loops:
+                result = forward(*args, **kwargs)
+        except IndexError as error:
+            if loops.turn is None or loops.turn.place in missing:
+                raise
+            missing.add(loops.turn.place)
+            raise Beyond(str(error)) from error
+        if not loops.met:
+            raise NotProved("there is no loop over the places of true elements")
+        loops.refuse_own(result)
+        return result
+
+    return run
+
+
+class _Loops(TorchFunctionMode):
+    """Watches a call.
+
+    Attributes:
+        met: Whether there was a loop.
+        hits: What nonzero gave for a row of bools, by identity, and that row.
+        past: The memory of what was computed in turns that are over.
+        turn: The one that is running.
+        missing: Turns that are left out.
+    """
+
+    def __init__(self, missing: set[_Place]) -> None:
+        super().__init__()
+        self.met = False
+        self.missing = missing
+        self.hits: dict[int, tuple[_Tensor, _Tensor]] = {}
+        self.past: set[int] = set()
+        self.kept: list[_Tensor] = []  # so that no memory is used twice
+        self.turn: _Turn | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.turn is not None:
+            return self.turn.call(func, args, kwargs)
+        self.refuse_own((args, kwargs))
+        if func is _Tensor.unbind and args and id(args[0]) in self.hits:
+            frame = _caller()
+            if args[1:] in ((), (0,)) and not kwargs:
+                return _Turns(self, self.hits[id(args[0])][1], frame)
+        result = func(*args, **kwargs)
+        is_row = func in _NONZERO and isinstance(result, _Tensor) and args and args[0].ndim == 1
+        if is_row and isinstance(args[0].shape[0], int):
+            self.hits[id(result)] = (result, args[0])
+        return result
+
+    def refuse_own(self, tree: Any) -> None:
+        """Raises where a tensor comes out of a turn that is over."""
+        if self.past and any(_memory(x) in self.past for x in _tensors(tree)):
+            raise NotProved("a tensor of one turn is used outside of it")
+
+
+class _Turns:
+    """What is iterated over instead of the places."""
+
+    def __init__(self, loops: _Loops, hit: _Tensor, frame: types.FrameType) -> None:
+        self.loops, self.hit, self.frame = loops, hit, frame
+        self.asked = loop_proof.prove(frame)
+
+    def __iter__(self) -> Iterator[_Tensor]:
+        loops = self.loops
+        loops.met = True
+        hit = self.hit != 0
+        line = self.frame.f_lineno
+        for expert in range(self.hit.shape[0]):
+            place = self.frame.f_code, line, expert
+            if place in loops.missing:
+                _private.assert_async(~hit[expert], f"there is no expert {expert}, and it is hit")
+                continue
+            index = torch.tensor([expert])
+            turn = _Turn(loops, hit[expert], self.frame, self.asked, place)
+            loops.turn = turn
+            yield index
+            loops.turn = None
+            loops.past |= turn.own
+            loops.kept += turn.kept
+
+
+class _Turn:
+    """One expert's turn.
+
+    Attributes:
+        is_hit: Whether the expert is hit.
+        asked: The lines that go on with the next expert where there is no row.
+        place: The code and the line of the loop, and which expert it is.
+        own: The memory of what was computed in it.
+        others: The memory of what it was given.
+        rows: The sizes of the places that it looks at.
+        left_out: Those on which it ends early.
+    """
+
+    def __init__(
+        self,
+        loops: _Loops,
+        is_hit: _Tensor,
+        frame: types.FrameType,
+        asked: set[int],
+        place: _Place,
+    ) -> None:
+        self.loops, self.is_hit, self.frame, self.asked = loops, is_hit, frame, asked
+        self.place = place
+        self.own: set[int] = set()
+        self.others: set[int] = set()
+        self.kept: list[_Tensor] = []
+        self.rows: set[Any] = set()
+        self.left_out: set[Any] = set()
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = _tensors((args, kwargs))
+        self.loops.refuse_own(given)
+        self.others |= {_memory(x) for x in given} - self.own
+        if func is _Tensor.numel and (found := self._asked_for_rows(args[0])) is not None:
+            return found
+        if asserts.is_written(func, args):  # as a part of the name of a module
+            number = args[0].item()
+            if not isinstance(number, int):
+                raise NotProved("a number that is not the expert's is written")
+            return format(number, *args[1:])
+        before = [_private.version_of(x) for x in given]
+        looks = func in _PLACES and len(args) == 1 and not kwargs.keys() - {"as_tuple"}
+        if looks:
+            condition = args[0] if args[0].dtype is torch.bool else args[0] != 0
+            args = (condition & self.is_hit,)
+        result = func(*args, **kwargs)
+        made = _tensors(result)
+        if looks:
+            self.rows |= {_size(x) for x in made if x.ndim}
+        changed = [
+            x for x, version in zip(given, before, strict=True) if _private.version_of(x) != version
+        ]
+        name = getattr(func, "__name__", "")
+        if func in _ADDS or (name.endswith("_") and not name.endswith("__")):
+            changed += given[:1]
+        if any(_memory(x) not in self.own for x in changed) and not self._adds(func, args, kwargs):
+            raise NotProved(f"{name or func} writes to a tensor from outside")
+        self.own |= {_memory(x) for x in made} - self.others
+        self.kept += made
+        return result
+
+    def _adds(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Tells whether a call writes only rows in the places looked at: none, if not hit."""
+        if func not in _ADDS or kwargs.keys() - {"alpha"}:
+            return False
+        if func is _Tensor.index_add_:
+            indices: tuple[Any, ...] = args[2:3]
+        else:
+            indices = tuple(args[1]) if isinstance(args[1], tuple | list) else args[1:2]
+        sizes = {_size(x) for x in indices if isinstance(x, _Tensor) and x.ndim == 1}
+        if not sizes & self.rows:
+            return False
+        return not self.left_out or self.left_out == sizes & self.rows
+
+    def _asked_for_rows(self, x: _Tensor) -> int | None:
+        """Returns 1: there are rows, in a line that ends the turn where there are none."""
+        frame = _caller()
+        if frame.f_code is not self.frame.f_code or frame.f_lineno not in self.asked:
+            return None
+        if x.ndim != 1 or _size(x) not in self.rows:
+            raise NotProved("a turn ends early for something else than that it has no row")
+        self.left_out.add(_size(x))
+        return 1
+
+
+def _size(x: _Tensor) -> Any:
+    """Returns the symbol of the first size; what is not a symbol of its own equals nothing."""
+    size = x.shape[0]
+    found = size.node.expr if isinstance(size, torch.SymInt) else None
+    return found if isinstance(found, sympy.Symbol) else object()
+
+
+def _tensors(tree: Any) -> list[_Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, _Tensor)]
+
+
+def _memory(x: _Tensor) -> int:
+    found: int = _private.identity_of(x.untyped_storage())
+    return found
+
+
+def _caller() -> types.FrameType:
+    """Returns the frame outside of torch and of this file that calls a function."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = frame.f_code.co_filename
+        if name != __file__ and not name.startswith(_TORCH):
+            break
+        frame = frame.f_back
+    return frame

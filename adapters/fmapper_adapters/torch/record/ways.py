@@ -1,0 +1,184 @@
+"""The ways in which torch can record a module, from the one that keeps most to the last resort."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx.experimental import sym_node
+
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.from_fx import check, trusted_asserts
+from fmapper_adapters.torch.record.patches import operations
+from fmapper_adapters.torch.record.values import examples, expert_loops, loop_proof
+
+Way = Callable[..., torch.export.ExportedProgram]
+
+
+def _plainly(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    *,
+    grad: bool,
+    strict: bool,
+) -> torch.export.ExportedProgram:
+    with quiet(), torch.set_grad_enabled(grad), operations.stand_ins(unless=strict):
+        return torch.export.export(
+            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+        )
+
+
+def is_data_dependent(error: Exception) -> bool:
+    """Tells whether a recording failed since it depends on values."""
+    signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent", "UnbackedSymbol")
+    return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
+
+
+# What `draft_export` does where it cannot go on, and that is sound: it goes the way that the
+# examples go, and asserts in the program that other inputs go it too.
+_SOUND = {"DATA_DEPENDENT_ERROR", "GUARD_ADDED"}
+_FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from arrays
+
+
+def _for_branches(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Returns a program that goes the way of the examples and checks that its inputs go it, too."""
+    with quiet(), _without_provenance(), torch.enable_grad(), operations.stand_ins():
+        found = torch.export.draft_export(
+            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+        )
+    report = _private.report_of(found)
+    failures = list(getattr(report, "failures", ()))
+    kinds = {failure.failure_type.name for failure in failures}
+    if not kinds <= _SOUND:
+        raise RuntimeError(f"draft_export: {', '.join(sorted(kinds - _SOUND))}")
+    decided = [failure.data.get("expr") for failure in failures]
+    for expression in decided:
+        if _FLOAT.search(str(expression)):  # torch guesses, and asserts nothing
+            raise RuntimeError(f"draft_export decides {expression} and does not check it")
+    if not trusted_asserts.is_asserted(found.graph, decided):
+        raise RuntimeError("draft_export: a value that is taken for granted is not asserted")
+    with quiet():
+        check.run(found.module(), module, args, kwargs, seed=0)  # what it asserts may be wrong
+    return found
+
+
+@contextlib.contextmanager
+def _without_provenance() -> Iterator[None]:
+    """Keeps torch from writing down how each expression of sizes has come about.
+
+    That is for people who read its report, and takes most of the time of `draft_export`: minutes
+    where sizes depend on sizes that depend on values.
+    """
+    log = getattr(sym_node, "dtrace_structured", None)
+
+    def without_expressions(name: str, *args: Any, **kwargs: Any) -> None:
+        if name != "expression_created" and log is not None:
+            log(name, *args, **kwargs)
+
+    try:
+        if log is not None:
+            setattr(sym_node, "dtrace_structured", without_expressions)  # noqa: B010
+        yield
+    finally:
+        if log is not None:
+            setattr(sym_node, "dtrace_structured", log)  # noqa: B010
+        for reference in list(getattr(logging, "_handlerList", ())):
+            if type(reference()).__name__ == "CaptureStructuredTrace":
+                reference().close()  # torch leaves its file open
+
+
+def _over_experts(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Returns a program whose loops over the experts that were hit go over all of them."""
+    if not expert_loops.are_in(module):
+        raise loop_proof.NotProved("there is no loop over the places of true elements")
+    missing: set[Any] = set()
+    while True:
+        known = len(missing)
+        try:
+            with examples.replaced_forward(module, expert_loops.over_all(module.forward, missing)):
+                return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
+        except Exception:  # torch may have another one for what it was raised as
+            if len(missing) == known:
+                raise
+
+
+def _for_values(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Records a program for the values of the examples, which checks those that it gets."""
+    with quiet(), torch.enable_grad(), operations.stand_ins():
+        return examples.record_values(module, args, kwargs, dynamic_shapes)
+
+
+def unaware(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    """Records what the module does when it is not recorded."""
+    with quiet(), torch.enable_grad(), operations.stand_ins():
+        return examples.record_values(module, args, kwargs, dynamic_shapes, aware=False)
+
+
+STRICTLY = functools.partial(_plainly, grad=True, strict=True)
+
+
+# Without reading the bytecode first, which is quicker; with it where that fails. Gradients are
+# switched on, so that `torch.no_grad` is seen, unless only without them it can be recorded: torch
+# has loops that it cannot differentiate.
+WAYS: tuple[Way, ...] = (
+    functools.partial(_plainly, grad=True, strict=False),
+    functools.partial(_plainly, grad=False, strict=False),
+    STRICTLY,
+)
+# Those that keep more of the program general come first.
+WAYS_FOR_VALUES = (_for_branches, _for_values)
+WAYS_FOR_ANY_VALUES = (_over_experts,)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences torch's warnings and log about its own workings; what fails is still reported.
+
+    Where it fails torch prints the graph so far on stderr, too; what a forward prints there is kept
+    back until it is known that it has not failed.
+    """
+    printed = io.StringIO()
+    # Each has a level of its own, so that of `torch` would not do.
+    logs = [logging.getLogger(name) for name in _LOGS]
+    levels = [log.level for log in logs]
+    try:
+        for log in logs:
+            log.setLevel(logging.CRITICAL + 1)
+        with warnings.catch_warnings(), contextlib.redirect_stderr(printed):
+            warnings.simplefilter("ignore")
+            yield
+        sys.stderr.write(printed.getvalue())
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+_LOGS = (
+    "torch.export",
+    "torch.export._trace",
+    "torch._export.non_strict_utils",
+    "torch.export._draft_export",
+    "torch.fx._symbolic_trace",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._guards",
+    "torch._subclasses.fake_tensor",
+    "torch.utils._sympy.interp",
+)
