@@ -73,7 +73,8 @@ def convolutional(mover: Any) -> tuple[Any, Any, tuple[Any, ...]]:
     from fmapper import fmap, random
 
     cnn = program("cifar_cnn")
-    data, _ = cnn.generated(train=256, test=1)
+    (images, labels), _ = cnn.digits()
+    data = images[:256], labels[:256]
     model, data = fmap(mover, (cnn.CNN(random.key(0)), data))
     return cnn.loss_of, model, data
 

@@ -3,6 +3,8 @@
 The data are the 1,797 handwritten digits of 8 by 8 pixels that scikit-learn has with it.
 """
 
+import argparse
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -73,6 +75,9 @@ def accuracy(scores, labels):
 
 
 def main():
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     (images, labels), (test_images, test_labels) = data()
     model = train_in_jax(Classifier(jax.random.key(0)), images, labels, 28)
 

@@ -3,6 +3,7 @@
 The data are the 1,797 handwritten digits of 8 by 8 pixels that scikit-learn has with it.
 """
 
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -77,6 +78,9 @@ def accuracy(scores, labels):
 
 
 def main():
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     (images, labels), (test_images, test_labels) = data()
     model = Classifier(nnx.Rngs(0))
     train_in_jax(model, images, labels, 28)

@@ -4,6 +4,7 @@ The devices are eight parts of this CPU, which XLA makes when it is told so befo
 machine with several GPUs or TPUs the line about XLA_FLAGS goes, and the rest stays.
 """
 
+import argparse
 import os
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -49,6 +50,9 @@ SPECS = {
 
 def main():
     """Converts, shards, takes one step on eight devices and on one, and compares."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     torch.manual_seed(0)
     x, target = torch.randn(2, 16, 10, 32)
     module = Block().eval()

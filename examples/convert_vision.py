@@ -4,6 +4,8 @@ The torch module is trained for one epoch, converted with its batch statistics a
 trained on as an `nnx.Module`. At the end its weights go back into the torch module.
 """
 
+import argparse
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -77,6 +79,9 @@ def accuracy(model, images, labels):
 
 def main():
     """Trains in torch, converts, trains on in Flax, and gives the weights back."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     torch.manual_seed(0)
     train_images, train_labels, test_images, test_labels = digits()
     model = Classifier()

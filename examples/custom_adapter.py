@@ -7,6 +7,7 @@ point group `fmapper.adapters`; here it is registered by hand. The suite in
 
 from __future__ import annotations
 
+import argparse
 import array
 import math
 from collections.abc import Iterator, Sequence
@@ -167,6 +168,9 @@ class Autoencoder:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     import numpy as np
 
     fmapper.backends.register_adapter(ToyAdapter())

@@ -31,6 +31,7 @@ def program(name):
 
 rnn = program("rnn_sine")
 cnn = program("cifar_cnn")
+agent = program("actor_critic")
 
 
 # --- rnn_sine -------------------------------------------------------------------------------------
@@ -114,21 +115,77 @@ def test_the_recurrent_network_predicts_the_same_on_all_backends():
     np.testing.assert_allclose(there, expected, rtol=1e-12)
 
 
+def test_a_free_forecast_is_fed_with_itself():
+    fresh, inputs, _, context = rnn_arguments()
+    expected, state = [], context
+    for x in inputs:
+        value, state = fresh(x, state)
+    for _ in range(3):
+        expected.append(value.item())
+        value, state = fresh(value, state)
+    np.testing.assert_array_equal(rnn.forecast(fresh, inputs, context, 3), expected)
+
+
 def test_the_plot_of_the_recurrent_network_is_a_picture(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    rnn.main(["--epochs", "2", "--plot", str(tmp_path / "sine.png")])
-    assert (tmp_path / "sine.png").read_bytes().startswith(b"\x89PNG")
-    assert "torch:cpu: 2 epochs" in capsys.readouterr().out
+    rnn.main(["--epochs", "2", "--out", str(tmp_path / "runs")])
+    assert (tmp_path / "runs/forecast.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "training on torch:cpu: 80 values, 2 epochs" in shown
+    assert "running freely" in shown
+
+
+# --- actor_critic ---------------------------------------------------------------------------------
+
+
+def test_a_pole_that_is_pushed_one_way_falls_the_other():
+    """The first step from rest, worked out by hand from the equations."""
+    carts = agent.CartPole(2, seed=0)
+    carts.state[:] = 0
+    reached, fell, late = carts.step(np.array([1, 0]))
+    turn = -(10 / 1.1) / (0.5 * (4 / 3 - 0.1 / 1.1))
+    expected = 0.02 * np.array([0, 10 / 1.1 - 0.05 * turn / 1.1, 0, turn])
+    np.testing.assert_allclose(reached, [expected, -expected], rtol=1e-12)
+    assert not (fell | late).any()
+    carts.age[:] = agent.LONGEST - 1
+    carts.state[1, 0] = 3
+    _, fell, late = carts.step(np.array([1, 0]))
+    assert (fell.tolist(), late.tolist()) == ([False, True], [True, False])
+    assert carts.age.tolist() == [0, 0]
+    assert (np.abs(carts.state) <= 0.05).all()
+
+
+def test_the_actor_learns_to_balance_and_the_critic_stays():
+    fresh = agent.Agent(agent.Actor(random.key(0)), agent.Critic(np.random.default_rng(0)))
+    moved = fmap(to_torch, fresh)
+    trained, curve = agent.train(moved, agent.CartPole(32, seed=0), to_torch, rounds=12)
+    assert trained.critic is fresh.critic
+    assert fmapper.get_device(trained) == fmapper.get_device(moved)
+    assert isinstance(fresh.actor.w1, np.ndarray)
+    assert curve[-1] > 4 * curve[0]
+
+
+def test_the_learning_curve_is_a_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    agent.main(["--rounds", "2", "--out", str(tmp_path / "runs")])
+    assert (tmp_path / "runs/learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "Forgetful holds arrays in .actor, .critic but is not a functor" in shown
 
 
 # --- cifar_cnn ------------------------------------------------------------------------------------
 
 
+def some_digits(count):
+    pytest.importorskip("sklearn")
+    (images, labels), _ = cnn.digits()
+    return images[:count], labels[:count]
+
+
 def cnn_losses(mover, steps=4, compile=False):
-    (images, labels), _ = cnn.generated(train=32 * steps, test=1)
     model = cnn.CNN(random.key(0))
     _, losses, _ = cnn.train(
-        model, cnn.Adam(model), (images, labels), mover, size=32, compile=compile
+        model, cnn.Adam(model), some_digits(32 * steps), mover, size=32, compile=compile
     )
     return losses
 
@@ -161,7 +218,7 @@ class TorchCNN(torch.nn.Module):
 def by_hand(steps):
     net = TorchCNN(cnn.CNN(random.key(0)))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    (images, labels), _ = cnn.generated(train=32 * steps, test=1)
+    images, labels = some_digits(32 * steps)
     losses = []
     for x, y in cnn.batches(images, labels, 32, random.fold_in(random.key(1), 0)):
         loss = torch.nn.functional.cross_entropy(net(torch.tensor(x)), torch.tensor(y).long())
@@ -183,7 +240,7 @@ def test_the_convolutional_network_learns_the_same_on_jax():
 
 def test_the_convolutional_network_computes_the_same_on_all_backends():
     model = cnn.CNN(random.key(0))
-    (images, _), _ = cnn.generated(train=4, test=1)
+    images, _ = some_digits(4)
     with torch.no_grad():
         expected = TorchCNN(model)(torch.tensor(images)).numpy()
     for mover in (to_numpy, to_torch, to_jax):
@@ -243,11 +300,23 @@ def test_a_missing_or_damaged_archive_is_named(tmp_path):
         cnn.cifar10(path)
 
 
-def test_the_loss_goes_to_tensorboard(tmp_path, capsys):
-    pytest.importorskip("tensorboard")
+def test_digits_are_pictures_of_the_size_of_cifar():
+    pytest.importorskip("sklearn")
+    (images, labels), (test_images, test_labels) = cnn.digits()
+    assert images.shape == (1344, 3, 32, 32)
+    assert test_images.shape == (453, 3, 32, 32)
+    assert (images.min(), images.max()) == (-1, 1)
+    assert sorted(set(labels)) == sorted(set(test_labels)) == list(range(10))
+
+
+def test_loss_and_accuracy_go_to_tensorboard(tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     cnn.main(["--epochs", "1", "--batch", "1024", "--devices", "cpu", "--logdir", str(tmp_path)])
-    assert list(tmp_path.glob("torch-cpu/events.out.tfevents.*"))
+    found = events.EventAccumulator(str(tmp_path / "torch-cpu")).Reload()
+    assert sorted(found.Tags()["scalars"]) == ["accuracy", "loss"]
     table = capsys.readouterr().out
+    assert f"accuracy {found.Scalars('accuracy')[-1].value:.1%}" in table
     assert "1st epoch" in table
     assert "cpu" in table
 

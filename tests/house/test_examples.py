@@ -1,4 +1,4 @@
-"""Every file in examples/ runs to its end, as a user would run it."""
+"""Every file in examples/ runs to its end, as a user would run it, and leaves nothing behind."""
 
 import ast
 import importlib.util
@@ -22,6 +22,20 @@ def test_example(example: Path, tmp_path: Path) -> None:
         [sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stdout + run.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert "Warning" not in run.stderr
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_says_what_it_does(example: Path) -> None:
+    """`--help` shows its docstring, as it is written."""
+    calls = [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(example.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "argparse.ArgumentParser"
+    ]
+    shown = "description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter"
+    assert calls == [f"argparse.ArgumentParser({shown})"]
 
 
 def imported(path: Path) -> Iterator[str]:
