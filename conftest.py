@@ -12,6 +12,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is one for each processor
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+os.environ.setdefault("FMAPPER_FULL_TRACEBACKS", "1")  # a test that fails is looked into
+
 import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser

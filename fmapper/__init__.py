@@ -51,6 +51,7 @@ from fmapper.moves.mover import Mover, to_cpu, to_device, to_gpu, to_jax, to_num
 from fmapper.moves.route import use_backend
 from fmapper.renames import install as _find_renamed_modules
 from fmapper.states.state import destructure, load_state, state
+from fmapper.switches import settings
 from fmapper.transforms.trainable import trainables
 from fmapper.tree.children import (
     children,
@@ -168,6 +169,7 @@ __all__ = [
     "rebuild",
     "save_program",
     "set_path",
+    "settings",
     "state",
     "structural_walk",
     "summary",

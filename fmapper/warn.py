@@ -8,14 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from fmapper.errors import FmapperWarning
-
-Warned = tuple[str, type[FmapperWarning]]
+Warned = tuple[str, type[Warning]]
 
 _kept: ContextVar[list[Warned] | None] = ContextVar("fmapper_kept_warnings", default=None)
 
 
-def warn(message: str, category: type[FmapperWarning]) -> None:
+def warn(message: str, category: type[Warning]) -> None:
     """Warns at the innermost frame that is not one of fmapper's own."""
     kept = _kept.get()
     if kept is not None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         take_apart,
     )
     from fmapper.backends.undeclared import holds_arrays
+    from fmapper.progress import step
     from fmapper.tree.keypath import BoxKey
     from fmapper.tree.no_gradient import is_gradient
     from fmapper.tree.nodes import Fitting, at_end, refitted
@@ -70,6 +71,7 @@ __all__ = [
     "put_together",
     "refitted",
     "register_adapter",
+    "step",
     "take_apart",
     "unregister_adapter",
 ]
@@ -84,6 +86,7 @@ _PLACES = {
     "fmapper.backends.equality": "equals",
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic put_together take_apart",
     "fmapper.backends.undeclared": "holds_arrays",
+    "fmapper.progress": "step",
     "fmapper.tree.keypath": "BoxKey",
     "fmapper.tree.no_gradient": "is_gradient",
     "fmapper.tree.nodes": "Fitting at_end refitted",

@@ -22,6 +22,7 @@ from fmapper.errors import (
     MixedDevicesError,
     UnsupportedLeafError,
 )
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import Link, format_link
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import visit
@@ -126,6 +127,7 @@ def devices() -> list[Device]:
     return found
 
 
+@short_traceback
 def device_info(device: Any) -> DeviceInfo:
     """Returns what a device is called, and how much memory it has: all of it, and free now.
 
@@ -174,6 +176,7 @@ def missing() -> dict[str, str]:
     return reasons
 
 
+@short_traceback
 def get_device(tree: Any) -> Device | None:
     """Returns the one device on which all arrays of a tree live; None if it holds no arrays.
 

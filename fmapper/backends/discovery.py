@@ -15,6 +15,7 @@ from fmapper.backends.arrays import Arrays
 from fmapper.backends.framework import Framework
 from fmapper.backends.nodes import Nodes
 from fmapper.errors import BackendUnavailableError, FmapperWarning
+from fmapper.tracebacks import frameworks
 from fmapper.tree import nodes
 from fmapper.tree.nodes import Kind, NodeType
 from fmapper.warn import warn
@@ -64,6 +65,7 @@ def register_adapter(adapter: Facet) -> Facet:
     """
     _loaded[adapter.name] = adapter
     _by_framework[adapter.framework or adapter.name] = adapter
+    frameworks.add(adapter.framework or adapter.name)
     _forget_types()
     nodes.forget()
     for hook in _on_adapter:

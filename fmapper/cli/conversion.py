@@ -186,13 +186,12 @@ def measure(
             f"{type(model).__name__} cannot be converted to {to}: it is {what}. Name a model of "
             "another framework."
         )
-    say(f"recording {type(model).__name__}")
+    say(f"converting {type(model).__name__} to {to}")
     start = timing.clock()
     program = recorded(
         model, source, target, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
     )
     exported = timing.clock()
-    say(f"lowering {len(program.graph.calls)} operations to {to}")
     converted = lower_trained(program, target, train=train)
     finished = timing.clock()
     found: dict[str, Any] = {

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from fmapper.cli.output import PATH, check_folders, print_report, spinner, write_text
+from fmapper.cli.output import PATH, check_folders, print_report, write_text
 from fmapper.cli.target import inputs_of
 from fmapper.errors import TargetError
+from fmapper.progress import step
 
 EXAMPLES = """
 \b
@@ -75,8 +76,7 @@ def convert(
     from fmapper.cli.target import load_model
 
     check_folders(out, json)
-    with spinner() as say:
-        say(f"loading {model}")
+    with step(f"loading {model}") as say:
         report, converted = measure(
             load_model(model),
             to,

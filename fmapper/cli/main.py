@@ -14,6 +14,7 @@ from fmapper.cli.convert import convert
 from fmapper.cli.devices import devices
 from fmapper.cli.profile import profile
 from fmapper.errors import FmapperError
+from fmapper.switches import settings
 
 NAME = "fmapper"
 FAILED = 1
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in given
+    settings.full_tracebacks = settings.full_tracebacks or debug
     given = [word for word in given if word != _DEBUG]
     title = " ".join([NAME, *[word for word in given if word in command.commands][:1]])
     try:

@@ -1,10 +1,10 @@
-"""What commands print and write: reports, progress on stderr, files that appear whole."""
+"""What commands print and write: reports, files that appear whole."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,3 @@ def write_text(path: Path, text: str) -> None:
     """Writes a text file, whole or not at all."""
     with whole_file(path) as beside:
         beside.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def spinner() -> Iterator[Callable[[str], None]]:
-    """Gives a function that says on stderr what is being done, if that is a terminal."""
-    from rich.console import Console
-
-    with Console(stderr=True, highlight=False).status("starting") as status:
-        yield status.update

@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,13 @@ from fmapper.errors import (
 )
 from fmapper.moves.host_copy import host_copies
 from fmapper.moves.view_ties import ViewTie, find_view_ties, remake
+from fmapper.progress import is_wanted, step
 from fmapper.tree.keypath import Link, format_link
 from fmapper.warn import warn
 
 Where = Callable[[int], Link]
 
+_LARGE = 1 << 28  # bytes: less takes no time that anybody would notice
 UNTOUCHED = "Nothing was moved, and the tree is as it was."
 
 
@@ -199,9 +202,11 @@ def carry_out(
         todo.append(route)
         key = route.source.name, route.target.name, route.origin, route.device
         groups.setdefault(key, []).append(route)
+    large = _what_is_large(todo) if is_wanted() else ""
     for group in groups.values():
         batch = _Batch(group, where)
-        moved = _with_ties(batch, copy) if ties else _move(batch, copy)
+        with step(large) if large else nullcontext():
+            moved = _with_ties(batch, copy) if ties else _move(batch, copy)
         if len(group) == 1 and len(moved) == len(results):  # these are all, in order
             results = moved
             continue
@@ -209,6 +214,12 @@ def carry_out(
             results[place] = new
     _warn_of_precision(todo, where)
     return results
+
+
+def _what_is_large(routes: Iterable[Route]) -> str:
+    """Says what is moved, if it is so much that it may take long."""
+    size = sum(route.source.nbytes(array) for route in routes for array in route.arrays)
+    return f"moving {size / (1 << 30):.1f} GiB" if size >= _LARGE else ""
 
 
 def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.moves.mover import Mover
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import TreeMap, fmap
 from fmapper.tree.functor import declaration_of
 from fmapper.tree.nodes import PENDING, Kind, NodeType, Opened, Opener, kind_of, opener_of
@@ -22,6 +23,7 @@ Put = Callable[[Any, Mapping[Any, Any]], object]
 Step = Callable[[], object]
 
 
+@short_traceback
 def move_(tree: T, mover: Mover) -> T:
     """Moves a tree in place: modules, optimizers, functors, lists and dicts stay the same objects.
 

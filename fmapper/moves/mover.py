@@ -25,6 +25,7 @@ from fmapper.errors import (
 from fmapper.moves.carry import UNTOUCHED, Route, Where, carry_out
 from fmapper.moves.route import Generator, Target, gpu_for_host_arrays
 from fmapper.moves.router import Router
+from fmapper.tracebacks import short_traceback, shorten
 from fmapper.tree import nodes
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link
@@ -79,8 +80,12 @@ class Mover(Router):
     def __call__(self, tree: T, **options: Unpack[Options]) -> T: ...
     def __call__(self, tree: Any = _NO, **options: Any) -> Any:
         """Returns the tree, moved; or, without a tree, a mover with these options."""
-        mover = self._with(**options) if options else self
-        return mover if tree is _NO else fmap(mover, tree)
+        try:
+            mover = self._with(**options) if options else self
+            return mover if tree is _NO else fmap(mover, tree)
+        except Exception as error:
+            shorten(error)
+            raise
 
     def __repr__(self) -> str:
         options = {"device": self.spec, "dtype": self.dtype, "copy": self.copy}
@@ -310,6 +315,7 @@ class Mover(Router):
         return adapter.find_device(spec.kind, spec.index)
 
 
+@short_traceback
 def to_device(
     device: Any,
     *,

@@ -16,6 +16,7 @@ from fmapper.moves.patterns import Found, Pattern, Rules
 from fmapper.moves.plan import Plan
 from fmapper.moves.router import Router
 from fmapper.moves.view_ties import find_view_ties
+from fmapper.tracebacks import short_traceback, shorten
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import format_link
 from fmapper.tree.nodes import node_type_of, sync
@@ -105,7 +106,11 @@ class Placement(Router):
 
     def __call__(self, tree: T) -> T:
         """Returns the tree, with each part where it belongs."""
-        return fmap(self, tree)
+        try:
+            return fmap(self, tree)
+        except Exception as error:
+            shorten(error)
+            raise
 
     @property
     def on_report(self) -> Callable[[Plan], object] | None:
@@ -121,6 +126,7 @@ def _placement(rules: dict[Any, Any], strict: Any, report: Any) -> Placement:
     return Placement(rules, strict=strict, report=report)
 
 
+@short_traceback
 def place(
     tree: T,
     rules: Mapping[Any, Any],
@@ -163,6 +169,7 @@ def place(
     return Placement(rules, strict=strict, report=report)(tree)
 
 
+@short_traceback
 def cast(
     tree: T,
     dtype: Any,

@@ -15,6 +15,7 @@ from fmapper.errors import FmapperError
 from fmapper.moves.carry import UNTOUCHED, Route, carry_out
 from fmapper.moves.route import Generator
 from fmapper.moves.router import Move, Router
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import KeyPath, format_keys
 from fmapper.tree.nodes import sync
 
@@ -141,6 +142,7 @@ class Plan:
             yield f"{origin} -> {device}: {readable_bytes(size)}"
 
 
+@short_traceback
 def plan(mover: Router, tree: Any) -> Plan:
     """Tells what a mover would do to each leaf of a tree. Nothing is moved or allocated.
 

@@ -21,12 +21,15 @@ from fmapper.profiles.result import Profile, ProfileCell
 from fmapper.profiles.timing import Timing
 from fmapper.profiles.verdict import measured_bounds, verdicts
 from fmapper.profiles.where import Places, places_for
+from fmapper.progress import step
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.nodes import sync
 from fmapper.warn import keeping_warnings
 
 _UNSTEADY = 0.5  # distance of the quartiles, as a part of the median
 
 
+@short_traceback
 def profile(
     model: Any,
     inputs: Any,
@@ -72,7 +75,8 @@ def profile(
         accelerator: What a prediction is for: a name (H200, H100, A100, L4, V100, T4) or an
             `Accelerator`; None for the one that another backend sees here, measured in a few
             seconds, else the H200.
-        progress: Whether a progress bar is shown on stderr; None for where that is a terminal.
+        progress: Whether a progress bar is shown on stderr; None for where that is a terminal,
+            unless `fmapper.settings` say otherwise.
 
     Returns:
         A `Profile`: print it, look at its cells and verdicts, `plot` it, keep it with `to_json`.
@@ -112,7 +116,8 @@ def profile(
         batches = _batches(inputs, sizes)
         bench = Bench(model, call or _call, batches, train=train, compile=compile, seconds=seconds)
         gc.collect()  # what is not garbage now is not collected while something is measured
-        with Progress(len(places.measured) * len(sizes), progress) as bar:
+        bar = Progress(len(places.measured) * len(sizes), progress)
+        with step("profiling", shown=False), bar:
             cells, notes = _measure_all(places, bench, bar)
         cells = measured_bounds(cells)
         card = chosen or _card_here(places) or find_accelerator("H200")

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+from fmapper.switches import settings
+
 _PATIENCE = 1.0  # seconds without a bar: a short run needs none
 
 
@@ -20,7 +22,8 @@ class Progress:
     def __init__(self, steps: int, wanted: bool | None) -> None:
         self._steps, self._done = steps, 0
         self._forced = wanted is True
-        self._wanted = sys.stderr.isatty() if wanted is None else wanted
+        here = settings.progress and sys.stderr.isatty()
+        self._wanted = here if wanted is None else wanted
         self._start = time.monotonic()
         self._bar: Any = None
         self._task: Any = None

@@ -27,9 +27,11 @@ from fmapper.programs import check_target
 from fmapper.programs.lowering import added_for
 from fmapper.programs.program import Program
 from fmapper.programs.record_lock import in_turn
+from fmapper.progress import step
 from fmapper.suggest import did_you_mean
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.functor import declaration_of
-from fmapper.tree.walk import fleaves
+from fmapper.tree.walk import class_of, fleaves
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ def convert(model: Model, to: Literal["torch"], example_inputs: Inputs = ..., ex
 @overload
 def convert(model: T, to: Literal["jax", "flax", "torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
 # fmt: on
+@short_traceback
 def convert(
     model: Any,
     to: str,
@@ -192,26 +195,28 @@ def convert(
     def lower_it(program: Program) -> Any:
         return lower_trained(program, target, train=train, **options)
 
-    program = record(dynamic_shapes)
-    is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
-    if is_auto and program.symbols:
-        program, converted = _with_what_varies(program, record, lower_it)
-    else:
-        converted = lower_it(program)
-    if program.fixed:
-        told = "\n".join(f"  {sentence}" for sentence in program.fixed)
-        warn(f"{program.name}: these sizes do not vary:\n{told}", FixedSizeWarning)
-    if check and source.compares:
-        check_target.check(
-            model, source, converted, target, program, example_inputs, example_kwargs or {}
-        )
-    if verify:
-        _check(model, converted, example_inputs, example_kwargs or {})
-    if check and not source.compares:
-        from fmapper.programs import check_source
+    with step(f"converting {class_of(model)} to {to}") as say:
+        program = record(dynamic_shapes)
+        is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
+        if is_auto and program.symbols:
+            program, converted = _with_what_varies(program, record, lower_it)
+        else:
+            converted = lower_it(program)
+        if program.fixed:
+            told = "\n".join(f"  {sentence}" for sentence in program.fixed)
+            warn(f"{program.name}: these sizes do not vary:\n{told}", FixedSizeWarning)
+        if check and source.compares:
+            say(f"comparing {class_of(model)} and what was made of it")
+            check_target.check(
+                model, source, converted, target, program, example_inputs, example_kwargs or {}
+            )
+        if verify:
+            _check(model, converted, example_inputs, example_kwargs or {})
+        if check and not source.compares:
+            from fmapper.programs import check_source
 
-        given = (example_inputs, example_kwargs or {})
-        check_source.refuse_difference(model, source, converted, target, *given, train=train)
+            given = (example_inputs, example_kwargs or {})
+            check_source.refuse_difference(model, source, converted, target, *given, train=train)
     return converted
 
 
@@ -401,17 +406,18 @@ def recorded(
     """Records the program of a model; for a target that has modes, both if it is to be trained."""
 
     def record(*, train: bool) -> Program:
-        return source.export_program(
-            model,
-            args,
-            kwargs,
-            dynamic_shapes=dynamic_shapes,
-            train=train,
-            check=check,
-            strict=strict,
-            whole=target.lowers_whole(added_for(target)),
-            **({"specialize": True} if specialize else {}),
-        )
+        with step("recording training" if train else "recording"):
+            return source.export_program(
+                model,
+                args,
+                kwargs,
+                dynamic_shapes=dynamic_shapes,
+                train=train,
+                check=check,
+                strict=strict,
+                whole=target.lowers_whole(added_for(target)),
+                **({"specialize": True} if specialize else {}),
+            )
 
     if not target.has_modes:
         return record(train=train)
@@ -432,7 +438,8 @@ def recorded(
 def lower(program: Program, target: Models, **options: Any) -> Any:
     """Returns the model of a target framework for a program."""
     try:
-        return target.from_program(program, added_for(target), **options)
+        with step(f"lowering {len(program.graph.calls):,} operations"):
+            return target.from_program(program, added_for(target), **options)
     except FmapperError:
         raise
     except Exception as error:  # of what a call says: a file may say anything

@@ -24,6 +24,8 @@ from fmapper.moves.mover import to_numpy
 from fmapper.programs.file_grammar import check_array_name, check_program, check_shape
 from fmapper.programs.file_json import Misfit, decode_program, encode_program, read_json, show
 from fmapper.programs.program import Program
+from fmapper.progress import step
+from fmapper.tracebacks import short_traceback
 
 _KEY = "fmapper.program"
 _VERSION = 1
@@ -51,6 +53,7 @@ _DTYPES = {
 _NAMES = {code: name for name, code in _DTYPES.items()}
 
 
+@short_traceback
 def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     """Writes a program and its arrays to a file, from which `load_program` reads it.
 
@@ -113,6 +116,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
         beside.unlink(missing_ok=True)
 
 
+@short_traceback
 def load_program(path: str | os.PathLike[str]) -> Program:
     """Reads a program that `save_program` has written; `convert(program, "jax")` makes it run.
 
@@ -129,7 +133,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     """
     source = Path(path)
     try:
-        with _open_regular(source) as file:
+        with _open_regular(source) as file, step(f"reading {source.name}"):
             return read_program(file, os.fstat(file.fileno()).st_size)
     except Misfit as error:
         raise ProgramFileError(f"{source}: {error}") from None

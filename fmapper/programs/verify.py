@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,11 @@ from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.programs.convert import source_of_callable
 from fmapper.programs.lowering import added_for
 from fmapper.programs.record_lock import in_turn
+from fmapper.progress import step
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap
+from fmapper.tree.walk import class_of
+from fmapper.warn import warn
 
 # What rounding may make of the largest element of an output, by the coarser of two dtypes.
 _ROUNDING = {
@@ -116,6 +119,7 @@ class Report:
         return "\n".join(lines)
 
 
+@short_traceback
 @in_turn
 def verify(
     a: Any,
@@ -152,19 +156,23 @@ def verify(
         True
     """
     if kwargs is not None:
-        warnings.warn(  # remove in 0.3
-            "verify: kwargs= is called example_kwargs= now, as in convert.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
+        warn(
+            "verify: kwargs= is example_kwargs= now, as in convert.", DeprecationWarning
+        )  # till 0.3
         example_kwargs = {**kwargs, **(example_kwargs or {})}
-    sides = _sides(a, b, inputs, example_kwargs or {})
-    got = [side.output() for side in sides]
-    outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
-    outputs = outputs or tuple(_plain_values(got[0], "output"))
-    agree = all(output.ok for output in outputs)
-    first = None if agree else _first(sides, rtol, atol)
-    rounding = _exact(sides[0], got) if exact or not agree else None
+    with step(f"comparing {class_of(a)} and {class_of(b)}") as say:
+        sides = _sides(a, b, inputs, example_kwargs or {})
+        got = [side.output() for side in sides]
+        outputs = tuple(_differences(got[0], got[1], "output", rtol, atol))
+        outputs = outputs or tuple(_plain_values(got[0], "output"))
+        agree = all(output.ok for output in outputs)
+        first = rounding = None
+        if not agree:
+            say("looking for the first operation that differs")
+            first = _first(sides, rtol, atol)
+        if exact or not agree:
+            say(f"running {class_of(a)} in float64")
+            rounding = _exact(sides[0], got)
     return Report(outputs, first, rounding)
 
 

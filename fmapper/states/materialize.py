@@ -15,6 +15,7 @@ from fmapper.moves.carry import carry_out
 from fmapper.moves.mover import Mover
 from fmapper.moves.view_ties import find_view_ties
 from fmapper.states.state import identity_of, named_arrays, refill
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import Link, name_of
 from fmapper.tree.nodes import sync
 
@@ -23,6 +24,7 @@ _INTEGERS = ("int", "uint")
 Default = Callable[[str, Any], Any] | Mapping[str, Any]
 
 
+@short_traceback
 def materialize(
     tree: T,
     state: Mapping[str, Any],

@@ -16,6 +16,7 @@ from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import FmapperError, StructureMismatchError, UnsupportedLeafError
 from fmapper.moves.carry import Route, carry_out
 from fmapper.moves.view_ties import find_view_ties, remake
+from fmapper.tracebacks import short_traceback
 from fmapper.transforms.trainable import Trained
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link, name_of
@@ -25,6 +26,7 @@ from fmapper.tree.walk import visit
 T = TypeVar("T")
 
 
+@short_traceback
 def state(tree: Any) -> dict[str, Any]:
     """Returns the arrays of a tree by path, keys joined with dots; a tied array is under each path.
 
@@ -47,6 +49,7 @@ def state(tree: Any) -> dict[str, Any]:
     return {name: array for name, (_, array) in named_arrays(tree).items()}
 
 
+@short_traceback
 def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
     """Returns a new tree with the arrays of a state, in the backend, device and dtype it has.
 
@@ -169,6 +172,7 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
             loaded[view] = seen
 
 
+@short_traceback
 def destructure(tree: T) -> tuple[Any, Callable[[Any], T]]:
     """Returns the trainable arrays of a tree as one vector, and the way back.
 

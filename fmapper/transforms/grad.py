@@ -10,6 +10,7 @@ from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import FmapperError, TransformError
+from fmapper.tracebacks import short_traceback
 from fmapper.transforms.arguments import (
     original_of,
     owner_of,
@@ -98,6 +99,7 @@ def value_and_grad(
     if not numbers:
         raise TransformError("argnums is empty, so there is nothing to differentiate by.")
 
+    @short_traceback
     @functools.wraps(fun, updated=())
     def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         sync()
@@ -182,6 +184,7 @@ def grad(
     """
     both = value_and_grad(fun, argnums, has_aux=has_aux)
 
+    @short_traceback
     @functools.wraps(fun, updated=())
     def transformed(*args: Any, **kwargs: Any) -> Any:
         value, gradient = both(*args, **kwargs)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, overload
 from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import NotCompiledWarning
+from fmapper.tracebacks import short_traceback
 from fmapper.transforms.arguments import (
     backend_of,
     original_of,
@@ -109,6 +110,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
         reasons.found.clear()
         return result
 
+    @short_traceback
     @functools.wraps(fun, updated=())
     def compiled(*args: Any, **kwargs: Any) -> Any:
         sync()

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.namespace import array_namespace
 from fmapper.errors import TransformError
+from fmapper.tracebacks import short_traceback
 from fmapper.transforms.arguments import (
     backend_of,
     original_of,
@@ -48,6 +49,7 @@ def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P
         tensor([1., 1.])
     """
 
+    @short_traceback
     @functools.wraps(fun, updated=())
     def mapped(*args: Any, **kwargs: Any) -> Any:
         sync()

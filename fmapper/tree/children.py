@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fmapper.errors import StructureMismatchError
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import KeyPath
 from fmapper.tree.no_gradient import no_gradient
 from fmapper.tree.nodes import CHILDLESS, LEAVES, NodeType, kind_of, node_type_of, sync
@@ -27,6 +28,7 @@ def children(node: Any) -> dict[Any, Any]:
     return {} if node_type is None else node_type.children(node)
 
 
+@short_traceback
 def rebuild(node: T, new_children: Mapping[Any, Any] | Sequence[Any]) -> T:
     """Returns a new node like `node` with other children; `node` is not changed.
 

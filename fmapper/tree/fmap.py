@@ -31,6 +31,7 @@ from typing import (
 )
 
 from fmapper.errors import CycleError
+from fmapper.tracebacks import short_traceback, shorten
 from fmapper.tree import nodes
 from fmapper.tree.children import default_walk, match_children, structural_walk
 from fmapper.tree.functor import has_class_attribute
@@ -153,15 +154,19 @@ def fmap(
         >>> fmapper.fmap(lambda p, g: p - g, {"w": [3, 4]}, {"w": (1, 1)})
         {'w': [2, 3]}
     """
-    sync()
-    mapping = TreeMap(cast(Any, f), is_leaf=is_leaf, cache=cache, prune=prune, walk=walk)
-    if type(f) is not FunctionType and takes_trees(f):
-        if rest:
-            raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
-        mapping.look_first(f, tree)
-    elif takes_trees(tree):
-        raise TypeError(f"fmap takes the function first: fmap({tree!r}, tree).")
-    return mapping(tree, rest)
+    try:
+        sync()
+        mapping = TreeMap(cast(Any, f), is_leaf=is_leaf, cache=cache, prune=prune, walk=walk)
+        if type(f) is not FunctionType and takes_trees(f):
+            if rest:
+                raise TypeError(f"{f!r} takes one tree, but {1 + len(rest)} were given.")
+            mapping.look_first(f, tree)
+        elif takes_trees(tree):
+            raise TypeError(f"fmap takes the function first: fmap({tree!r}, tree).")
+        return mapping(tree, rest)
+    except Exception as error:
+        shorten(error)
+        raise
 
 
 class TreeFunction(Protocol):
@@ -540,6 +545,7 @@ def fmap_with_path(f: Function, tree: T, *rest: Any, **options: Unpack[_PathOpti
 @overload
 def fmap_with_path(f: Function, tree: Any, *rest: Any, walk: Walk | None, **options: Unpack[_PathOptions]) -> Any: ...  # noqa: E501
 # fmt: on
+@short_traceback
 def fmap_with_path(
     f: Callable[..., Any],
     tree: Any,
@@ -565,6 +571,7 @@ def fmap_with_path(
     )
 
 
+@short_traceback
 def fmapstructure(
     f: Callable[..., Any],
     tree: Any,
@@ -585,6 +592,7 @@ def fmapstructure(
     return TreeMap(f, is_leaf=is_leaf, cache=cache, prune=prune, walk=structural_walk)(tree, rest)
 
 
+@short_traceback
 def fmapstructure_with_path(
     f: Callable[..., Any],
     tree: Any,

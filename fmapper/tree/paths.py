@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 from fmapper.errors import PathError
+from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import KeyPath, format_keys
 from fmapper.tree.nodes import node_type_of, sync
 
 T = TypeVar("T")
 
 
+@short_traceback
 def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
     """Returns the node or leaf at a key path.
 
@@ -48,6 +50,7 @@ def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
     return True
 
 
+@short_traceback
 def set_path(tree: T, path: KeyPath | str | Iterable[Any], value: Any) -> T:
     """Returns a new tree with `value` at a key path; the rest is shared with `tree`, which stays.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from fmapper.errors import CycleError, FmapperError
+from fmapper.tracebacks import short_traceback
 from fmapper.tree import nodes
 from fmapper.tree.keypath import KeyPath, Link, format_keys, format_link
 from fmapper.tree.nodes import ATOM, INTERNED, LEAVES, Item, Kind, NodeType
@@ -103,6 +104,7 @@ def visit(
         yield link, value, kind
 
 
+@short_traceback
 def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """Returns the leaves of a tree, depth first, one per occurrence.
 
@@ -118,6 +120,7 @@ def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[
     return [value for _, value, node_type in visit(tree, is_leaf=is_leaf) if node_type is None]
 
 
+@short_traceback
 def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """Collects all nodes and leaves of a tree, depth first, parents first, each object once.
 

@@ -18,7 +18,7 @@ ADAPTERS = sorted(ADAPTERS_ROOT.rglob("*.py"))
 
 # A room imports those above it, and its equals where the second of the two does not import back.
 FLOORS = (
-    ("errors", "warn", "lazy", "renames", "suggest"),
+    ("errors", "warn", "lazy", "renames", "suggest", "switches", "progress", "tracebacks"),
     ("tree",),
     ("backends",),
     ("moves", "random", "nn"),
@@ -181,7 +181,7 @@ def test_no_framework_is_named(room):
 
 # --- budgets ------------------------------------------------------------------------------------
 
-TREE_ROOM_LINES = 2_398  # 60 of them say the types of `fmap`
+TREE_ROOM_LINES = 2_414  # 76 of them say the types of `fmap`, and what its tracebacks show
 LONG_FILES = 4  # of more than 500 lines
 LEVELS = 12
 WALKS = {

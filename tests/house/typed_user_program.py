@@ -170,5 +170,11 @@ def devices(model: Model, batches: Iterator[Mapping[str, Host]]) -> Callable[[],
     return lambda: print(measured)
 
 
+def settings() -> None:
+    assert_type(fmapper.settings.progress, bool)
+    fmapper.settings.progress = False
+    fmapper.settings.full_tracebacks = True
+
+
 def types_of_results() -> tuple[type[fmapper.Summary], type[fmapper.Report]]:
     return fmapper.Summary, fmapper.Report

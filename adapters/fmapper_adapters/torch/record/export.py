@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError, ConversionWarning, NotCompiledWarning, to_torch
+from fmapper.backends import step
 from fmapper.programs import Program
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
@@ -259,7 +260,7 @@ def _as_it_runs(
     Raises:
         ConversionError: They differ, and the module cannot be recorded so.
     """
-    with quiet():
+    with quiet(), step("comparing with the module"):
         try:
             checks.check(module, exported, args, kwargs)
         except ConversionError:
@@ -282,7 +283,7 @@ def _decompose(
     table = decompositions.choose(exported, whole)
     if fast_decompose.decompose(exported, table):
         return exported
-    with quiet():
+    with quiet(), step("decomposing"):
         found: torch.export.ExportedProgram = exported.run_decompositions(table.table)
         return found
 

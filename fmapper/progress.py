@@ -1,0 +1,192 @@
+"""Says on stderr what takes long: one line that is rewritten, and gone at the end.
+
+The phases of long work enter a `step`. The first one starts a thread, which waits two seconds and
+then shows the steps that are open, four times a second; recording blocks Python for longer than
+that. It ends with the first step, and never keeps a process alive. Where nobody would see the line
+there is no thread. One thread of the program is shown at a time: steps of the others are silent.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TextIO
+
+from fmapper.switches import settings
+
+PATIENCE = 2.0  # seconds without a line: short work needs none
+_PERIOD = 0.25  # seconds between two lines
+
+
+class _Line(Protocol):
+    def show(self, text: str) -> None: ...
+    def erase(self) -> None: ...
+
+
+class _Steps:
+    """The steps that are open, outermost first, and the thread of the program that is in them."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Forgets everything: in the child of a fork nothing shows the line."""
+        self.lock = threading.Lock()
+        self.owner: int | None = None
+        self.open: list[str] = []
+        self.stop: Callable[[], None] = _nothing
+
+    def enter(self, what: str, *, shown: bool) -> int | None:
+        """Opens a step, and returns how many are open around it; None in another thread."""
+        me = threading.get_ident()
+        with self.lock:
+            if self.owner is None and (not shown or is_wanted()):
+                self.owner = me
+                self.open = [what]
+                self.stop = _start(self.open) if shown else _nothing
+                return 0
+            if self.owner != me:
+                return None
+            self.open.append(what)
+            return len(self.open) - 1
+
+    def leave(self, depth: int) -> None:
+        if depth:
+            del self.open[depth:]
+            return
+        try:
+            self.stop()
+        finally:
+            self.open, self.stop, self.owner = [], _nothing, None
+
+
+def _nothing() -> None:
+    pass
+
+
+_steps = _Steps()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_steps.renew)
+
+
+@contextmanager
+def step(what: str, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
+    """Says what is done in this block, if it takes long; see `fmapper.settings`.
+
+    Args:
+        what: The work, as `recording Net`. A step within a step stands behind that.
+        shown: False keeps this block and the steps in it silent, as what is measured must be.
+
+    Yields:
+        A function that says what is done next, instead.
+    """
+    depth = _steps.enter(what, shown=shown)
+    if depth is None:
+        yield _ignore
+        return
+
+    def say(what: str) -> None:
+        _steps.open[depth:] = [what]
+
+    try:
+        yield say
+    finally:
+        _steps.leave(depth)
+
+
+def _ignore(what: str) -> None:
+    pass
+
+
+def is_wanted() -> bool:
+    """Tells whether somebody would see the line."""
+    if not settings.progress:
+        return False
+    return _notebook() is not None or (sys.stderr is not None and sys.stderr.isatty())
+
+
+def _start(steps: list[str]) -> Callable[[], None]:
+    """Starts the thread that shows steps; returns what ends it, and takes its line away."""
+    done = threading.Event()
+    # A notebook knows by its context below which cell it is to print.
+    run = contextvars.copy_context().run
+    arguments = (_show, steps, done, sys.stderr)
+    thread = threading.Thread(target=run, args=arguments, name="fmapper-progress", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        done.set()
+        thread.join()
+
+    return stop
+
+
+def _show(steps: list[str], done: threading.Event, stderr: TextIO) -> None:
+    start = time.monotonic()
+    if done.wait(PATIENCE):
+        return
+    with suppress(ValueError, OSError):  # stderr was closed
+        line: _Line = _TerminalLine(stderr) if _notebook() is None else _NotebookLine()
+        try:
+            shown = ""
+            while not done.is_set():
+                text = f"fmapper: {': '.join(steps)} ({time.monotonic() - start:.0f} s)"
+                if text != shown:
+                    line.show(text)
+                shown = text
+                done.wait(_PERIOD)
+        finally:
+            line.erase()
+
+
+class _TerminalLine:
+    """The last line of a terminal."""
+
+    def __init__(self, stderr: TextIO) -> None:
+        from rich.console import Console
+        from rich.control import Control
+        from rich.segment import ControlType
+        from rich.text import Text
+
+        self._console = Console(file=stderr, highlight=False)
+        self._clear = Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2))
+        self._text = Text
+
+    def show(self, text: str) -> None:
+        fitting = self._text(text, style="dim", no_wrap=True, overflow="ellipsis")
+        fitting.truncate(self._console.width - 1, overflow="ellipsis")
+        self._console.control(self._clear)
+        self._console.print(fitting, end="")
+
+    def erase(self) -> None:
+        self._console.control(self._clear)
+
+
+class _NotebookLine:
+    """A line below the cell; in the end it is empty."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, text: str) -> None:
+        display = sys.modules["IPython"].display.display
+        if self._handle is None:
+            self._handle = display({"text/plain": text}, raw=True, display_id=True)
+        else:
+            self._handle.update({"text/plain": text}, raw=True)
+
+    def erase(self) -> None:
+        if self._handle is not None:
+            self._handle.update({"text/plain": ""}, raw=True)
+
+
+def _notebook() -> Any | None:
+    """Returns the shell of the notebook that this runs in."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell if getattr(shell, "kernel", None) is not None else None

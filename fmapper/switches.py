@@ -1,0 +1,54 @@
+"""The switches that a user has over what fmapper shows."""
+
+from __future__ import annotations
+
+import os
+
+
+class Settings:
+    """What fmapper shows beside results.
+
+    Attributes:
+        progress: Whether work that takes more than two seconds says on stderr what it does, in one
+            line that is rewritten and gone at the end; where stderr is a terminal, and in
+            notebooks. `FMAPPER_PROGRESS=0` in the environment switches it off.
+        full_tracebacks: Whether the tracebacks of errors show every frame, those inside of fmapper
+            too, and not only those of the user and the function of fmapper that was called.
+            `FMAPPER_FULL_TRACEBACKS=1` switches it on.
+    """
+
+    __slots__ = ("full_tracebacks", "progress")
+
+    progress: bool
+    full_tracebacks: bool
+
+    def __init__(self) -> None:
+        self.progress = _is_set("FMAPPER_PROGRESS", True)
+        self.full_tracebacks = _is_set("FMAPPER_FULL_TRACEBACKS", False)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
+        return f"Settings({shown})"
+
+
+def _is_set(variable: str, default: bool) -> bool:
+    text = os.environ.get(variable, "").strip().lower()
+    return default if not text else text not in ("0", "false", "no", "off")
+
+
+settings = Settings()
+"""What fmapper shows beside results: `settings.progress`, `settings.full_tracebacks`.
+
+Work that takes more than two seconds (recording, lowering, comparing, moving gigabytes) says what
+it does in one line on stderr, where that is a terminal, or below the cell of a notebook; the line
+is gone at the end. `settings.progress = False`, or `FMAPPER_PROGRESS=0` in the environment, is
+quiet.
+
+Tracebacks show the frames of the user and the function of fmapper that was called.
+`settings.full_tracebacks = True`, or `FMAPPER_FULL_TRACEBACKS=1`, shows those inside, too.
+
+Examples:
+    >>> import fmapper
+    >>> fmapper.settings
+    Settings(full_tracebacks=..., progress=True)
+"""
