@@ -25,7 +25,7 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.backends.adapter import Adapter
-    from fmapper.backends.arrays import Arrays, Exchange, Memory
+    from fmapper.backends.arrays import DEVICE_KINDS, USUAL_GPU, Arrays, Exchange, Memory
     from fmapper.backends.compute import Compute, Counts
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from fmapper.tree.nodes import Fitting, at_end, refitted
 
 __all__ = [
+    "DEVICE_KINDS",
+    "USUAL_GPU",
     "Adapter",
     "Arrays",
     "Aside",
@@ -78,7 +80,7 @@ __all__ = [
 
 _PLACES = {
     "fmapper.backends.adapter": "Adapter",
-    "fmapper.backends.arrays": "Arrays Exchange Memory",
+    "fmapper.backends.arrays": "Arrays DEVICE_KINDS Exchange Memory USUAL_GPU",
     "fmapper.backends.compute": "Compute Counts",
     "fmapper.backends.models": "Models Observation",
     "fmapper.backends.nodes": "Aside NodeType Nodes",

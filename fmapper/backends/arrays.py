@@ -2,41 +2,66 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Final, Literal
 
 from fmapper.backends.dtypes import itemsize
 from fmapper.backends.framework import Framework
 from fmapper.errors import DeviceUnavailableError
 
+DEVICE_KINDS: Final = {
+    **{kind: kind for kind in ("cpu", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "meta")},
+    **dict.fromkeys(("cuda", "rocm"), "gpu"),
+}
+"""Words for kinds of devices, and the general word for the same hardware.
+
+Where frameworks call one device by two words, arrays find their way by the general one. Adapters
+may have other kinds.
+"""
+
+USUAL_GPU: Final = next(word for word, general in DEVICE_KINDS.items() if word != general)
+"""The most common word of frameworks that do not say gpu."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where arrays live: whose they are, the kind of device, and which of that kind.
+    """Where arrays live: whose they are, the kind of device, which of that kind, in which memory.
 
     Attributes:
         backend: numpy, torch, jax, or what an adapter adds.
         kind: cpu, cuda, gpu, mps, tpu, meta ... in the words of the backend.
         index: Which one; None where there is only one; a tuple for an array spread over several.
+        memory: Which of its memories, as JAX's `pinned_host`; None for the usual one.
 
     Examples:
-        >>> print(Device("torch", "cuda", 0), Device("numpy", "cpu"))
-        torch:cuda:0 numpy:cpu
+        >>> print(Device("torch", "cuda", 0), Device("jax", "gpu", 0, "pinned_host"))
+        torch:cuda:0 jax:gpu:0/pinned_host
     """
 
     backend: str
     kind: str
     index: int | tuple[int, ...] | None = None
+    memory: str | None = None
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether it computes, and is not the CPU."""
+        return self.kind not in ("cpu", "meta")
 
     def __str__(self) -> str:
-        if self.index is None:
-            return f"{self.backend}:{self.kind}"
-        index = self.index if isinstance(self.index, tuple) else (self.index,)
-        return f"{self.backend}:{self.kind}:{','.join(map(str, index))}"
+        index = self.index if isinstance(self.index, tuple | None) else (self.index,)
+        parts = [self.backend, self.kind, *([",".join(map(str, index))] if index else ())]
+        return ":".join(parts) + (f"/{self.memory}" if self.memory else "")
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        """Reads pickles of before there were memories, too."""
+        for field, value in itertools.zip_longest(fields(self), state):
+            object.__setattr__(self, field.name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +218,20 @@ class Arrays(Framework):
     def devices(self) -> Sequence[Device]:
         """Returns every device of this backend that is here, the CPU first."""
 
+    def known_devices(self) -> Sequence[Device]:
+        """Returns those of `devices` that are known without starting one.
+
+        To start an accelerator may take most of its memory; a message does not need that.
+        """
+        return self.devices()
+
+    def may_have_gpu(self) -> bool:
+        """Tells whether there is an accelerator, or may be one: what can be known without a start.
+
+        NumPy arrays that go to the GPU need a backend; only the one that is chosen is started.
+        """
+        return any(device.is_accelerator for device in self.known_devices())
+
     def as_device(self, device: Any) -> Device | None:
         """Returns the device that an object of the framework's own stands for, or None."""
         return None
@@ -215,17 +254,35 @@ class Arrays(Framework):
     def find_device(self, kind: str, index: int | None) -> Device:
         """Returns the device that a kind and an index mean for this backend.
 
+        A `gpu` is whatever accelerator there is, unless there is one of that name.
+
         Raises:
             DeviceUnavailableError: There is none; says what is missing and what is there.
         """
         own = self.aliases.get(kind, kind)
-        for device in self.devices():
-            if device.kind == own and index in (None, 0 if device.index is None else device.index):
+        known = self.devices()
+        there = [device for device in known if device.kind == own]
+        if kind == "gpu" and not there:
+            there = [device for device in known if device.is_accelerator]
+        for device in there:
+            if index in (None, 0 if device.index is None else device.index):
                 return device
-        here = ", ".join(map(str, self.devices())) or "nothing"
-        wanted = Device(self.name, own, index)
+        here = ", ".join(map(str, known)) or "nothing"
+        wanted = Device(self.name, there[0].kind if there else own, index)
         raise DeviceUnavailableError(
-            f"{wanted} is not available: {self.why_not(own, index)}. Here: {here}."
+            f"{wanted} is not available: {self.why_not(wanted.kind, index)}. Here: {here}."
+        )
+
+    def in_memory(self, device: Device, memory: str | None) -> Device:
+        """Returns one of the memories of a device; the usual one for None.
+
+        Raises:
+            DeviceUnavailableError: There is no memory of that name; says which there are.
+        """
+        if memory is None:
+            return replace(device, memory=None)
+        raise DeviceUnavailableError(
+            f"{replace(device, memory=memory)} is not available: {self.name} has one memory there."
         )
 
     @abstractmethod
@@ -302,8 +359,8 @@ class Arrays(Framework):
         """Makes arrays of this backend from the exchange, one per array, in order.
 
         For `device` on the host and an adapter that `keeps_memory`, all host memory in `exchange`
-        is private, or frozen, or to be shared. Other memory may be read until the last result is
-        given, not longer.
+        is private, or frozen, or to be shared. Other memory, that of accelerators too, is copied;
+        it may be read until the last result is given, not longer.
 
         Args:
             exchange: The arrays.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.backends.arrays import Arrays, Device, DeviceInfo
+from fmapper.backends.arrays import DEVICE_KINDS, Arrays, Device, DeviceInfo
 from fmapper.backends.discovery import (
     adapter_of,
     adapters,
@@ -27,8 +27,9 @@ from fmapper.tree.keypath import Link, format_link
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import visit
 
-_KINDS = {"cpu", "gpu", "cuda", "mps", "xpu", "tpu", "meta"}
-_SPEC = re.compile(r"(?:(?P<backend>[a-z_]\w*):)?(?P<kind>[a-z]+)(?::(?P<index>\d+))?")
+_SPEC = re.compile(
+    r"(?:(?P<backend>[a-z_]\w*):)?(?P<kind>[a-z]+)(?::(?P<index>\d+))?(?:/(?P<memory>[a-z_]+))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,16 @@ class DeviceSpec:
     backend: str | None
     kind: str
     index: int | None = None
+    memory: str | None = None
 
     def __str__(self) -> str:
         parts = [self.backend, self.kind, None if self.index is None else str(self.index)]
-        return ":".join(part for part in parts if part is not None)
+        memory = f"/{self.memory}" if self.memory else ""
+        return ":".join(part for part in parts if part is not None) + memory
 
 
 def parse_device(device: Any) -> DeviceSpec:
-    """Reads `"cuda:1"`, `"jax:gpu:1"`, a `Device`, or a framework's own device object.
+    """Reads `"cuda:1"`, `"jax:gpu:1/pinned_host"`, a `Device`, or a framework's own device object.
 
     Raises:
         DeviceError: It is not a device; the message lists what could be written here.
@@ -56,20 +59,20 @@ def parse_device(device: Any) -> DeviceSpec:
     if isinstance(device, Device):
         if isinstance(device.index, tuple):
             raise DeviceError(f"{device} is several devices; name one of them.")
-        return DeviceSpec(device.backend, device.kind, device.index)
+        return DeviceSpec(device.backend, device.kind, device.index, device.memory)
     if not isinstance(device, str):
         own = next(filter(None, (adapter.as_device(device) for adapter in adapters(Arrays))), None)
         if own is not None:
             return parse_device(own)
     found = _SPEC.fullmatch(device) if isinstance(device, str) else None
-    if found is not None and found["kind"] in _KINDS:
+    if found is not None and found["kind"] in DEVICE_KINDS:
         _check_installed(device, found["backend"])
     if found is None or not _is_known(found["backend"], found["kind"]):
         raise DeviceError(
             f"{device!r} is not a device. Here you can write: {', '.join(good_strings())}."
         )
     index = None if found["index"] is None else int(found["index"])
-    return DeviceSpec(found["backend"], found["kind"], index)
+    return DeviceSpec(found["backend"], found["kind"], index, found["memory"])
 
 
 def _check_installed(device: str, backend: str | None) -> None:
@@ -81,7 +84,7 @@ def _check_installed(device: str, backend: str | None) -> None:
     except BackendUnavailableError as error:
         raise DeviceUnavailableError(
             f"{device} is not available: {str(error).rstrip('.')}. "
-            f"Here: {', '.join(map(str, devices()))}."
+            f"Here: {', '.join(map(str, _known_devices()))}."
         ) from error
 
 
@@ -89,21 +92,23 @@ def _is_known(backend: str | None, kind: str) -> bool:
     """Tells whether a backend is there, and the kind is a common one or one of an adapter's own."""
     if backend is not None and backend not in installed_backends():
         return False
-    return kind in _KINDS or any(
-        kind in adapter.aliases or any(device.kind == kind for device in adapter.devices())
+    return kind in DEVICE_KINDS or any(
+        kind in adapter.aliases or any(device.kind == kind for device in adapter.known_devices())
         for adapter in adapters(Arrays)
     )
 
 
 def good_strings() -> list[str]:
-    """Returns every device string that means something on this machine, short forms first."""
-    here = devices()
+    """Returns the device strings that mean something on this machine, short forms first.
+
+    No device is started to find out.
+    """
+    here = _known_devices()
     short: dict[str, None] = {"cpu": None}
     for device in here:
-        if device.kind != "cpu":
+        if device.is_accelerator:
             short[device.kind] = None
-            if device.kind in ("cuda", "gpu"):
-                short["gpu"] = None
+            short["gpu"] = None
     full = [str(device) for device in here]
     return [*short, *full]
 
@@ -111,20 +116,27 @@ def good_strings() -> list[str]:
 def devices() -> list[Device]:
     """Returns every device of every installed backend, CPUs first within a backend.
 
-    Asking imports the backends that are installed.
+    Asking imports the backends that are installed, and starts JAX.
 
     Examples:
         >>> import fmapper
         >>> "numpy:cpu" in map(str, fmapper.devices())
         True
     """
-    found: list[Device] = []
+    return [device for adapter in working_adapters() for device in adapter.devices()]
+
+
+def _known_devices() -> list[Device]:
+    return [device for adapter in working_adapters() for device in adapter.known_devices()]
+
+
+def working_adapters() -> Iterator[Arrays]:
+    """Yields the adapters of all backends that are installed and can be imported."""
     for name in installed_backends():
         try:
-            found.extend(get_adapter(name, Arrays).devices())
+            yield get_adapter(name, Arrays)
         except ImportError:  # installed in name only, or without an adapter for its version
             continue
-    return found
 
 
 @short_traceback
@@ -151,7 +163,7 @@ def device_info(device: Any) -> DeviceInfo:
         >>> import fmapper
         >>> info = fmapper.device_info("numpy:cpu")
         >>> info.device
-        Device(backend='numpy', kind='cpu', index=None)
+        Device(backend='numpy', kind='cpu', index=None, memory=None)
         >>> info.total is None or info.total > 2**20
         True
     """

@@ -303,19 +303,9 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
                 reason = BufferError(f"an array of this layout leaves {source.name} as a copy only")
                 raise batch.failure(at, reason)
         return exchange
-    to_host = batch.device.kind == "cpu"
-    if copy is None and exchange.frozen and target.read_only and (to_host or exchange.device):
+    if copy is None and exchange.frozen and target.read_only:
         return exchange
-    if exchange.device is not None:  # memory of a GPU is copied by its owner
-        theirs = [at for at in range(len(arrays)) if at not in exchange.private]
-        chosen = [arrays[at] for at in theirs]
-        copies = batch.done(lambda: source.to_device(chosen, batch.origin, copy=True))
-        data = list(exchange.data)
-        copied = source.export(copies, batch.device).data
-        for at, new in zip(theirs, copied, strict=True):
-            data[at] = new
-        return dataclasses.replace(exchange, data=data, private=range(len(data)))
-    if not to_host or not target.keeps_memory:
+    if batch.device.kind != "cpu" or exchange.device is not None or not target.keeps_memory:
         return exchange
     # What is cast or private is nobody else's, unless the source keeps it and says read-only.
     own = {at for at in (*exchange.private, *fresh) if exchange.data[at].flags.writeable}

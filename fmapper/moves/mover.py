@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
-from fmapper.backends.arrays import Arrays, Device
+from fmapper.backends.arrays import DEVICE_KINDS, Arrays, Device
 from fmapper.backends.device import DeviceSpec, parse_device
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter
 from fmapper.backends.dtypes import dtype_name, wanted_dtype
@@ -300,19 +300,22 @@ class Mover(Router):
             return self._on(target, self.spec, origin)
         if target is adapter:
             return origin
-        kind = "cpu" if origin.kind in ("cpu", "meta") or target.host_only else origin.kind
-        index = origin.index if kind != "cpu" and isinstance(origin.index, int) else None
-        return target.find_device("gpu" if kind == "cuda" else kind, index)
+        if not origin.is_accelerator or target.host_only:
+            return target.find_device("cpu", None)
+        index = origin.index if isinstance(origin.index, int) else None
+        return target.find_device(DEVICE_KINDS.get(origin.kind, origin.kind), index)
 
     def _on(self, adapter: Arrays, spec: DeviceSpec, origin: Device) -> Device:
         kind = adapter.aliases.get(spec.kind, spec.kind)
-        is_kind = origin.kind == kind or (spec.kind == "gpu" and origin.kind not in ("cpu", "meta"))
+        is_kind = origin.kind == kind or (spec.kind == "gpu" and origin.is_accelerator)
         if (origin.backend == adapter.name and is_kind) and (
             spec.index == origin.index
             or (spec.index is None and not isinstance(origin.index, tuple))
         ):
-            return origin
-        return adapter.find_device(spec.kind, spec.index)
+            device = origin
+        else:
+            device = adapter.find_device(spec.kind, spec.index)
+        return adapter.in_memory(device, spec.memory) if spec.memory != device.memory else device
 
 
 @short_traceback

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from fmapper.backends.arrays import Arrays, Device
-from fmapper.backends.device import DeviceSpec
-from fmapper.backends.discovery import get_adapter, installed_backends
-from fmapper.errors import BackendUnavailableError, DeviceError, DeviceUnavailableError
+from fmapper.backends.device import DeviceSpec, working_adapters
+from fmapper.backends.discovery import get_adapter
+from fmapper.errors import DeviceError, DeviceUnavailableError
 
 
 class Target(NamedTuple):
@@ -42,7 +42,8 @@ def gpu_for_host_arrays(spec: DeviceSpec) -> Target:
             f"{spec} is not available: no installed backend sees a GPU ({_what_was_seen()})."
         )
     target = get_adapter(name, Arrays)
-    return Target(target, target.find_device(spec.kind, spec.index))
+    device = target.find_device(spec.kind, spec.index)
+    return Target(target, target.in_memory(device, spec.memory))
 
 
 _preferred: list[str] = []
@@ -70,18 +71,15 @@ def use_backend(name: str | None) -> AbstractContextManager[None]:
 
 
 def _gpu_backend() -> str | None:
-    seeing = [
-        adapter.name
-        for adapter in _working_adapters()
-        if any(device.kind != "cpu" for device in adapter.devices())
-    ]
     if _preferred:
-        if _preferred[0] not in seeing:
+        chosen = get_adapter(_preferred[0], Arrays)
+        if not any(device.is_accelerator for device in chosen.devices()):
             raise DeviceUnavailableError(
-                f"{_preferred[0]} was chosen with use_backend, but sees no GPU "
-                f"({_what_was_seen()})."
+                f"{chosen.name} was chosen with use_backend, but sees no GPU "
+                f"({chosen.why_not(chosen.aliases.get('gpu', 'gpu'), None)})."
             )
-        return _preferred[0]
+        return chosen.name
+    seeing = [adapter.name for adapter in working_adapters() if adapter.may_have_gpu()]
     if len(seeing) < 2:
         return next(iter(seeing), None)
     raise DeviceError(
@@ -93,17 +91,7 @@ def _gpu_backend() -> str | None:
 def _what_was_seen() -> str:
     reasons = [
         f"{adapter.name}: {adapter.why_not(adapter.aliases.get('gpu', 'gpu'), None)}"
-        for adapter in _working_adapters()
+        for adapter in working_adapters()
         if not adapter.host_only
     ]
     return "; ".join(reasons) or "neither torch nor jax is installed"
-
-
-def _working_adapters() -> list[Arrays]:
-    found = []
-    for name in installed_backends():
-        try:
-            found.append(get_adapter(name, Arrays))
-        except BackendUnavailableError:  # installed, but broken
-            continue
-    return found

@@ -7,6 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax._src import xla_bridge
+
+
+def has_started() -> bool:
+    """Tells whether JAX has looked for its devices, and taken what it wants of their memory."""
+    return bool(xla_bridge.backends_are_initialized())
+
 
 def key_kind(dtype: Any) -> Any:
     """Returns the generator of a dtype of PRNG keys, with its `name` and its `key_shape`."""

@@ -6,6 +6,7 @@ import importlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -14,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fmapper import Device, DeviceInfo
-from fmapper.backends import Compute, Exchange, Nodes, NodeType, Observation
+from fmapper import Device, DeviceInfo, DeviceUnavailableError
+from fmapper.backends import DEVICE_KINDS, Compute, Exchange, Nodes, NodeType, Observation
 from fmapper_adapters.jax import tree
 from fmapper_adapters.jax.arrays import devices as _devices
 from fmapper_adapters.jax.arrays import host
@@ -34,10 +35,9 @@ _NARROWED = {
     "complex128": "complex64",
 }
 _dtype = attrgetter("dtype")
-_devices_of = attrgetter("sharding.device_set")
 _META = Device("jax", "meta")
 _shape_only: Any = jax.ShapeDtypeStruct
-_KINDS = {"cuda": "gpu", "rocm": "gpu"}
+_sharding = attrgetter("sharding")
 
 
 class JaxAdapter(JaxModels, Compute, Nodes):
@@ -59,7 +59,9 @@ class JaxAdapter(JaxModels, Compute, Nodes):
     read_only: ClassVar[bool] = True
     order: ClassVar[Literal["K", "C"]] = "C"
     takes_host_arrays: ClassVar[bool] = True
-    aliases: ClassVar[dict[str, str]] = _KINDS
+    aliases: ClassVar[dict[str, str]] = {
+        word: general for word, general in DEVICE_KINDS.items() if word != general
+    }
 
     @cached_property
     def functional(self) -> Any:
@@ -78,15 +80,12 @@ class JaxAdapter(JaxModels, Compute, Nodes):
     def device(self, array: Any) -> Device:
         """Returns where an array is: if on several devices, all by id; for tracers the default."""
         if isinstance(array, jax.core.Tracer):
-            return _device(_default())
+            return _devices.named(_default())
         if isinstance(array, jax.ShapeDtypeStruct):
             return _META
         if array.is_deleted():
             raise RuntimeError("the array was deleted, probably because it was donated")
-        found = sorted(array.devices(), key=lambda device: device.id)
-        if len(found) == 1:
-            return _device(found[0])
-        return Device("jax", _device(found[0]).kind, tuple(device.id for device in found))
+        return _devices.home(array)
 
     def dtype(self, array: Any) -> str:
         """Returns `array.dtype` by name; PRNG keys have one like key<fry>."""
@@ -98,11 +97,37 @@ class JaxAdapter(JaxModels, Compute, Nodes):
 
     def devices(self) -> Sequence[Device]:
         """Returns the devices of this process: the CPUs first, then the other platforms."""
-        return [_device(device) for device in _devices.local()]
+        return list(map(_devices.named, _devices.local()))
+
+    def known_devices(self) -> Sequence[Device]:
+        """Returns the devices if JAX has started; to start it takes most memory of a GPU."""
+        return list(map(_devices.named, _devices.started()))
+
+    def may_have_gpu(self) -> bool:
+        """Tells whether JAX has an accelerator, or a plugin for one if it has not started."""
+        return _devices.may_have_accelerator()
 
     def as_device(self, device: Any) -> Device | None:
-        """Returns a `jax.Device`."""
-        return _device(device) if isinstance(device, jax.Device) else None
+        """Returns a `jax.Device`, or one of its memories as a `SingleDeviceSharding` has it."""
+        if isinstance(device, jax.sharding.SingleDeviceSharding):
+            (own,) = device.device_set
+            memory = None if device.memory_kind is None else device.memory_kind
+            usual = memory in (None, _devices.usual_memory(own))
+            return replace(_devices.named(own), memory=None if usual else memory)
+        return _devices.named(device) if isinstance(device, jax.Device) else None
+
+    def in_memory(self, device: Device, memory: str | None) -> Device:
+        """Returns one of the memories that JAX has on a device, such as `pinned_host`."""
+        if memory is None or isinstance(device.index, tuple):
+            return super().in_memory(device, memory)
+        own = _devices.find(device)
+        names = _devices.memories(own)
+        if memory not in names:
+            raise DeviceUnavailableError(
+                f"{replace(device, memory=memory)} is not available: the memories of {device} are "
+                f"{', '.join(names)}."
+            )
+        return replace(device, memory=None if memory == _devices.usual_memory(own) else memory)
 
     def find_device(self, kind: str, index: int | None) -> Device:
         """Finds a device as every backend does; without an index, the default one if of that kind.
@@ -113,7 +138,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
             return _META
         chosen = _devices.default()
         if index is None and chosen is not None:
-            default = _device(chosen)
+            default = _devices.named(chosen)
             if default.kind == self.aliases.get(kind, kind):
                 return default
         return super().find_device(kind, index)
@@ -122,7 +147,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         """Returns name and memory as XLA has them: what JAX may take of a GPU, and has not used."""
         if device.kind == "cpu" or not isinstance(device.index, int):
             return super().device_info(device)
-        return DeviceInfo(device, *_devices.about(_jax_device(device)))
+        return DeviceInfo(device, *_devices.about(_devices.find(device)))
 
     def why_not(self, kind: str, index: int | None) -> str:
         """Tells whether the plugin, the driver, a setting or the index is to blame."""
@@ -144,7 +169,10 @@ class JaxAdapter(JaxModels, Compute, Nodes):
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterator[Any]:
-        """Moves all with one `device_put`; copies on the same device where that is asked for."""
+        """Moves all with one `device_put`; copies on the same device where that is asked for.
+
+        An accelerator may run out of memory later than JAX returns, so each is waited for there.
+        """
         if device.kind == "meta":
             yield from (_shape_only(array.shape, array.dtype) for array in arrays)
             return
@@ -154,12 +182,12 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         if copy and all(self.device(array) == device for array in arrays):
             yield from map(host.copy, arrays)
             return
-        target = _jax_device(device)
+        target = _devices.place(device)
         try:
-            yield from jax.device_put(list(arrays), target)
+            moved = jax.device_put(list(arrays), target)
         except (RuntimeError, ValueError, TypeError):  # one by one: which is it?
-            for array in arrays:
-                yield jax.device_put(array, target)
+            moved = (jax.device_put(array, target) for array in arrays)
+        yield from map(host.wait_for, moved) if device.is_accelerator else moved
 
     def nbytes(self, array: Any) -> int:
         """Counts bytes as the dtype has them: a PRNG key takes several numbers."""
@@ -173,10 +201,12 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         dtypes = list(map(_dtype, arrays))
         if issubclass(cls, jax.ShapeDtypeStruct):
             return dtypes
-        places = list(map(_devices_of, arrays))  # shardings take longer to compare
-        if places.count(places[0]) == len(places):
+        shardings = list(map(_sharding, arrays))
+        if shardings.count(shardings[0]) == len(shardings):
             return dtypes
-        return list(zip(dtypes, map(frozenset, places), strict=True))
+        homes = {id(one): (frozenset(one.device_set), one.memory_kind) for one in shardings}
+        places = [homes[id(one)] for one in shardings]
+        return dtypes if len(set(places)) == 1 else list(zip(dtypes, places, strict=True))
 
     def stays(self, array: Any) -> str | None:
         """Keeps PRNG keys here: other frameworks draw no numbers from them."""
@@ -202,7 +232,8 @@ class JaxAdapter(JaxModels, Compute, Nodes):
             for array in arrays:
                 host.refuse(array)
         origin = self.device(arrays[0]) if arrays else Device("jax", "cpu", 0)
-        if origin.kind == "gpu" and target.kind == "cuda" and isinstance(origin.index, int):
+        is_there = target.is_accelerator and DEVICE_KINDS.get(target.kind) == origin.kind
+        if is_there and isinstance(origin.index, int) and origin.memory is None:
             return Exchange(arrays, frozen=True, device=origin)
         try:
             data = list(map(np.asarray, arrays))
@@ -221,12 +252,12 @@ class JaxAdapter(JaxModels, Compute, Nodes):
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Puts host memory on the device; aligned memory of the CPU is taken over as it is."""
-        target = _jax_device(device)
-        committed = None if target == _default() else target
+        target = _devices.find(device)
+        committed: Any = None if target == _default() else target
+        if device.memory is not None:
+            committed = _devices.place(device)
         if exchange.device is not None:
-            return [
-                jax.device_put(jax.dlpack.from_dlpack(data), committed) for data in exchange.data
-            ]
+            return host.take(exchange, committed, share)
         if share:
             return (host.share(data, target, committed) for data in exchange.data)
         put = partial(jax.device_put, device=committed)
@@ -235,8 +266,8 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         except (RuntimeError, ValueError, TypeError, MemoryError):
             # one by one, so that the first that fails is known
             return map(host.wait_for, map(put, exchange.data))
-        if device.kind != "cpu":  # the host memory is others' and must have been read by then
-            host.wait_for(new)
+        if device.is_accelerator:  # the host memory is others' and must have been read by then
+            return map(host.wait_for, new)
         return new
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
@@ -390,13 +421,3 @@ def _is_usable(array: Any) -> bool:
 
 def _default() -> Any:
     return _devices.default() or jax.local_devices()[0]
-
-
-def _device(device: Any) -> Device:
-    return Device("jax", _KINDS.get(device.platform, device.platform), device.id)
-
-
-def _jax_device(device: Device) -> Any:
-    platform = device.kind
-    found = [d for d in jax.local_devices(backend=platform) if d.id == device.index]
-    return found[0]

@@ -6,13 +6,22 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.utils.dlpack
 
-from fmapper import Device, DeviceInfo
-from fmapper.backends import Adapter, Exchange, Memory, NodeType, Observation
+from fmapper import Device, DeviceInfo, DeviceUnavailableError
+from fmapper.backends import (
+    DEVICE_KINDS,
+    USUAL_GPU,
+    Adapter,
+    Exchange,
+    Memory,
+    NodeType,
+    Observation,
+)
 from fmapper_adapters.torch.arrays import batches, casts, parameters, tensors, threads
 from fmapper_adapters.torch.arrays import devices as _devices
 from fmapper_adapters.torch.compute import parameter_standin
@@ -36,7 +45,7 @@ class TorchAdapter(Adapter):
     needs_source: ClassVar[str] = (
         "what is written in JAX is recorded by JAX, which is not installed"
     )
-    aliases: ClassVar[dict[str, str]] = {"gpu": "cuda"}
+    aliases: ClassVar[dict[str, str]] = {"gpu": USUAL_GPU}
     array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
 
     # No cached_property: that has a lock in Python 3.11, which torch.compile cannot trace.
@@ -80,27 +89,25 @@ class TorchAdapter(Adapter):
 
     def devices(self) -> Sequence[Device]:
         """Returns the CPU, then the accelerators that torch sees."""
-        found = [CPU]
-        found += [Device("torch", "cuda", i) for i in range(torch.cuda.device_count())]
-        if torch.backends.mps.is_available():
-            found.append(Device("torch", "mps", 0))
-        if torch.xpu.is_available():
-            found += [Device("torch", "xpu", i) for i in range(torch.xpu.device_count())]
-        return found
+        return [CPU, *_devices.accelerators()]
 
     def as_device(self, device: Any) -> Device | None:
         """Returns a `torch.device`."""
         return _device(device) if isinstance(device, torch.device) else None
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """Finds a device; `meta` is everywhere; without an index, the current CUDA device."""
+        """Finds a device; `meta` is everywhere; without an index, the current accelerator."""
         if kind == "meta":
             return Device("torch", "meta")
-        if kind == "gpu":
-            kind = next((d.kind for d in self.devices() if d.kind != "cpu"), "cuda")
-        if self.aliases.get(kind, kind) == "cuda" and index is None and torch.cuda.is_available():
-            index = torch.cuda.current_device()
-        return super().find_device(kind, index)
+        found = super().find_device(kind, index)
+        if index is not None or not found.is_accelerator:
+            return found
+        try:
+            return replace(found, index=torch.accelerator.current_device_index())
+        except RuntimeError as error:
+            raise DeviceUnavailableError(
+                f"{found} is not available: {_devices.why_not_started(error)}."
+            ) from error
 
     def device_info(self, device: Device) -> DeviceInfo:
         """Returns name and memory as the driver has them; what torch keeps is not free."""
@@ -117,11 +124,11 @@ class TorchAdapter(Adapter):
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
-        """Returns grad and inference mode, default device, CUDA device; a stream of its own."""
+        """Returns grad and inference mode, default device, accelerator; a stream of its own."""
         return threads.settings()
 
     def hand_over(self, arrays: Sequence[Any]) -> Callable[[], object] | None:
-        """Orders the streams of two threads, for tensors on CUDA."""
+        """Orders the streams of two threads, for tensors on an accelerator."""
         return threads.handed_over(arrays)
 
     def to_device(
@@ -159,10 +166,11 @@ class TorchAdapter(Adapter):
             if is_copy:
                 private.add(at)
         device = next((values.device for values in plain), torch.device("cpu"))
-        if device.type == "cuda" and target.kind in ("gpu", "cuda"):
+        if target.is_accelerator and DEVICE_KINDS.get(device.type) == DEVICE_KINDS.get(target.kind):
             dense = [values.contiguous() for values in plain]
             private |= {at for at, values in enumerate(plain) if dense[at] is not values}
-            return Exchange(dense, private=private, device=_device(device))
+            data = list(map(_devices.Shared, dense))
+            return Exchange(data, private=private, device=_device(device))
         if device.type != "cpu":
             local = batches.carry(plain, torch.device("cpu"))
             return Exchange([tensors.to_numpy(v) for v in local], private=range(len(plain)))
@@ -171,6 +179,8 @@ class TorchAdapter(Adapter):
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Wraps the memory of the exchange, or brings it to another device."""
         target = _torch_device(device)
+        if exchange.device is not None and not share:
+            return _devices.take(exchange.data, exchange.private, target)
         if exchange.device is not None:
             found: Iterable[Any] = map(torch.utils.dlpack.from_dlpack, exchange.data)
         elif share and exchange.owners is not None:

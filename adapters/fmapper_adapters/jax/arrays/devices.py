@@ -6,19 +6,30 @@ import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache
 from importlib import metadata
+from operator import attrgetter
 from typing import Any
 
 import jax
 import jax.experimental
 
+from fmapper import Device, DeviceUnavailableError
+from fmapper.backends import DEVICE_KINDS
+from fmapper_adapters.jax import _private
+
 _PLATFORMS = ("cpu", "gpu", "tpu")
+_WORDS = {word: general for word, general in DEVICE_KINDS.items() if word != general}
 _GUARDS = ("host_to_device", "device_to_device", "device_to_host")
 _FAILURES = (RuntimeError, AssertionError)  # what JAX 0.10 raises where no platform starts
 
 
 def local() -> list[Any]:
-    """Returns the devices of this process on every platform; none where JAX itself cannot start."""
+    """Returns the devices of this process on every platform; none where JAX itself cannot start.
+
+    This starts JAX on all of them.
+    """
     found: dict[Any, None] = {}
     for platform in (*_PLATFORMS, None):  # None is the default one, which may have another name
         try:
@@ -26,6 +37,70 @@ def local() -> list[Any]:
         except _FAILURES:
             continue
     return list(found)
+
+
+@cache
+def named(device: Any) -> Device:
+    """Returns what fmapper calls a device, by the number that others have for the same hardware.
+
+    `device.id` counts through all processes; `local_hardware_id` is what CUDA counts, too, but
+    tells nothing where it is missing, or the same for the cores of one chip.
+    """
+    return Device("jax", _WORDS.get(device.platform, device.platform), _number(device))
+
+
+@cache
+def _number(device: Any) -> int:
+    peers = jax.local_devices(backend=device.platform)
+    numbers = [peer.local_hardware_id for peer in peers]
+    own = device.local_hardware_id
+    is_good = device in peers and own is not None and own >= 0 and numbers.count(own) == 1
+    return int(own if is_good else device.id)
+
+
+def home(array: jax.Array) -> Device:
+    """Returns where an array is: if on several devices, all by number; and in which memory."""
+    sharding = array.sharding
+    found = sorted(sharding.device_set, key=attrgetter("id"))
+    first = named(found[0])
+    memory = sharding.memory_kind
+    memory = None if memory == usual_memory(found[0]) else memory
+    if len(found) == 1:
+        return replace(first, memory=memory) if memory else first
+    return Device("jax", first.kind, tuple(map(_number, found)), memory)
+
+
+@cache
+def usual_memory(device: Any) -> str | None:
+    """Returns the kind of memory in which arrays on a device are unless told otherwise."""
+    try:
+        return str(device.default_memory().kind)
+    except _FAILURES:  # a platform with one memory that has no name
+        return None
+
+
+def memories(device: Any) -> list[str]:
+    """Returns the kinds of memory that a device can use."""
+    return [str(memory.kind) for memory in device.addressable_memories()]
+
+
+def find(device: Device) -> Any:
+    """Returns JAX's own device.
+
+    Raises:
+        DeviceUnavailableError: This process has no such device.
+    """
+    for found in jax.local_devices(backend=device.kind):
+        if named(found).index == device.index:
+            return found
+    raise DeviceUnavailableError(f"{device} is not a device of this process.")
+
+
+def place(device: Device) -> Any:
+    """Returns a device and one of its memories as JAX wants them: by a sharding."""
+    found = find(device)
+    memory = device.memory or usual_memory(found)
+    return jax.sharding.SingleDeviceSharding(found, memory_kind=memory)
 
 
 def default() -> Any | None:
@@ -38,6 +113,22 @@ def default() -> Any | None:
         return chosen or jax.local_devices()[0]
     except _FAILURES:
         return None
+
+
+def started() -> list[Any]:
+    """Returns the devices of this process, as far as JAX has been started: none if it has not."""
+    return local() if _private.has_started() else []
+
+
+def may_have_accelerator() -> bool:
+    """Tells whether there is an accelerator; where JAX has not started, whether one may be."""
+    if _private.has_started():
+        return any(device.platform != "cpu" for device in local())
+    config: Any = jax.config
+    chosen: str = config.jax_platforms or ""
+    if chosen:
+        return any(word != "cpu" for word in chosen.split(","))
+    return bool(_plugins()) or importlib.util.find_spec("libtpu") is not None
 
 
 def about(device: Any) -> tuple[str | None, int | None, int | None]:
@@ -58,7 +149,7 @@ def why_not(kind: str) -> str | None:
     except _FAILURES as error:
         reason = str(error) or "none of them can be used"
         return f"jax cannot start with jax_platforms (or JAX_PLATFORMS) {chosen!r}: {reason}"
-    if chosen and kind not in chosen.replace("cuda", "gpu").replace("rocm", "gpu").split(","):
+    if chosen and kind not in [_WORDS.get(word, word) for word in chosen.split(",")]:
         return f"this jax runs on the CPU only: jax_platforms (or JAX_PLATFORMS) is {chosen!r}"
     if kind == "tpu":
         return "this jax runs on the CPU only: libtpu is not installed, or finds no TPU"

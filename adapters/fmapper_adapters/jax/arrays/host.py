@@ -6,11 +6,14 @@ so memory that somebody could still write to never reaches it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from fmapper.backends import Exchange
 
 _ALIGNMENT = 64  # bytes; XLA takes over host memory only from such addresses
 
@@ -67,6 +70,24 @@ def share(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array
     if found.unsafe_buffer_pointer() != address:
         raise BufferError(f"JAX made a copy of the {array.dtype} array")
     return found
+
+
+def take(exchange: Exchange, committed: Any, share: bool) -> Iterator[jax.Array]:
+    """Yields arrays from memory of an accelerator that others own; copies, unless it is private.
+
+    The memory may be used again when the last one has been given.
+    """
+    views = []  # or memory would be used again while it is read
+    for at, data in enumerate(exchange.data):
+        view = jax.dlpack.from_dlpack(data)
+        views.append(view)
+        if share or at in exchange.private:
+            yield jax.device_put(view, committed)
+        else:
+            target = view.sharding if committed is None else committed
+            yield wait_for(jax.device_put(view, target, may_alias=False))
+    if not share:
+        wait_for(views)
 
 
 def copy(array: jax.Array) -> jax.Array:

@@ -1,53 +1,127 @@
-"""What torch knows of its devices, and why one is not here."""
+"""What torch knows of its devices, why one is not here, and how memory of theirs is handed over."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.utils.dlpack
+
+from fmapper import Device
+
+
+def accelerators() -> list[Device]:
+    """Returns the accelerators that torch sees, of whatever kind; nothing is started."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return []
+    return [Device("torch", found.type, at) for at in range(torch.accelerator.device_count())]
+
+
+def is_started() -> bool:
+    """Tells whether this process has begun to use an accelerator."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    module: Any = None if found is None else getattr(torch, found.type, None)
+    return bool(module is not None and getattr(module, "is_initialized", bool)())
+
+
+def is_capturing(tensor: torch.Tensor) -> bool:
+    """Tells whether the device of a tensor writes down what it is told to do, for a graph."""
+    module: Any = None if tensor.is_cpu else getattr(torch, tensor.device.type, None)
+    return bool(getattr(module, "is_current_stream_capturing", bool)())
 
 
 def about(kind: str, index: int) -> tuple[str | None, int | None, int | None]:
     """Returns name, total and free bytes of an accelerator; None for what torch does not say."""
-    if kind == "mps":
-        total = torch.mps.recommended_max_memory()
-        return None, total, max(total - torch.mps.driver_allocated_memory(), 0)
     module: Any = getattr(torch, kind)
-    free, total = module.mem_get_info(index)
-    return module.get_device_name(index), total, free
+    if hasattr(module, "recommended_max_memory"):  # memory that is the host's, too
+        total = module.recommended_max_memory()
+        return None, total, max(total - module.driver_allocated_memory(), 0)
+    name = module.get_device_name(index) if hasattr(module, "get_device_name") else None
+    try:
+        free, total = torch.accelerator.get_memory_info(index)
+    except RuntimeError:  # this kind does not say
+        return name, None, None
+    return name, total, free
 
 
 def why_not(kind: str) -> str | None:
     """Tells whether the build or the driver is to blame that there is no device of a kind."""
-    if kind == "cuda":
-        if torch.version.cuda is None and torch.version.hip is None:
-            return (
-                "this torch is a CPU-only build (install one for CUDA or ROCm: "
-                "https://pytorch.org/get-started/locally)"
-            )
-        if not torch.cuda.is_available():
-            built = "ROCm" if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
-            return f"torch was built for {built}, but finds no driver or no GPU: {_no_cuda()}"
-    if kind == "mps":
-        if not torch.backends.mps.is_built():
-            return "this torch is built without MPS, which is for Macs only"
-        if not torch.backends.mps.is_available():
-            return "torch was built with MPS, but this Mac has no GPU or system that it can use"
-    if kind == "xpu" and not torch.xpu.is_available():
-        return "this torch is not built for Intel GPUs, or finds no driver or no GPU"
-    return None
+    built = torch.accelerator.current_accelerator(check_available=False)
+    if built is None:
+        return (
+            "this torch is a CPU-only build "
+            "(others, for every kind of device: https://pytorch.org/get-started/locally)"
+        )
+    if built.type != kind:
+        return f"this torch is built for devices of kind {built.type}"
+    if torch.accelerator.is_available():
+        return None
+    version = getattr(torch.version, kind, None) or getattr(torch.version, "hip", None)
+    return (
+        f"torch was built for {kind} {version or ''}".rstrip()
+        + f", but finds no driver or no device: {_what_the_driver_says(kind)}"
+    )
 
 
-def _no_cuda() -> str:
-    """Says what CUDA itself has to say, and which variable hides GPUs if somebody has set it."""
-    cuda: Any = torch.cuda
-    reason = "the driver answers, but shows no GPU"
+def why_not_started(error: RuntimeError) -> str:
+    """Tells in words of this process why an accelerator that is here cannot be used in it."""
+    said = str(error).splitlines()[0].rstrip(".")
+    if "fork" in said:
+        return (
+            "this process was forked from one that has used it, and drivers do not survive that. "
+            "Start workers anew instead: multiprocessing.get_context('spawn'), or "
+            "DataLoader(..., multiprocessing_context='spawn'); or move to the device in the parent"
+        )
+    return f"it could not be started: {said}"
+
+
+def _what_the_driver_says(kind: str) -> str:
+    """Says what the driver itself has to say, and which variable hides devices if one is set."""
+    module: Any = getattr(torch, kind)
+    reason = "the driver answers, but shows none"
     try:
-        cuda.init()
-    except (RuntimeError, AssertionError) as error:
+        module.init()
+    except (RuntimeError, AssertionError, AttributeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        if variable in os.environ:
-            reason += f" ({variable} is {os.environ[variable]!r})"
+    for variable, value in os.environ.items():
+        if variable.endswith("_VISIBLE_DEVICES"):
+            reason += f" ({variable} is {value!r})"
     return reason
+
+
+class Shared:
+    """A tensor on an accelerator for others to read through DLPack.
+
+    torch lets go of memory of its current device only; this makes it so.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Returns the capsule, once what the stream in `options` is to read has been computed."""
+        with torch.accelerator.device_index(self._tensor.device.index):
+            return self._tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        """Returns the kind of device in DLPack's numbers, and its index."""
+        return self._tensor.__dlpack_device__()
+
+
+def take(data: Sequence[Any], private: Any, device: torch.device) -> Iterator[torch.Tensor]:
+    """Yields tensors from memory of an accelerator that others own, by a copy unless it is private.
+
+    The memory may be used again when the last one has been given.
+    """
+    views = []  # or memory would be used again while it is read
+    try:
+        for at, exporter in enumerate(data):
+            view = torch.utils.dlpack.from_dlpack(exporter)
+            views.append(view)
+            yield view.to(device, copy=at not in private)
+    finally:
+        if views:
+            torch.accelerator.current_stream(device).synchronize()

@@ -8,21 +8,22 @@ from typing import Any
 
 import torch
 
+from fmapper_adapters.torch.arrays import devices
+
 
 def settings() -> Callable[[], AbstractContextManager[object]]:
     """Returns the settings of torch that a thread has and a move looks at, for another thread.
 
-    These are the grad and inference mode, the default device and the current CUDA device. On a GPU
+    These are the grad and inference mode, the default device and the current accelerator. There
     the other thread works on a stream of its own, so that its copies do not wait for what this
-    thread has told the GPU to compute since; it starts after what has been told up to now.
+    thread has told the device to compute since; it starts after what has been told up to now.
     """
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     default = torch.get_default_device()
-    cuda: Any = torch.cuda
-    stream = None
-    if cuda.is_initialized():  # it is not for a loader to take a GPU that nobody has used
-        stream = cuda.Stream()
-        stream.wait_stream(cuda.current_stream())
+    stream: Any = None
+    if devices.is_started():  # it is not for a loader to take a GPU that nobody has used
+        stream = torch.Stream()
+        stream.wait_stream(torch.accelerator.current_stream())
 
     @contextmanager
     def enter() -> Iterator[None]:
@@ -32,7 +33,7 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
             if default.type != "cpu":  # the mode costs time in every call, and the CPU needs none
                 stack.enter_context(default)
             if stream is not None:
-                stack.enter_context(cuda.stream(stream))
+                stack.enter_context(stream)
             yield
 
     return enter
@@ -44,18 +45,19 @@ def handed_over(tensors: Sequence[torch.Tensor]) -> Callable[[], object] | None:
     Its streams wait for the streams that they were made on, and the allocator is told that they are
     used there too; else it could give their memory away while the GPU still reads it.
     """
-    there = [tensor for tensor in tensors if tensor.device.type == "cuda"]
+    there = [tensor for tensor in tensors if tensor.device.type not in ("cpu", "meta")]
     if not there:
         return None
     made = {
-        device: torch.cuda.current_stream(device).record_event()
+        device: torch.accelerator.current_stream(device).record_event()
         for device in {tensor.device for tensor in there}
     }
 
     def receive() -> None:
         for device, event in made.items():
-            torch.cuda.current_stream(device).wait_event(event)
+            torch.accelerator.current_stream(device).wait_event(event)
         for tensor in there:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            stream: Any = torch.accelerator.current_stream(tensor.device)
+            tensor.record_stream(stream)
 
     return receive

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensor
+from fmapper_adapters.torch.arrays import devices
 from fmapper_adapters.torch.model import bits
 
 Tensor = torch.Tensor
@@ -106,7 +107,7 @@ def _has_values(x: Tensor) -> bool:
         or x.is_meta
         or isinstance(x, FakeTensor)
         or bits.is_batched(x)
-        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
+        or devices.is_capturing(x)
     )
 
 
