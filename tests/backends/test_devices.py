@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pickle
 import platform
 import re
 import subprocess
@@ -67,7 +68,17 @@ def test_the_cpu_has_the_memory_of_the_host(backend: str) -> None:
 def test_a_device_stays_a_small_value() -> None:
     device = Device("torch", "cuda", 1)
     assert {device: 1}[Device("torch", "cuda", 1)] == 1
-    assert Device.__slots__ == ("backend", "kind", "index")
+    assert Device.__slots__ == ("backend", "kind", "index", "memory")
+
+
+def test_devices_of_before_there_were_memories_are_read() -> None:
+    old = (
+        b"\x80\x04\x95/\x00\x00\x00\x00\x00\x00\x00\x8c\x07fmapper\x94\x8c\x06Device"
+        b"\x94\x93\x94)\x81\x94]\x94(\x8c\x05torch\x94\x8c\x04cuda\x94K\x01eb."
+    )
+    assert pickle.loads(old) == Device("torch", "cuda", 1)
+    new = Device("jax", "gpu", 0, "pinned_host")
+    assert pickle.loads(pickle.dumps(new)) == new
 
 
 def test_a_device_can_be_named_in_every_way(torch: Any, jax: Any) -> None:
@@ -91,19 +102,28 @@ def test_device_info_of_what_is_no_one_device(device: Any, error: type, words: s
         device_info(device)
 
 
+def accelerators(torch: Any, patch: pytest.MonkeyPatch, kind: str | None, count: int = 2) -> None:
+    """Makes torch one that was built for devices of a kind, and sees some of them."""
+
+    def current(check_available: bool = False) -> Any:
+        return None if kind is None or (check_available and not count) else torch.device(kind)
+
+    patch.setattr(torch.accelerator, "current_accelerator", current)
+    patch.setattr(torch.accelerator, "is_available", lambda: bool(count))
+    patch.setattr(torch.accelerator, "device_count", lambda: count)
+
+
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_an_accelerator_of_torch(torch: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    module = getattr(torch, kind)
-    monkeypatch.setattr(module, "is_available", lambda: True)
-    monkeypatch.setattr(module, "device_count", lambda: 2)
-    monkeypatch.setattr(module, "mem_get_info", lambda i: (100 + i, 200 + i))
-    monkeypatch.setattr(module, "get_device_name", lambda i: f"Card {i}")
+    accelerators(torch, monkeypatch, kind)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda i: (100 + i, 200 + i))
+    monkeypatch.setattr(getattr(torch, kind), "get_device_name", lambda i: f"Card {i}")
     device = Device("torch", kind, 1)
     assert device_info(device) == DeviceInfo(device, "Card 1", total=201, free=101)
 
 
 def test_a_mac(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    accelerators(torch, monkeypatch, "mps", 1)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 300)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 100)
     device = Device("torch", "mps", 0)
@@ -118,7 +138,7 @@ def test_an_accelerator_of_jax(
     jax: Any, monkeypatch: pytest.MonkeyPatch, stats: Any, total: Any, free: Any
 ) -> None:
     class Card:
-        platform, id, device_kind = "gpu", 0, "NVIDIA H200"
+        platform, id, local_hardware_id, device_kind = "gpu", 8, 0, "NVIDIA H200"
 
         def memory_stats(self) -> Any:
             return stats
@@ -265,9 +285,7 @@ def test_the_table(
     torch: Any, jax: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    accelerators(torch, monkeypatch, "cuda")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "NVIDIA H200")
 
     def memory(index: int) -> tuple[int, int]:
@@ -275,7 +293,7 @@ def test_the_table(
             raise RuntimeError("CUDA error: out of memory\nmore")
         return 3 << 29, 140 << 30
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", memory)
     assert main(["devices"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (first,) = (line for line in lines if "torch:cuda:0" in line)
@@ -305,7 +323,7 @@ def test_the_table_says_what_is_missing() -> None:
     assert "\njax: jax is not installed" in out
     assert re.search(r"pip install 'jax>=[\d.]+'", out), "not folded, so that it can be copied"
     (line,) = (line for line in out.splitlines() if line.startswith("torch: "))
-    assert "CPU-only build" in line or "finds no driver or no GPU" in line
+    assert "CPU-only build" in line or "finds no driver or no device" in line
 
 
 def test_the_table_of_nothing() -> None:
@@ -412,8 +430,7 @@ def no_cuda(torch: Any, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A build for CUDA on a machine without a driver."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    accelerators(torch, monkeypatch, None, 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return monkeypatch
 
@@ -428,7 +445,7 @@ def test_the_build_is_missing(torch: Any, no_cuda: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "what"), [(("13.0", None), "CUDA 13.0"), ((None, "6.4"), "ROCm")]
+    ("version", "what"), [(("13.0", None), "CUDA 13.0"), ((None, "6.4"), "ROCm 6.4")]
 )
 def test_the_driver_is_missing(
     torch: Any, no_cuda: pytest.MonkeyPatch, version: tuple[Any, Any], what: str
@@ -436,44 +453,51 @@ def test_the_driver_is_missing(
     def init() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system. Please check.\nmore")
 
+    accelerators(torch, no_cuda, "cuda", 0)
     no_cuda.setattr(torch.version, "cuda", version[0])
     no_cuda.setattr(torch.version, "hip", version[1])
     no_cuda.setattr(torch.cuda, "init", init)
     text = refused("torch:cuda:0")
-    assert f"built for {what}, but finds no driver or no GPU: Found no NVIDIA driver" in text
+    assert f"built for {what}, but finds no driver or no device: Found no NVIDIA driver" in text
     assert "CPU-only" not in text
     assert "VISIBLE" not in text
     assert "more" not in text
 
 
 def test_the_gpus_are_hidden(torch: Any, no_cuda: pytest.MonkeyPatch) -> None:
+    accelerators(torch, no_cuda, "cuda", 0)
     no_cuda.setattr(torch.cuda, "init", lambda: None)
     no_cuda.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert "(CUDA_VISIBLE_DEVICES is '-1')" in refused("torch:cuda:0")
 
 
 def test_the_index_is_too_high(torch: Any, no_cuda: pytest.MonkeyPatch) -> None:
-    no_cuda.setattr(torch.cuda, "is_available", lambda: True)
-    no_cuda.setattr(torch.cuda, "device_count", lambda: 2)
+    accelerators(torch, no_cuda, "cuda")
     text = refused("torch:cuda:2")
     assert "the index is too high, torch sees 2 of kind cuda" in text
     assert "Here: torch:cpu, torch:cuda:0, torch:cuda:1." in text
 
 
-@pytest.mark.parametrize(
-    ("built", "words"), [(False, "built without MPS"), (True, "this Mac has no GPU")]
-)
-def test_mps_is_missing(
-    torch: Any, monkeypatch: pytest.MonkeyPatch, built: bool, words: str
-) -> None:
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: built)
-    assert words in refused("torch:mps:0")
+def test_a_build_for_other_devices(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerators(torch, monkeypatch, "xpu", 1)
+    assert "this torch is built for devices of kind xpu" in refused("torch:mps:0")
 
 
-def test_xpu_is_missing(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
-    assert "not built for Intel GPUs" in refused("torch:xpu:0")
+def test_devices_of_any_kind_are_devices(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerators(torch, monkeypatch, "hpu")
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+    adapter = fmapper.backends.get_adapter("torch")
+    assert list(map(str, adapter.devices())) == ["torch:cpu", "torch:hpu:0", "torch:hpu:1"]
+    assert str(adapter.find_device("hpu", 0)) == "torch:hpu:0"
+    assert str(adapter.find_device("gpu", None)) == "torch:hpu:1", "the current one"
+
+
+def test_a_forked_process_cannot_use_it(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerators(torch, monkeypatch, "cuda")
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    for word in ("cuda", "gpu:1"):
+        with pytest.raises(fmapper.DeviceUnavailableError, match=r"was forked .*context\('spawn'"):
+            fmapper.to_device(word, strict=True)(torch.ones(2))
 
 
 JAX_MISSING = """

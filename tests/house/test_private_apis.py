@@ -42,6 +42,14 @@ def test_tensors():
     assert _private.gamma_gradient(torch.ones(2), torch.ones(2)).shape == (2,)
 
 
+def test_forks(monkeypatch):
+    assert not _private.is_fork_of_user("cuda")
+    assert not _private.is_fork_of_user("kind of nobody")
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert _private.is_fork_of_user("cuda")
+    assert callable(torch.xpu._is_in_bad_fork)
+
+
 def test_asserting():
     _private.assert_async(torch.tensor(True), "never said")
     with pytest.raises(RuntimeError, match="said"):

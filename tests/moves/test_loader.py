@@ -729,6 +729,12 @@ def test_the_order_of_streams(torch: Any, monkeypatch: pytest.MonkeyPatch) -> No
             log.append(f"event on {self.name}")
             return self.name
 
+        def __enter__(self) -> None:
+            current.stream = self
+
+        def __exit__(self, *args: object) -> None:
+            del current.stream
+
         def wait_event(self, event: str) -> None:
             log.append(f"{self.name} waits for event on {event}")
 
@@ -739,21 +745,16 @@ def test_the_order_of_streams(torch: Any, monkeypatch: pytest.MonkeyPatch) -> No
         def record_stream(self, stream: Stream) -> None:
             log.append(f"{self.device} used on {stream.name}")
 
-    @contextlib.contextmanager
-    def stream(it: Stream) -> Iterator[None]:
-        current.stream = it
-        yield
-        del current.stream
-
     def current_stream(device: Any = None) -> Stream:
         if device is None or device.index == 1:
             return getattr(current, "stream", None) or Stream("main 1")
         return Stream("main 0")
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(torch, "Stream", Stream)
+    there = torch.accelerator
+    monkeypatch.setattr(there, "current_accelerator", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(there, "current_stream", current_stream)
     adapter = fmapper.backends.get_adapter("torch")
 
     settings = adapter.thread_settings()

@@ -975,9 +975,10 @@ def test_use_backend_that_is_not_here() -> None:
 
 
 def test_gpu_means_mps_on_a_mac(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    there = torch.accelerator
+    monkeypatch.setattr(there, "current_accelerator", lambda *_, **__: torch.device("mps"))
+    monkeypatch.setattr(there, "device_count", lambda: 1)
+    monkeypatch.setattr(there, "current_device_index", lambda: 0)
     assert Device("torch", "mps", 0) in fmapper.backends.get_adapter("torch").devices()
     assert fmapper.backends.get_adapter("torch").find_device("gpu", None) == Device(
         "torch", "mps", 0

@@ -53,6 +53,12 @@ gamma_gradient: Callable[..., torch.Tensor] = torch._standard_gamma_grad
 assert_async: Callable[[torch.Tensor, str], None] = torch._assert_async
 
 
+def is_fork_of_user(kind: str) -> bool:
+    """Tells whether this process was forked from one that had used devices of a kind."""
+    check = getattr(getattr(torch, kind, None), "_is_in_bad_fork", None)
+    return bool(check and check())
+
+
 def identity_of(content: Any) -> int:
     """Returns the address of what a tensor or a storage of Python stands for in C++."""
     address: int = content._cdata

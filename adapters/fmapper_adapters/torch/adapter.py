@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.utils.dlpack
 
-from fmapper import Device, DeviceInfo, DeviceUnavailableError
+from fmapper import Device, DeviceInfo
 from fmapper.backends import (
     DEVICE_KINDS,
     USUAL_GPU,
@@ -100,14 +100,12 @@ class TorchAdapter(Adapter):
         if kind == "meta":
             return Device("torch", "meta")
         found = super().find_device(kind, index)
-        if index is not None or not found.is_accelerator:
+        if not found.is_accelerator:
             return found
-        try:
-            return replace(found, index=torch.accelerator.current_device_index())
-        except RuntimeError as error:
-            raise DeviceUnavailableError(
-                f"{found} is not available: {_devices.why_not_started(error)}."
-            ) from error
+        _devices.check_fork(found)
+        if index is not None:
+            return found
+        return replace(found, index=torch.accelerator.current_device_index())
 
     def device_info(self, device: Device) -> DeviceInfo:
         """Returns name and memory as the driver has them; what torch keeps is not free."""

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.utils.dlpack
 
-from fmapper import Device
+from fmapper import Device, DeviceUnavailableError
+from fmapper_adapters.torch import _private
 
 
 def accelerators() -> list[Device]:
@@ -42,7 +43,7 @@ def about(kind: str, index: int) -> tuple[str | None, int | None, int | None]:
     name = module.get_device_name(index) if hasattr(module, "get_device_name") else None
     try:
         free, total = torch.accelerator.get_memory_info(index)
-    except RuntimeError:  # this kind does not say
+    except NotImplementedError:  # this kind does not say
         return name, None, None
     return name, total, free
 
@@ -59,23 +60,27 @@ def why_not(kind: str) -> str | None:
         return f"this torch is built for devices of kind {built.type}"
     if torch.accelerator.is_available():
         return None
-    version = getattr(torch.version, kind, None) or getattr(torch.version, "hip", None)
-    return (
-        f"torch was built for {kind} {version or ''}".rstrip()
-        + f", but finds no driver or no device: {_what_the_driver_says(kind)}"
-    )
+    words = kind.upper(), getattr(torch.version, kind, None)
+    if torch.version.hip is not None:  # AMD's go by the name of NVIDIA's
+        words = "ROCm", torch.version.hip
+    what = " ".join(filter(None, words))
+    reason = _what_the_driver_says(kind)
+    return f"torch was built for {what}, but finds no driver or no device: {reason}"
 
 
-def why_not_started(error: RuntimeError) -> str:
-    """Tells in words of this process why an accelerator that is here cannot be used in it."""
-    said = str(error).splitlines()[0].rstrip(".")
-    if "fork" in said:
-        return (
-            "this process was forked from one that has used it, and drivers do not survive that. "
-            "Start workers anew instead: multiprocessing.get_context('spawn'), or "
-            "DataLoader(..., multiprocessing_context='spawn'); or move to the device in the parent"
+def check_fork(device: Device) -> None:
+    """Refuses devices that this process cannot use since it was forked.
+
+    Raises:
+        DeviceUnavailableError: Drivers do not survive a fork.
+    """
+    if _private.is_fork_of_user(device.kind):
+        raise DeviceUnavailableError(
+            f"{device} is not available: this process was forked from one that has used it, and "
+            "drivers do not survive that. Start workers anew, by "
+            "multiprocessing.get_context('spawn') or "
+            "DataLoader(..., multiprocessing_context='spawn'); or move to it in the parent process."
         )
-    return f"it could not be started: {said}"
 
 
 def _what_the_driver_says(kind: str) -> str:
