@@ -180,7 +180,7 @@ class JaxAdapter(JaxModels, Compute, Nodes):
             for array in arrays:
                 host.refuse(array)
         if copy and all(self.device(array) == device for array in arrays):
-            yield from map(host.copy, arrays)
+            yield from map(host.copy if device.memory is None else host.copy_within_memory, arrays)
             return
         target = _devices.place(device)
         try:
@@ -257,6 +257,8 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         if device.memory is not None:
             committed = _devices.place(device)
         if exchange.device is not None:
+            if exchange.device.index != device.index:
+                committed = committed or target
             return host.take(exchange, committed, share)
         if share:
             return (host.share(data, target, committed) for data in exchange.data)

@@ -96,6 +96,12 @@ def copy(array: jax.Array) -> jax.Array:
     return new if isinstance(new, jax.core.Tracer) else new.block_until_ready()
 
 
+def copy_within_memory(array: jax.Array) -> jax.Array:
+    """Copies within a memory that is not the usual one, which computations do not keep."""
+    new: jax.Array = jax.device_put(array, array.sharding, may_alias=False)
+    return new.block_until_ready()
+
+
 def cast(array: jax.Array, dtype: str) -> jax.Array:
     """Casts an array; on a CPU by NumPy, since XLA makes zeros of subnormals there."""
     target = jnp.dtype(dtype)

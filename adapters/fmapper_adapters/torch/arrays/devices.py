@@ -108,7 +108,10 @@ class Shared:
 
     def __dlpack__(self, **options: Any) -> Any:
         """Returns the capsule, once what the stream in `options` is to read has been computed."""
-        with torch.accelerator.device_index(self._tensor.device.index):
+        device = self._tensor.device
+        if options.get("stream") is None:  # the reader has none that could wait
+            torch.accelerator.current_stream(device).synchronize()
+        with torch.accelerator.device_index(device.index):
             return self._tensor.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
