@@ -129,21 +129,26 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def simulated(session: nox.Session) -> None:
-    """Run the tests marked `gpu` on a simulated GPU, with late copies and with random ones.
+    """Run the tests marked `gpu` on simulated GPUs, with late copies and with random ones.
 
+    JAX sees simulated GPUs, too, and shares their memory with torch.
     Then plant mistakes, which some of them must find: `nox -s simulated -- 20` for 20 random seeds.
     """
     session.install(*CONSTRAINTS, "-e", ".[all]", "ninja", *group("test"))
-    python = ("python", "-m", "pytest", "-q", "-n0", "-p", "support.simulated_gpu", "-m", "gpu")
+    place = Path(session.create_tmp(), "jax")
+    session.install("--no-deps", "--target", str(place), "xla-cpu-pjrt")
+    plugins = ("-p", "support.simulated_gpu", "-p", "support.simulated_jax")
+    python = ("python", "-m", "pytest", "-q", "-n0", *plugins, "-m", "gpu")
+    env = {"PYTHONPATH": "tests", "SIMULATED_JAX": str(place)}
     seeds = int(session.posargs[0]) if session.posargs else 3
     for mode, seed in [("late", 0), *(("random", seed) for seed in range(seeds))]:
-        env = {"PYTHONPATH": "tests", "SIMULATED_GPU_MODE": mode, "SIMULATED_GPU_SEED": str(seed)}
-        session.run(*python, "tests", env=env)
+        order = {"SIMULATED_GPU_MODE": mode, "SIMULATED_GPU_SEED": str(seed)}
+        session.run(*python, "tests", env={**env, **order})
     mistakes = ("pieces", "event", "buffer", "stream", "handover")
     for mistake in mistakes:
         session.run(
             *(*python, "-x", "tests/moves/test_link.py", "tests/moves/test_loader.py"),
-            env={"PYTHONPATH": "tests", "SIMULATED_GPU_MISTAKE": mistake},
+            env={**env, "SIMULATED_GPU_MISTAKE": mistake},
             success_codes=[1],
         )
 
