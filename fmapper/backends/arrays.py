@@ -137,6 +137,7 @@ class Arrays(Framework):
             whose memory nobody can write to are shared.
         order: How it wants host memory: `K` as the source has it, `C` row by row.
         takes_host_arrays: Its functions take NumPy arrays, too.
+        keeps_of_a_gpu: How much memory of a GPU it keeps from others, and the setting for less.
         widened_by: The code after which it holds dtypes of 64 bits, where it does not anyway.
         array_types: The classes of its usual arrays, which are then known without a look; a
             compiler that traces the lookup finds them in a table.
@@ -150,6 +151,7 @@ class Arrays(Framework):
     read_only: ClassVar[bool] = False
     order: ClassVar[Literal["K", "C"]] = "K"
     takes_host_arrays: ClassVar[bool] = False
+    keeps_of_a_gpu: ClassVar[str] = ""
     widened_by: ClassVar[str] = ""
     array_types: ClassVar[tuple[type, ...]] = ()
 

@@ -128,6 +128,19 @@ def adapters(facet: type[Framework] = Framework) -> tuple[Framework, ...]:
     return _having(facet)
 
 
+def memory_advice() -> list[str]:
+    """Returns what frameworks keep of the memory of accelerators, where several are on some.
+
+    Each has an allocator of its own, and takes memory that the others then lack.
+    """
+    there = [
+        adapter
+        for adapter in adapters(Arrays)
+        if any(device.is_accelerator for device in adapter.known_devices())
+    ]
+    return [adapter.keeps_of_a_gpu for adapter in there if len(there) > 1]
+
+
 def _having(facet: type[Facet]) -> tuple[Facet, ...]:
     return tuple(adapter for adapter in _loaded.values() if isinstance(adapter, facet))
 

@@ -7,6 +7,7 @@ import click
 from fmapper.backends.arrays import Device, DeviceInfo
 from fmapper.backends.device import device_info, missing
 from fmapper.backends.device import devices as every_device
+from fmapper.backends.discovery import memory_advice
 
 
 @click.command()
@@ -30,6 +31,8 @@ def devices() -> None:
         console.print(table)
     else:
         console.print("No backend is installed.")
+    for advice in memory_advice():
+        console.print(Text(advice), soft_wrap=True)
     for backend, reason in missing().items():
         # One line each, however narrow: the commands in it are there to be copied.
         console.print(Text(f"{backend}: {reason}"), soft_wrap=True)

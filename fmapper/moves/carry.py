@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from fmapper.backends.arrays import Arrays, Device, Exchange
-from fmapper.backends.discovery import get_adapter
+from fmapper.backends.discovery import get_adapter, memory_advice
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import (
     BatchError,
@@ -32,6 +33,7 @@ from fmapper.warn import warn
 Where = Callable[[int], Link]
 
 _LARGE = 1 << 28  # bytes: less takes no time that anybody would notice
+_OUT_OF_MEMORY = re.compile("out of memory|RESOURCE_EXHAUSTED", re.IGNORECASE)
 UNTOUCHED = "Nothing was moved, and the tree is as it was."
 
 
@@ -134,6 +136,8 @@ class _Batch:
         elif isinstance(error, BufferError):
             kind = CopyNeededError
         way_out = " Leave copy=False out to allow copies." if kind is CopyNeededError else ""
+        if self.device.is_accelerator and _OUT_OF_MEMORY.search(str(error)):
+            way_out = "".join(f" {advice}." for advice in memory_advice())
         return kind(
             f"{self.path(at)}: cannot take {self.route(at).dtype} from {self.origin} to "
             f"{self.device}: {str(error).rstrip('.') or type(error).__name__}. "

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fmapper.backends.arrays import Device
+from fmapper.backends.arrays import DEVICE_KINDS, Device
 from fmapper.backends.compute import Counts
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import FmapperError, NotAFunctorError, ProfileError
@@ -243,7 +243,7 @@ def _card_here(places: Places) -> Accelerator | None:
     """Returns what another backend can use, to predict what this one could do with it."""
     if places.predicted:
         for device in places.measured:
-            if device.kind in ("cuda", "gpu"):
+            if DEVICE_KINDS.get(device.kind) == "gpu":
                 from fmapper.profiles.calibrate import calibrate
 
                 return calibrate(device)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fmapper.backends.arrays import Device
+from fmapper.backends.arrays import DEVICE_KINDS, Device
 from fmapper.backends.compute import Compute
 from fmapper.backends.device import DeviceSpec, missing, parse_device
 from fmapper.backends.discovery import adapters, get_adapter, installed_backends
@@ -15,8 +15,6 @@ from fmapper.errors import DeviceError, DeviceUnavailableError, ProfileError
 from fmapper.tree.functor import CONTAINERS, declaration_of
 from fmapper.tree.keypath import format_link
 from fmapper.tree.walk import visit
-
-_GPU_KINDS = ("gpu", "cuda")
 
 
 @dataclass(slots=True)
@@ -148,7 +146,9 @@ def _add_requested_kinds(
     if len(failures) < len(fitting):
         return
     countable = [adapter for adapter in fitting if not adapter.host_only]
-    if not (predict and spec.kind in _GPU_KINDS and countable) or any(map(_accelerators, fitting)):
+    if not (predict and DEVICE_KINDS.get(spec.kind) == "gpu" and countable) or any(
+        map(_accelerators, fitting)
+    ):
         raise failures[0]
     for adapter in countable:
         places.add(_cpu(adapter), asked=True)

@@ -197,6 +197,18 @@ WALKS = {
 }
 
 
+def test_one_kind_of_gpu_is_named_in_one_table():
+    """`DEVICE_KINDS` has the words; what else says one works with that kind only."""
+    found = []
+    for path in [*CORE, *ADAPTERS]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            name = node.attr if isinstance(node, ast.Attribute) else None
+            if text in ("cuda", "rocm") or name in ("cuda", "is_cuda"):
+                found.append(path.name)
+    assert sorted(found) == ["arrays.py", "arrays.py"]
+
+
 def test_the_tree_room_is_small():
     files = (ROOT / "fmapper" / "tree").glob("*.py")
     assert sum(len(path.read_text().splitlines()) for path in files) <= TREE_ROOM_LINES

@@ -206,6 +206,21 @@ def test_pinned_memory_counts_as_elsewhere() -> None:
     assert there[0].sharding.memory_kind == "device"
 
 
+@pytest.mark.gpu("torch", "jax")
+def test_memory_that_the_other_library_keeps_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    from fmapper.cli.main import main
+
+    fmapper.devices()  # which starts JAX
+    assert main(["devices"]) == 0
+    setting = "XLA_PYTHON_CLIENT_PREALLOCATE=false"
+    assert setting in capsys.readouterr().out
+    _, total = torch.cuda.mem_get_info()
+    with pytest.raises(fmapper.MoveError, match=f"out of memory(.|\n)*{setting}"):
+        to_gpu(torch.ones(1).expand(total), strict=True)
+
+
 @pytest.mark.gpu("jax")
 def test_what_fails_late_is_blamed_on_the_right_array(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax

@@ -46,6 +46,9 @@ class TorchAdapter(Adapter):
         "what is written in JAX is recorded by JAX, which is not installed"
     )
     aliases: ClassVar[dict[str, str]] = {"gpu": USUAL_GPU}
+    keeps_of_a_gpu: ClassVar[str] = (
+        "torch keeps what its tensors have freed until torch.accelerator.empty_cache()"
+    )
     array_types: ClassVar[tuple[type, ...]] = (torch.Tensor, torch.nn.Parameter)
 
     # No cached_property: that has a lock in Python 3.11, which torch.compile cannot trace.
