@@ -65,7 +65,10 @@ def registered() -> Iterator[Adapter]:
     fmapper.backends.unregister_adapter("toy")
 
 
-def test_the_example_prints_the_same_numbers_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_prints_the_same_numbers_everywhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["custom_adapter.py"])
     toy.main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) in (4, 5)
