@@ -436,9 +436,9 @@ def _fans(
 
 def _uniform_weights(key: Any, shape: Sequence[int], dtype: Any, variance: float, like: Any) -> Any:
     drawn = uniform(key, shape, dtype, -1.0, 1.0, like=like)
-    return _kernels(drawn, "like").scaled(drawn, math.sqrt(3 * variance))
+    return _kernels(drawn, "like").scale(drawn, math.sqrt(3 * variance))
 
 
 def _normal_weights(key: Any, shape: Sequence[int], dtype: Any, variance: float, like: Any) -> Any:
     drawn = truncated_normal(key, -2, 2, shape, dtype, like=like)
-    return _kernels(drawn, "like").scaled(drawn, math.sqrt(variance) / _CUT_DEVIATION)
+    return _kernels(drawn, "like").scale(drawn, math.sqrt(variance) / _CUT_DEVIATION)

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
         Constant,
         PyTreeRules,
         Static,
+        flatten,
         is_dynamic,
-        put_together,
-        take_apart,
+        unflatten,
     )
     from fmapper.backends.undeclared import holds_arrays
     from fmapper.progress import step
     from fmapper.tree.keypath import BoxKey
     from fmapper.tree.no_gradient import is_gradient
-    from fmapper.tree.nodes import Fitting, at_end, refitted
+    from fmapper.tree.nodes import Fitting, at_end, refit
 
 __all__ = [
     "DEVICE_KINDS",
@@ -66,15 +66,15 @@ __all__ = [
     "Static",
     "at_end",
     "equals",
+    "flatten",
     "get_adapter",
     "holds_arrays",
     "is_dynamic",
     "is_gradient",
-    "put_together",
-    "refitted",
+    "refit",
     "register_adapter",
     "step",
-    "take_apart",
+    "unflatten",
     "unregister_adapter",
 ]
 
@@ -86,11 +86,11 @@ _PLACES = {
     "fmapper.backends.nodes": "Aside NodeType Nodes",
     "fmapper.backends.discovery": "get_adapter register_adapter unregister_adapter",
     "fmapper.backends.equality": "equals",
-    "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic put_together take_apart",
+    "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic unflatten flatten",
     "fmapper.backends.undeclared": "holds_arrays",
     "fmapper.progress": "step",
     "fmapper.tree.keypath": "BoxKey",
     "fmapper.tree.no_gradient": "is_gradient",
-    "fmapper.tree.nodes": "Fitting at_end refitted",
+    "fmapper.tree.nodes": "Fitting at_end refit",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -90,7 +90,7 @@ class Compute(Arrays):
         """
         raise NotImplementedError
 
-    def vectorized(
+    def vectorize(
         self,
         run: Callable[[Sequence[Any]], list[Any]],
         arrays: Sequence[Any],
@@ -99,7 +99,7 @@ class Compute(Arrays):
         """Calls a function for every index of the arrays at once; results have it as axis 0."""
         raise NotImplementedError
 
-    def compiled(
+    def compile(
         self, run: Run, give_up: Callable[[str], None]
     ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
         """Returns a function that is recorded the first time and then replayed.

@@ -125,7 +125,7 @@ def _are_equal(mine: dict[str, Any], other: dict[str, Any]) -> bool:
     return True
 
 
-def take_apart(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | Constant]:
+def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | Constant]:
     """Splits a functor into its dynamic children, in order, and the rest of it.
 
     Args:
@@ -158,7 +158,7 @@ def take_apart(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static 
             static[name] = child if type(child) in _PLAIN else snapshot(child)
         else:
             patterns[name] = pattern
-            dynamic.append(child if pattern is True else _wrapped(child, pattern))
+            dynamic.append(child if pattern is True else _wrap(child, pattern))
     slots, cached = _names(cast(Any, cls))
     carried = {
         name: snapshot(value)
@@ -168,15 +168,13 @@ def take_apart(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static 
     return dynamic, Static(cls, tuple(have), patterns, static, carried)
 
 
-def put_together(
-    static: Static | Constant, children: Iterable[Any], rules: PyTreeRules | None
-) -> Any:
+def unflatten(static: Static | Constant, children: Iterable[Any], rules: PyTreeRules | None) -> Any:
     """Makes the functor with these dynamic children; registries put all sorts of objects there.
 
     Args:
-        static: What `take_apart` has left.
+        static: What `flatten` has left.
         children: The new dynamic children, in order.
-        rules: Those by which `take_apart` goes. Where they would call other parts of the new
+        rules: Those by which `flatten` goes. Where they would call other parts of the new
             functor dynamic, it is marked: its structure stays what it is.
     """
     if isinstance(static, Constant):
@@ -283,7 +281,7 @@ def _items(container: Any) -> Iterable[tuple[Any, Any]]:
     return kind.items(container) if isinstance(kind, NodeType) else ()
 
 
-def _wrapped(child: Any, pattern: Pattern) -> Any:
+def _wrap(child: Any, pattern: Pattern) -> Any:
     """Returns a child with its static parts, by the pattern, as constants."""
     if pattern is True:
         return child
@@ -296,7 +294,7 @@ def _wrapped(child: Any, pattern: Pattern) -> Any:
     parts = kind.children(child)
     if parts.keys() != pattern.keys():
         return child
-    return kind.rebuild(child, {key: _wrapped(part, pattern[key]) for key, part in parts.items()})
+    return kind.rebuild(child, {key: _wrap(part, pattern[key]) for key, part in parts.items()})
 
 
 def snapshot(value: Any) -> Any:

@@ -19,7 +19,7 @@ from fmapper.moves.plan import readable_bytes
 from fmapper.profiles import timing
 from fmapper.profiles.table import readable_seconds
 from fmapper.profiles.timing import Timing
-from fmapper.programs.convert import lower_trained, recorded, source_of, source_of_callable
+from fmapper.programs.convert import lower_trained, record_program, source_of, source_of_callable
 from fmapper.programs.verify import Report, inputs_for, verify
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def measure(
         )
     say(f"converting {type(model).__name__} to {to}")
     start = timing.clock()
-    program = recorded(
+    program = record_program(
         model, source, target, args, kwargs, dynamic_shapes=dynamic_shapes, train=train
     )
     exported = timing.clock()

@@ -159,7 +159,7 @@ class _Batch:
             raise self.failure(min(len(found), len(self.arrays) - 1), error) from error
         return found
 
-    def exported(self, arrays: Sequence[Any]) -> Exchange:
+    def export(self, arrays: Sequence[Any]) -> Exchange:
         """Returns the arrays as the source gives them; an error names the one it cannot give."""
         try:
             return self.source.export(arrays, self.device)
@@ -297,10 +297,10 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
         raise _no_copy(batch, casts[0])
     fresh = [at for at in casts if source.storable(batch.route(at).held) == batch.route(at).held]
     if source.frozen:  # what it casts it would not let go without another copy
-        exchange = _cast_on_host(batch, batch.exported(arrays), fresh)
+        exchange = _cast_on_host(batch, batch.export(arrays), fresh)
     else:
         arrays = _cast(source, arrays, fresh, batch) if fresh else arrays
-        exchange = batch.exported(arrays)
+        exchange = batch.export(arrays)
     if copy is False:
         for at, (array, data) in enumerate(zip(arrays, exchange.data, strict=True)):
             if at in exchange.private or not source.is_view(data, array):

@@ -39,7 +39,7 @@ def gpu_for_host_arrays(spec: DeviceSpec) -> Target:
     name = _gpu_backend()
     if name is None:
         raise DeviceUnavailableError(
-            f"{spec} is not available: no installed backend sees a GPU ({_what_was_seen()})."
+            f"{spec} is not available: no installed backend sees a GPU ({_seen_devices()})."
         )
     target = get_adapter(name, Arrays)
     device = target.find_device(spec.kind, spec.index)
@@ -88,7 +88,7 @@ def _gpu_backend() -> str | None:
     )
 
 
-def _what_was_seen() -> str:
+def _seen_devices() -> str:
     reasons = [
         f"{adapter.name}: {adapter.why_not(adapter.aliases.get('gpu', 'gpu'), None)}"
         for adapter in working_adapters()

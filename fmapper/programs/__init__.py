@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Ref,
         Scalar,
         Size,
-        substituted,
+        substitute,
     )
     from fmapper.programs.sizes import size_of
     from fmapper.programs.treespec import Record, TreeSpec, record_type
@@ -63,14 +63,14 @@ __all__ = [
     "TreeSpec",
     "record_type",
     "size_of",
-    "substituted",
+    "substitute",
 ]
 
 _PLACES = {
     "fmapper.programs.echoes": "Echoes",
     "fmapper.programs.lowering": "LoweringTable",
     "fmapper.programs.program": (
-        "Call DType Graph Guard Input Lowering Output Parameter Program Ref Scalar Size substituted"
+        "Call DType Graph Guard Input Lowering Output Parameter Program Ref Scalar Size substitute"
     ),
     "fmapper.programs.sizes": "size_of",
     "fmapper.programs.treespec": "Record TreeSpec record_type",

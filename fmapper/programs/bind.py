@@ -112,7 +112,7 @@ def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
              if given.kind in ("user", "static")]  # fmt: skip
     kinds = [i.kind for i in program.inputs if i.kind in ("user", "static")]
     own = list(zip(users, kinds, strict=True))[at : at + count]
-    return all(kind == "user" and label not in program.graph.used() for label, kind in own)
+    return all(kind == "user" and label not in program.graph.uses() for label, kind in own)
 
 
 def _left_out(program: Program, name: Any, spec: TreeSpec, static: list[Any]) -> Any:

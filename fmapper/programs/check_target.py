@@ -94,7 +94,7 @@ def _compare_other_sizes(
     places = _Places(program, examples)
     failures = []
     for sizes in itertools.islice(places.others(), _MOST_SIZES):
-        given = places.resized(sizes)
+        given = places.resize(sizes)
         run = _prepare(model, source, program, (given[0], {**given[1], **own}))
         if run is None:
             return ""
@@ -317,7 +317,7 @@ class _Places:
                 return False
         return not self._program.size_problem(dict(sizes))
 
-    def resized(self, sizes: Mapping[str, int]) -> Call:
+    def resize(self, sizes: Mapping[str, int]) -> Call:
         """Returns the examples with other sizes: their elements from the start again, or fewer."""
         import numpy as np
 

@@ -190,7 +190,7 @@ def convert(
 
     def record(shapes: Any) -> Program:
         given = example_inputs, example_kwargs or {}
-        return recorded(model, source, target, *given, dynamic_shapes=shapes, **settings)
+        return record_program(model, source, target, *given, dynamic_shapes=shapes, **settings)
 
     def lower_it(program: Program) -> Any:
         return lower_trained(program, target, train=train, **options)
@@ -390,7 +390,7 @@ def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 @in_turn
-def recorded(
+def record_program(
     model: Any,
     source: Models,
     target: Models,

@@ -69,7 +69,7 @@ def check_array_name(name: Any) -> None:
     Raises:
         Misfit: It may not.
     """
-    _of(str, name)
+    _check_class(str, name)
     if not _ARRAY.fullmatch(name) or name.count(".") >= _MOST_PARTS:
         raise Misfit(f"{show(name)} is not a name of an array")
 
@@ -110,18 +110,24 @@ class _within:
             error.place.extend(reversed(self.keys))
 
 
-def _of(kind: type | tuple[type, ...], value: Any, name: str | None = None) -> None:
+def _check_class(kind: type | tuple[type, ...], value: Any, name: str | None = None) -> None:
     """Asks for the exact class of a value: True is not a number here."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if type(value) not in kinds:
-        wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
+        wanted = " or ".join(
+            "None" if k is type(None) else _with_article(k.__name__) for k in kinds
+        )
         place = () if name is None else (name,)
-        raise Misfit(f"{show(value)} is no {wanted}", *place)
+        raise Misfit(f"{show(value)} is not {wanted}", *place)
 
 
-def _fits(pattern: re.Pattern[str], value: Any, name: str, what: str) -> None:
+def _with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _check_text(pattern: re.Pattern[str], value: Any, name: str, what: str) -> None:
     if type(value) is not str or not pattern.fullmatch(value):
-        raise Misfit(f"{show(value)} is no {what}", name)
+        raise Misfit(f"{show(value)} is not {_with_article(what)}", name)
 
 
 def _identifier(value: Any, name: str | int, *, word: bool = False) -> None:
@@ -135,7 +141,7 @@ def _identifier(value: Any, name: str | int, *, word: bool = False) -> None:
         raise Misfit(f"{show(value)} is not a name", name)
 
 
-def _one_of(allowed: Collection[str], value: Any, name: str) -> None:
+def _check_choice(allowed: Collection[str], value: Any, name: str) -> None:
     if type(value) is not str or value not in allowed:
         raise Misfit(f"{show(value)} is none of {', '.join(allowed)}", name)
 
@@ -150,11 +156,11 @@ def _distinct(values: Iterable[Any], name: str) -> None:
 
 def _each(values: Any, kind: type, check: Callable[[Any], None], name: str) -> None:
     """Checks a tuple of values of one class."""
-    _of(tuple, values, name)
+    _check_class(tuple, values, name)
     i = 0
     try:
         for i, value in enumerate(values):  # noqa: B007 - `except` names it
-            _of(kind, value)
+            _check_class(kind, value)
             check(value)
     except Misfit as error:
         error.place += [i, name]
@@ -166,15 +172,15 @@ def _each(values: Any, kind: type, check: Callable[[Any], None], name: str) -> N
 
 def _check_one(program: Program, whole: Program) -> None:
     """Checks a program whose parameters and buffers are those of the whole one."""
-    _fits(_LINE, program.name, "name", "name of a model")
-    _of(str, program.lacks_training, "lacks_training")
-    _of(bool, program.train, "train")
-    _of(bool, program.starts_in_training, "starts_in_training")
-    _fits(_DTYPE, program.default_dtype, "default_dtype", "dtype")
+    _check_text(_LINE, program.name, "name", "name of a model")
+    _check_class(str, program.lacks_training, "lacks_training")
+    _check_class(bool, program.train, "train")
+    _check_class(bool, program.starts_in_training, "starts_in_training")
+    _check_text(_DTYPE, program.default_dtype, "default_dtype", "dtype")
     _check_symbols(program.symbols)
     _each(program.guards, Guard, _check_guard, "guards")
     _each(program.fixed, str, _check_line, "fixed")
-    _of(Graph, program.graph, "graph")
+    _check_class(Graph, program.graph, "graph")
     with _within("graph"):
         _check_graph(program.graph)
     named = {
@@ -201,24 +207,24 @@ def _check_one(program: Program, whole: Program) -> None:
 
 
 def _check_symbols(symbols: Any) -> None:
-    _of(dict, symbols, "symbols")
+    _check_class(dict, symbols, "symbols")
     if len(symbols) > _MOST_SYMBOLS:
         raise Misfit("there are too many", "symbols")
     for symbol, bounds in symbols.items():
-        _fits(_SIZE, symbol, "symbols", "size")  # such as 2*s0
+        _check_text(_SIZE, symbol, "symbols", "size")  # such as 2*s0
         with _within("symbols", symbol):
-            _of(tuple, bounds)
+            _check_class(tuple, bounds)
             if len(bounds) != 2:
                 raise Misfit("is not a pair")
             for bound in bounds:
-                _of((int, type(None)), bound)
+                _check_class((int, type(None)), bound)
 
 
 def _check_guard(guard: Guard) -> None:
-    _fits(_SIZE, guard.expression, "expression", "size")
-    _one_of(RELATIONS, guard.relation, "relation")
-    _of(int, guard.value, "value")
-    _fits(_LINE, guard.question, "question", "line")
+    _check_text(_SIZE, guard.expression, "expression", "size")
+    _check_choice(RELATIONS, guard.relation, "relation")
+    _check_class(int, guard.value, "value")
+    _check_text(_LINE, guard.question, "question", "line")
 
 
 def _check_line(text: str) -> None:
@@ -227,7 +233,7 @@ def _check_line(text: str) -> None:
 
 
 def _check_input(given: Input, named: Mapping[str, Mapping[str, Any]]) -> None:
-    _one_of((*_ARRAYS, "user", "static"), given.kind, "kind")
+    _check_choice((*_ARRAYS, "user", "static"), given.kind, "kind")
     with _within("shape"):
         check_shape(given.shape)
     if given.kind in _ARRAYS:
@@ -236,18 +242,18 @@ def _check_input(given: Input, named: Mapping[str, Mapping[str, Any]]) -> None:
         _position(given.target)
     is_number = given.kind == "user" and given.dtype in _NUMBERS
     if given.kind != "static" and not is_number:
-        _fits(_DTYPE, given.dtype, "dtype", "dtype")
+        _check_text(_DTYPE, given.dtype, "dtype", "dtype")
     elif type(given.dtype) is not str:
         raise Misfit(f"{show(given.dtype)} is not a dtype", "dtype")
     if is_number:
-        _fits(_SIZE, given.value, "value", "size")
+        _check_text(_SIZE, given.value, "value", "size")
     else:
         with _within("value"):
             _check_constant(given.value)
 
 
 def _check_output(out: Output, named: Mapping[str, Mapping[str, Any]], users: int) -> None:
-    _one_of(("user", "parameter", "buffer", "input"), out.kind, "kind")
+    _check_choice(("user", "parameter", "buffer", "input"), out.kind, "kind")
     if out.kind in named:
         _one_of_arrays(out.target, named[out.kind], out.kind)
         return
@@ -289,11 +295,11 @@ def _check_spec(spec: Any) -> int:
     Returns:
         How many leaves it has.
     """
-    _of(TreeSpec, spec)
-    _one_of(("leaf", "tuple", "list", "dict", "record"), spec.kind, "kind")
-    _fits(_LINE, spec.name, "name", "name of a class")
-    _of(tuple, spec.keys, "keys")
-    _of(tuple, spec.children, "children")
+    _check_class(TreeSpec, spec)
+    _check_choice(("leaf", "tuple", "list", "dict", "record"), spec.kind, "kind")
+    _check_text(_LINE, spec.name, "name", "name of a class")
+    _check_class(tuple, spec.keys, "keys")
+    _check_class(tuple, spec.children, "children")
     _each(spec.absent, str, _check_field, "absent")
     if spec.kind == "leaf":
         if spec.children:
@@ -320,7 +326,7 @@ def _check_key(key: Any) -> None:
         for inner in key:
             _check_key(inner)
     else:
-        _of((str, int, bool, float, type(None)), key)
+        _check_class((str, int, bool, float, type(None)), key)
 
 
 def _check_field(name: str) -> None:
@@ -330,35 +336,35 @@ def _check_field(name: str) -> None:
 
 def _check_parameter(parameter: Parameter) -> None:
     _identifier(parameter.name, "name")
-    _one_of(("positional", "keyword", "args", "kwargs"), parameter.kind, "kind")
-    _of(bool, parameter.required, "required")
+    _check_choice(("positional", "keyword", "args", "kwargs"), parameter.kind, "kind")
+    _check_class(bool, parameter.required, "required")
     with _within("default"):
         _check_constant(parameter.default)
 
 
 def _check_names(program: Program, whole: Program) -> None:
     arrays = {**whole.parameters, **whole.buffers}
-    _of(dict, program.aliases, "aliases")
+    _check_class(dict, program.aliases, "aliases")
     for alias, name in program.aliases.items():
         with _within("aliases"):
             check_array_name(alias)
             if alias in arrays or type(name) is not str or name not in arrays:
-                raise Misfit(f"{show(alias)} is no other name of {show(name)}")
+                raise Misfit(f"{show(alias)} is not another name of {show(name)}")
     for field, held in (("frozen", whole.parameters), ("transient", whole.buffers)):
         _each(getattr(program, field), str, check_array_name, field)
         for name in getattr(program, field):
             if name not in held:
                 raise Misfit(f"there is no {show(name)}", field)
-    _of(dict, program.variable_types, "variable_types")
+    _check_class(dict, program.variable_types, "variable_types")
     for name, kind in program.variable_types.items():
         if type(name) is not str or name not in arrays:
             raise Misfit(f"there is no {show(name)}", "variable_types")
-        _one_of(sorted(VARIABLE_TYPES), kind, "variable_types")
-    _of(dict, program.few_bits, "few_bits")
+        _check_choice(sorted(VARIABLE_TYPES), kind, "variable_types")
+    _check_class(dict, program.few_bits, "few_bits")
     for name, dtype in program.few_bits.items():
         if type(name) is not str or name not in arrays:
             raise Misfit(f"there is no {show(name)}", "few_bits")
-        _one_of(FEW_BITS, dtype, "few_bits")
+        _check_choice(FEW_BITS, dtype, "few_bits")
         if arrays[name].dtype.name != FEW_BITS[dtype]:
             raise Misfit(f"{show(name)} holds no {dtype}", "few_bits")
 
@@ -367,7 +373,7 @@ def _check_names(program: Program, whole: Program) -> None:
 
 
 def _check_graph(graph: Graph) -> None:
-    _of(tuple, graph.inputs, "inputs")
+    _check_class(tuple, graph.inputs, "inputs")
     known: set[str] = set()
     for i, name in enumerate(graph.inputs):
         with _within("inputs"):
@@ -382,7 +388,7 @@ def _check_graph(graph: Graph) -> None:
     i = 0
     try:
         for i, call in enumerate(graph.calls):  # noqa: B007 - `except` names it
-            _of(Call, call)
+            _check_class(Call, call)
             _check_call(call, known)
             if call.name in known:
                 raise Misfit(f"{show(call.name)} is there twice", "name")
@@ -396,11 +402,11 @@ def _check_graph(graph: Graph) -> None:
 
 def _check_call(call: Call, known: set[str]) -> None:
     _identifier(call.name, "name", word=True)
-    _fits(_OP, call.op, "op", "operation")
-    _fits(_LINE, call.module, "module", "path of a module")
-    _fits(_SOURCE, call.source, "source", "file and line")
-    _of(tuple, call.args, "args")
-    _of(dict, call.kwargs, "kwargs")
+    _check_text(_OP, call.op, "op", "operation")
+    _check_text(_LINE, call.module, "module", "path of a module")
+    _check_text(_SOURCE, call.source, "source", "file and line")
+    _check_class(tuple, call.args, "args")
+    _check_class(dict, call.kwargs, "kwargs")
     with _within("args"):
         _check_argument(call.args, known)
     for key, value in call.kwargs.items():
@@ -412,13 +418,13 @@ def _check_call(call: Call, known: set[str]) -> None:
 
 
 def _check_kinds(kinds: Any, name: str) -> None:
-    _of(tuple, kinds, name)
+    _check_class(tuple, kinds, name)
     for i, kind in enumerate(kinds):
         with _within(name, i):
-            _of(tuple, kind)
+            _check_class(tuple, kind)
             if len(kind) != 2:
                 raise Misfit("is not a pair of a dtype and a shape")
-            _fits(_DTYPE, kind[0], "dtype", "dtype")
+            _check_text(_DTYPE, kind[0], "dtype", "dtype")
             check_shape(kind[1])
 
 
@@ -437,7 +443,7 @@ def _check_argument(value: Any, known: set[str]) -> None:
             raise
     elif kind is dict:
         for key, inner in value.items():
-            _of((str, int, bool), key)
+            _check_class((str, int, bool), key)
             with _within(key):
                 _check_argument(inner, known)
     elif kind is Graph:
@@ -449,8 +455,8 @@ def _check_argument(value: Any, known: set[str]) -> None:
         if not _DTYPE.fullmatch(value.name):
             raise Misfit(f"{show(value.name)} is not a dtype")
     elif kind is Scalar:
-        _of((bool, int, float, complex), value.value, "value")
-        _fits(_DTYPE, value.dtype, "dtype", "dtype")
+        _check_class((bool, int, float, complex), value.value, "value")
+        _check_text(_DTYPE, value.dtype, "dtype", "dtype")
     elif kind not in _SIMPLE:
         raise Misfit(f"a {kind.__name__} is not an argument")
 
@@ -466,7 +472,7 @@ def _check_constant(value: Any) -> None:
                 _check_constant(inner)
     elif type(value) is dict:
         for key, inner in value.items():
-            _of((str, int, bool), key)
+            _check_class((str, int, bool), key)
             _check_constant(inner)
     elif type(value) not in _SIMPLE:
         raise Misfit(f"a {type(value).__name__} is not a constant")

@@ -111,7 +111,7 @@ class Graph:
             for inner in graphs_in((call.args, call.kwargs)):
                 yield from inner.walk()
 
-    def used(self) -> frozenset[str]:
+    def uses(self) -> frozenset[str]:
         """Returns the names that a call or an output refers to."""
         if self._used is None:
             found = set(refs_in(self.outputs))
@@ -464,7 +464,7 @@ def refs_in(value: Any) -> Iterator[str]:
         yield from refs_in(tuple(value.values()))
 
 
-def substituted(value: Any, known: Mapping[str, Any]) -> Any:
+def substitute(value: Any, known: Mapping[str, Any]) -> Any:
     """Returns arguments with other values in the places of some references."""
     if not known:
         return value

@@ -101,7 +101,7 @@ def value_and_grad(
 
     @short_traceback
     @functools.wraps(fun, updated=())
-    def transformed(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         sync()
         places = [place_of(number, args) for number in numbers]
         boxes: list[Any] = []
@@ -156,9 +156,9 @@ def value_and_grad(
         gradient = tuple(found) if several else found[0]
         if not has_aux:
             return value, gradient
-        return (value, rest[-1].filled(further)), gradient
+        return (value, rest[-1].fill(further)), gradient
 
-    return transformed
+    return wrapper
 
 
 @overload
@@ -186,11 +186,11 @@ def grad(
 
     @short_traceback
     @functools.wraps(fun, updated=())
-    def transformed(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         value, gradient = both(*args, **kwargs)
         return (gradient, value[1]) if has_aux else gradient
 
-    return transformed
+    return wrapper
 
 
 def _none(leaf: Any) -> Any:

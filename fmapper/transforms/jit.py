@@ -83,7 +83,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
     def program_for(adapter: Compute) -> Program:
         def run(arrays: Sequence[Any], key: Any) -> tuple[list[Any], Any]:
             memo: dict[Any, Any] = {}
-            args, kwargs = key.filled(arrays, memo)
+            args, kwargs = key.fill(arrays, memo)
             result = fun(*(arg.value if type(arg) is _Fixed else arg for arg in args), **kwargs)
             changed = changes(key.boxes, memo)
             rest = structure_of(result, lambda leaf: adapter_of(leaf) is adapter)
@@ -93,7 +93,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
                 [change for change, _ in changed],
             )
 
-        return adapter.compiled(run, reasons.add)
+        return adapter.compile(run, reasons.add)
 
     def run_eagerly(adapter: Compute, args: Any, kwargs: Any) -> Any:
         try:
@@ -112,7 +112,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
 
     @short_traceback
     @functools.wraps(fun, updated=())
-    def compiled(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         sync()
         given = list(args)
         for number in numbers:
@@ -145,10 +145,10 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
                 put_into(boxes, change, effect)
         with hollowing:
             if not rest.hollow:  # it holds what stood for arrays while they were recorded
-                rest.hollowed(adapter.hollow)
-        return rest.filled(out)
+                rest.empty(adapter.hollow)
+        return rest.fill(out)
 
-    return compiled
+    return wrapper
 
 
 class _Reasons(threading.local):

@@ -86,7 +86,7 @@ class Structure:
             and all(map(equals, self._statics, other._statics))
         )
 
-    def filled(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
+    def fill(self, new: Iterable[Any], memo: dict[Any, Any] | None = None) -> Any:
         """Returns the tree with other arrays; the memo knows then what each node has become."""
         memo = {} if memo is None else memo
         if not any(self._moving):
@@ -107,10 +107,10 @@ class Structure:
 
         return refill(self.tree, memo, f)
 
-    def hollowed(self, hollow: Callable[[Any], Any]) -> None:
+    def empty(self, hollow: Callable[[Any], Any]) -> None:
         """Puts something that keeps its place where each array is."""
         arrays = list(map(hollow, self.arrays))
-        self.tree, self.arrays, self.hollow = self.filled(arrays), arrays, True
+        self.tree, self.arrays, self.hollow = self.fill(arrays), arrays, True
 
 
 def _is_array(leaf: Any) -> bool:

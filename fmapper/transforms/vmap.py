@@ -51,7 +51,7 @@ def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P
 
     @short_traceback
     @functools.wraps(fun, updated=())
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         sync()
         given = [*args, kwargs]
         axes = [*_per_argument(in_axes, len(args)), 0]
@@ -68,7 +68,7 @@ def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P
         def run(new: Sequence[Any]) -> list[Any]:
             pending = iter(new)
             *new_args, new_kwargs = (
-                part.filled([next(pending) for _ in part.arrays]) for part in parts
+                part.fill([next(pending) for _ in part.arrays]) for part in parts
             )
             result = fun(*new_args, **new_kwargs)
             results.append(structure_of(result, lambda leaf: adapter_of(leaf) is adapter))
@@ -76,16 +76,16 @@ def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P
             return results[-1].arrays
 
         try:
-            new = adapter.vectorized(run, found, along)
+            new = adapter.vectorize(run, found, along)
         except Exception as error:
             trees = original_of(args, kwargs)
             refuse_untransformable(error, adapter, found, "vectorise", trees)
             raise
         if out_axes != 0:
             new = _move_axes(new, _axes(results[-1], out_axes, "the result"))
-        return results[-1].filled(new)
+        return results[-1].fill(new)
 
-    return mapped
+    return wrapper
 
 
 def _per_argument(in_axes: Any, count: int) -> Sequence[Any]:

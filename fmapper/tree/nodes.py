@@ -80,8 +80,8 @@ def at_end(keep: Callable[[Any], None], todo: Callable[[Callable[[Any], Any]], N
         kept.at_end.append(todo)
 
 
-def refitted(keep: Callable[[Any], None], before: Any, after: Any) -> None:
-    """Says for an opener that a leaf was fitted too late, so that other places get it too."""
+def refit(keep: Callable[[Any], None], before: Any, after: Any) -> None:
+    """Has every place of a leaf that an opener fitted too late get what it has become."""
     kept = getattr(keep, "__self__", None)
     if isinstance(kept, Kept):
         kept.refitted.append((before, after))
@@ -521,7 +521,7 @@ def _custom(
 ) -> NodeType:
     """Returns a functor with a rebuild of its own, held to what it promises."""
 
-    def checked(node: Any, new_children: Mapping[str, Any]) -> Any:
+    def rebuild_checked(node: Any, new_children: Mapping[str, Any]) -> Any:
         new = rebuild(node, dict(new_children))
         what = f"rebuild of {cls.__name__}"
         if type(new) is not type(node):
@@ -547,7 +547,7 @@ def _custom(
                 )
         return new
 
-    return NodeType(read, checked)
+    return NodeType(read, rebuild_checked)
 
 
 def _same(held: Any, given: Any) -> bool:
@@ -608,20 +608,20 @@ class Source:
         """Takes notice of frameworks and registrations that are new; called before every walk."""
 
     def node_type(self, cls: type) -> NodeType | None:
-        """The node type of a class by its kind, such as a subclass of a framework's modules."""
+        """Returns the node type of a class by its kind, as of a module of a framework."""
 
     def registered_type(self, cls: type) -> NodeType | None:
         """Returns the node type of a class in a pytree registry, by exact type."""
 
     def leaf_kind(self, cls: type) -> Kind | None:
-        """LEAF for a class of arrays, INTERNED for one of such constants, None for any other."""
+        """Returns LEAF for a class of arrays, INTERNED for one of such constants, else None."""
 
     def is_fitted(self, cls: type) -> bool:
         """Tells whether there are nodes with slots that are `Fitting` for leaves of a class."""
         return False
 
     def meet(self, cls: type) -> None:
-        """Called with every class for the registries of others when a walk first meets it."""
+        """Enters a class into the registries of others, when a walk first meets it."""
 
 
 sources: list[Source] = []

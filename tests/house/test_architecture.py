@@ -191,7 +191,7 @@ WALKS = {
     "fmapper.moves.collect.Leaves._collect": "finds leaves without their paths, at every move",
     "fmapper.backends.registries._pattern": "plain containers only",
     "fmapper.backends.registries._contents": "plain containers only",
-    "fmapper.backends.registries._wrapped": "plain containers only",
+    "fmapper.backends.registries._wrap": "plain containers only",
     "fmapper.transforms.vmap.look": "axes beside a tree",
     "fmapper.programs.echoes._like": "results beside inputs",
 }

@@ -352,7 +352,7 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
         (lambda a: a.update(version="1"), "has no version"),
         (lambda a: a.update(parameters=["nobody"]), r"parameters\[0\]: there is no array 'nobody'"),
         (lambda a: a.update(parameters=[]), r"program.inputs\[0\].target: there is no parameter"),
-        (lambda a: a["program"].update(train=1), "program.train: 1 is no bool"),
+        (lambda a: a["program"].update(train=1), "program.train: 1 is not a bool"),
         (lambda a: a["program"].update(aliases={"map": [["b", "c"]]}), "program.aliases"),
         (
             lambda a: a["program"].update(in_spec={"TreeSpec": ["leaf"]}),
@@ -371,11 +371,11 @@ def test_errors_say_where(change, match, tmp_path):
 def test_calls_are_checked_with_their_place(tmp_path):
     for at, value, match in (
         (0, "a b", "name: 'a b' is not a name"),
-        (1, "os.system", "op: 'os.system' is no operation"),
+        (1, "os.system", "op: 'os.system' is not an operation"),
         (2, [{"ref": "nobody"}], r"args\[0\]: there is no 'nobody' yet"),
         (4, "a\nb", "module"),
         (5, "a", "source"),
-        (6, [["object", []]], r"result\[0\].dtype: 'object' is no dtype"),
+        (6, [["object", []]], r"result\[0\].dtype: 'object' is not a dtype"),
         (6, [["float32", [2**50]]], r"result\[0\]\[0\]: 1125899906842624 is larger than any array"),
     ):
         header, about, arrays = taken_apart("tiny_jax")

@@ -72,7 +72,7 @@ def _module_type() -> NodeType:
         return found
 
     test = ChildTest(own)
-    return NodeType(children, _rebuilt, carried=beside, static=static)
+    return NodeType(children, _rebuild, carried=beside, static=static)
 
 
 def fields(module: Any) -> list[tuple[str, Any]]:
@@ -81,7 +81,7 @@ def fields(module: Any) -> list[tuple[str, Any]]:
     return [(name, getattr(module, name)) for name in names if name not in _PLACE]
 
 
-def _rebuilt(module: Any, new: Mapping[Any, Any]) -> Any:
+def _rebuild(module: Any, new: Mapping[Any, Any]) -> Any:
     if not new:
         return module
     changed = dict(new)

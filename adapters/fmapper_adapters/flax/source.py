@@ -140,10 +140,10 @@ def of_nnx(model: Any) -> Source:
 
     def call(parameters: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**parameters, **buffers}
-        filled = held.filled(known)
+        filled = held.fill(known)
         output = filled[0](*args, **kwargs)
         try:
-            return output, held.changed(filled, known)
+            return output, held.changes(filled, known)
         except ConversionError as error:
             raise ConversionError(f"{type(model).__name__}: {error}") from None
 

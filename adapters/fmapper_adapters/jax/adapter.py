@@ -333,22 +333,22 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         """Calls `jax.value_and_grad`."""
         return transforms.value_and_grad(run, arrays)
 
-    def vectorized(
+    def vectorize(
         self,
         run: Callable[[Sequence[Any]], list[Any]],
         arrays: Sequence[Any],
         axes: Sequence[int | None],
     ) -> list[Any]:
         """Calls `jax.vmap`."""
-        return transforms.vectorized(run, arrays, axes)
+        return transforms.vectorize(run, arrays, axes)
 
-    def compiled(
+    def compile(
         self,
         run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
         give_up: Callable[[str], None],
     ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
         """Calls `jax.jit`."""
-        return transforms.compiled(run)
+        return transforms.compile(run)
 
     def hollow(self, array: Any) -> Any:
         """Returns a `jax.ShapeDtypeStruct`, of PRNG keys, too."""

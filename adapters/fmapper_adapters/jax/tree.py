@@ -14,9 +14,9 @@ from fmapper.backends import (
     NodeType,
     PyTreeRules,
     Static,
+    flatten,
     is_dynamic,
-    put_together,
-    take_apart,
+    unflatten,
 )
 
 
@@ -148,15 +148,15 @@ def register_functor(cls: type) -> None:
         return
 
     def flatten_with_keys(node: Any) -> tuple[list[Any], Static | Constant]:
-        values, static = take_apart(node, _RULES)
+        values, static = flatten(node, _RULES)
         keys = map(tree_util.GetAttrKey, static.dynamic)
         return list(zip(keys, values, strict=True)), static
 
     tree_util.register_pytree_with_keys(
         cls,
         flatten_with_keys,
-        lambda static, children: put_together(static, children, _RULES),
-        lambda node: take_apart(node, _RULES),
+        lambda static, children: unflatten(static, children, _RULES),
+        lambda node: flatten(node, _RULES),
     )
 
 

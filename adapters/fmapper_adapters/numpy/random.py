@@ -244,6 +244,6 @@ def _shuffle(key: Array, x: Array, axis: int) -> Array:
     return x
 
 
-def scaled(x: Array, factor: float) -> Array:
+def scale(x: Array, factor: float) -> Array:
     """Returns the product in the dtype of the array."""
     return np.asarray(x * np.asarray(factor, x.dtype))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 import optree
 
-from fmapper.backends import Constant, Nodes, NodeType, Static, put_together, take_apart
+from fmapper.backends import Constant, Nodes, NodeType, Static, flatten, unflatten
 
 NAMESPACE = "fmapper"
 
@@ -23,7 +23,7 @@ class OptreeAdapter(Nodes):
             optree.register_pytree_node(
                 cls,
                 _flatten,
-                cast(Any, lambda static, children: put_together(static, children, None)),
+                cast(Any, lambda static, children: unflatten(static, children, None)),
                 path_entry_type=optree.GetAttrEntry,
                 namespace=NAMESPACE,
             )
@@ -40,7 +40,7 @@ class OptreeAdapter(Nodes):
 
 
 def _flatten(node: Any) -> tuple[list[Any], Static | Constant, tuple[str, ...]]:
-    children, static = take_apart(node, None)
+    children, static = flatten(node, None)
     return children, static, static.dynamic
 
 

@@ -317,7 +317,7 @@ class TorchAdapter(Adapter):
 
         return transforms.value_and_grad(run, arrays, elsewhere)
 
-    def vectorized(
+    def vectorize(
         self,
         run: Callable[[Sequence[Any]], list[Any]],
         arrays: Sequence[Any],
@@ -326,9 +326,9 @@ class TorchAdapter(Adapter):
         """Calls `torch.func.vmap`."""
         from fmapper_adapters.torch.compute import transforms
 
-        return transforms.vectorized(run, arrays, axes)
+        return transforms.vectorize(run, arrays, axes)
 
-    def compiled(
+    def compile(
         self,
         run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
         give_up: Callable[[str], None],
@@ -336,7 +336,7 @@ class TorchAdapter(Adapter):
         """Calls `torch.compile`."""
         from fmapper_adapters.torch.compute import transforms
 
-        return transforms.compiled(run, give_up)
+        return transforms.compile(run, give_up)
 
     def hollow(self, array: Any) -> Any:
         """Returns a tensor on the device `meta`; a parameter if the array is one."""

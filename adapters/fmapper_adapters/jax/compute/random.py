@@ -144,6 +144,6 @@ def permutation(key: Any, x: Any, axis: int, independent: bool) -> Any:
     return jax.random.permutation(_typed_key(key), values, axis, independent=independent)
 
 
-def scaled(x: Any, factor: float) -> Any:
+def scale(x: Any, factor: float) -> Any:
     """Returns the product in the dtype of the array."""
     return x * jnp.asarray(factor, x.dtype)

@@ -18,7 +18,7 @@ def value_and_grad(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], l
     return value, further, [jnp.conj(g) if jnp.iscomplexobj(g) else g for g in gradients]
 
 
-def vectorized(
+def vectorize(
     run: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any], axes: Sequence[int | None]
 ) -> list[Any]:
     """Calls `jax.vmap`."""
@@ -50,16 +50,16 @@ class _Results:
         return cls(arrays, rest)
 
 
-def compiled(
+def compile(
     run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]],
 ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any]]:
     """Calls `jax.jit`, which compares the keys."""
 
-    def traced(arrays: list[Any], key: Any) -> _Results:
+    def trace(arrays: list[Any], key: Any) -> _Results:
         results, rest = run(arrays, key)
         return _Results(results, _Rest(rest))
 
-    program = jax.jit(traced, static_argnums=1)
+    program = jax.jit(trace, static_argnums=1)
 
     def call(arrays: list[Any], key: Any) -> tuple[Sequence[Any], Any]:
         results = program(arrays, key)

@@ -86,7 +86,7 @@ class Lifted:
             if id(leaf) in trained:
                 self.trained.add(name)
 
-    def filled(self, known: Mapping[str, Any], *, train: bool | None = None) -> tuple[Any, ...]:
+    def fill(self, known: Mapping[str, Any], *, train: bool | None = None) -> tuple[Any, ...]:
         """Returns the roots with other arrays, by their names; ties are kept.
 
         Args:
@@ -96,7 +96,7 @@ class Lifted:
         filling = _Filling(self._names, known, train)
         return tuple(map(filling.tree, self._roots))
 
-    def changed(self, filled: tuple[Any, ...], known: Mapping[str, Any]) -> dict[str, Any]:
+    def changes(self, filled: tuple[Any, ...], known: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what a call has put into filled roots, as counters and running averages.
 
         Raises:

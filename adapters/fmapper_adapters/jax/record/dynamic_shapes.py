@@ -42,7 +42,7 @@ class Traced:
 Places = Mapping[tuple[int, int], str]  # why the dimension of an array does not vary
 
 
-def traced(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced:
+def trace_sizes(trace: Trace, examples: Examples, dynamic_shapes: Any) -> Traced:
     """Returns the jaxpr for the shapes of the examples, and the sizes in it that may vary.
 
     What Python asks of such a size is decided for the examples; see `_guards`. A size of which only
@@ -97,9 +97,11 @@ def _trace_with_guards(
             with questions:
                 found.jaxpr = trace(symbolic)
         except ConversionError:
-            if not questions.fixed():  # else the answers so far have been inconsistent with it
+            if (
+                not questions.fixed_sizes()
+            ):  # else the answers so far have been inconsistent with it
                 raise
-        fixed = questions.fixed()
+        fixed = questions.fixed_sizes()
         if not fixed:
             found.symbols, found.guards = symbols, questions.guards()
             return found

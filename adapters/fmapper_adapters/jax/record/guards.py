@@ -109,7 +109,7 @@ class Questions:
         """Returns what must hold of the sizes of a call."""
         return tuple(guard for part, known in self._ranges.items() for guard in known.guards(part))
 
-    def fixed(self) -> dict[str, tuple[int | str, str]]:
+    def fixed_sizes(self) -> dict[str, tuple[int | str, str]]:
         """Returns sizes that have one value left, or equal another: with that, and the question."""
         found: dict[str, tuple[int | str, str]] = {}
         for part, known in self._ranges.items():
@@ -175,7 +175,7 @@ class Questions:
             self._is_positive_or_zero(-difference, f"{other} >= {one}", frame)
         return one if is_one == method.endswith("max") else other
 
-    def hashed(self, one: Any) -> int:
+    def hash_of(self, one: Any) -> int:
         """Computes `hash(one)`; who looks a size up must know it."""
         frame = self._user()
         if frame is None or _name(frame) in _FOR_JAX or not _looks_up(frame):
@@ -431,7 +431,7 @@ def _hash(self: Any) -> int:
     if questions is None:
         found: int = _ORIGINAL["__hash__"](self)
         return found
-    return questions.hashed(self)
+    return questions.hash_of(self)
 
 
 def _bool(self: Any) -> bool:

@@ -222,7 +222,7 @@ class _Body:
             return args
         check = checks.of(eqn)
         if check is not None:
-            return self._checked(check, eqn, args, path, source)
+            return self._read_check(check, eqn, args, path, source)
         if checks.holds_one(eqn):  # its derivative is that of what it gives
             return self._read_closed(eqn.params["call_jaxpr"], args, path, source)
         function = custom_derivatives.function_of(eqn)
@@ -235,7 +235,7 @@ class _Body:
             return self._read_closed(raw, args, path, source)
         return self._call(eqn, args, path, source)
 
-    def _checked(
+    def _read_check(
         self, check: checks.Check, eqn: Any, args: list[Any], path: str, source: str
     ) -> Sequence[Any]:
         """Returns what a check lets through, with the check before it."""
@@ -243,7 +243,7 @@ class _Body:
         if isinstance(args[0], Scalar):
             return values
         kwargs = {"message": check.message, "wrong": check.wrong}
-        return self._emitted("error_if", eqn, (args[0], *values), kwargs, path, source, True)
+        return self._emit("error_if", eqn, (args[0], *values), kwargs, path, source, True)
 
     def _function(
         self,
@@ -271,7 +271,7 @@ class _Body:
             kwargs["constants"] = len(held), len(more)
         operands = (*map(self._array, (*held, *more)), *args)
         before = set(self._differentiable)
-        results = self._emitted(eqn.primitive.name, eqn, operands, kwargs, path, source, True)
+        results = self._emit(eqn.primitive.name, eqn, operands, kwargs, path, source, True)
         if isinstance(backward, str) and self._order:  # JAX would raise
             self._differentiable = before
         return results
@@ -298,9 +298,9 @@ class _Body:
         if any(arrays for _, arrays in held):
             args, kwargs = self._with_constants(name, args, kwargs, held)
         several = eqn.primitive.multiple_results
-        return self._emitted(name, eqn, tuple(args), kwargs, path, source, several)
+        return self._emit(name, eqn, tuple(args), kwargs, path, source, several)
 
-    def _emitted(
+    def _emit(
         self,
         name: str,
         eqn: Any,

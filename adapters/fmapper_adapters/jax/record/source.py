@@ -109,12 +109,12 @@ def of_callable(model: Any, *, train: bool) -> Source:
 
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**params, **buffers}
-        filled = held.filled(known, train=train)
+        filled = held.fill(known, train=train)
         if len(filled) > 1:
             output = filled[0](filled[1], *args, **kwargs)
         else:
             output = filled[0](*args, **kwargs)
-        return output, held.changed(filled, known)
+        return output, held.changes(filled, known)
 
     arrays = held.arrays
     return Source(

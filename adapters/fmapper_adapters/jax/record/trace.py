@@ -137,7 +137,7 @@ def record_with_equations(
     arrays = [to_jax(leaf) for leaf, fixed in zip(leaves, static, strict=True) if not fixed]
     traced = Traced(source, leaves, tree, static)
     own = [*map(_as_array, source.parameters.values())], [*map(_as_array, source.buffers.values())]
-    outcome = _dynamic.traced(
+    outcome = _dynamic.trace_sizes(
         lambda shapes: traced.run(*own, shapes),
         (spec, arrays, static, [p.name for p in signature]),
         dynamic_shapes,

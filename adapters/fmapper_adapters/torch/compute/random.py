@@ -294,6 +294,6 @@ def _shuffle(key: Tensor, x: Tensor, axis: int) -> Tensor:
     return x
 
 
-def scaled(x: Tensor, factor: float) -> Tensor:
+def scale(x: Tensor, factor: float) -> Tensor:
     """Returns the product in the dtype of the array."""
     return x * torch.tensor(factor, dtype=x.dtype, device=x.device)

@@ -95,7 +95,7 @@ def _functional(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequ
 # --- batches --------------------------------------------------------------------------------------
 
 
-def vectorized(
+def vectorize(
     run: Callable[[Sequence[Any]], list[Any]], arrays: Sequence[Any], axes: Sequence[int | None]
 ) -> list[Any]:
     """Calls `torch.func.vmap`; random numbers differ from index to index."""
@@ -113,7 +113,7 @@ _AT_MOST = 64  # programs of one function
 _UNKNOWN: Any = object()
 
 
-def compiled(
+def compile(
     run: Callable[[Sequence[Any], Any], tuple[list[Any], Any]], give_up: Callable[[str], None]
 ) -> Callable[[list[Any], Any], tuple[Sequence[Any], Any] | None]:
     """Records what `run` does to tensors with fake ones; `torch.compile` compiles it."""
@@ -172,7 +172,7 @@ def _record(
     """Returns a compiled program, the rest of its results, and the first ones; or None."""
     rests: list[Any] = []
 
-    def traced(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    def trace(*tensors: torch.Tensor) -> list[torch.Tensor]:
         pending = iter(tensors)
         given = [next(pending) if isinstance(x, torch.Tensor) else x for x in arrays]
         with _without_values(tensors):
@@ -182,7 +182,7 @@ def _record(
 
     tensors = [array for array in arrays if isinstance(array, torch.Tensor)]
     try:
-        graph = make_fx(traced, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        graph = make_fx(trace, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
     except Exception as reason:  # if it is an error of the function, running that will raise it
         give_up(f"it could not be recorded ({_first_line(reason)})")
         return None

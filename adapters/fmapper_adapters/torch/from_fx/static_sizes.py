@@ -226,7 +226,7 @@ class _Rewriter:
             raise _Remains(str(expression))
         return int(found)
 
-    def unknown(self, expression: Any) -> set[Any]:
+    def unknowns(self, expression: Any) -> set[Any]:
         """Returns the symbols in a size that depend on values and are not asserted."""
         if isinstance(expression, int):
             return set()
@@ -240,7 +240,7 @@ class _Rewriter:
         """Tells which dimension has padding, and how many of its rows count."""
         found = []
         for dim, size in enumerate(shape):
-            left = self.unknown(size)
+            left = self.unknowns(size)
             if left:
                 found.append((dim, size, left))
         if not found:
@@ -338,7 +338,7 @@ class _Rewriter:
         """Refuses sizes made of numbers read from arrays, also where torch knows those."""
         for name in call.refs():
             expression = self.numbers.get(name)
-            if expression is not None and self.unknown(expression) - set(self.most):
+            if expression is not None and self.unknowns(expression) - set(self.most):
                 raise _Remains(call.op)
 
     def _as_size(self, expression: Any) -> int | str:
@@ -401,7 +401,7 @@ class _Rewriter:
             expression = self.numbers.get(value.name) if isinstance(value, Ref) else None
             if expression is None or isinstance(expression, int):
                 return value if expression is None else expression
-            unknown = self.unknown(expression)
+            unknown = self.unknowns(expression)
             if unknown & set(self.most):
                 if not is_size and not _is_pointwise(call.op):
                     raise _Remains(call.op)
@@ -488,7 +488,7 @@ class _Rewriter:
 
     def _enter(self, call: Call, mask: Ref, size: Any) -> int:
         """Returns how many rows a call gets that has as many as a mask has true elements."""
-        if not self.unknown(size):
+        if not self.unknowns(size):
             self._assert_size(self._count_true(mask), self.size(size))
             return self.size(size)
         most = math.prod(self._static(mask))
@@ -605,7 +605,7 @@ class _Rewriter:
             return False
         dim = call.args[2] if len(call.args) > 2 and call.args[2] is not None else 0
         size = self.facts.shapes[call.name][dim]
-        if self.unknown(size) or math.prod(self._static(repeats)) == 1:
+        if self.unknowns(size) or math.prod(self._static(repeats)) == 1:
             raise _Remains(call.op)
         total = self.add("aten::sum.default", repeats, shape=(), dtype="int64")
         self._assert_size(self.add("aten::item.default", total), self.size(size))

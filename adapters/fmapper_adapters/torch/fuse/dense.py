@@ -72,7 +72,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
             continue
         transposed, summed, made = found
         x, w = product.args
-        bias = look.aligned(call.args[1 - i], tuple(range(len(shape) - made, len(shape))))
+        bias = look.align(call.args[1 - i], tuple(range(len(shape) - made, len(shape))))
         if bias is None or look.shape(bias) != tuple(shape[len(shape) - made :]):
             continue
         if look.dtype(bias) != dtype:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fmapper.programs import Call, Graph, Scalar, substituted
+from fmapper.programs import Call, Graph, Scalar, substitute
 from fmapper_adapters.torch.fuse.graph_index import Look
 
 _COMPUTED: dict[str, Any] = {
@@ -36,7 +36,7 @@ def fold(graph: Graph, kinds: Mapping[str, Any]) -> Graph:
     calls = []
     for call in graph.calls:
         new = replace(
-            call, args=substituted(call.args, known), kwargs=substituted(call.kwargs, known)
+            call, args=substitute(call.args, known), kwargs=substitute(call.kwargs, known)
         )
         found = _result(new, look)
         if found is None or isinstance(found, Call):
@@ -45,7 +45,7 @@ def fold(graph: Graph, kinds: Mapping[str, Any]) -> Graph:
             look.calls[new.name] = new
         else:
             known[call.name] = found
-    return Graph(graph.inputs, calls, substituted(graph.outputs, known), graph.kinds)
+    return Graph(graph.inputs, calls, substitute(graph.outputs, known), graph.kinds)
 
 
 def _result(call: Call, look: Look) -> Any | None:

@@ -126,7 +126,7 @@ class Look:
             return False
         return self.origin(a) == self.origin(b)
 
-    def reduced(
+    def unreduce(
         self, value: Any, full: Shape, axes: Iterable[int], *, detached: bool = False
     ) -> Any | None:
         """Returns what a value shows: a reduction of something of shape `full` over `axes`.
@@ -150,7 +150,7 @@ class Look:
         free = all(there[i] not in dropped for i in at)
         return source if fits and free else None
 
-    def aligned(self, value: Any, dims: Sequence[int]) -> Any | None:
+    def align(self, value: Any, dims: Sequence[int]) -> Any | None:
         """Returns what a value shows whose dimensions are `dims` of a larger shape, in order."""
         source, at = self.origin(value)
         shape = self.shape(source)
@@ -198,14 +198,14 @@ class Look:
         if count != product:
             return None
         for one in (value, division.args[0]):
-            if self.reduced(one, full, axes) is None:
+            if self.unreduce(one, full, axes) is None:
                 return None
         return total.args[0], axes
 
     def variance_is(self, value: Any, x: Any, axes: tuple[int, ...]) -> bool:
         """Tells whether a value is the variance of x over dimensions, however it is written."""
         full = self.shape(x)
-        source = self.reduced(value, full, axes)
+        source = self.unreduce(value, full, axes)
         if source is None:
             return False
         call = self.call(source)
@@ -216,7 +216,7 @@ class Look:
             return False
         if call is not None and call.op == "lax::sub":  # mean(x**2) - mean(x)**2
             squares = self.mean_of(call.args[0])
-            inner = self.square_of(self.reduced(call.args[1], full, axes))
+            inner = self.square_of(self.unreduce(call.args[1], full, axes))
             mean = None if inner is None else self.mean_of(inner)
             if squares is None or mean is None:
                 return False

@@ -46,7 +46,7 @@ def _weight(
     look: Any, value: Any, axes: tuple[int, ...], shape: tuple[Any, ...], dtype: str
 ) -> Any | None:
     """Returns a scale or a bias over dimensions, as torch takes it."""
-    found = look.aligned(value, axes)
+    found = look.align(value, axes)
     if found is None or look.shape(found) != tuple(shape[i] for i in axes):
         return None
     return found if look.dtype(found) == dtype else None
@@ -110,7 +110,7 @@ def _layer_norm(
     dtype: str, shape: tuple[Any, ...], *, centred: bool = True,
 ) -> Any | None:  # fmt: skip
     look = rewriter.look
-    if look.reduced(root, shape, axes) is None:
+    if look.unreduce(root, shape, axes) is None:
         return None
     weight = _weight(look, scale[0], axes, shape, dtype) if scale else None
     if scale and weight is None:

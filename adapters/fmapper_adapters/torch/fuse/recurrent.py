@@ -143,7 +143,7 @@ class Reader:
         if number is not None:
             found["number"].append(float(number))
             return True
-        bias = self.look.aligned(value, (len(self.look.shape(value)) - 1,))
+        bias = self.look.align(value, (len(self.look.shape(value)) - 1,))
         if isinstance(bias, Ref) and bias.name in self.constants:
             if self.look.shape(bias)[0] == self.look.shape(value)[-1]:
                 found["bias"].append(Part(bias.name, start))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fmapper.programs import Call, Graph, Ref, Size, substituted
+from fmapper.programs import Call, Graph, Ref, Size, substitute
 from fmapper_adapters.torch.fuse import (
     activations,
     attention,
@@ -78,7 +78,7 @@ class Rewriter:
                 calls.append(own)
             else:
                 known[call.name] = found
-        outputs = substituted(graph.outputs, known)
+        outputs = substitute(graph.outputs, known)
         made = Graph(graph.inputs, calls, outputs, graph.kinds)
         return made.without_dead_calls(lambda call: False), known
 
@@ -99,7 +99,7 @@ def simplify(
     moved: dict[str, Any] = {}
     for find in (*(_RECOGNISERS if fused else ()), moves.find, broadcasts.find):
         found, known = Rewriter(found, kinds, roles, taken).run(found, find)
-        moved = {name: substituted(value, known) for name, value in moved.items()} | known
+        moved = {name: substitute(value, known) for name, value in moved.items()} | known
     return found, moved
 
 
@@ -120,7 +120,7 @@ _RECOGNISERS = (
 def _replace(call: Call, known: dict[str, Any]) -> Call:
     if not any(name in known for name in call.refs()):
         return call
-    args, kwargs = substituted(call.args, known), substituted(call.kwargs, known)
+    args, kwargs = substitute(call.args, known), substitute(call.kwargs, known)
     return replace(call, args=args, kwargs=kwargs)
 
 

@@ -29,7 +29,7 @@ def _operand_of(look: Any, call: Call) -> tuple[Any, int] | None:
     shape = tuple(call.result[0][1])
     if call.op == "lax::sub":  # (x - m) - log(sum(exp(x - m)))
         inner = look.call(look.origin(bottom)[0], "log")
-        if inner is None or look.reduced(bottom, shape, ()) is None:
+        if inner is None or look.unreduce(bottom, shape, ()) is None:
             inner = look.call(bottom, "log")
         if inner is None:
             return None
@@ -39,7 +39,7 @@ def _operand_of(look: Any, call: Call) -> tuple[Any, int] | None:
         return None
     axis = total.kwargs["axes"][0]
     exponential = look.call(total.args[0], "exp")
-    if exponential is None or look.reduced(bottom, shape, (axis,)) != Ref(total.name):
+    if exponential is None or look.unreduce(bottom, shape, (axis,)) != Ref(total.name):
         return None
     if look.shape(bottom)[axis : axis + 1] != (1,) or len(look.shape(bottom)) != len(shape):
         return None
@@ -61,7 +61,7 @@ def _operand_of(look: Any, call: Call) -> tuple[Any, int] | None:
 
 def _largest_of(look: Any, value: Any, x: Any, axis: int) -> bool:
     """Tells whether a value is the largest of x along a dimension, in each place of the others."""
-    source = look.reduced(value, look.shape(x), (axis,), detached=True)
+    source = look.unreduce(value, look.shape(x), (axis,), detached=True)
     greatest = look.call(source, "reduce_max")
     if greatest is None or tuple(greatest.kwargs["axes"]) != (axis,):
         return False

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fmapper.programs import Call, Graph, Ref, substituted
+from fmapper.programs import Call, Graph, Ref, substitute
 from fmapper_adapters.torch.fuse import Gate, Gru, Lstm, Part
 from fmapper_adapters.torch.model.emit import current
 
@@ -97,12 +97,12 @@ def with_products_of_all_rows(
               for name in names]  # fmt: skip
     known = {name: Ref(new) for name, new in zip(names, inputs, strict=True)}
     calls = [
-        replace(call, args=substituted(call.args, known), kwargs=substituted(call.kwargs, known))
+        replace(call, args=substitute(call.args, known), kwargs=substitute(call.kwargs, known))
         for call in body.calls
         if call.name not in known
     ]
     graph = Graph(
-        (*body.inputs, *inputs), calls, substituted(body.outputs, known), (*body.kinds, *kinds)
+        (*body.inputs, *inputs), calls, substitute(body.outputs, known), (*body.kinds, *kinds)
     )
     return graph, (*xs, *made)
 

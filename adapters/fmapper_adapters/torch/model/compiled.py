@@ -107,7 +107,7 @@ class Code:
         self._is_native = not any(op.startswith("lax::") for op in ops)
         own = calls.native_lowerings(ops, added) if self._is_native else {}
         lowerings = table.find_all(ops, {**added, **own})
-        emitter = self._emitted(lowerings)
+        emitter = self._emit(lowerings)
         self.graph = emitter.graph
         results = [(call, emitter.nodes_of(call.name)) for call in program.graph.calls
                    if call.op != "sym::getitem"]  # fmt: skip
@@ -127,7 +127,7 @@ class Code:
         self.source = made.src
         self.function = _execute(made.src, made.globals, program.name)
 
-    def observed(self, model: torch.nn.Module, leaves: Any) -> Iterator[Observation]:
+    def observe(self, model: torch.nn.Module, leaves: Any) -> Iterator[Observation]:
         """Yields the operations of the program, with the results of those that the graph has."""
         found: dict[fx.Node, Any] = {}
 
@@ -166,7 +166,7 @@ class Code:
         program, added, targets, _, mode, fused = self._made_of
         return Code(program, added, targets, renamed, mode, fused)
 
-    def _emitted(self, lowerings: Mapping[str, Lowering]) -> emit.Emitter:
+    def _emit(self, lowerings: Mapping[str, Lowering]) -> emit.Emitter:
         program = self.program
         varies = program.symbols or self._is_native
         mode = FakeTensorMode(shape_env=ShapeEnv() if varies else None)
@@ -218,7 +218,7 @@ class Code:
                     break
             else:
                 return args
-        return self._checked(self.program.bind(args, kwargs, sparing=True))
+        return self._check(self.program.bind(args, kwargs, sparing=True))
 
     def with_statics(self, leaves: list[Any]) -> list[Any]:
         """Returns the tensors among leaves, whatever the program is fixed to, as its mode.
@@ -226,11 +226,11 @@ class Code:
         Raises:
             ProgramInputError: The program was recorded for other tensors.
         """
-        return self._checked(
+        return self._check(
             [g.value if g.kind == "static" else x for g, x in zip(self.users, leaves, strict=True)]
         )
 
-    def _checked(self, leaves: list[Any]) -> list[Any]:
+    def _check(self, leaves: list[Any]) -> list[Any]:
         sizes: dict[str, Any] = {}
         found: list[Any] = []
         for x, given, dtype, path, label in zip(
@@ -243,7 +243,7 @@ class Code:
                         f"is {x!r} now; convert the model with that"
                     )
                 continue
-            if x is None and label not in self.program.graph.used():
+            if x is None and label not in self.program.graph.uses():
                 found.append(None)  # of an argument that was left out
                 continue
             found.append(self._tensor(x, given, dtype, path, sizes))

@@ -164,7 +164,7 @@ class TorchModel(Part):
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
         """Returns every operation of a call that is one in the graph, with its results."""
         code = self._code
-        return list(code.observed(self, code.leaves(args, kwargs)))
+        return list(code.observe(self, code.leaves(args, kwargs)))
 
     @property
     def program(self) -> Program:

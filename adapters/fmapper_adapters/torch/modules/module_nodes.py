@@ -22,7 +22,7 @@ from fmapper.backends import (
     holds_arrays,
     is_dynamic,
     is_gradient,
-    refitted,
+    refit,
 )
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays.parameters import as_parameter
@@ -364,7 +364,7 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
     wrapped = by() if by is not None and of is not None and of() is old else None
     if wrapped is None:
         wrapped = as_parameter(new, old)
-        refitted(keep, new, wrapped)
+        refit(keep, new, wrapped)
         i = id(new)
         _wrapped[i] = (weakref.ref(old), weakref.ref(wrapped))
         weakref.finalize(new, _wrapped.pop, i, None)

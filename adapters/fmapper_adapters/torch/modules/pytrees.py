@@ -12,9 +12,9 @@ from fmapper.backends import (
     NodeType,
     PyTreeRules,
     Static,
+    flatten,
     is_dynamic,
-    put_together,
-    take_apart,
+    unflatten,
 )
 from fmapper_adapters.torch._private import pytree
 
@@ -57,14 +57,14 @@ def register_functor(cls: type) -> None:
         return
 
     def flatten_with_keys(node: Any) -> tuple[list[Any], Static | Constant]:
-        values, static = take_apart(node, _RULES)
+        values, static = flatten(node, _RULES)
         keys = map(pytree.GetAttrKey, static.dynamic)
         return list(zip(keys, values, strict=True)), static
 
     pytree.register_pytree_node(
         cls,
-        lambda node: take_apart(node, _RULES),
-        lambda children, static: put_together(static, children, _RULES),
+        lambda node: flatten(node, _RULES),
+        lambda children, static: unflatten(static, children, _RULES),
         flatten_with_keys_fn=flatten_with_keys,
     )
 

@@ -20,11 +20,11 @@ def _activation(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     """Enters a function whose first argument comes wide, and whose result is made as it was."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        def lowered(x: Any, *args: Any, **kwargs: Any) -> jax.Array:
+        def wrapper(x: Any, *args: Any, **kwargs: Any) -> jax.Array:
             y = x.astype(wide(x.dtype)) if is_floating(x) else x
             return function(y, *args, **kwargs).astype(x.dtype)
 
-        lowering(*ops)(lowered)
+        lowering(*ops)(wrapper)
         return function
 
     return add
@@ -179,13 +179,13 @@ def rrelu_functional(x: Any, noise: Any, *options: Any) -> tuple[jax.Array, jax.
 
 
 @lowering("fmapper::rrelu_with_noise_with_dropout", random=True)
-def rrelu_drawn(x: Any, noise: Any, *options: Any, key: Any) -> jax.Array:
+def draw_rrelu(x: Any, noise: Any, *options: Any, key: Any) -> jax.Array:
     """Returns a leaky relu whose slopes are drawn for each element."""
-    return rrelu_functional_drawn(x, noise, *options, key=key)[0]
+    return draw_rrelu_functional(x, noise, *options, key=key)[0]
 
 
 @lowering("fmapper::rrelu_with_noise_functional_with_dropout", random=True)
-def rrelu_functional_drawn(
+def draw_rrelu_functional(
     x: Any,
     noise: Any,
     lower: Any = 0.125,

@@ -58,13 +58,13 @@ def sym_ite(condition: Any, a: Any, b: Any) -> Any:
 @lowering("sym::sym_max", returns_number=True)
 def sym_max(a: Any, b: Any) -> Any:
     """Returns the larger of two numbers."""
-    return jnp.maximum(a, b) if _traced(a, b) else max(a, b)
+    return jnp.maximum(a, b) if _is_traced(a, b) else max(a, b)
 
 
 @lowering("sym::sym_min", returns_number=True)
 def sym_min(a: Any, b: Any) -> Any:
     """Returns the smaller of two numbers."""
-    return jnp.minimum(a, b) if _traced(a, b) else min(a, b)
+    return jnp.minimum(a, b) if _is_traced(a, b) else min(a, b)
 
 
 @lowering("sym::sym_sum", returns_number=True)
@@ -131,5 +131,5 @@ def print_values(text: str) -> None:
     jax.debug.callback(print, text)
 
 
-def _traced(*values: Any) -> bool:
+def _is_traced(*values: Any) -> bool:
     return any(isinstance(value, jax.Array) for value in values)

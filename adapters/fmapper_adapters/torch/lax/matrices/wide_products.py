@@ -83,7 +83,7 @@ def _has_own(dtype: torch.dtype) -> bool:
 
 
 def _in_blocks(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """The product, with as many columns or matrices of the second as fit a block at a time."""
+    """Multiplies as many columns or matrices of the second at a time as fit a block."""
     if y.numel() <= _BLOCK:
         return torch.matmul(x.float(), y.float()).to(dtype)
     if y.ndim > 2:

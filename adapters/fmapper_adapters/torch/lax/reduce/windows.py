@@ -55,7 +55,7 @@ class Windows:
             d for d, what in enumerate(zip(self.sizes, self.strides, strict=True)) if what != (1, 1)
         ]
 
-    def padded(self, x: Any, value: Any) -> Any:
+    def pad(self, x: Any, value: Any) -> Any:
         """Returns a tensor with its padding, after which there is none."""
         config = [
             (low, high, base - 1) for (low, high), base in zip(self.padding, self.base, strict=True)
@@ -144,11 +144,11 @@ def _reduce(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
     if kind == "add":
         if pooled and _can_average(windows):
             return _sum(x, windows)
-        found = windows.views(windows.padded(x, 0))
+        found = windows.views(windows.pad(x, 0))
         dims = tuple(range(x.ndim, found.ndim))
         return torch.sum(found, dims, dtype=x.dtype) if dims else found
     if kind == "mul":
-        found = windows.views(windows.padded(x, 1))
+        found = windows.views(windows.pad(x, 1))
         return _product(found, x.ndim)
     if x.is_complex():
         return _complex_extreme(kind, x, windows)
@@ -157,7 +157,7 @@ def _reduce(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
 
 def _extreme(kind: str, x: Any, windows: Windows, avals: Avals) -> Any:
     dtype, unsigned = x.dtype, avals.is_unsigned
-    x = windows.padded(x, (lowest if kind == "max" else highest)(dtype, unsigned=unsigned))
+    x = windows.pad(x, (lowest if kind == "max" else highest)(dtype, unsigned=unsigned))
     if unsigned:  # the order of the unsigned is that of the signed with the first bit flipped
         x = x ^ torch.iinfo(dtype).min
     elif dtype is torch.bool:
@@ -175,7 +175,7 @@ def _complex_extreme(kind: str, x: Any, windows: Windows) -> Any:
     """Returns maxima of complex numbers, which are ordered by their real parts first."""
     choose = element_functions.larger if kind == "max" else element_functions.smaller
     beyond = float("-inf") if kind == "max" else float("inf")
-    found = windows.views(windows.padded(x, beyond))
+    found = windows.views(windows.pad(x, beyond))
     if found.ndim == x.ndim:
         return found
     found = found.flatten(x.ndim)
@@ -195,7 +195,7 @@ def _pool(x: Any, windows: Windows) -> Any:
     """Returns maxima of floats; over more than three dimensions by three at a time."""
     moving = windows.moving
     if any(b != 1 for b in windows.base):
-        x = windows.padded(x, float("-inf"))
+        x = windows.pad(x, float("-inf"))
         padding = [(0, 0)] * x.ndim
     else:
         still = [
@@ -261,7 +261,7 @@ def _sum(x: Any, windows: Windows) -> Any:
         for d, pair in enumerate(windows.padding)
     )
     if not inner:
-        x = windows.padded(x, 0)
+        x = windows.pad(x, 0)
     sizes = [windows.sizes[d] for d in moving]
     strides = [windows.strides[d] for d in moving]
     padding = [windows.padding[d][0] if inner else 0 for d in moving]
@@ -346,12 +346,12 @@ def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any,
             "max and min"
         )
     rank = xs[0].ndim
-    views = [windows.views(windows.padded(x, 0)) for x in xs]
+    views = [windows.views(windows.pad(x, 0)) for x in xs]
     views = [v.flatten(rank) if v.ndim > rank else v.unsqueeze(-1) for v in views]
     inside: Any = None
     if any(pair != (0, 0) for pair in windows.padding) or any(b != 1 for b in windows.base):
         ones = current().make(torch.ones, tuple(xs[0].shape), dtype=torch.bool)
-        inside = windows.views(windows.padded(ones, False)).flatten(rank)
+        inside = windows.views(windows.pad(ones, False)).flatten(rank)
     shape = tuple(views[0].shape[:-1])
     total = [s.expand(shape) for s in starts]
     for i in range(count):
@@ -372,7 +372,7 @@ def select_and_scatter_add(
     windows = _windows(x.ndim, **numbers)
     if _is_empty(avals) or 0 in source.shape:
         return _nothing(avals)
-    grown = windows.padded(x, _beyond(x.dtype, select_prim, avals))
+    grown = windows.pad(x, _beyond(x.dtype, select_prim, avals))
     at = _places(grown, windows, select_prim, avals)
     flat = grown.new_zeros(product(grown.shape)) if source.dtype is grown.dtype else None
     assert flat is not None
@@ -396,9 +396,9 @@ def select_and_gather_add(
     windows = _windows(x.ndim, **numbers)
     if _is_empty(avals):
         return _nothing(avals)
-    grown = windows.padded(x, _beyond(x.dtype, select_prim, avals))
+    grown = windows.pad(x, _beyond(x.dtype, select_prim, avals))
     at = _places(grown, windows, select_prim, avals)
-    return torch.take(windows.padded(tangents, 0), at)
+    return torch.take(windows.pad(tangents, 0), at)
 
 
 def _beyond(dtype: torch.dtype, select: str, avals: Avals) -> Any:

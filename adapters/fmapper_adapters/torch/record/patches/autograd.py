@@ -280,4 +280,4 @@ def _with_inner_graph(call: Call, before: Sequence[Call]) -> Call:
 
 
 def _refs(call: Call) -> frozenset[str]:
-    return Graph((), [call], ()).used()
+    return Graph((), [call], ()).uses()

@@ -39,15 +39,15 @@ def that_leave_out(
     }
     if not paths:
         return [], []
-    now = _encoders_seen(module, args, kwargs)
+    now = _find_encoders(module, args, kwargs)
     if not torch.is_grad_enabled():
         return now, []
     with torch.no_grad():
-        later = _encoders_seen(module, args, kwargs)
+        later = _find_encoders(module, args, kwargs)
     return now, [paths[id(one)] for one in later if one not in now and id(one) in paths]
 
 
-def _encoders_seen(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
+def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
     """Returns the encoders that leave padding out in a call, as far as it comes."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     found: list[Any] = []

@@ -140,10 +140,10 @@ def _repeat(
     return torch.repeat_interleave(input, repeats, dim, output_size=output_size)
 
 
-def _counted(
+def _bincount(
     call: Call, input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """As `bincount`, where it is asserted which number is the largest."""
+    """Computes `bincount`, and asserts which number is the largest."""
     size = call.results[0][0]
     if input.numel():
         agree((input.max() + 1).clamp(min=minlength).item(), size)
@@ -172,8 +172,8 @@ SIZED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.where: _where,
     torch.repeat_interleave: _repeat,
     _Tensor.repeat_interleave: _repeat,
-    torch.bincount: _counted,
-    _Tensor.bincount: _counted,
+    torch.bincount: _bincount,
+    _Tensor.bincount: _bincount,
 }
 
 

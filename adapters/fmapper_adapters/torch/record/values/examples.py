@@ -47,7 +47,7 @@ def record_values(
     Raises:
         Exception: What torch raises where it cannot record it so either.
     """
-    seen = _values_read(module, args, kwargs)
+    seen = _observe_values(module, args, kwargs)
     forward = module.forward
 
     @functools.wraps(forward)
@@ -77,7 +77,7 @@ def replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> It
             vars(module).pop("forward", None)
 
 
-def _values_read(
+def _observe_values(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> _Seen:
     """Returns what a call of the module reads; the module is afterwards as it was."""
