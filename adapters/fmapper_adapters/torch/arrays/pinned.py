@@ -14,21 +14,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from fmapper import BatchError
 
-PIECE: Final = 8 << 20
-"""Bytes that cross in one copy at most."""
-
-UNDER_WAY: Final = 4
-"""Pieces on their way at once: pinned memory stays at 32 MiB, however large the model."""
-
-SMALL: Final = 512 << 10
-"""Bytes up to which a tensor crosses with others."""
-
+PIECE: Final = 8 << 20  # bytes that cross in one copy at most
+UNDER_WAY: Final = (
+    4  # pieces on their way at once: 32 MiB of pinned memory, however large the model
+)
+SMALL: Final = 512 << 10  # bytes up to which a tensor crosses with others
 _FEW: Final = 4  # so few tensors, of together so many bytes, are not worth pinned memory
 _LITTLE: Final = 4 << 20
 
@@ -47,14 +43,8 @@ def upload(tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
     """Copies tensors from the host to a device.
 
     The caller may change the sources as soon as this returns, and use the results on the stream
-    that is current. Strides are those that `tensor.to(device)` gives.
-
-    Args:
-        tensors: Strided tensors on the CPU that require no gradient.
-        device: Where they are wanted.
-
-    Returns:
-        One new tensor per tensor, in order.
+    that is current. Strides are those that `tensor.to(device)` gives. The tensors are strided and
+    require no gradient.
 
     Raises:
         BatchError: A tensor could not be brought over, for want of memory for example. Nothing
@@ -66,16 +56,8 @@ def upload(tensors: Tensors, device: torch.device) -> list[torch.Tensor]:
 def download(tensors: Tensors) -> list[torch.Tensor]:
     """Copies tensors from their devices to pageable memory of the host.
 
-    It waits for the values: the results are there, and the sources free, when it returns.
-
-    Args:
-        tensors: Strided tensors that require no gradient, on one device or on several.
-
-    Returns:
-        One new CPU tensor per tensor, in order, with the strides that `tensor.to("cpu")` gives.
-
-    Raises:
-        BatchError: A tensor could not be brought over. Nothing that was made for the call is left.
+    It waits for the values: the results are there, and the sources free, when it returns. Else it
+    is as `upload`; the devices may be several.
     """
     places: dict[torch.device, list[int]] = {}
     for index, tensor in enumerate(tensors):
@@ -106,7 +88,7 @@ def _cross(
                 group[:] = [index]
                 results[index] = tensor.to(target, copy=True)
         else:
-            _fill(results, group, tensors, target, _Pieces(remote), send)
+            _fill(results, group, tensors, _Pieces(remote), send)
     except Exception as error:
         index = next((index for index in group if index not in results), group[0])
         results.clear()
@@ -114,18 +96,12 @@ def _cross(
     return [results[index] for index in range(len(tensors))]
 
 
-def _fill(
-    results: dict[int, torch.Tensor],
-    group: list[int],
-    tensors: Tensors,
-    target: torch.device,
-    pieces: _Pieces,
-    send: Callable[[_Pieces, Tensors, Tensors], None],
-) -> None:
+def _fill(results: Any, group: list[int], tensors: Tensors, pieces: _Pieces, send: Any) -> None:
     """Fills in the results; `group` holds the places of those at work, whatever happens."""
+    device = pieces.device if send is _send_up else torch.device("cpu")
     for group[:] in _groups(tensors):
         for index in group:
-            results[index] = torch.empty_like(tensors[index], device=target)
+            results[index] = torch.empty_like(tensors[index], device=device)
         send(pieces, [tensors[i] for i in group], [results[i] for i in group])
     pieces.finish()
 
@@ -151,9 +127,6 @@ def _groups(tensors: Tensors) -> Iterator[list[int]]:
         packs[tensor.dtype] = pack, nbytes + tensor.nbytes
     for pack, _ in packs.values():
         yield pack
-
-
-# --- the two ways --------------------------------------------------------------------------------
 
 
 class _Pieces:
@@ -225,9 +198,6 @@ def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
     for block, place in _blocks(source, result):
         piece = pieces.pinned(block)
         pieces.start(piece, block, partial(place.copy_, piece))
-
-
-# --- layouts -------------------------------------------------------------------------------------
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
