@@ -3,6 +3,7 @@
 python docs/notebooks/run.py [NAME ...]
 """
 
+import os
 import re
 import shutil
 import sys
@@ -14,6 +15,7 @@ from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
 
 HERE = Path(__file__).parent
+os.environ["FMAPPER_PROGRESS"] = "0"  # how long a step takes differs from run to run
 
 
 def run(path: Path) -> None:

@@ -22,6 +22,7 @@ from fmapper.errors import (
     MixedDevicesError,
     UnsupportedLeafError,
 )
+from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import Link, format_link
 from fmapper.tree.nodes import sync
@@ -113,6 +114,18 @@ def good_strings() -> list[str]:
     return [*short, *full]
 
 
+class _Devices(list[Device]):
+    """What `devices` returns: a list, which notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        headings = ("device", "backend", "kind", "index")
+        rows = (
+            (str(one), one.backend, one.kind, "" if one.index is None else str(one.index))
+            for one in self
+        )
+        return as_html(table(headings, rows))
+
+
 def devices() -> list[Device]:
     """Returns every device of every installed backend, CPUs first within a backend.
 
@@ -123,7 +136,7 @@ def devices() -> list[Device]:
         >>> "numpy:cpu" in map(str, fmapper.devices())
         True
     """
-    return [device for adapter in working_adapters() for device in adapter.devices()]
+    return _Devices(device for adapter in working_adapters() for device in adapter.devices())
 
 
 def _known_devices() -> list[Device]:

@@ -164,3 +164,18 @@ def _parts(container: Any) -> Iterator[Any]:
         yield container.default_factory
     if isinstance(container, deque):
         yield container.maxlen
+
+
+def narrow_ends(array: Any, other: Any) -> Any:
+    """Replaces the ends of 64-bit integers by those of 32 bits, where the other array has 32.
+
+    They stand for infinity in many programs, and come out as such where JAX has no 64 bits.
+    """
+    import numpy as np
+
+    narrow = array.dtype.kind == other.dtype.kind in "iu"
+    if not (narrow and array.itemsize == 8 and other.itemsize == 4):
+        return array
+    ends, new = np.iinfo(array.dtype), np.iinfo(other.dtype)
+    at_least = np.where(array == ends.min, new.min, array)
+    return np.where(array == ends.max, new.max, at_least)

@@ -21,6 +21,7 @@ from fmapper.profiles.table import readable_seconds
 from fmapper.profiles.timing import Timing
 from fmapper.programs.convert import lower_trained, record_program, source_of, source_of_callable
 from fmapper.programs.verify import Report, inputs_for, verify
+from fmapper.render import pairs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -97,15 +98,8 @@ class Conversion:
         return json.dumps(_finite({**asdict(self), "ok": self.ok}), indent=1, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
         mode = ", in training" if self.train else ""
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        for name, text in self._lines():
-            table.add_row(Text(name, style="dim"), Text(text))
-        return Group(Text(f"{self.model} to {self.target}{mode}", style="bold"), table)
+        return pairs(f"{self.model} to {self.target}{mode}", self._lines())
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         yield "parameters", str(self.parameters)

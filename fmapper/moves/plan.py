@@ -15,11 +15,13 @@ from fmapper.errors import FmapperError
 from fmapper.moves.carry import UNTOUCHED, Route, carry_out
 from fmapper.moves.route import Generator
 from fmapper.moves.router import Move, Router
+from fmapper.render import as_html, as_text
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import KeyPath, format_keys
 from fmapper.tree.nodes import sync
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.console import RenderableType
 
 Action = Literal["moved", "cast", "shared", "skipped", "refused"]
@@ -98,12 +100,29 @@ class Plan:
 
     def __str__(self) -> str:
         """Returns the table, as plain text."""
-        from rich.console import Console
+        return as_text(self)
 
-        console = Console(width=120, color_system=None, highlight=False)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines()).rstrip()
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def plot(self, depth: int = 1, axes: Axes | None = None) -> Axes:
+        """Draws new memory by part of the model, a colour for each device.
+
+        Needs matplotlib: `pip install 'fmapper[plot]'`.
+
+        Args:
+            depth: How many keys of a path name a part: 1 for `encoder`, 2 for `encoder.layers`.
+            axes: Where to draw; None for a new figure of pyplot.
+
+        Returns:
+            The axes. Their label is a sentence that can stand for the picture.
+
+        Raises:
+            BackendUnavailableError: matplotlib is not installed.
+        """
+        from fmapper.plots import draw_memory
+
+        return draw_memory(self, depth, axes)
 
     def __rich__(self) -> RenderableType:
         """Returns the table: those that are refused first, then as many of the others as fit."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
-import io
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fmapper.backends.compute import Counts
 from fmapper.errors import ProfileError
 from fmapper.profiles.timing import Timing
+from fmapper.render import as_html, as_text
 
 if TYPE_CHECKING:
     import os
@@ -193,18 +192,13 @@ class Profile:
 
     def __str__(self) -> str:
         """Returns the table, as plain text."""
-        from rich.console import Console
-
-        console = Console(width=120, file=io.StringIO(), color_system=None, highlight=False)
-        console.print(self)
-        assert isinstance(console.file, io.StringIO)
-        return "\n".join(map(str.rstrip, console.file.getvalue().splitlines())).rstrip()
+        return as_text(self)
 
     def __repr__(self) -> str:
         return f"<Profile of {self.model}: {', '.join(self.devices)}>"
 
     def _repr_html_(self) -> str:
-        return f'<pre style="line-height: 1.2; overflow-x: auto">{html.escape(str(self))}</pre>'
+        return as_html(self)
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions

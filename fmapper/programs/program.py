@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fmapper.backends.equality import equals
 from fmapper.programs.sizes import size_of, solve_names
 from fmapper.programs.treespec import TreeSpec
+from fmapper.render import as_html, pairs
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
@@ -397,6 +402,21 @@ class Program:
         for call in self.graph.walk():
             found.setdefault(call.op, {})[call.module] = None
         return {op: list(modules) for op, modules in found.items()}
+
+    def __rich__(self) -> RenderableType:
+        given = [one for one in self.inputs if one.kind == "user"]
+        counts = Counter(call.op for call in self.graph.walk()).most_common()
+        rows = {
+            "inputs": "; ".join(f"{one.dtype} {list(one.shape)}" for one in given),
+            "sizes that vary": ", ".join(self.symbols),
+            "parameters": f"{len(self.parameters) or ''}",  # a model has its own
+            "operations": ", ".join(f"{op} {count}" for op, count in counts[:8])
+            + (f" and {len(counts) - 8} kinds more" if counts[8:] else ""),
+        }
+        return pairs(self.name or "program", rows.items())
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
 
 Int64 = Literal["computes", "moves", "picks", "casts", "looks"]

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.device import get_device
 from fmapper.backends.discovery import adapter_of, adapters
-from fmapper.backends.equality import equals
+from fmapper.backends.equality import equals, narrow_ends
 from fmapper.backends.models import Models, Observation
-from fmapper.errors import NotAFunctorError
+from fmapper.errors import ConversionError, NotAFunctorError
 from fmapper.moves.mover import mover_to, to_numpy
+from fmapper.plots import draw_differences
 from fmapper.programs.convert import source_of_callable
 from fmapper.programs.lowering import added_for
 from fmapper.programs.record_lock import in_turn
 from fmapper.progress import step
+from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.walk import class_of
 from fmapper.warn import warn
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # What rounding may make of the largest element of an output, by the coarser of two dtypes.
 _ROUNDING = {
@@ -64,6 +69,13 @@ class Difference:
         """Whether the difference is allowed."""
         return not self.note and self.error <= self.allowed
 
+    @property
+    def share(self) -> float:
+        """The difference relative to the largest element; infinite where something else differs."""
+        if self.note:
+            return math.inf
+        return self.error / self.scale if self.scale else self.error
+
     def __str__(self) -> str:
         if self.note:
             return f"{self.path}: {self.note}"
@@ -78,6 +90,8 @@ class Report:
     Attributes:
         outputs: One difference per array of the output; per number or text where there is no array.
         first: The first operation whose results differ, where they are known of both models.
+        layers: The difference of each layer, that of its operation that differs most, in the order
+            of `a`; for `verify(..., layers=True)`.
         exact: The largest error of `a` and of `b` against `a` in float64, relative to the largest
             element; None where that was not computed.
     """
@@ -85,6 +99,13 @@ class Report:
     outputs: tuple[Difference, ...]
     first: Difference | None = None
     exact: tuple[float, float] | None = None
+    layers: tuple[Difference, ...] = ()
+
+    def __setstate__(self, state: list[Any]) -> None:
+        """Takes what was pickled before layers were there, too."""
+        values = [*state, *Report((), None, None).__getstate__()[len(state) :]]  # type: ignore[index]
+        for one, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, one.name, value)
 
     @property
     def ok(self) -> bool:
@@ -118,6 +139,43 @@ class Report:
             lines.append(f"against float64: a is off by {a:.2e}, b by {b:.2e} of the largest")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        told = [line for line in str(self).splitlines() if not line.startswith(" ")]
+        tables = [
+            table((what, "largest difference", "allowed", ""), map(_row, found))
+            for what, found in (("output", self.outputs), ("layer", self.layers))
+            if found
+        ]
+        return as_html("\n".join(told), *tables)
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draws the difference of each layer, relative to the largest element that it gives.
+
+        Needs matplotlib: `pip install 'fmapper[plot]'`.
+
+        Args:
+            axes: Where to draw; None for a new figure of pyplot.
+
+        Returns:
+            The axes. Their label is a sentence that can stand for the picture.
+
+        Raises:
+            ConversionError: There are no layers: the report is not of `verify(..., layers=True)`,
+                or what the two models do cannot be watched.
+            BackendUnavailableError: matplotlib is not installed.
+        """
+        if not self.layers:
+            raise ConversionError(
+                "there is nothing to plot: verify(..., layers=True) compares layer by layer, where "
+                "one of the two models was made of the other by convert."
+            )
+        return draw_differences(self.layers, axes)
+
+
+def _row(one: Difference) -> tuple[str, ...]:
+    numbers = ("", "") if one.note else (f"{one.error:.2e}", f"{one.allowed:.2e}")
+    return one.path, *numbers, one.note or ("agrees" if one.ok else "differs")
+
 
 @short_traceback
 @in_turn
@@ -129,6 +187,7 @@ def verify(
     rtol: float | None = None,
     atol: float | None = None,
     exact: bool = False,
+    layers: bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Report:
     """Calls two models with the same inputs and compares every output.
@@ -146,6 +205,7 @@ def verify(
             for float32.
         atol: What may differ in any case.
         exact: Run `a` in float64 even where the outputs agree.
+        layers: Compare every operation of both, so that the report has `layers`, and plots them.
         kwargs: The old name of `example_kwargs`.
 
     Examples:
@@ -169,11 +229,16 @@ def verify(
         first = rounding = None
         if not agree:
             say("looking for the first operation that differs")
-            first = _first(sides, rtol, atol)
+            first = next((one for _, one in _operations(sides, rtol, atol) if not one.ok), None)
+        by_layer: dict[str, Difference] = {}
+        for layer, one in _operations(sides, rtol, atol) if layers else ():
+            worst = by_layer.get(layer)
+            if worst is None or (one.ok, -one.share) < (worst.ok, -worst.share):
+                by_layer[layer] = replace(one, path=layer or "model")
         if exact or not agree:
             say(f"running {class_of(a)} in float64")
             rounding = _exact(sides[0], got)
-    return Report(outputs, first, rounding)
+    return Report(outputs, first, rounding, tuple(by_layer.values()))
 
 
 def differences(a: Any, b: Any) -> list[Difference]:
@@ -360,21 +425,6 @@ def _portable(array: Any) -> Any:
     return array if adapter is None else adapter.portable(array)
 
 
-def _narrow_ends(array: Any, other: Any) -> Any:
-    """Replaces the ends of 64-bit integers by those of 32 bits, where the other array has 32.
-
-    They stand for infinity in many programs, and come out as such where JAX has no 64 bits.
-    """
-    import numpy as np
-
-    narrow = array.dtype.kind == other.dtype.kind in "iu"
-    if not (narrow and array.itemsize == 8 and other.itemsize == 4):
-        return array
-    ends, new = np.iinfo(array.dtype), np.iinfo(other.dtype)
-    at_least = np.where(array == ends.min, new.min, array)
-    return np.where(array == ends.max, new.max, at_least)
-
-
 def _compare(a: Any, b: Any) -> tuple[float, float, str, str]:
     """Returns the largest difference, the largest element of `a`, the coarser dtype, and errors."""
     import numpy as np
@@ -386,7 +436,7 @@ def _compare(a: Any, b: Any) -> tuple[float, float, str, str]:
     if not first.size:
         return 0.0, 0.0, dtype, ""
     if dtype not in _ROUNDING:  # integers and bools; int64 may be int32 in JAX
-        wrong = int((_narrow_ends(first, second) != _narrow_ends(second, first)).sum())
+        wrong = int((narrow_ends(first, second) != narrow_ends(second, first)).sum())
         return 0.0, 0.0, dtype, f"{wrong} of {first.size} elements are not equal" if wrong else ""
     wide = np.complex128 if np.iscomplexobj(first) else np.float64
     x, y = first.astype(wide), second.astype(wide)
@@ -401,12 +451,14 @@ def _compare(a: Any, b: Any) -> tuple[float, float, str, str]:
     return error, scale, dtype, ""
 
 
-def _first(sides: list[_Side], rtol: float | None, atol: float | None) -> Difference | None:
-    """Returns the first operation, in the order of `a`, whose results differ."""
+def _operations(
+    sides: list[_Side], rtol: float | None, atol: float | None
+) -> Iterator[tuple[str, Difference]]:
+    """Yields the layer and the difference of each result that both give, in the order of `a`."""
     a, b = sides
     watched = [a.operations(b.adapter), b.operations(a.adapter)]
     if watched[0] is None or watched[1] is None:
-        return None
+        return
     theirs = dict(_occurrences(watched[1]))
     for key, seen in _occurrences(watched[0]):
         other = theirs.get(key)
@@ -418,10 +470,9 @@ def _first(sides: list[_Side], rtol: float | None, atol: float | None) -> Differ
         pairs = zip(seen.values, other.values, strict=False)
         found = [_difference(x, y, path, rtol, atol) for x, y in pairs]
         for i, one in enumerate(found):
-            if not one.ok:
-                is_tie = i > 0 and found[0].ok and one.scale == 0 and not math.isinf(one.error)
-                return replace(one, note=f"{TIES}: {one.note}") if is_tie else one
-    return None
+            is_tie = i > 0 and found[0].ok and one.scale == 0 and not math.isinf(one.error)
+            tied = not one.ok and is_tie
+            yield seen.module, replace(one, note=f"{TIES}: {one.note}") if tied else one
 
 
 def _occurrences(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:

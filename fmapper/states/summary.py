@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fmapper.moves.plan import readable_bytes
+from fmapper.render import as_html, as_text
 from fmapper.states.inventory import HIDES, Inventory, SummaryRow
 from fmapper.tree.keypath import format_keys
 from fmapper.tree.nodes import sync
@@ -35,31 +35,13 @@ class Summary:
 
     def __str__(self) -> str:
         """Returns the tree, as plain text."""
-        return self._render(html=False)
+        return as_text(self)
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return self._render(html=True)
-
-    def _render(self, *, html: bool) -> str:
-        from rich.console import Console
-
-        console = Console(
-            width=120,
-            file=io.StringIO(),
-            record=True,
-            color_system="truecolor" if html else None,
-            force_terminal=html,
-            force_jupyter=False,
-            highlight=False,
-        )
-        console.print(self)
-        if html:
-            pre = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
-            return console.export_html(inline_styles=True, code_format=pre)
-        return "\n".join(map(str.rstrip, console.export_text().splitlines())).rstrip()
+        return as_html(self)
 
     def __rich__(self) -> RenderableType:
         from rich.table import Table

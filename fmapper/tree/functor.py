@@ -28,6 +28,7 @@ class Declaration:
         leaf: True for `@leaf`: `f` gets the whole object.
         trainable: The names of the children that training changes, or None for all.
         static: The names of the children that are settings to the pytree registries of others.
+        repr: Whether instances print as a tree.
     """
 
     cls: type
@@ -36,6 +37,7 @@ class Declaration:
     leaf: bool = False
     trainable: tuple[str, ...] | None = None
     static: tuple[str, ...] = ()
+    repr: bool = False
 
 
 _declared: dict[type, Declaration] = {}
@@ -73,6 +75,7 @@ def functor(
     rebuild: Rebuild | None = ...,
     trainable: Iterable[str] | None = ...,
     static: Iterable[str] = ...,
+    repr: bool = ...,
 ) -> C: ...
 @overload
 def functor(
@@ -81,6 +84,7 @@ def functor(
     rebuild: Rebuild | None = ...,
     trainable: Iterable[str] | None = ...,
     static: Iterable[str] = ...,
+    repr: bool = ...,
 ) -> Callable[[C], C]: ...
 def functor(
     cls: Any = None,
@@ -90,6 +94,7 @@ def functor(
     rebuild: Rebuild | None = None,
     trainable: Iterable[str] | None = None,
     static: Iterable[str] = (),
+    repr: bool = False,
 ) -> Any:
     """Declares which attributes of a class are its children, so that trees of it can be mapped.
 
@@ -110,6 +115,8 @@ def functor(
         static: Names of children that are settings to the pytree registries of JAX, torch and
             optree, whatever they hold: a compiled program is made anew for other ones. Numbers and
             strings are, without being named. It says nothing to walks and moves.
+        repr: Whether instances print as `fmapper.summary` shows them, in notebooks, too: as a tree
+            with shapes, dtypes and devices, ties marked, like items folded, cut after 40 lines.
 
     Returns:
         The class itself.
@@ -131,7 +138,12 @@ def functor(
     """
     if cls is None:
         return lambda cls: functor(
-            cls, children=children, rebuild=rebuild, trainable=trainable, static=static
+            cls,
+            children=children,
+            rebuild=rebuild,
+            trainable=trainable,
+            static=static,
+            repr=repr,
         )
     if not isinstance(cls, type):
         raise DeclarationError(
@@ -143,7 +155,7 @@ def functor(
     _check_children(cls, names, trained or (), "trainable", "trained")
     _check_children(cls, names, settings, "static", "static")
     if set(settings) & set(trained or ()):
-        both = ", ".join(repr(name) for name in settings if name in (trained or ()))
+        both = ", ".join(f"{name!r}" for name in settings if name in (trained or ()))
         raise DeclarationError(
             f"functor: {cls.__name__} names {both} in trainable= and in static=. What is static "
             "cannot be trained."
@@ -156,8 +168,17 @@ def functor(
             f"functor: {cls.__name__} derives from a builtin container, so it is a node "
             "already and its items are its children. Leave the declaration out, or give a rebuild."
         )
-    _declare(Declaration(cls, names, rebuild, trainable=trained, static=settings))
+    _declare(Declaration(cls, names, rebuild, trainable=trained, static=settings, repr=repr))
+    if repr:
+        type.__setattr__(cls, "__repr__", lambda self: str(_summary(self)))
+        type.__setattr__(cls, "_repr_html_", lambda self: _summary(self)._repr_html_())
     return cls
+
+
+def _summary(node: Any) -> Any:
+    from fmapper import summary  # a user's function: it is not there yet when this file loads
+
+    return summary(node, max_rows=40)
 
 
 def leaf(cls: C, /) -> C:
@@ -351,6 +372,7 @@ def _spell(declaration: Declaration) -> str:
         "children": declaration.children,
         "trainable": declaration.trainable,
         "static": declaration.static or None,
+        "repr": declaration.repr or None,
     }
     options = [f"{name}={value!r}" for name, value in given.items() if value is not None]
     if declaration.rebuild is not None:

@@ -18,9 +18,20 @@ ADAPTERS = sorted(ADAPTERS_ROOT.rglob("*.py"))
 
 # A room imports those above it, and its equals where the second of the two does not import back.
 FLOORS = (
-    ("errors", "warn", "lazy", "renames", "suggest", "switches", "progress", "tracebacks"),
+    (
+        "errors",
+        "warn",
+        "lazy",
+        "renames",
+        "suggest",
+        "switches",
+        "progress",
+        "tracebacks",
+        "render",
+    ),
     ("tree",),
     ("backends",),
+    ("plots",),
     ("moves", "random", "nn"),
     ("states", "transforms"),
     ("programs",),
@@ -181,7 +192,7 @@ def test_no_framework_is_named(room):
 
 # --- budgets ------------------------------------------------------------------------------------
 
-TREE_ROOM_LINES = 2_414  # 76 of them say the types of `fmap`, and what its tracebacks show
+TREE_ROOM_LINES = 2_436  # 76 of them say the types of `fmap`, and what its tracebacks show
 LONG_FILES = 4  # of more than 500 lines
 LEVELS = 12
 WALKS = {

@@ -35,7 +35,7 @@ class Dense:
         return xp.tanh(x @ self.w + self.b)
 
 
-@fmapper.functor(children=("dense",), trainable=("dense",), static=())
+@fmapper.functor(children=("dense",), trainable=("dense",), static=(), repr=True)
 class Model:
     def __init__(self, dense: Dense) -> None:
         self.dense = dense
@@ -87,6 +87,7 @@ def movers(model: Model, array: Host, tensor: torch.Tensor, module: torch.nn.Lin
         print(x, y, len(loader))
     found = fmapper.plan(fmapper.to_gpu, model)
     assert_type(found, fmapper.Plan)
+    print(found.plot(depth=2).get_label())
     print(found, found.nbytes, [leaf.path for leaf in found.refused])
 
 
@@ -143,8 +144,9 @@ def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path) -> None:
     assert_type(fmapper.convert(jax.numpy.tanh, "torch", (x,), fused=False), TorchModel)
     assert_type(fmapper.convert((jax.numpy.tanh, {"w": x}), "torch", [x]), TorchModel)
     assert_type(fmapper.convert({"w": x}, "jax"), dict[str, torch.Tensor])
-    report = fmapper.verify(module, model, x, example_kwargs={}, rtol=1e-3, exact=True)
+    report = fmapper.verify(module, model, x, example_kwargs={}, rtol=1e-3, layers=True)
     assert_type(report, fmapper.Report)
+    print(report.plot().get_label(), [layer.path for layer in report.layers])
     print(report.ok, report.first, [output.error for output in report.outputs])
     fmapper.save_program(model.as_program(), path)
     program = fmapper.load_program(path)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from fmapper import ProgramInputError, save_program
+from fmapper import ProgramInputError, save_program, summary
 from fmapper.backends import Observation
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.flax import programs as _programs
@@ -121,6 +121,10 @@ class FlaxModel(Part):
             made[name] = _class(programs, name, kind)(arrays[name], **metadata)
         made.update((alias, made[name]) for alias, name in programs.aliases.items())
         _fill(self, _programs.nest(made))
+
+    def _repr_html_(self) -> str:
+        html: str = self._programs.any.program._repr_html_()
+        return html + summary(self)._repr_html_()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the output for the arguments of the module's forward.

@@ -7,7 +7,7 @@ from typing import Any
 
 from flax import linen
 
-from fmapper import ProgramInputError
+from fmapper import ProgramInputError, summary
 from fmapper_adapters.flax import programs as _programs
 from fmapper_adapters.flax.programs import Programs
 
@@ -56,6 +56,10 @@ class LinenModel(linen.Module):
 
     start: Any
     train: bool = False
+
+    def _repr_html_(self) -> str:
+        html: str = self.start.programs.any.program._repr_html_()
+        return html + summary(self.start.variables)._repr_html_()
 
     @linen.compact
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

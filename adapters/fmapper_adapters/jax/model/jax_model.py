@@ -24,6 +24,7 @@ from fmapper import (
     load_state,
     materialize,
     save_program,
+    summary,
     to_jax,
     to_numpy,
 )
@@ -334,6 +335,9 @@ class JaxModel:
     def __repr__(self) -> str:
         count = sum(int(np.size(array)) for array in self.params.values())
         return f"JaxModel({self.program.name}, {len(self.params)} parameters of {count:,} numbers)"
+
+    def _repr_html_(self) -> str:
+        return self.program._repr_html_() + summary(self)._repr_html_()
 
 
 JaxModel.__module__ = "fmapper_adapters.jax"  # where it is public

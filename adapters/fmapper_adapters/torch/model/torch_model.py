@@ -17,6 +17,7 @@ from fmapper import (
     convert,
     load_program,
     save_program,
+    summary,
     to_torch,
 )
 from fmapper.backends import Observation
@@ -97,6 +98,9 @@ class TorchModel(Part):
         for name in ("_parameters", "_buffers", "_modules"):
             getattr(own, name).update(_without(getattr(self, name), MADE))
         return f"{type(self).__name__}{repr(own).removeprefix('Part')}"
+
+    def _repr_html_(self) -> str:
+        return self.program._repr_html_() + summary(self)._repr_html_()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the source gives for these arguments.

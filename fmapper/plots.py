@@ -1,0 +1,99 @@
+"""Pictures: memory by part of a model, difference by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fmapper.backends.discovery import install_command
+from fmapper.errors import BackendUnavailableError
+from fmapper.tree.keypath import format_keys
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from fmapper.moves.plan import Plan
+    from fmapper.programs.verify import Difference
+
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "bytes"))
+_BAR = 0.3  # inches
+
+
+def axes_for(what: str, bars: int, axes: Axes | None = None) -> Axes:
+    """Returns axes for horizontal bars: those that are given, or those of a new figure.
+
+    Raises:
+        BackendUnavailableError: matplotlib is not installed.
+    """
+    if axes is not None:
+        return axes
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"{what} is drawn with matplotlib, which is not installed ({error}). "
+            f"Install it: {install_command('matplotlib')}"
+        ) from error
+
+    _, made = pyplot.subplots(figsize=(8, 1.6 + _BAR * max(bars, 2)), layout="constrained")
+    return made
+
+
+def draw_memory(plan: Plan, depth: int, axes: Axes | None) -> Axes:
+    """Draws new memory by part of the model, a colour for each device."""
+    sizes: dict[str, dict[str, int]] = {}
+    for leaf in plan.leaves:
+        if leaf.nbytes:
+            part = sizes.setdefault(format_keys(leaf.path.keys[:depth]), {})
+            device = str(leaf.device)
+            part[device] = part.get(device, 0) + leaf.nbytes
+    axes = axes_for("a plan", len(sizes), axes)
+    total = {part: sum(by_device.values()) for part, by_device in sizes.items()}
+    scale, unit = next(
+        (one for one in _UNITS if max(total.values(), default=0) >= one[0]), _UNITS[-1]
+    )
+    ends = dict.fromkeys(sizes, 0.0)
+    for to in dict.fromkeys(device for by_device in sizes.values() for device in by_device):
+        widths = [by_device.get(to, 0) / scale for by_device in sizes.values()]
+        axes.barh([*sizes], widths, left=[*ends.values()], label=to)
+        for name, width in zip(sizes, widths, strict=True):
+            ends[name] += width
+    axes.invert_yaxis()  # the first part on top
+    axes.set(xlabel=f"new memory in {unit}", title=f"Memory of {plan.mover}")
+    if sizes:
+        axes.legend(title="on")
+    told = ", ".join(f"{part} {size / scale:.3g} {unit}" for part, size in total.items())
+    axes.set_label(f"New memory of {plan.mover} by part: {told or 'none'}.")
+    return axes
+
+
+def draw_differences(layers: Sequence[Difference], axes: Axes | None) -> Axes:
+    """Draws the difference of each layer, relative to the largest element that it gives."""
+    axes = axes_for("a report", len(layers), axes)
+    names = [one.path for one in layers]
+    shares = [one.share for one in layers]
+    limits = [one.allowed / (one.scale or 1.0) for one in layers]
+    finite = [share for share in shares if math.isfinite(share)]
+    top = 10 * max((*finite, *limits))
+    low = min((one for one in (*finite, *limits) if one), default=top) / 10
+    shown = [min(max(share, low), top) for share in shares]
+    colors = ["C0" if one.ok else "C3" for one in layers]
+    axes.barh(names, shown, color=colors)
+    axes.plot([limit or math.nan for limit in limits], names, "k|", markersize=12, label="allowed")
+    axes.invert_yaxis()  # the first layer on top
+    axes.set(
+        xscale="log",
+        xlim=(low, 2 * top),
+        xlabel="largest difference / largest element",
+        title="Difference by layer",
+    )
+    axes.legend()
+    worst = max(layers, key=lambda one: one.share)
+    wrong = [one.path for one in layers if not one.ok]
+    axes.set_label(
+        f"Difference by layer: {len(layers) - len(wrong)} of {len(layers)} agree, "
+        f"{worst.path} differs most, by {worst.share:.1e} of its largest element"
+        + (f"; beyond what is allowed are {', '.join(wrong)}." if wrong else ".")
+    )
+    return axes
