@@ -11,8 +11,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+from fmapper.backends.arrays import HOST
 from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of, get_adapter
+from fmapper.backends.dtypes import bare_name
 from fmapper.errors import LossyCastError, UnsupportedLeafError
 
 __all__ = [
@@ -61,7 +63,7 @@ def key(seed: int) -> Any:
     number = operator.index(seed)
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"a seed has 64 bits at most, {number} has {number.bit_length()}")
-    return get_adapter("numpy", Compute).random.key(number)
+    return _host_kernels().key(number)
 
 
 def split(key: Any, num: int | Sequence[int] = 2, *, like: Any = None) -> Any:
@@ -340,7 +342,7 @@ def _native(name: str, key: Any, like: Any, *args: Any, dtype: str = "") -> Any:
         words = target.put(words, like)
     _check_storable(like, dtype)
     if name != "permutation" and target.on_host(words, dtype) and _plain(args):
-        found = getattr(get_adapter("numpy", Compute).random, name)(target.to_host(words), *args)
+        found = getattr(_host_kernels(), name)(target.to_host(words), *args)
         return target.put(found, words)
     return getattr(target, name)(words, *args)
 
@@ -355,7 +357,7 @@ def _draw(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
     own, words = _source(key)
     if not own.HOST and not own.on_host(words, dtype):
         return _native(name, key, key if like is None else like, *args, dtype=dtype)
-    found = getattr(get_adapter("numpy", Compute).random, name)(own.to_host(words), *args)
+    found = getattr(_host_kernels(), name)(own.to_host(words), *args)
     place = words if like is None else like
     _check_storable(place, dtype)
     return _kernels(place, "like").put(found, place)
@@ -370,6 +372,10 @@ def _source(key: Any) -> tuple[Any, Any]:
             f"of dtype {key.dtype} and shape {tuple(key.shape)}. Map over several keys with vmap."
         )
     return kernels, words
+
+
+def _host_kernels() -> Any:
+    return get_adapter(HOST.backend, Compute).random
 
 
 def _kernels(x: Any, what: str) -> Any:
@@ -405,7 +411,7 @@ def _dtype(dtype: Any, known: Sequence[str]) -> str:
     elif isinstance(dtype, type):
         name = dtype.__name__
     else:
-        name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+        name = bare_name(dtype)
     if name not in known:
         raise ValueError(f"dtype={dtype!r} is none of {', '.join(known)}")
     return name

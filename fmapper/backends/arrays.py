@@ -64,6 +64,10 @@ class Device:
             object.__setattr__(self, field.name, value)
 
 
+HOST: Final = Device("numpy", "cpu")
+"""The memory of the host, whose arrays every framework reads: what is exchanged goes through it."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """What is known of a device at one moment; None for what is not known.

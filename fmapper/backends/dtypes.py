@@ -30,7 +30,7 @@ def dtype_name(dtype: Any) -> str:
         name = dtype.__name__
     else:
         inner = getattr(dtype, "dtype", dtype)
-        name = getattr(inner, "name", None) or str(inner).removeprefix("torch.")
+        name = bare_name(inner)
     if name not in (*_FLOATS, *_FLOAT8, *_FLOAT_OF):
         known = (*_FLOATS, *_FLOAT8, *_FLOAT_OF)
         hint = ""
@@ -40,6 +40,12 @@ def dtype_name(dtype: Any) -> str:
             f"dtype={dtype!r} is not a floating or complex dtype, and a mover casts no others. "
             f"{hint}Write one of: {', '.join(known)}."
         )
+    return name
+
+
+def bare_name(dtype: Any) -> str:
+    """Returns the name of a framework's own dtype object, without that of its module."""
+    name: str = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
     return name
 
 

@@ -76,7 +76,7 @@ def equal_arrays(a: Any, b: Any) -> bool:
 
 def _on_host(array: Any) -> Any:
     """Returns the values of an array as NumPy has them."""
-    from fmapper.backends.arrays import Device
+    from fmapper.backends.arrays import HOST
     from fmapper.backends.discovery import adapter_of
 
     adapter = adapter_of(array)
@@ -84,7 +84,7 @@ def _on_host(array: Any) -> Any:
         raise UnsupportedLeafError(f"an object of type {type(array).__name__} is not an array.")
     try:
         adapter.check(array)
-        return adapter.export([adapter.portable(array)], Device("numpy", "cpu")).data[0]
+        return adapter.export([adapter.portable(array)], HOST).data[0]
     except TypeError as error:
         raise UnsupportedLeafError(f"an array cannot be compared: {error}") from error
 

@@ -236,7 +236,7 @@ def _waiting(
 
 
 def _short(op: str) -> str:
-    return op.removeprefix("aten::").removeprefix("lax::").removesuffix(".default")
+    return op.rpartition("::")[2].removesuffix(".default")
 
 
 def _finite(value: Any) -> Any:

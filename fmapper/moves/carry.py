@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from fmapper.backends.arrays import Arrays, Device, Exchange
+from fmapper.backends.arrays import HOST, Arrays, Device, Exchange
 from fmapper.backends.discovery import get_adapter, memory_advice
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import (
@@ -332,7 +332,7 @@ def _cast_on_host(batch: _Batch, exchange: Exchange, casts: Sequence[int]) -> Ex
     """Returns the exchange with some of its arrays cast into memory of their own."""
     if not casts or exchange.device is not None:
         return exchange
-    data = _cast(get_adapter("numpy", Arrays), exchange.data, casts, batch)
+    data = _cast(get_adapter(HOST.backend, Arrays), exchange.data, casts, batch)
     own = {*exchange.private, *casts}
     return dataclasses.replace(exchange, data=data, private=own, owners=None)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fmapper.backends.arrays import Device, Exchange
+from fmapper.backends.arrays import HOST, Device, Exchange
 from fmapper.backends.compute import Compute, Counts
 from fmapper.backends.device import DeviceSpec
 from fmapper.backends.discovery import adapter_of, adapters, get_adapter
@@ -20,8 +20,6 @@ from fmapper.profiles.result import ProfileCell
 from fmapper.profiles.timing import Timing, rounds
 from fmapper.tree.fmap import fmap
 from fmapper.tree.walk import visit
-
-_HOST = Device("numpy", "cpu")
 
 
 class Bench:
@@ -250,7 +248,7 @@ def fetch(device: Device, arrays: Sequence[Any]) -> None:
     """Brings arrays of a device to the host, as its backend does."""
     adapter = get_adapter(device.backend, Compute)
     if not adapter.host_only:
-        adapter.export(arrays, _HOST)
+        adapter.export(arrays, HOST)
 
 
 def arrays_of(tree: Any) -> list[Any]:
