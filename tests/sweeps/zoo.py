@@ -292,7 +292,7 @@ def recorded_difference(
         foreign_classes.register(model, (args, kwargs)),
         torch.no_grad(),
     ):
-        exported = _export.record(model, args, kwargs, None, whole=table.lowers_whole({}))
+        exported, _ = _export.record(model, args, kwargs, None, whole=table.lowers_whole({}))
         return difference(exported.module()(*args, **kwargs), want)[0]
 
 

@@ -84,7 +84,7 @@ def watch(
     with export.mode(model, train=False), foreign_classes.register(model, (args, kwargs)):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         with _encoders.leaving_out(encoders):
-            exported = export.record(model, args, dict(kwargs), None, whole=whole)
+            exported, _ = export.record(model, args, dict(kwargs), None, whole=whole, again=True)
         inputs = _flat_inputs(exported, args, kwargs)
     return _run(exported, inputs, whole)
 
@@ -110,7 +110,8 @@ def _run(
     class Watching(torch.fx.Interpreter):
         def run_node(self, n: torch.fx.Node) -> Any:
             result = super().run_node(n)
-            if n.op == "call_function":
+            # a copy differs from nothing, and a program need not have it
+            if n.op == "call_function" and n.target is not torch.ops.aten.clone.default:
                 tensors = tuple(x for x in pytree.tree_leaves(result) if torch.is_tensor(x))
                 if check.leaves_open(n.target):
                     tensors = ()

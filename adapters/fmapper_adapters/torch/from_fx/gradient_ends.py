@@ -24,6 +24,9 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+STOP: Any = torch.ops.fmapper.stop_gradient.default
+
+
 def mark(exported: torch.export.ExportedProgram) -> None:
     """Marks the ends of gradients in a program that has not been decomposed yet; changes it."""
     _mark_graph(exported.graph_module)
@@ -41,7 +44,7 @@ def _mark_graph(owner: torch.fx.GraphModule) -> None:
                 if any(_is_without_gradients(user) for user in node.users):
                     _mark_outputs(inner)
         elif node.target is torch.ops.aten.detach.default and not _is_written_to(node, order):
-            node.target = torch.ops.fmapper.stop_gradient.default
+            node.target = STOP
             changed = True
     if changed:
         owner.recompile()
@@ -60,7 +63,7 @@ def _mark_outputs(owner: torch.fx.GraphModule) -> None:
         def end(value: Any) -> Any:
             if not isinstance(value.meta.get("val"), torch.Tensor):
                 return value
-            new = graph.call_function(torch.ops.fmapper.stop_gradient.default, (value,))
+            new = graph.call_function(STOP, (value,))
             new.meta = dict(value.meta)
             return new
 

@@ -17,9 +17,12 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from fmapper import ConversionError
 from fmapper.programs import Call, DType, Graph, Input, Output, Parameter, Program, Ref
 from fmapper_adapters.torch import _private
-from fmapper_adapters.torch.from_fx import assertions, guards, static_sizes
+from fmapper_adapters.torch.from_fx import guards
+from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
 from fmapper_adapters.torch.from_fx.treespec import tree_spec
-from fmapper_adapters.torch.record.patches import autograd
+from fmapper_adapters.torch.passes import order
+from fmapper_adapters.torch.passes.backward import fold_backward
+from fmapper_adapters.torch.passes.one_form import IN_PLACE
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
@@ -34,6 +37,7 @@ _ALIASES = re.compile(r"^L(\['self'\]|__self__)\.?")
 def program(
     module: torch.nn.Module,
     exported: torch.export.ExportedProgram,
+    other_forms: Collection[str] = (),
     *,
     train: bool,
     whole: Collection[str] = (),
@@ -43,6 +47,7 @@ def program(
     Args:
         module: The module.
         exported: What was recorded of it.
+        other_forms: Its operations that are still to be written as others, by name.
         train: Whether it was in training mode.
         whole: What the target lowers whole.
 
@@ -52,7 +57,6 @@ def program(
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
     graph = _without_tokens(_GraphReader(exported.graph_module, whole).graph(), signature)
-    graph = static_sizes.static(graph, exported.graph_module)
     names = _Names(module, exported)
     inputs = tuple(
         names.input(spec, node, at)
@@ -102,7 +106,8 @@ def program(
     )
     given = [one for one in inputs if one.kind in ("user", "static")]
     found.guards, found.fixed = guards.of(exported, given, found.input_paths())
-    return assertions.fold(found)
+    facts = SizeFacts.read(exported.graph_module)
+    return order.run(found, other_forms=other_forms, facts=facts)
 
 
 def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[str, str]:
@@ -246,9 +251,11 @@ class _GraphReader:
                     calls.append(self._call(node, op))
             elif "_guards" not in str(node.target):
                 raise ConversionError(f"{node.name}: a call of {node.target} was left in the graph")
-        found = autograd.fold_backward(Graph(tuple(inputs), calls, outputs))
+        found = fold_backward(Graph(tuple(inputs), calls, outputs))
         return found.without_dead_calls(
-            lambda call: call.op.startswith(_EFFECTS) or call.name in self._effects
+            lambda call: (
+                call.op.startswith(_EFFECTS) or call.name in self._effects or call.op in IN_PLACE
+            )
         )
 
     def _effect(self, node: torch.fx.Node) -> list[Call]:

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,13 +19,13 @@ from fmapper_adapters.torch.compute.record_lock import turns
 from fmapper_adapters.torch.from_fx import check as checks
 from fmapper_adapters.torch.from_fx import (
     decompositions,
-    fast_decompose,
+    forms,
     gradient_ends,
     graph,
     guards,
     overlaps,
-    static_sizes,
 )
+from fmapper_adapters.torch.passes.static_sizes import remaining
 from fmapper_adapters.torch.record import failures, obstacles
 from fmapper_adapters.torch.record.patches import autograd, foreign_classes, keywords, packed
 from fmapper_adapters.torch.record.patches.encoders import leaving_out, that_leave_out
@@ -40,6 +40,18 @@ from fmapper_adapters.torch.record.ways import (
     quiet,
     unaware,
 )
+
+
+class Recording(NamedTuple):
+    """What torch has recorded.
+
+    Attributes:
+        exported: The program.
+        other_forms: The operations in it that are other forms of one, by name.
+    """
+
+    exported: torch.export.ExportedProgram
+    other_forms: frozenset[str] = frozenset()
 
 
 def export_program(
@@ -83,13 +95,13 @@ def export_program(
         for path in later:
             warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())
         with leaving_out(encoders):
-            lowered = record(recording, args, inputs, dynamic_shapes, **settings)
-        found = graph.program(module, lowered, train=train, whole=whole)
-        if specialize and static_sizes.remaining(found):
+            recorded = record(recording, args, inputs, dynamic_shapes, **settings)
+        found = graph.program(module, *recorded, train=train, whole=whole)
+        if specialize and remaining(found):
             ways = WAYS_FOR_VALUES[::-1]
             with leaving_out(encoders):
-                lowered = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
-            found = graph.program(module, lowered, train=train, whole=whole)
+                recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
+            found = graph.program(module, *recorded, train=train, whole=whole)
     _warn_of_sizes(found, specialize=specialize)
     return graph.with_integers_as_buffers(found) if packed else found
 
@@ -121,8 +133,19 @@ def record(
     check: bool = False,
     ways: Sequence[Way] = (),
     whole: Collection[str] = (),
-) -> torch.export.ExportedProgram:
+    again: bool = False,
+) -> Recording:
     """Records the program as torch has it, with nothing in place and what is not lowered apart.
+
+    Args:
+        module: The module.
+        args: Example inputs by position.
+        kwargs: Example inputs by keyword.
+        dynamic_shapes: Which sizes may vary.
+        check: Compare it with the module.
+        ways: The ways to go; all, if there are none.
+        whole: The operations that are lowered whole.
+        again: Have torch trace it again in any case, so that no operation is another form of one.
 
     Raises:
         ConversionError: torch cannot record it.
@@ -136,12 +159,12 @@ def record(
         keywords.name_keywords(module, kwargs, dynamic_shapes) as shapes,
     ):
         settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
-        return _try_ways(module, args, kwargs, shapes, **settings)
+        return _try_ways(module, args, kwargs, shapes, **settings, again=again)
 
 
 def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
     """Says which sizes keep a program from being compiled, and where they come from."""
-    calls = static_sizes.remaining(program)
+    calls = remaining(program)
     if not calls:
         return
     places: dict[str, set[str]] = {}
@@ -186,7 +209,8 @@ def _try_ways(
     check: bool,
     ways: Sequence[Way],
     whole: Collection[str],
-) -> torch.export.ExportedProgram:
+    again: bool,
+) -> Recording:
     reasons: list[Exception] = []
     for_values = [] if ways else [*WAYS_FOR_ANY_VALUES, *WAYS_FOR_VALUES]
     ways = [*(ways or WAYS), unaware]
@@ -202,7 +226,7 @@ def _try_ways(
                 if check:
                     _refuse_lost_gradients(module, way, reasons)
                     exported = _as_it_runs(module, exported, args, kwargs, dynamic_shapes)
-                return _decompose(exported, whole)
+                return _decompose(exported, whole, again=again)
         except ConversionError:
             raise
         except packed.Refused as error:
@@ -276,16 +300,17 @@ def _as_it_runs(
 
 
 def _decompose(
-    exported: torch.export.ExportedProgram, whole: Collection[str]
-) -> torch.export.ExportedProgram:
+    exported: torch.export.ExportedProgram, whole: Collection[str], *, again: bool
+) -> Recording:
+    """Takes apart what is not lowered; by tracing it `again`, if it must be."""
     gradient_ends.mark(exported)
-    fast_decompose.drop_idle_dropout(exported)
+    forms.drop_idle_dropout(exported)
     table = decompositions.choose(exported, whole)
-    if fast_decompose.decompose(exported, table):
-        return exported
+    others = None if again else forms.other_forms(exported, table)
+    if others is not None:
+        return Recording(exported, others)
     with quiet(), step("decomposing"):
-        found: torch.export.ExportedProgram = exported.run_decompositions(table.table)
-        return found
+        return Recording(exported.run_decompositions(table.table))
 
 
 def _plain(module: torch.nn.Module) -> torch.nn.Module:

@@ -8,24 +8,20 @@ graph afterwards, for the framework that takes the program.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from fmapper.programs import Call, Graph, Ref
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensor, FunctionalTensor
 
 TRACED = (FunctionalTensor, FakeTensor)
-_WITH_GRADIENT = "fmapper::with_gradient.default"
-_COTANGENT = "fmapper::cotangent.default"
 _calls = itertools.count()
 met: set[str] = set()  # functions that were recorded, or tried to be
 
@@ -248,36 +244,3 @@ def _without_engine() -> Iterator[None]:
         yield
     finally:
         _private.set_engine(engine)
-
-
-def fold_backward(graph: Graph) -> Graph:
-    """Returns the graph with each `backward` as an inner graph of the call it belongs to."""
-    if not any(call.op == _WITH_GRADIENT for call in graph.calls):
-        return graph
-    calls: list[Call] = []
-    for call in graph.calls:
-        calls.append(_with_inner_graph(call, calls) if call.op == _WITH_GRADIENT else call)
-    return Graph(graph.inputs, calls, graph.outputs, graph.kinds)
-
-
-def _with_inner_graph(call: Call, before: Sequence[Call]) -> Call:
-    ys, xs, cotangents, gradients, places, name = call.args
-    starts = [one.name for one in cotangents]
-    inside = set(starts)
-    for one in before:
-        if not inside.isdisjoint(_refs(one)):
-            inside.add(one.name)
-    needed = {one.name for one in gradients}
-    body: list[Call] = []
-    for one in reversed(before):
-        if one.name in needed and one.name in inside and one.op != _COTANGENT:
-            body.append(one)
-            needed |= _refs(one)
-    kept = sorted(needed - inside)
-    inner = Graph((*starts, *kept), body[::-1], gradients)
-    args = ys, xs, inner, tuple(Ref(one) for one in kept), places, name
-    return dataclasses.replace(call, args=args)
-
-
-def _refs(call: Call) -> frozenset[str]:
-    return Graph((), [call], ()).uses()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fmapper.programs import Call, Graph, Program, Ref
+from fmapper.programs import Call, Graph, Program, Ref, substitute
 from fmapper_adapters.torch import _private
 
 _READS = {"aten::item.default", "aten::_local_scalar_dense.default"}
@@ -28,7 +28,7 @@ _INT32 = 2**31
 _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 
-def fold(program: Program) -> Program:
+def fold_assertions(program: Program) -> Program:
     """Removes assertions that others imply, and what only they needed, from a program."""
     if not any(call.op == _ASSERTION for call in program.graph.calls):
         return program
@@ -42,7 +42,9 @@ def _with_each_number_once(graph: Graph) -> Graph:
     renamed: dict[str, Ref] = {}
     calls = []
     for old in graph.calls:
-        call = _replace(old, renamed)
+        call = dataclasses.replace(
+            old, args=substitute(old.args, renamed), kwargs=substitute(old.kwargs, renamed)
+        )
         if call.op in _READS or call.op in _NUMBERS:
             # 1, 1.0 and True are equal, and are not the same number
             key = call.op, repr(call.args), repr(call.kwargs)
@@ -50,7 +52,7 @@ def _with_each_number_once(graph: Graph) -> Graph:
                 renamed[call.name] = Ref(first)
                 continue
         calls.append(call)
-    return Graph(graph.inputs, calls, _rename(graph.outputs, renamed), graph.kinds)
+    return Graph(graph.inputs, calls, substitute(graph.outputs, renamed), graph.kinds)
 
 
 def _drop_implied(graph: Graph) -> Graph:
@@ -102,7 +104,8 @@ def _without(graph: Graph, dropped: Iterable[str]) -> Graph:
     gone = set(dropped)
     by_name = {call.name: call for call in graph.calls}
     uses = dict.fromkeys(by_name, 0)
-    for name in (*_names(graph.outputs), *(n for call in graph.calls for n in call.refs())):
+    held = Graph((), [], graph.outputs).uses()
+    for name in (*held, *(n for call in graph.calls for n in call.refs())):
         if name in uses:
             uses[name] += 1
     todo = list(gone)
@@ -201,31 +204,3 @@ def _comparison(at: Call, numbers: Mapping[str, Any]) -> list[Call]:
     message = "buffers hold the numbers that they held when it was recorded"
     add("check", "aten::_assert_async.msg", same, message)
     return calls
-
-
-# --- arguments ----------------------------------------------------------------------------------
-
-
-def _names(value: Any) -> list[str]:
-    if isinstance(value, Ref):
-        return [value.name]
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    return [n for inner in value for n in _names(inner)] if isinstance(value, tuple) else []
-
-
-def _rename(value: Any, known: Mapping[str, Ref]) -> Any:
-    if isinstance(value, Ref):
-        return known.get(value.name, value)
-    if isinstance(value, tuple):
-        return tuple(_rename(inner, known) for inner in value)
-    if isinstance(value, Mapping):
-        return {key: _rename(inner, known) for key, inner in value.items()}
-    return value
-
-
-def _replace(call: Call, known: Mapping[str, Ref]) -> Call:
-    if not known or not any(name in known for name in call.refs()):
-        return call
-    return dataclasses.replace(call, args=_rename(call.args, known),
-                               kwargs=_rename(call.kwargs, known))  # fmt: skip

@@ -1,0 +1,187 @@
+"""Tells whether a recorded program has to be traced again before it can be read.
+
+It need not be where all of its operations stay as they are, or are another form of one that does,
+which `passes/one_form.py` writes as that one. This asks what only torch's graph says: how arrays
+lie in memory, which operation writes to which of them, and on which device.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fmapper_adapters.torch.from_fx.decompositions import Decompositions
+from fmapper_adapters.torch.from_fx.gradient_ends import STOP
+from fmapper_adapters.torch.passes.one_form import FORMS, IN_PLACE, WITHOUT_GRADIENTS
+
+_aten: Any = torch.ops.aten
+_METADATA: Any = _aten._assert_tensor_metadata.default
+_SET_GRAD: Any = torch.ops.higher_order.wrap_with_set_grad_enabled
+_KEPT = (operator.getitem, _SET_GRAD, STOP)
+_DROPOUT = (_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default)
+
+
+def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
+    """Leaves out dropout that is switched off, which gives its very input; changes the program.
+
+    Torch's decompositions give a copy, which is something else if either is changed in place.
+    """
+    owner = exported.graph_module
+    idle = [node for node in owner.graph.nodes if node.target in _DROPOUT and not node.args[2]]
+    for node in idle:
+        exported.graph_signature.replace_all_uses(node.name, node.args[0].name)
+        node.replace_all_uses_with(node.args[0])
+        owner.graph.erase_node(node)
+    if idle:
+        owner.recompile()
+
+
+def other_forms(
+    exported: torch.export.ExportedProgram, table: Decompositions
+) -> frozenset[str] | None:
+    """Returns the operations of a program that are other forms; None if it has to be traced again.
+
+    Args:
+        exported: As torch has recorded it.
+        table: Torch's decompositions less those of what is lowered whole.
+    """
+    found: set[str] = set()
+    if exported.range_constraints or not _look(exported.graph_module, table, found):
+        return None
+    return frozenset(found)
+
+
+def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
+    """Tells whether all sizes are known and every operation stays as it is or is another form."""
+    order = {node: i for i, node in enumerate(owner.graph.nodes)}
+    for node in owner.graph.nodes:
+        if node.op == "get_attr":
+            inner = getattr(owner, str(node.target), None)
+            if not isinstance(inner, GraphModule) or not _look(inner, table, found):
+                return False
+            if any(user.target is not _SET_GRAD for user in node.users):
+                return False
+        elif node.op == "call_function":
+            op = _form_of(node, order)
+            if op is not None and not table.leave(node.target):
+                found.add(op)
+            elif not (node.target in _KEPT or node.target is _METADATA or table.leave(node.target)):
+                return False
+            if node.target is _SET_GRAD:
+                found.add(WITHOUT_GRADIENTS)
+        elif node.op not in ("placeholder", "output"):
+            return False
+        if not _is_plain(node.meta.get("val")):
+            return False
+    return True
+
+
+def _is_plain(value: Any) -> bool:
+    """Tells whether a value is one of dense arrays of real numbers, whose sizes are known."""
+    if isinstance(value, list | tuple):
+        return all(_is_plain(one) for one in value)
+    if not isinstance(value, torch.Tensor):
+        return value is None or type(value) in (bool, int, float, str)
+    if value.layout is not torch.strided or value.is_complex() or value.device.type == "meta":
+        return False
+    return all(type(size) is int for size in (*value.shape, *value.stride()))
+
+
+def _form_of(node: Node, order: dict[Node, int]) -> str | None:
+    """Returns the name of an operation that is another form here; None for all else."""
+    op = _FORMS.get(node.target)
+    if op is None:
+        return None
+    is_fit = _ONLY.get(op)
+    if op in IN_PLACE:
+        return op if _is_seen_once(node, order) and _keeps_kind(node) else None
+    return op if is_fit is None or is_fit(node, *node.args, **node.kwargs) else None
+
+
+def _is_on_one_device(node: Node, x: Node, *args: Any, **kwargs: Any) -> bool:
+    """Tells whether a cast does nothing else; all that is on one device stays there."""
+    if kwargs.get("copy") or kwargs.get("memory_format") or True in args:
+        return False
+    if any(isinstance(one, torch.memory_format) for one in args):
+        return False
+    return bool(_value(x).device == _value(node).device)
+
+
+def _is_fixed(
+    node: Node, x: Node, weight: Any, bias: Any, mean: Any, variance: Any, train: bool, *_: Any
+) -> bool:
+    """Tells whether a batch norm takes the averages that it is given."""
+    return not train and mean is not None and variance is not None
+
+
+_ONLY: dict[str, Callable[..., bool]] = {
+    **dict.fromkeys(
+        ("aten::to.device", "aten::to.dtype", "aten::to.dtype_layout", "aten::type_as.default"),
+        _is_on_one_device,
+    ),
+    "aten::transpose.int": lambda node, x, *_: _value(x).dim() > 0,
+    "aten::t.default": lambda node, x: _value(x).dim() == 2,
+    "aten::batch_norm.default": _is_fixed,
+    "aten::rsub.Scalar": lambda node, *args: len(args) == 2,  # without a factor
+}
+
+
+# --- changes in place ----------------------------------------------------------------------------
+
+
+def _is_seen_once(node: Node, order: dict[Node, int]) -> bool:
+    """Tells whether no other result shows what an operation changes: then it can give it."""
+    root: Any = node.args[0]
+    while _is_in_place(root):
+        root = root.args[0]
+    names = [root]
+    for name in names:
+        names += [one for one in name.users if _is_in_place(one) and one.args[0] is name]
+    return root.target in _NEW and all(
+        order[user] > order[node] or user is node or user.target in _NEW or _is_in_place(user)
+        for name in names
+        for user in name.users
+    )
+
+
+def _is_in_place(node: Node) -> bool:
+    return _FORMS.get(node.target) in IN_PLACE
+
+
+def _keeps_kind(node: Node) -> bool:
+    """Tells whether the operation that changes nothing gives the same dtype and shape."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
+    wanted = _value(node)
+    with wanted.fake_mode:
+        found = _overload(IN_PLACE[_FORMS[node.target]])(*args, **kwargs)
+    return bool(found.dtype == wanted.dtype and found.shape == wanted.shape)
+
+
+def _value(node: Node) -> Any:
+    return node.meta["val"]
+
+
+def _overload(op: str) -> Any:
+    name, _, overload = op.removeprefix("aten::").partition(".")
+    return getattr(getattr(_aten, name), overload)
+
+
+_FORMS: dict[Any, str] = {_overload(op): op for op in FORMS}
+
+# Operations whose results are arrays of their own, and no views of what they are given.
+_NEW = frozenset(map(_overload, IN_PLACE.values())) | {
+    _aten.batch_norm.default,
+    _aten.conv1d.default,
+    _aten.conv2d.default,
+    _aten.conv3d.default,
+    _aten.layer_norm.default,
+    _aten.linear.default,
+    _aten.matmul.default,
+    _aten.max_pool2d.default,
+    _aten.mul.Scalar,
+    _aten.where.self,
+}

@@ -1,0 +1,92 @@
+"""What torch knows of sizes that depend on values; of which a program has only the names."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+Sizes = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SizeFacts:
+    """What torch knows of the sizes in a graph.
+
+    Attributes:
+        shapes: The shape of each array, with symbols.
+        numbers: What each number that is read or computed is, with symbols.
+        dtypes: The dtype of each array.
+        known: Symbols that are asserted to be a number.
+        symbols: All that stand for what is read from arrays.
+        is_sized: Whether values make sizes, also such as torch knows.
+    """
+
+    shapes: dict[str, Sizes]
+    numbers: dict[str, Any]
+    dtypes: dict[str, str]
+    known: dict[Any, int]
+    symbols: frozenset[Any]
+    is_sized: bool
+
+    @classmethod
+    def read(cls, module: torch.fx.GraphModule) -> SizeFacts:
+        """Reads a graph as torch has it."""
+        shapes: dict[str, Sizes] = {}
+        numbers: dict[str, Any] = {}
+        dtypes: dict[str, str] = {}
+        known: dict[Any, int] = {}
+        symbols: set[Any] = set()
+        sized = False
+        for node in module.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor):
+                shapes[node.name] = tuple(map(_expression, value.shape))
+                dtypes[node.name] = str(value.dtype).removeprefix("torch.")
+            elif isinstance(value, torch.SymInt):
+                numbers[node.name] = _expression(value)
+            for one in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(one, torch.Tensor | torch.SymInt):
+                    symbols |= set(free_unbacked_symbols(one))
+            if node.target is torch.ops.aten._assert_scalar.default:
+                known |= _asserted_symbol(node.args[0])
+            packet = getattr(node.target, "overloadpacket", None)
+            sized = sized or packet in _SIZED or (packet is _INDEX and _has_mask(node))
+        return cls(shapes, numbers, dtypes, known, frozenset(symbols), sized)
+
+
+_SIZED = {
+    torch.ops.aten.nonzero,
+    torch.ops.aten.masked_select,
+    torch.ops.aten.unique_consecutive,
+    torch.ops.aten._unique2,
+    torch.ops.aten.repeat_interleave,
+}
+_INDEX = torch.ops.aten.index
+
+
+def _has_mask(node: torch.fx.Node) -> bool:
+    indices: Any = node.args[1]
+    kinds = [one.meta["val"].dtype for one in indices if isinstance(one, torch.fx.Node)]
+    return torch.bool in kinds or torch.uint8 in kinds
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _asserted_symbol(condition: Any) -> dict[Any, int]:
+    """Returns the symbol that an assertion fixes to a number, if it does."""
+    if not isinstance(condition, torch.fx.Node) or condition.target is not operator.eq:
+        return {}
+    for one, other in (condition.args, condition.args[::-1]):
+        value = one.meta.get("val") if isinstance(one, torch.fx.Node) else None
+        if isinstance(value, torch.SymInt) and type(other) is int:
+            expression = _expression(value)
+            if isinstance(expression, sympy.Symbol):
+                return {expression: other}
+    return {}

@@ -1,0 +1,37 @@
+"""The passes over a program from torch, in their order.
+
+A pass takes a program, or one graph, and gives a program or graph that computes the same. It looks
+at names, calls, shapes and constants, and at what torch says of an operation by its name; of the
+graph that torch recorded only what is handed in here as plain data, or as symbols of SymPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from fmapper.programs import Program
+from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
+from fmapper_adapters.torch.passes.assertions import fold_assertions
+from fmapper_adapters.torch.passes.one_form import one_form
+from fmapper_adapters.torch.passes.static_sizes import fix_sizes
+
+Pass = Callable[[Program], Program]
+
+
+def run(program: Program, *, other_forms: Collection[str], facts: SizeFacts) -> Program:
+    """Returns what all passes make of a program.
+
+    Args:
+        program: As it was read.
+        other_forms: The operations in it that are other forms of one.
+        facts: What torch knows of its sizes.
+    """
+    passes: tuple[Pass, ...] = (
+        partial(one_form, ops=other_forms),
+        partial(fix_sizes, facts=facts),
+        fold_assertions,
+    )
+    for one in passes:
+        program = one(program)
+    return program

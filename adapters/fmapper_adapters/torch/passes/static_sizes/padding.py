@@ -1,0 +1,241 @@
+"""Operations that bring rows together, and how each leaves out the padding among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from fmapper.programs import Call, Ref
+from fmapper_adapters.torch.passes.static_sizes.row_by_row import dims_of
+from fmapper_adapters.torch.passes.static_sizes.writer import Remains, Writer
+
+Bears = Callable[[Writer, Call], Call | None]
+BEARS: dict[str, Bears] = {}
+"""Operations -> what gives the call that bears padding; None if it has added such calls."""
+
+
+def _bears(*names: str) -> Callable[[Bears], Bears]:
+    def enter(bears: Bears) -> Bears:
+        BEARS.update(dict.fromkeys(names, bears))
+        return bears
+
+    return enter
+
+
+@_bears("masked_scatter")
+def _masked_scatter(writer: Writer, call: Call) -> Call | None:
+    """Takes the elements that count, which come first: as many as the mask has true ones."""
+    x, mask, source = call.args
+    dim, size = writer.rows.get(source.name, (1, 0))
+    if dim != 0 or x.name in writer.rows or mask.name in writer.rows:
+        raise Remains(call.op)
+    shape = writer.facts.shapes[call.name]
+    whole = writer.add(
+        "aten::expand.default", mask, writer.sizes(shape), shape=writer.sizes(shape), dtype="bool"
+    )
+    wanted = writer.count_true(whole)
+    row = math.prod(writer.sizes(writer.shapes[source.name][1:]))
+    have = writer.add("sym::mul", writer.count(size), row)
+    writer.assert_that(writer.add("sym::le", wanted, have), "masked_scatter has too few elements")
+    return call
+
+
+@_bears("index")
+def _index(writer: Writer, call: Call) -> Call | None:
+    """Returns rows that are taken: those behind are taken from the first place."""
+    x, indices = call.args
+    own = [one for one in indices if one is not None]
+    if any(writer.is_mask(one) for one in own):
+        raise Remains(call.op)
+    shape = writer.facts.shapes[call.name]
+    if x.name not in writer.rows:  # indices with padding, all of them rows of it
+        sizes = {writer.rows[one.name] for one in own if one.name in writer.rows}
+        ranks = {len(writer.shapes[one.name]) for one in own if one.name in writer.rows}
+        if len(sizes) != 1 or len(ranks) != 1:
+            raise Remains(call.op)
+        for one in own:  # others are matched from the end: none may be of a higher rank
+            if len(writer.shapes[one.name]) > max(ranks):
+                raise Remains(call.op)
+        if writer.padded_dim(shape) is None:
+            raise Remains(call.op)
+        return call
+    dim, size = writer.rows[x.name]
+    if any(one.name in writer.rows for one in own):
+        raise Remains(call.op)
+    target = writer.padded_dim(shape)
+    if target is None:  # rows that are taken by places which count
+        return call
+    if target[1] != size or indices[dim : dim + 1] not in ((), (None,)):
+        raise Remains(call.op)
+    return call
+
+
+@_bears("index_select")
+def _index_select(writer: Writer, call: Call) -> Call | None:
+    x, _, index = call.args
+    if x.name in writer.rows or index.name not in writer.rows:
+        raise Remains(call.op)
+    return call
+
+
+@_bears("embedding")
+def _embedding(writer: Writer, call: Call) -> Call | None:
+    if call.args[0].name in writer.rows:
+        raise Remains(call.op)
+    return call
+
+
+@_bears("gather")
+def _gather(writer: Writer, call: Call) -> Call | None:
+    x, dim, index = call.args[:3]
+    own = writer.rows.get(x.name), writer.rows.get(index.name)
+    if own[0] is None or own[0] != own[1] or own[0][0] == dim % len(writer.shapes[x.name]):
+        raise Remains(call.op)
+    return call
+
+
+@_bears("addmm")
+def _addmm(writer: Writer, call: Call) -> Call | None:
+    bias, a, b = call.args[:3]
+    if bias.name in writer.rows or b.name in writer.rows or writer.rows[a.name][0] != 0:
+        raise Remains(call.op)
+    return call
+
+
+@_bears("sum")
+def _sum(writer: Writer, call: Call) -> Call | None:
+    """Returns a sum over such rows: of those that count."""
+    array = call.args[0].name
+    rank = len(writer.shapes[array])
+    dims = dims_of(call, "sum", rank)
+    if dims and writer.rows[array][0] not in dims:
+        return call
+    return dataclasses.replace(call, args=(_zero_padding(writer, call.args[0]), *call.args[1:]))
+
+
+@_bears("any")
+def _any(writer: Writer, call: Call) -> Call | None:
+    return _sum(writer, call)
+
+
+@_bears("index_add", "index_copy")
+def _index_add(writer: Writer, call: Call) -> Call | None:
+    """Returns rows that are added, or put: padding goes to a place of its own."""
+    x, dim, index, source = call.args[:4]
+    dim %= max(len(writer.shapes[x.name]), 1)
+    own = {writer.rows.get(index.name), writer.rows.get(source.name)}
+    if x.name in writer.rows or index.name not in writer.rows or writer.rows[index.name][0] != 0:
+        raise Remains(call.op)
+    if writer.rows.get(source.name) != (dim, writer.rows[index.name][1]):
+        raise Remains(f"{call.op}: {own}")
+    shape = writer.static(x)
+    padded, finish = _with_place(writer, call, x, dim)
+    places = _beyond(writer, index, shape[dim])
+    args = (padded, dim, places, source, *call.args[4:])
+    finish(dataclasses.replace(call, args=args))
+    return None
+
+
+@_bears("index_put")
+def _index_put(writer: Writer, call: Call) -> Call | None:
+    x, indices, values = call.args[:3]
+    own = [one for one in indices if one is not None]
+    if x.name in writer.rows:
+        raise Remains(call.op)
+    if len(own) == 1 and writer.is_mask(own[0]):
+        return _put_by_mask(writer, call)
+    first = indices.index(own[0])
+    padded = [one for one in own if one.name in writer.rows]
+    if not padded or any(len(writer.shapes[one.name]) != 1 for one in own):
+        raise Remains(call.op)
+    size = writer.rows[padded[0].name][1]
+    if any(writer.rows[one.name][1] != size for one in padded):
+        raise Remains(call.op)
+    given = writer.rows.get(values.name)
+    rank = len(writer.shapes[values.name])
+    if given is None and rank and writer.sizes(writer.shapes[values.name])[0] != 1:
+        raise Remains(call.op)  # values that are matched with rows have their number
+    if given is not None and (given != (0, size) or first != 0):
+        raise Remains(call.op)
+    at = next(i for i, one in enumerate(indices) if one in padded)
+    shape = writer.static(x)
+    longer, finish = _with_place(writer, call, x, at)
+    places = _beyond(writer, indices[at], shape[at])
+    found = (*indices[:at], places, *indices[at + 1 :])
+    finish(dataclasses.replace(call, args=(longer, found, *call.args[2:])))
+    return None
+
+
+def _zero_padding(writer: Writer, ref: Ref) -> Ref:
+    """Returns the array with zeros for padding."""
+    dim, size = writer.rows[ref.name]
+    shape = writer.sizes(writer.shapes[ref.name])
+    mask = writer.mask(size)
+    if len(shape) > 1:
+        sides = tuple(-1 if i == dim else 1 for i in range(len(shape)))
+        flat = tuple(shape[dim] if i == dim else 1 for i in range(len(shape)))
+        mask = writer.add("aten::view.default", mask, sides, shape=flat, dtype="bool")
+    dtype = writer.dtype(ref)
+    zero = writer.add("aten::zeros_like.default", ref, shape=shape, dtype=dtype)
+    return writer.add("aten::where.self", mask, ref, zero, shape=shape, dtype=dtype)
+
+
+def _beyond(writer: Writer, index: Ref, size: int) -> Ref:
+    """Returns indices, which lead to a place behind the last one for padding."""
+    rank = len(writer.shapes[index.name])
+    if rank != 1:
+        raise Remains("indices of several dimensions")
+    rows = writer.sizes(writer.shapes[index.name])
+    mask = writer.mask(writer.rows[index.name][1])
+    kind = writer.dtype(index)
+    negative = writer.add("aten::lt.Scalar", index, 0, shape=rows, dtype="bool")
+    shifted = writer.add("aten::add.Tensor", index, size, shape=rows, dtype=kind)
+    plain = writer.add("aten::where.self", negative, shifted, index, shape=rows, dtype=kind)
+    last = writer.add("aten::full_like.default", index, size, shape=rows, dtype=kind)
+    return writer.add("aten::where.self", mask, plain, last, shape=rows, dtype=kind)
+
+
+def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Callable[[Call], None]]:
+    """Returns an array with one more place at the end, and what removes that from a result."""
+    shape = writer.static(x)
+    longer = (*shape[:dim], shape[dim] + 1, *shape[dim + 1 :])
+    pads = [0, 0] * (len(shape) - 1 - dim) + [0, 1]
+    dtype = writer.dtype(x)
+    op = "aten::constant_pad_nd.default"
+    padded = writer.add(op, x, tuple(pads), 0, shape=longer, dtype=dtype)
+
+    def finish(inner: Call) -> None:
+        found = writer.add(inner.op, *inner.args, shape=longer, dtype=dtype, **inner.kwargs)
+        args = (found, dim, 0, shape[dim])
+        writer.keep(dataclasses.replace(call, op="aten::slice.Tensor", args=args, kwargs={}))
+
+    return padded, finish
+
+
+def _put_by_mask(writer: Writer, call: Call) -> Call | None:
+    """Returns rows in the places where a mask holds, one after the other: both are as many."""
+    x, indices, values = call.args[:3]
+    mask = next(one for one in indices if one is not None)
+    if indices.index(mask) != 0 or mask.name in writer.rows or any(call.args[3:]):
+        raise Remains(call.op)
+    if writer.rows.get(values.name, (1,))[0] != 0:
+        raise Remains(call.op)
+    size = writer.rows[values.name][1]
+    rows, marked = writer.size(size), writer.static(mask)
+    same = writer.add("sym::eq", writer.count_true(mask), writer.count(size))
+    writer.assert_that(same, "as many rows are put as there are places for them")
+    most = math.prod(marked)
+    shape = writer.static(x)
+    flat = (most, *shape[len(marked) :])
+    dtype = writer.dtype(x)
+    row = writer.add("aten::view.default", mask, (most,), shape=(most,), dtype="bool")
+    order = writer.add("aten::cumsum.default", row, 0, shape=(most,), dtype="int64")
+    order = writer.add("aten::sub.Tensor", order, 1, shape=(most,), dtype="int64")
+    order = writer.add("aten::clamp.default", order, 0, rows - 1, shape=(most,), dtype="int64")
+    taken = writer.add("aten::index.Tensor", values, (order,), shape=flat, dtype=dtype)
+    taken = writer.add("aten::view.default", taken, shape, shape=shape, dtype=dtype)
+    sides = (*marked, *[1] * (len(shape) - len(marked)))
+    wide = writer.add("aten::view.default", mask, sides, shape=sides, dtype="bool")
+    writer.keep(dataclasses.replace(call, op="aten::where.self", args=(wide, taken, x), kwargs={}))
+    return None

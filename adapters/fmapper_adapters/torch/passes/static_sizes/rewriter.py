@@ -1,0 +1,145 @@
+"""Gives results whose size depends on values a size that is a number, so that a program compiles.
+
+What is asserted to be of one size has that size. What has as many rows as some mask has true
+elements gets as many as the mask has elements: those that count come first, the others are padding
+behind them, which goes where nobody looks. Row by row a program may compute with them; what brings
+rows together leaves the padding out. A program that does more with such rows stays as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+
+from fmapper.programs import Call, Graph, Program, Ref, substitute
+from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
+from fmapper_adapters.torch.passes.static_sizes.padding import BEARS
+from fmapper_adapters.torch.passes.static_sizes.row_by_row import is_pointwise, is_row_by_row
+from fmapper_adapters.torch.passes.static_sizes.sources import SOURCES
+from fmapper_adapters.torch.passes.static_sizes.writer import Remains, Writer
+
+# Where sizes stand among the arguments: such a size is one with padding.
+_SIZES = {"view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "full": 0, "zeros": 0, "ones": 0}
+_SIZES |= {"empty": 0, "new_zeros": 1, "new_ones": 1, "new_full": 1, "new_empty": 1, "unflatten": 2}
+
+
+def fix_sizes(program: Program, facts: SizeFacts) -> Program:
+    """Returns a program with sizes that are numbers; or the program itself, if that cannot be."""
+    if not facts.symbols and not facts.is_sized:
+        return program
+    try:
+        return dataclasses.replace(program, graph=_with_numbers(program.graph, facts))
+    except Remains:
+        return program
+
+
+def remaining(program: Program) -> list[Call]:
+    """Returns the calls whose results have sizes that depend on values."""
+    return [
+        call
+        for call in program.graph.walk()
+        if call.op in _EAGER
+        or any(isinstance(s, str) and _UNKNOWN.search(s) for _, shape in call.result for s in shape)
+    ]
+
+
+_UNKNOWN = re.compile(r"\bu\d+")  # how torch names sizes that are read from arrays
+_EAGER = {"aten::nonzero.default", "aten::argwhere.default", "aten::masked_select.default"}
+_EAGER |= {"aten::_unique2.default", "aten::unique_consecutive.default", "aten::unique_dim.default"}
+_EAGER |= {"aten::nonzero_numpy.default", "aten::bincount.default", "aten::_unique.default"}
+
+
+def _with_numbers(graph: Graph, facts: SizeFacts) -> Graph:
+    writer = Writer(graph, facts)
+    for call in graph.calls:
+        writer.at = call
+        args = substitute(call.args, writer.renamed)
+        kwargs = substitute(call.kwargs, writer.renamed)
+        _rewrite(writer, dataclasses.replace(call, args=args, kwargs=kwargs))
+    outputs = substitute(graph.outputs, writer.renamed)
+    for name in Graph((), [], outputs).uses():
+        if name in writer.rows:
+            raise Remains(name)
+    return Graph(graph.inputs, writer.calls, outputs, graph.kinds)
+
+
+def _rewrite(writer: Writer, call: Call) -> None:
+    name = call.op.partition("::")[2].partition(".")[0]
+    if call.graphs():
+        if writer.padded_refs(call):
+            raise Remains(call.op)
+        return writer.keep(call)
+    if call.op.startswith(("sym::", "aten::_assert", "aten::item", "aten::_local")):
+        return _number(writer, call)
+    if call.op == "aten::sym_size.int":
+        return _size_of(writer, call)
+    if call.op == "sym::getitem" or not call.op.startswith("aten::"):
+        return _plain(writer, call, name)
+    if (source := SOURCES.get(name)) is not None and source(writer, call):
+        return None
+    return _plain(writer, call, name)
+
+
+def _number(writer: Writer, call: Call) -> None:
+    """Emits a call that computes with numbers: with the counts, as it is written."""
+    if call.op == "sym::getitem":
+        return _plain(writer, call, "getitem")
+    if writer.padded_refs(call):
+        raise Remains(call.op)
+    writer.calls.append(call)
+    return None
+
+
+def _size_of(writer: Writer, call: Call) -> None:
+    array, dim = call.args[0].name, call.args[1]
+    padded = writer.rows.get(array)
+    if padded is not None and dim % len(writer.shapes[array]) == padded[0]:
+        writer.renamed[call.name] = writer.count(padded[1])
+        return
+    writer.calls.append(call)
+
+
+def _plain(writer: Writer, call: Call, name: str) -> None:
+    """Emits a call whose operands may have padding, if it can bear that."""
+    call = _with_sizes(writer, call, name)
+    padded = writer.padded_refs(call)
+    if padded:
+        bears = BEARS.get(name)
+        if bears is not None:
+            if (new := bears(writer, call)) is None:
+                return
+            call = new
+        elif not is_row_by_row(writer, call, name):
+            raise Remains(call.op)
+    writer.keep(call)
+
+
+def _with_sizes(writer: Writer, call: Call, name: str) -> Call:
+    """Replaces what stands for known numbers, and sizes with padding, by numbers."""
+
+    def number(value: Any, *, is_size: bool) -> Any:
+        if isinstance(value, tuple):
+            return tuple([number(inner, is_size=is_size) for inner in value])
+        expression = writer.numbers.get(value.name) if isinstance(value, Ref) else None
+        if expression is None or isinstance(expression, int):
+            return value if expression is None else expression
+        unknown = writer.unknowns(expression)
+        if unknown & set(writer.most):
+            if not is_size and not is_pointwise(call.op):
+                raise Remains(call.op)
+            return writer.size(expression) if is_size else value
+        if unknown or not sympy.sympify(expression).free_symbols & writer.facts.symbols:
+            return value
+        return writer.size(expression)
+
+    at = _SIZES.get(name)
+    if name == "arange" and (call.op == "aten::arange.default" or call.args[0] == 0):
+        at = 1 if len(call.args) == 2 else 0  # behind a step nothing is known of the end
+    if name == "slice" and call.args[0].name in writer.rows:
+        at = 3
+    args = tuple([number(v, is_size=i == at) for i, v in enumerate(call.args)])
+    kwargs = {key: number(value, is_size=False) for key, value in call.kwargs.items()}
+    return dataclasses.replace(call, args=args, kwargs=kwargs)

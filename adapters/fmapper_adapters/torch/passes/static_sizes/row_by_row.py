@@ -1,0 +1,129 @@
+"""Operations that compute each row of the result from that row of the operands alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fmapper.programs import Call, DType, Ref
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.from_fx.size_facts import Sizes
+from fmapper_adapters.torch.passes.static_sizes.writer import Writer
+
+_END = 2**62  # what slices to the end are written with is larger
+
+# Row by row, wherever the rows are.
+_ROW_BY_ROW = {"clone", "_to_copy", "to", "detach", "alias", "contiguous", "masked_fill", "dropout"}
+_ROW_BY_ROW |= {"where", "lift_fresh_copy", "zeros_like", "ones_like", "full_like", "empty_like"}
+_ROW_BY_ROW |= {
+    "native_dropout",
+    "copy",
+    "fill",
+    "stop_gradient",
+    "_conj",
+    "view_as_real",
+    "view_as_complex",
+}
+# Row by row where the rows are the first dimension of the first argument.
+_BY_BATCH = {"conv1d", "conv2d", "conv3d", "convolution", "max_pool1d", "max_pool2d", "avg_pool1d"}
+_BY_BATCH |= {"avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "group_norm", "bmm"}
+_BY_BATCH |= {"scaled_dot_product_attention"}
+# The place of the dimensions among the arguments that an operation brings together.
+_ALONG = {"softmax": 1, "_softmax": 1, "log_softmax": 1, "_log_softmax": 1, "sum": 1, "mean": 1}
+_ALONG |= {"amax": 1, "amin": 1, "any": 1, "all": 1, "argmax": 1, "argmin": 1, "cumsum": 1}
+_ALONG |= {"topk": 2, "sort": 1, "max": 1, "min": 1, "var": 1, "std": 1, "logsumexp": 1, "norm": 2}
+_ALONG |= {"flip": 1, "glu": 1, "cat": 1, "split": 2, "split_with_sizes": 2, "chunk": 2}
+_ALONG |= {"unbind": 1, "select": 1, "cumprod": 1, "narrow": 1, "roll": 2, "linalg_vector_norm": 2}
+_DEFAULT_DIM = {"cat": 0, "split": 0, "split_with_sizes": 0, "chunk": 0, "unbind": 0}
+_DEFAULT_DIM |= {"topk": -1, "sort": -1, "glu": -1}
+_SHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten"}
+_MOVES = {"permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "movedim"}
+
+
+def is_row_by_row(writer: Writer, call: Call, name: str) -> bool:
+    """Tells whether each row of the result depends on that row of the operands alone."""
+    shape = writer.facts.shapes.get(call.name)
+    target = writer.padded_dim(shape) if shape is not None else None
+    operands = [(n, *writer.rows[n]) for n in writer.padded_refs(call)]
+    if name == "getitem":
+        return True
+    if name in _ROW_BY_ROW or is_pointwise(call.op):
+        # from the end, as shapes are matched
+        return target is not None and all(
+            dim - len(writer.shapes[n]) == target[0] - len(shape or ()) and size == target[1]
+            for n, dim, size in operands
+        )
+    first = next(iter(call.refs()), None)
+    if name == "cat":
+        dim = dims_of(call, name, len(shape or ()))[0]
+        own = [ref.name for ref in call.args[0]]
+        return target is not None and all(
+            n in writer.rows and writer.rows[n] == target and target[0] != dim for n in own
+        )
+    if name in _BY_BATCH:
+        tensors = [ref.name for ref in call.args if isinstance(ref, Ref)]
+        if name in ("scaled_dot_product_attention", "bmm"):
+            return target == (0, operands[0][2]) and all(
+                writer.rows.get(n) == target for n in tensors
+            )
+        return len(operands) == 1 and operands[0][0] == first and operands[0][1] == 0
+    if len(operands) != 1 or operands[0][0] != first:
+        return False
+    array, dim, _ = operands[0]
+    rank = len(writer.shapes[array])
+    if name in _MOVES:
+        return target is not None and target[1] == operands[0][2]
+    if name in _SHAPES:
+        return _keeps_prefix(writer, writer.shapes[array], shape or (), dim, target)
+    if name in ("linear", "mm", "matmul"):
+        return dim != rank - 1 and target is not None
+    if name in ("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"):
+        return dim < rank - len(call.args[1])
+    if name == "slice":
+        return _is_whole_slice(writer, call, rank, operands[0])
+    if name in ("cumsum", "cumprod"):  # those behind do not count in those before
+        return True
+    if name in _ALONG:
+        dims = dims_of(call, name, rank)
+        return bool(dims) and dim not in dims
+    return False
+
+
+def _is_whole_slice(writer: Writer, call: Call, rank: int, operand: tuple[str, int, Any]) -> bool:
+    _, dim, size = operand
+    along = (call.args[1] if len(call.args) > 1 else 0) % rank
+    if along != dim:
+        return True
+    start, end = (*call.args[2:], None, None)[:2]
+    step = call.args[4] if len(call.args) > 4 else 1
+    whole = end is None or (isinstance(end, int) and end >= min(_END, writer.size(size)))
+    return start in (None, 0) and whole and step == 1
+
+
+def _keeps_prefix(writer: Writer, old: Sizes, new: Sizes, dim: int, target: Any) -> bool:
+    """Tells whether the rows that count come first in the other shape, too."""
+    if target is None:
+        return False
+    before, after = writer.sizes(old[:dim]), writer.sizes(new[: target[0]])
+    return math.prod(before) == math.prod(after)
+
+
+def is_pointwise(op: str) -> bool:
+    """Tells whether torch says that each element comes from those at its place."""
+    namespace, _, rest = op.partition("::")
+    name, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    found = getattr(packet, overload, None)
+    return isinstance(found, _private.OpOverload) and torch.Tag.pointwise in found.tags
+
+
+def dims_of(call: Call, name: str, rank: int) -> tuple[int, ...]:
+    """Returns the dimensions that a call brings together, or cuts; none where it names none."""
+    at = _ALONG[name]
+    value = call.args[at] if len(call.args) > at else call.kwargs.get("dim", _DEFAULT_DIM.get(name))
+    if value is None or isinstance(value, bool | float | DType):
+        return ()
+    dims = value if isinstance(value, tuple) else (value,)
+    return tuple(dim % max(rank, 1) for dim in dims if isinstance(dim, int))
