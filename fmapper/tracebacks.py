@@ -30,13 +30,13 @@ def short_traceback(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
 
     return cast(F, call)
 
 
-def shorten(error: BaseException) -> None:
+def shorten_traceback(error: BaseException) -> None:
     """Cuts what is internal out of the traceback of an error that a public function lets out.
 
     What it comes from is left out where its message says that too, and else keeps the frames of

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from fmapper.backends.undeclared import holds_arrays
     from fmapper.progress import step
+    from fmapper.tracebacks import shorten_traceback
     from fmapper.tree.keypath import BoxKey
     from fmapper.tree.no_gradient import is_gradient
     from fmapper.tree.nodes import Fitting, at_end, refit
@@ -73,6 +74,7 @@ __all__ = [
     "is_gradient",
     "refit",
     "register_adapter",
+    "shorten_traceback",
     "step",
     "unflatten",
     "unregister_adapter",
@@ -89,6 +91,7 @@ _PLACES = {
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic unflatten flatten",
     "fmapper.backends.undeclared": "holds_arrays",
     "fmapper.progress": "step",
+    "fmapper.tracebacks": "shorten_traceback",
     "fmapper.tree.keypath": "BoxKey",
     "fmapper.tree.no_gradient": "is_gradient",
     "fmapper.tree.nodes": "Fitting at_end refit",

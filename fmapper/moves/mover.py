@@ -25,7 +25,8 @@ from fmapper.errors import (
 from fmapper.moves.carry import UNTOUCHED, Route, Where, carry_out
 from fmapper.moves.route import Generator, Target, gpu_for_host_arrays
 from fmapper.moves.router import Router
-from fmapper.tracebacks import short_traceback, shorten
+from fmapper.suggest import did_you_mean
+from fmapper.tracebacks import short_traceback, shorten_traceback
 from fmapper.tree import nodes
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link
@@ -84,7 +85,7 @@ class Mover(Router):
             mover = self._with(**options) if options else self
             return mover if tree is _NO else fmap(mover, tree)
         except Exception as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
 
     def __repr__(self) -> str:
@@ -101,7 +102,7 @@ class Mover(Router):
         if unknown:
             raise TypeError(
                 f"{self.name} has no option {', '.join(map(repr, unknown))}; "
-                f"it takes {', '.join(sorted(allowed))}."
+                f"it takes {', '.join(sorted(allowed))}.{did_you_mean(unknown[0], allowed)}"
             )
         changes: dict[str, Any] = dict(options)
         if changes.get("dtype") is not None:

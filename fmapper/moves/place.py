@@ -16,7 +16,7 @@ from fmapper.moves.patterns import Found, Pattern, Rules
 from fmapper.moves.plan import Plan
 from fmapper.moves.router import Router
 from fmapper.moves.view_ties import find_view_ties
-from fmapper.tracebacks import short_traceback, shorten
+from fmapper.tracebacks import short_traceback, shorten_traceback
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import format_link
 from fmapper.tree.nodes import node_type_of, sync
@@ -109,7 +109,7 @@ class Placement(Router):
         try:
             return fmap(self, tree)
         except Exception as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
 
     @property

@@ -31,7 +31,7 @@ from typing import (
 )
 
 from fmapper.errors import CycleError
-from fmapper.tracebacks import short_traceback, shorten
+from fmapper.tracebacks import short_traceback, shorten_traceback
 from fmapper.tree import nodes
 from fmapper.tree.children import default_walk, match_children, structural_walk
 from fmapper.tree.functor import has_class_attribute
@@ -165,7 +165,7 @@ def fmap(
             raise TypeError(f"fmap takes the function first: fmap({tree!r}, tree).")
         return mapping(tree, rest)
     except Exception as error:
-        shorten(error)
+        shorten_traceback(error)
         raise
 
 

@@ -218,7 +218,11 @@ def test_functools_partial_of_a_mover(torch: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"dtyp": "float16"}, TypeError, r"to_torch has no option 'dtyp'.*copy, device, dtype"),
+        (
+            {"dtyp": "float16"},
+            TypeError,
+            r"to_torch has no option 'dtyp'.*copy, device, dtype.*Did you mean 'dtype'",
+        ),
         ({"dtype": "int8"}, ValueError, r"'int8' is not a floating.*float16.*complex64"),
         ({"dtype": "half"}, ValueError, r"'half' is not a floating or complex dtype"),
         ({"dtype": np.int32}, ValueError, r"not a floating or complex dtype"),

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from fmapper import ProgramInputError, save_program, summary
-from fmapper.backends import Observation
+from fmapper.backends import Observation, shorten_traceback
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.flax import programs as _programs
 from fmapper_adapters.flax.programs import Programs
@@ -151,7 +151,11 @@ class FlaxModel(Part):
                 f"{model.program.name} draws random numbers: give it rngs=nnx.Rngs(dropout=0), or "
                 "set model.rngs"
             )
-        outcome = model.call(args, kwargs, key=key)
+        try:
+            outcome = model.call(args, kwargs, key=key)
+        except ProgramInputError as error:
+            shorten_traceback(error)
+            raise
         _write(variables, arrays, outcome.model)
         return outcome.output
 

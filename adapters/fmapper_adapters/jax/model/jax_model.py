@@ -28,7 +28,7 @@ from fmapper import (
     to_jax,
     to_numpy,
 )
-from fmapper.backends import Observation
+from fmapper.backends import Observation, shorten_traceback
 from fmapper.programs import Call, Lowering, Program
 from fmapper_adapters.jax.arrays import few_bits
 from fmapper_adapters.jax.aten import table
@@ -119,7 +119,11 @@ class JaxModel:
         if not code.concrete and not (code.random and key is None):
             arrays = code.routes.find(args, kwargs)
         if arrays is None:
-            outcome = self.call(args, kwargs, key=key)
+            try:
+                outcome = self.call(args, kwargs, key=key)
+            except ProgramInputError as error:
+                shorten_traceback(error)
+                raise
             output, model = outcome.output, outcome.model
         else:
             found = execute.run_compiled(code, (), self.precision, *self._state(), arrays, key)
