@@ -40,6 +40,8 @@ class _Steps:
         self.owner: int | None = None
         self.open: list[str] = []
         self.stop: Callable[[], None] = _nothing
+        self.drawing = threading.RLock()  # showing a warning may warn
+        self.line: _Line | None = None
 
     def enter(self, what: str, *, shown: bool) -> int | None:
         """Opens a step, and returns how many are open around it; None in another thread."""
@@ -110,6 +112,17 @@ def is_wanted() -> bool:
     return _notebook() is not None or (sys.stderr is not None and sys.stderr.isatty())
 
 
+@contextmanager
+def without_line() -> Iterator[None]:
+    """Takes the line away, so that something else can be written to the terminal."""
+    with _steps.drawing:
+        line = _steps.line
+        if line is not None:
+            with suppress(ValueError, OSError):
+                line.erase()
+        yield
+
+
 def _start(steps: list[str]) -> Callable[[], None]:
     """Starts the thread that shows steps; returns what ends it, and takes its line away."""
     done = threading.Event()
@@ -117,7 +130,10 @@ def _start(steps: list[str]) -> Callable[[], None]:
     run = contextvars.copy_context().run
     arguments = (_show, steps, done, sys.stderr)
     thread = threading.Thread(target=run, args=arguments, name="fmapper-progress", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # there are too many, or Python is on its way out
+        return _nothing
 
     def stop() -> None:
         done.set()
@@ -132,15 +148,18 @@ def _show(steps: list[str], done: threading.Event, stderr: TextIO) -> None:
         return
     with suppress(ValueError, OSError):  # stderr was closed
         line: _Line = _TerminalLine(stderr) if _notebook() is None else _NotebookLine()
+        _steps.line = line
         try:
             shown = ""
             while not done.is_set():
                 text = f"fmapper: {': '.join(steps)} ({time.monotonic() - start:.0f} s)"
                 if text != shown:
-                    line.show(text)
+                    with _steps.drawing:
+                        line.show(text)
                 shown = text
                 done.wait(_PERIOD)
         finally:
+            _steps.line = None
             line.erase()
 
 

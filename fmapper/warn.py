@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from fmapper.progress import without_line
+
 Warned = tuple[str, type[Warning]]
 
 _kept: ContextVar[list[Warned] | None] = ContextVar("fmapper_kept_warnings", default=None)
@@ -24,7 +26,8 @@ def warn(message: str, category: type[Warning]) -> None:
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
         level += 1
-    warnings.warn(message, category, stacklevel=level)
+    with without_line():
+        warnings.warn(message, category, stacklevel=level)
 
 
 @contextmanager

@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 import types
+import warnings
 
 import pytest
 
 import fmapper
 from fmapper import progress
 from fmapper.backends import step
+from fmapper.warn import warn
 
 
 class Terminal(io.StringIO):
@@ -106,6 +108,29 @@ def test_the_environment_switches_it(monkeypatch, text, wanted):
 def test_a_setting_that_does_not_exist_is_refused():
     with pytest.raises(AttributeError):
         fmapper.settings.progres = False
+
+
+def test_a_warning_stands_on_a_line_of_its_own(terminal, monkeypatch):
+    def show(message, *_, **__):
+        terminal.write(f"warned: {message}\n")
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    with step("work"), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        wait_for(terminal, "work")
+        warn("look", fmapper.FmapperWarning)
+        wait_for(terminal, "look")
+    assert "\r\x1b[2Kwarned: look\n" in terminal.getvalue()
+
+
+def test_a_thread_that_cannot_be_started_does_no_harm(terminal, monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with step("work"), step("inside"):
+        pass
+    assert terminal.getvalue() == ""
 
 
 def test_steps_of_another_thread_are_silent(terminal):
