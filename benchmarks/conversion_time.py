@@ -204,7 +204,7 @@ def sample(side: str, tiny: Any, clock: Clock) -> Found:
 
 def case(name: str, rounds: int, seconds: float, clock: Clock) -> Found:
     """All samples of a class; runs in a process of its own, where the model is built once."""
-    import tiny_models
+    from models import tiny_models
 
     warnings.simplefilter("ignore")
     kind, _, cls = name.rpartition("/")
@@ -260,7 +260,6 @@ def print_row(row: Found) -> None:
 def prepare() -> None:
     """Import everything before processes are forked; JAX must not compute before that."""
     import jax
-    import tiny_models
     import torch
     import torchax
     import transformers
@@ -268,6 +267,7 @@ def prepare() -> None:
     import fmapper_adapters.jax.aten.table
     import fmapper_adapters.jax.model.jax_model
     import fmapper_adapters.torch.record.export
+    from models import tiny_models
 
     assert all((jax, torch, torchax, transformers))
     fmapper_adapters.jax.aten.table.load()

@@ -176,7 +176,7 @@ def main(arguments=None):
     images, boxes, kinds = pictures(200, seed=1)
     start = time.perf_counter()
     converted = fmapper.convert(
-        model, "jax", (torch.from_numpy(images[:2]),), dynamic_shapes=({0: torch.export.Dim.AUTO},)
+        model, "jax", (torch.from_numpy(images[:2]),), dynamic_shapes=["batch, _, _, _"]
     )
     print(f"converted in {time.perf_counter() - start:.1f} s: {converted}", flush=True)
     report = fmapper.verify(model, converted, images[2:10])

@@ -51,7 +51,7 @@ Examples:
     help="What to predict for: H200 (default), H100, A100, L4, V100, T4.",
 )
 @click.option("--json", type=PATH, help="Write everything there.")
-@click.option("--plot", type=PATH, help="Draw it (needs fmapper[plot]).")
+@click.option("--plot", type=PATH, help="Draw it (needs matplotlib).")
 def profile(
     model: str,
     inputs: str,

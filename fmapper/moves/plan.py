@@ -108,7 +108,7 @@ class Plan:
     def plot(self, depth: int = 1, axes: Axes | None = None) -> Axes:
         """Draws new memory by part of the model, a colour for each device.
 
-        Needs matplotlib: `pip install 'fmapper[plot]'`.
+        Needs matplotlib, as in the extra `plot`.
 
         Args:
             depth: How many keys of a path name a part: 1 for `encoder`, 2 for `encoder.layers`.

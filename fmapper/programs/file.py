@@ -68,6 +68,11 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     Raises:
         ConversionError: An array has a dtype that the format lacks.
     """
+    if not isinstance(program, Program):
+        raise TypeError(
+            f"save_program takes a Program, and not a {type(program).__name__}: a converted model "
+            "saves itself with model.save(path); load_program reads both."
+        )
     arrays: dict[str, Any] = to_numpy(
         {
             **program.parameters,

@@ -151,7 +151,7 @@ class Report:
     def plot(self, axes: Axes | None = None) -> Axes:
         """Draws the difference of each layer, relative to the largest element that it gives.
 
-        Needs matplotlib: `pip install 'fmapper[plot]'`.
+        Needs matplotlib, as in the extra `plot`.
 
         Args:
             axes: Where to draw; None for a new figure of pyplot.

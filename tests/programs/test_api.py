@@ -450,6 +450,39 @@ def test_sizes_that_depend_on_each_other():
         converted(jnp.ones(5), jnp.ones(9))
 
 
+def test_sizes_that_vary_are_named_in_a_text():
+    """As `jax.export` has it, in both directions: see tests/to_torch/test_sizes.py."""
+    converted = fmapper.convert(torch.nn.Tanh(), "jax", (X,), dynamic_shapes=["batch, _"])
+    assert converted(jnp.ones((7, 3))).shape == (7, 3)
+    with pytest.raises(fmapper.ProgramInputError, match="3"):
+        converted(jnp.ones((7, 4)))
+
+
+def test_a_name_that_stands_twice_is_one_size():
+    class Sum(torch.nn.Module):
+        def forward(self, x, y, *, extra):
+            return x + y + extra["z"]
+
+    inputs = (torch.ones(3, 4), torch.ones(3, 1)), {"extra": {"z": torch.ones(4)}}
+    shapes = {"x": "n, _", "y": "(n, _)", "extra": {"z": "..."}}
+    converted = fmapper.convert(Sum(), "jax", *inputs, dynamic_shapes=shapes)
+    assert converted(jnp.ones((5, 4)), jnp.ones((5, 1)), extra={"z": jnp.ones(4)}).shape == (5, 4)
+    with pytest.raises(fmapper.ProgramInputError, match=r"y: shape \(6, 1\) was given"):
+        converted(jnp.ones((5, 4)), jnp.ones((6, 1)), extra={"z": jnp.ones(4)})
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (["2*n, _"], "a size is a name, as in 'batch, _', and not '2\\*n'"),
+        ("batch, _", "write 'auto', a list with a text for each input, as \\['batch, _'\\]"),
+    ],
+)
+def test_words_for_sizes_that_mean_nothing(shapes, message):
+    with pytest.raises(fmapper.ConversionError, match=message):
+        fmapper.convert(torch.nn.Tanh(), "jax", (X,), dynamic_shapes=shapes)
+
+
 def test_the_result_is_exported_with_symbolic_sizes():
     from jax import export
 

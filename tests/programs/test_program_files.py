@@ -469,6 +469,12 @@ def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path):
     fmapper.load_program(tmp_path / "net")
 
 
+def test_a_model_is_not_a_program(tmp_path):
+    with pytest.raises(TypeError, match=r"takes a Program, and not a dict: .* model\.save\(path\)"):
+        fmapper.save_program({}, tmp_path / "model.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_save_that_fails_leaves_nothing(tmp_path):
     program = fmapper.load_program(FILES[0])
     (tmp_path / "net").mkdir()

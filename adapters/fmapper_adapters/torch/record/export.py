@@ -26,7 +26,7 @@ from fmapper_adapters.torch.from_fx import (
     overlaps,
 )
 from fmapper_adapters.torch.passes.static_sizes import remaining
-from fmapper_adapters.torch.record import failures, obstacles
+from fmapper_adapters.torch.record import failures, obstacles, sizes
 from fmapper_adapters.torch.record.patches import autograd, foreign_classes, keywords, packed
 from fmapper_adapters.torch.record.patches.encoders import leaving_out, that_leave_out
 from fmapper_adapters.torch.record.patches.restore import unwound
@@ -150,10 +150,9 @@ def record(
     Raises:
         ConversionError: torch cannot record it.
     """
-    if dynamic_shapes is not None and not isinstance(dynamic_shapes, _collection):
+    if dynamic_shapes is not None and not isinstance(dynamic_shapes, sizes.ShapesCollection):
         args, kwargs = _without_bases((args, kwargs))
-    if isinstance(dynamic_shapes, str):
-        dynamic_shapes = _all_sizes(dynamic_shapes, (args, kwargs))
+    dynamic_shapes = sizes.as_torch_takes_them(dynamic_shapes, (args, kwargs))
     with (
         obstacles.run_uncompiled(),
         keywords.name_keywords(module, kwargs, dynamic_shapes) as shapes,
@@ -343,26 +342,6 @@ def _without_bases(inputs: Any) -> Any:
         lambda x: x.detach().clone() if isinstance(x, torch.Tensor) and _private.is_view(x) else x,
         inputs,
     )
-
-
-_collection: Any = torch.export.ShapesCollection  # untyped in torch
-
-
-def _all_sizes(word: str, inputs: Any) -> Any:
-    """Returns every size of every tensor as one that may vary, unless the code fixes it.
-
-    Raises:
-        ConversionError: The word is not `auto`.
-    """
-    if word != "auto":
-        raise ConversionError(
-            f"dynamic_shapes={word!r} is not known: write 'auto', or what torch.export.export takes"
-        )
-    found: Any = _collection()
-    for leaf in pytree.tree_leaves(inputs):
-        if isinstance(leaf, torch.Tensor) and leaf.ndim:
-            found[leaf] = dict.fromkeys(range(leaf.ndim), torch.export.Dim.AUTO)
-    return found
 
 
 @contextlib.contextmanager

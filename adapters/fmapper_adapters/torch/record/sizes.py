@@ -1,0 +1,69 @@
+"""Which sizes may vary, as users say it, in the form that torch.export takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+
+from fmapper import ConversionError
+from fmapper_adapters.torch._private import pytree
+
+ShapesCollection: Any = torch.export.ShapesCollection  # untyped in torch
+_FIXED = ("_", "", "...")
+
+
+def as_torch_takes_them(dynamic_shapes: Any, inputs: Any) -> Any:
+    """Returns `dynamic_shapes` without words: `auto` and `["batch, _"]` are said with dimensions.
+
+    Raises:
+        ConversionError: A word is neither `auto` nor names of sizes.
+    """
+    if dynamic_shapes is None or isinstance(dynamic_shapes, ShapesCollection):
+        return dynamic_shapes
+    if isinstance(dynamic_shapes, str):
+        return _all_sizes(dynamic_shapes, inputs)
+    words = [leaf for leaf in pytree.tree_leaves(dynamic_shapes) if isinstance(leaf, str)]
+    if not words:
+        return dynamic_shapes
+    uses = Counter(name for word in words for name in _names(word) if name not in _FIXED)
+    # A name that stands twice is one size; torch says so only of dimensions that have a name.
+    sizes = {
+        name: torch.export.Dim(name) if count > 1 else torch.export.Dim.AUTO
+        for name, count in uses.items()
+    }
+    return pytree.tree_map(
+        lambda leaf: (
+            {at: sizes[name] for at, name in enumerate(_names(leaf)) if name in sizes}
+            if isinstance(leaf, str)
+            else leaf
+        ),
+        dynamic_shapes,
+    )
+
+
+def _names(word: str) -> list[str]:
+    """Splits `batch, _` into the names of its sizes."""
+    names = [name.strip() for name in word.strip().strip("()").split(",")]
+    for name in names:
+        if name not in _FIXED and not name.isidentifier():
+            raise ConversionError(
+                f"dynamic_shapes has {word!r}: of a model of torch a size is a name, as in "
+                f"'batch, _', and not {name!r}. torch.export.Dim says more, as {{0: Dim('batch')}}."
+            )
+    return names
+
+
+def _all_sizes(word: str, inputs: Any) -> Any:
+    """Returns every size of every tensor as one that may vary, unless the code fixes it."""
+    if word != "auto":
+        raise ConversionError(
+            f"dynamic_shapes={word!r} is not known: write 'auto', a list with a text for each "
+            "input, as ['batch, _'], or what torch.export.export takes"
+        )
+    found = ShapesCollection()
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            found[leaf] = dict.fromkeys(range(leaf.ndim), torch.export.Dim.AUTO)
+    return found
