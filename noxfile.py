@@ -113,6 +113,28 @@ def lax(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("environment", ["daily", "oldest", "newest", "torchax", "onnx"])
+def scoreboard(session: nox.Session, environment: str) -> None:
+    """Write docs/benchmarks/scoreboard.md: versions and peers side by side.
+
+    Over some cases of each sweep, in minutes: `nox -s scoreboard -- --sample 12`.
+    """
+    requirements = {
+        "daily": (*CONSTRAINTS, "-e", ".[all]", *group("test")),
+        "oldest": ("-e", ".[all]", *oldest_versions(), *group("test")),
+        "newest": ("-U", "-e", ".[all]", *group("test")),
+        "torchax": (*CONSTRAINTS, "-e", ".[all]", *group("test"), "torchax"),
+        "onnx": (*CONSTRAINTS, "-e", ".[all]", *group("test"), "jax2onnx", "onnx2torch"),
+    }[environment]
+    options = (environment, "--page", "docs/benchmarks/scoreboard.md", *session.posargs)
+    try:
+        session.install(*requirements)
+    except nox.command.CommandFailed as error:
+        options += ("--failed", f"does not install: {error}")
+    program(session, "scoreboard", *options)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Compare random programs after conversion, for an hour in each direction.
 
