@@ -1,4 +1,4 @@
-"""Prints what rich can render: as plain text, and as HTML for notebooks."""
+"""Prints what rich can render, as plain text and as HTML for notebooks, and numbers in words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 _WIDTH = 120
 _PRE = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
+
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def as_text(renderable: RenderableType) -> str:
@@ -47,6 +50,50 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> RenderableT
     for row in rows:
         made.add_row(*map(Text, row))
     return made
+
+
+def readable_bytes(n: int) -> str:
+    """Returns a number of bytes in the largest unit that leaves something before the point.
+
+    Examples:
+        >>> readable_bytes(16), readable_bytes(3 << 20)
+        ('16 B', '3.0 MiB')
+    """
+    size, units = float(n), iter(("KiB", "MiB", "GiB", "TiB"))
+    if n < 1024:
+        return f"{n} B"
+    while size >= 1024:
+        size, unit = size / 1024, next(units)
+    return f"{size:.1f} {unit}"
+
+
+def readable_seconds(seconds: float) -> str:
+    """Returns three digits and a unit.
+
+    Examples:
+        >>> readable_seconds(0.00123), readable_seconds(12.0), readable_seconds(0.0)
+        ('1.23 ms', '12 s', '0')
+    """
+    if seconds == 0:
+        return "0"
+    size, unit = unit_of(seconds)
+    return f"{seconds / size:.3g} {unit}" if seconds / size < 999.5 else f"{seconds:,.0f} s"
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """Returns the unit that a time is printed in, in seconds, and its name."""
+    return next((pair for pair in _UNITS if seconds >= 0.9995 * pair[0]), _UNITS[-1])
+
+
+def readable_batch(size: int) -> str:
+    """Formats a number in two digits, which are all that a break-even has.
+
+    Examples:
+        >>> readable_batch(2713), readable_batch(8)
+        ('2,700', '8')
+    """
+    digits = len(str(size))
+    return f"{round(size, 2 - digits):,}" if digits > 2 else str(size)
 
 
 def _recording(renderable: RenderableType, *, color: bool) -> Console:

@@ -6,9 +6,9 @@ An adapter derives from the facets that its framework has, `Arrays`, `Nodes`, `C
 
     arrays      what arrays are, and how they travel
     nodes       which classes are taken apart
+    node_type   how, and what moves and transforms ask of their nodes
     compute     kernels, transformations, compiled calls
-    models      models as programs, and back
-    adapter     all four
+    models      models as programs, and back; an adapter with all four facets
     discovery   how adapters are found
     device      names of devices, and what is here
     dtypes      dtypes by name
@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING
 from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
-    from fmapper.backends.adapter import Adapter
     from fmapper.backends.arrays import DEVICE_KINDS, USUAL_GPU, Arrays, Exchange, Memory
     from fmapper.backends.compute import Compute, Counts
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
-    from fmapper.backends.models import Models, Observation
-    from fmapper.backends.nodes import Aside, Nodes, NodeType
+    from fmapper.backends.models import Adapter, Models, Observation
+    from fmapper.backends.node_type import Aside, NodeType
+    from fmapper.backends.nodes import Nodes
     from fmapper.backends.registries import (
         Constant,
         PyTreeRules,
@@ -81,11 +81,11 @@ __all__ = [
 ]
 
 _PLACES = {
-    "fmapper.backends.adapter": "Adapter",
     "fmapper.backends.arrays": "Arrays DEVICE_KINDS Exchange Memory USUAL_GPU",
     "fmapper.backends.compute": "Compute Counts",
-    "fmapper.backends.models": "Models Observation",
-    "fmapper.backends.nodes": "Aside NodeType Nodes",
+    "fmapper.backends.models": "Adapter Models Observation",
+    "fmapper.backends.node_type": "Aside NodeType",
+    "fmapper.backends.nodes": "Nodes",
     "fmapper.backends.discovery": "get_adapter register_adapter unregister_adapter",
     "fmapper.backends.equality": "equals",
     "fmapper.backends.registries": "Constant PyTreeRules Static is_dynamic unflatten flatten",

@@ -1,4 +1,7 @@
-"""The facet of an adapter whose framework has models: recorded as programs, made of programs."""
+"""The facet of an adapter whose framework has models, and an adapter with all four facets.
+
+Models are recorded as programs, and made of programs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper.backends.compute import Compute
 from fmapper.backends.framework import Framework
+from fmapper.backends.nodes import Nodes
 from fmapper.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -233,3 +237,12 @@ class Models(Framework):
             whole: The operations that are left whole where the model is recorded.
         """
         return None
+
+
+class Adapter(Compute, Nodes, Models):
+    """All that fmapper knows of one framework, in four facets.
+
+    A subclass answers the abstract methods of `Arrays`; everything else has a default. An adapter
+    of a framework that has less derives from the facets that it has: one of arrays alone from
+    `Arrays`, one of layers over another framework's arrays from `Nodes` and `Models`.
+    """

@@ -15,13 +15,11 @@ from fmapper.backends.device import get_device
 from fmapper.backends.discovery import adapter_of, get_adapter
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
-from fmapper.moves.plan import readable_bytes
 from fmapper.profiles import timing
-from fmapper.profiles.table import readable_seconds
 from fmapper.profiles.timing import Timing
-from fmapper.programs.convert import lower_trained, record_program, source_of, source_of_callable
+from fmapper.programs.steps import lower_trained, record_program, source_of, source_of_callable
 from fmapper.programs.verify import Report, inputs_for, verify
-from fmapper.render import pairs
+from fmapper.render import pairs, readable_bytes, readable_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from fmapper.backends.nodes import Aside
+from fmapper.backends.node_type import Aside
 from fmapper.errors import FmapperError
 from fmapper.tree.keypath import Link
 from fmapper.tree.nodes import ATOM, INTERNED, LEAF, NodeType, kind_of, kinds

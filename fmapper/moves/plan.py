@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from fmapper.backends.arrays import Device
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import itemsize
-from fmapper.backends.nodes import Aside
+from fmapper.backends.node_type import Aside
 from fmapper.errors import FmapperError
 from fmapper.moves.carry import UNTOUCHED, Route, carry_out
 from fmapper.moves.route import Generator
 from fmapper.moves.router import Move, Router
-from fmapper.render import as_html, as_text
+from fmapper.render import as_html, as_text, readable_bytes
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import KeyPath, format_keys
 from fmapper.tree.nodes import sync
@@ -289,18 +289,3 @@ def _plan(path: KeyPath, route: Route, copy: bool | None) -> PlannedLeaf:
 
 def _reason(error: Exception) -> str:
     return str(error).removeprefix("model: ").replace(f". {UNTOUCHED}", ".")
-
-
-def readable_bytes(n: int) -> str:
-    """Returns a number of bytes in the largest unit that leaves something before the point.
-
-    Examples:
-        >>> readable_bytes(16), readable_bytes(3 << 20)
-        ('16 B', '3.0 MiB')
-    """
-    size, units = float(n), iter(("KiB", "MiB", "GiB", "TiB"))
-    if n < 1024:
-        return f"{n} B"
-    while size >= 1024:
-        size, unit = size / 1024, next(units)
-    return f"{size:.1f} {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fmapper.backends.nodes import Aside
+from fmapper.backends.node_type import Aside
 from fmapper.moves.carry import Where
 from fmapper.moves.collect import Leaves
 from fmapper.tree.nodes import ATOM, NodeType, kind_of

@@ -6,11 +6,11 @@ import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+import fmapper
 from fmapper.backends.compute import Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import MixedDevicesError, UnsupportedLeafError
-from fmapper.moves import mover as movers
 
 Ints: TypeAlias = int | Sequence[int]
 Pads: TypeAlias = tuple[tuple[int, int], ...]
@@ -97,7 +97,7 @@ def _mixing_error(function: str, x: Any, name: str, other: Any) -> Exception:
     assert own is not None
     if adapter is None:
         return TypeError(f"{function}: {name} is a {type(other).__name__}, not an array.")
-    mover = f"to_{own.name}" if hasattr(movers, f"to_{own.name}") else "to_device"
+    mover = f"to_{own.name}" if hasattr(fmapper, f"to_{own.name}") else "to_device"
     return MixedDevicesError(
         f"{function}: the first argument is an array of {own.name}, but {name} is one of "
         f"{adapter.name}. Move one of them first: {mover}({name})."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fmapper.moves.plan import readable_bytes
 from fmapper.profiles.timing import Timing
+from fmapper.render import readable_bytes, readable_seconds, unit_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,35 +16,6 @@ if TYPE_CHECKING:
 _COLUMNS = ["device", "batch", "in", "compute", "out", "total", "moving", "first", "bytes", "bound"]
 _DROPPED = ("first", "bytes", "bound")  # where they do not fit
 _WIDE = 106
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-
-
-def readable_seconds(seconds: float) -> str:
-    """Returns three digits and a unit.
-
-    Examples:
-        >>> readable_seconds(0.00123), readable_seconds(12.0), readable_seconds(0.0)
-        ('1.23 ms', '12 s', '0')
-    """
-    if seconds == 0:
-        return "0"
-    size, unit = _unit(seconds)
-    return f"{seconds / size:.3g} {unit}" if seconds / size < 999.5 else f"{seconds:,.0f} s"
-
-
-def _unit(seconds: float) -> tuple[float, str]:
-    return next((pair for pair in _UNITS if seconds >= 0.9995 * pair[0]), _UNITS[-1])
-
-
-def readable_batch(size: int) -> str:
-    """Formats a number in two digits, which are all that a break-even has.
-
-    Examples:
-        >>> readable_batch(2713), readable_batch(8)
-        ('2,700', '8')
-    """
-    digits = len(str(size))
-    return f"{round(size, 2 - digits):,}" if digits > 2 else str(size)
 
 
 def render(profile: Profile, width: int) -> Iterator[RenderableType]:
@@ -103,7 +74,7 @@ def _with_spread(timing: Timing) -> str:
     """Formats a time with its spread: relative, or the ends of a prediction in the same unit."""
     median = readable_seconds(timing.median)
     if timing.n == 0:
-        size = _unit(timing.median)[0]
+        size = unit_of(timing.median)[0]
         return f"~{median} ({timing.lower / size:.3g}..{timing.upper / size:.3g})"
     if timing.n == 1 or not timing.median:
         return median

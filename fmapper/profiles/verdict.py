@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fmapper.moves.plan import readable_bytes
 from fmapper.profiles.accelerator import Accelerator
 from fmapper.profiles.predict import BEYOND, Curve, Traffic, break_even, counts_between, predict
 from fmapper.profiles.result import Pays, ProfileCell, Verdict
-from fmapper.profiles.table import readable_batch, readable_seconds
 from fmapper.profiles.timing import Timing
+from fmapper.render import readable_batch, readable_bytes, readable_seconds
 
 if TYPE_CHECKING:
     from fmapper.backends.compute import Counts

@@ -10,9 +10,9 @@ Nothing here knows any framework: a program can be saved, checked, and loaded el
     echoes        outputs of the classes of arguments: caches
     lowering      the tables of lowerings
     convert       `convert`: record, lower, check
+    steps         each of these steps, one thread at a time
     check_target  the converted model against its source, at several sizes
     check_source  what was recorded against its source
-    record_lock   one thread records at a time
     verify        the first operation where two models part
     file          programs as files
     file_grammar  what each field of a file may say

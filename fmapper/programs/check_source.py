@@ -8,7 +8,7 @@ from typing import Any
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, ConversionWarning, MoveError
 from fmapper.programs import verify
-from fmapper.programs.record_lock import in_turn
+from fmapper.programs.steps import in_turn
 from fmapper.warn import keeping_warnings, warn
 
 _SLACK = 10  # times what `verify` allows: compilers order sums as they like

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
 from fmapper.backends.discovery import (
     adapter_of,
-    adapters,
     get_adapter,
-    installed_backends,
     known_frameworks,
 )
 from fmapper.backends.models import Models
@@ -19,14 +16,19 @@ from fmapper.errors import (
     BackendUnavailableError,
     ConversionError,
     FixedSizeWarning,
-    FmapperError,
     UnsupportedOpsError,
 )
 from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
-from fmapper.programs.lowering import added_for
 from fmapper.programs.program import Program
-from fmapper.programs.record_lock import in_turn
+from fmapper.programs.steps import (
+    family_of,
+    lower,
+    lower_trained,
+    record_program,
+    source_of,
+    source_of_callable,
+)
 from fmapper.progress import step
 from fmapper.suggest import did_you_mean
 from fmapper.tracebacks import short_traceback
@@ -176,7 +178,7 @@ def convert(
         source = source_of_callable(model, target)
         if source is None and _is_called(model) and not _holds_arrays(model):
             raise ConversionError(_why_no_source(model, to))
-    elif source is not None and _family(source) == _family(target):
+    elif source is not None and family_of(source) == family_of(target):
         source = None  # a program of the same framework: only the arrays are to be moved
     if source is None:
         return _move(model, target)
@@ -357,7 +359,7 @@ def _why_no_source(model: Any, to: str) -> str:
     first = model[0] if isinstance(model, tuple) else model
     name = getattr(first, "__qualname__", type(first).__name__)
     way = (
-        get_adapter(_family(get_adapter(to, Models)), Models).needs_source
+        get_adapter(family_of(get_adapter(to, Models)), Models).needs_source
         or f"no programs are lowered to {to}"
     )
     return f"{name} cannot be converted to {to}: no framework can record it; {way}"
@@ -388,111 +390,3 @@ def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[st
     report = verify(model, converted, *args, example_kwargs=kwargs)
     if not report:
         raise ConversionError(f"{type(model).__name__}: the converted model differs. {report}")
-
-
-@in_turn
-def record_program(
-    model: Any,
-    source: Models,
-    target: Models,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    dynamic_shapes: Any,
-    train: bool,
-    check: bool = True,
-    strict: bool | None = None,
-    specialize: bool = False,
-) -> Program:
-    """Records the program of a model; for a target that has modes, both if it is to be trained."""
-
-    def record(*, train: bool) -> Program:
-        with step("recording training" if train else "recording"):
-            return source.export_program(
-                model,
-                args,
-                kwargs,
-                dynamic_shapes=dynamic_shapes,
-                train=train,
-                check=check,
-                strict=strict,
-                whole=target.lowers_whole(added_for(target)),
-                **({"specialize": True} if specialize else {}),
-            )
-
-    if not target.has_modes:
-        return record(train=train)
-    try:
-        program = record(train=train or source.has_training(model, args, kwargs))
-    except ConversionError as error:
-        if train or not source.has_training(model, args, kwargs):
-            raise
-        program = record(train=False)  # its training needs what it was not given
-        program.lacks_training = str(error)
-    if program.train:
-        program.evaluation = replace(record(train=False), parameters={}, buffers={})
-        program.starts_in_training = source.is_in_training(model, args, kwargs)
-    return program
-
-
-@in_turn
-def lower(program: Program, target: Models, **options: Any) -> Any:
-    """Returns the model of a target framework for a program."""
-    try:
-        with step(f"lowering {len(program.graph.calls):,} operations"):
-            return target.from_program(program, added_for(target), **options)
-    except FmapperError:
-        raise
-    except Exception as error:  # of what a call says: a file may say anything
-        raise ConversionError(
-            f"{program.name or 'the program'} cannot be lowered to {target.name}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-
-
-def lower_trained(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
-    """Lowers a program; training that nobody asked for is left out where it cannot be lowered."""
-    try:
-        return lower(program, target, **options)
-    except ConversionError as error:
-        if train or program.evaluation is None:
-            raise
-        alone = replace(
-            program.evaluation,
-            parameters=program.parameters,
-            buffers=program.buffers,
-            lacks_training=str(error),
-        )
-    return lower(alone, target, **options)
-
-
-def source_of_callable(model: Any, target: Models) -> Models | None:
-    """Returns the framework that can record a function, or a tree that is called, for another one.
-
-    It need not be imported yet: a function may import it when it is called.
-    """
-    for adapter in _recorders():
-        if _family(adapter) != _family(target) and adapter.is_callable_model(model):
-            return adapter
-    return None
-
-
-def _recorders() -> Iterator[Models]:
-    """Yields the adapters that are loaded, then those of frameworks that could be."""
-    loaded = adapters(Models)
-    yield from loaded
-    for name in installed_backends():
-        if all(adapter.name != name for adapter in loaded):
-            try:
-                yield get_adapter(name, Models)
-            except BackendUnavailableError:  # it does not work, or has no models
-                continue
-
-
-def _family(adapter: Models) -> str:
-    return adapter.lowers_like or adapter.name
-
-
-def source_of(model: Any) -> Models | None:
-    """Returns the framework that a model is one of."""
-    return next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)

@@ -15,9 +15,8 @@ from fmapper.backends.models import Models, Observation
 from fmapper.errors import ConversionError, NotAFunctorError
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.plots import draw_differences
-from fmapper.programs.convert import source_of_callable
 from fmapper.programs.lowering import added_for
-from fmapper.programs.record_lock import in_turn
+from fmapper.programs.steps import in_turn, source_of_callable
 from fmapper.progress import step
 from fmapper.render import as_html, table
 from fmapper.tracebacks import short_traceback

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from fmapper.moves.plan import readable_bytes
-from fmapper.render import as_html, as_text
+from fmapper.render import as_html, as_text, readable_bytes
 from fmapper.states.inventory import HIDES, Inventory, SummaryRow
 from fmapper.tree.keypath import format_keys
 from fmapper.tree.nodes import sync

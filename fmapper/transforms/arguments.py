@@ -6,16 +6,18 @@ import functools
 import operator
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.compute import NO_TRANSFORMS, Compute
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import FmapperError, MixedDevicesError, TransformError
-from fmapper.transforms.static_key import Structure
 from fmapper.tree.keypath import format_link
 from fmapper.tree.walk import visit
+
+if TYPE_CHECKING:
+    from fmapper.transforms.static_key import Structure
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they may close over arrays
 

@@ -1,0 +1,156 @@
+"""The steps of a conversion: whose a model is, recording, lowering; one thread at a time."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
+
+from fmapper.backends.discovery import adapters, get_adapter, installed_backends
+from fmapper.backends.models import Models
+from fmapper.errors import BackendUnavailableError, ConversionError, FmapperError
+from fmapper.programs.lowering import added_for
+from fmapper.programs.program import Program
+from fmapper.progress import step
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class _Turn:
+    """A lock that a thread may take again, and that is free in the child of a fork."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Makes a new lock: after a fork, the owner of this one may not be there any more."""
+        self.lock = threading.RLock()
+
+
+_turn = _Turn()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_turn.renew)
+
+
+def in_turn(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Makes a function wait until no other thread runs one of those; it may call them itself."""
+
+    @functools.wraps(function)
+    def waiting(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with _turn.lock:
+            return function(*args, **kwargs)
+
+    return waiting
+
+
+@in_turn
+def record_program(
+    model: Any,
+    source: Models,
+    target: Models,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic_shapes: Any,
+    train: bool,
+    check: bool = True,
+    strict: bool | None = None,
+    specialize: bool = False,
+) -> Program:
+    """Records the program of a model; for a target that has modes, both if it is to be trained."""
+
+    def record(*, train: bool) -> Program:
+        with step("recording training" if train else "recording"):
+            return source.export_program(
+                model,
+                args,
+                kwargs,
+                dynamic_shapes=dynamic_shapes,
+                train=train,
+                check=check,
+                strict=strict,
+                whole=target.lowers_whole(added_for(target)),
+                **({"specialize": True} if specialize else {}),
+            )
+
+    if not target.has_modes:
+        return record(train=train)
+    try:
+        program = record(train=train or source.has_training(model, args, kwargs))
+    except ConversionError as error:
+        if train or not source.has_training(model, args, kwargs):
+            raise
+        program = record(train=False)  # its training needs what it was not given
+        program.lacks_training = str(error)
+    if program.train:
+        program.evaluation = replace(record(train=False), parameters={}, buffers={})
+        program.starts_in_training = source.is_in_training(model, args, kwargs)
+    return program
+
+
+@in_turn
+def lower(program: Program, target: Models, **options: Any) -> Any:
+    """Returns the model of a target framework for a program."""
+    try:
+        with step(f"lowering {len(program.graph.calls):,} operations"):
+            return target.from_program(program, added_for(target), **options)
+    except FmapperError:
+        raise
+    except Exception as error:  # of what a call says: a file may say anything
+        raise ConversionError(
+            f"{program.name or 'the program'} cannot be lowered to {target.name}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def lower_trained(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
+    """Lowers a program; training that nobody asked for is left out where it cannot be lowered."""
+    try:
+        return lower(program, target, **options)
+    except ConversionError as error:
+        if train or program.evaluation is None:
+            raise
+        alone = replace(
+            program.evaluation,
+            parameters=program.parameters,
+            buffers=program.buffers,
+            lacks_training=str(error),
+        )
+    return lower(alone, target, **options)
+
+
+def source_of_callable(model: Any, target: Models) -> Models | None:
+    """Returns the framework that can record a function, or a tree that is called, for another one.
+
+    It need not be imported yet: a function may import it when it is called.
+    """
+    for adapter in _recorders():
+        if family_of(adapter) != family_of(target) and adapter.is_callable_model(model):
+            return adapter
+    return None
+
+
+def _recorders() -> Iterator[Models]:
+    """Yields the adapters that are loaded, then those of frameworks that could be."""
+    loaded = adapters(Models)
+    yield from loaded
+    for name in installed_backends():
+        if all(adapter.name != name for adapter in loaded):
+            try:
+                yield get_adapter(name, Models)
+            except BackendUnavailableError:  # it does not work, or has no models
+                continue
+
+
+def family_of(adapter: Models) -> str:
+    """Returns the framework in which a target computes."""
+    return adapter.lowers_like or adapter.name
+
+
+def source_of(model: Any) -> Models | None:
+    """Returns the framework that a model is one of."""
+    return next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
