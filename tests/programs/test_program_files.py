@@ -213,9 +213,7 @@ def test_a_line_of_a_source_stays_a_comment(untouched):
     header, about, arrays = taken_apart("tiny_jax")
     for call in about["program"]["graph"]["graph"][1]:
         call["Call"][5] = f"x.py:1\r{fuzz_files.RUN}:1"
-    with pytest.raises(
-        file_json.Misfit, match=r"graph.calls\[0\].source: .* is not a file and"
-    ):
+    with pytest.raises(file_json.Misfit, match=r"graph.calls\[0\].source: .* is not a file and"):
         load(written(header, about, arrays))
 
 

@@ -1,0 +1,161 @@
+"""Normalisation and dropout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fmapper import random
+from fmapper.nn.arguments import Ints, common, floating, kernels, shape_error
+
+
+def layer_norm(
+    x: Any, normalized_shape: Ints, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    """Normalises the last dimensions to mean 0 and variance 1, then scales (Ba et al., 2016).
+
+    Args:
+        x: Of shape (..., *normalized_shape).
+        normalized_shape: The sizes of these dimensions.
+        weight: The scale, of that shape.
+        bias: What is added, of that shape.
+        eps: Added to the variance.
+    """
+    floating("layer_norm", x)
+    found = common("layer_norm", x, ("weight", weight), ("bias", bias))
+    shape = _last("layer_norm", x, normalized_shape, weight=weight, bias=bias)
+    return found.layer_norm(x, shape, weight, bias, eps)
+
+
+def rms_norm(x: Any, normalized_shape: Ints, weight: Any = None, eps: float | None = None) -> Any:
+    """Normalises the last dimensions to mean square 1, then scales (Zhang and Sennrich, 2019).
+
+    Args:
+        x: Of shape (..., *normalized_shape).
+        normalized_shape: The sizes of these dimensions.
+        weight: The scale, of that shape.
+        eps: Added to the mean square; the machine epsilon of x's dtype if it is None.
+    """
+    floating("rms_norm", x)
+    found = common("rms_norm", x, ("weight", weight))
+    shape = _last("rms_norm", x, normalized_shape, weight=weight)
+    return found.rms_norm(x, shape, weight, eps)
+
+
+def _last(function: str, x: Any, shape: Ints, **scales: Any) -> tuple[int, ...]:
+    found = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not found or tuple(x.shape[len(x.shape) - len(found) :]) != found:
+        raise shape_error(function, f"x that ends in {found}", x=x)
+    for name, scale in scales.items():
+        if scale is not None and tuple(scale.shape) != found:
+            raise shape_error(function, f"a {name} of shape {found}", **{name: scale})
+    return found
+
+
+def group_norm(
+    x: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    """Normalises groups of channels to mean 0 and variance 1, then scales (Wu and He, 2018).
+
+    Args:
+        x: Of shape (batch, channels, ...).
+        num_groups: How many groups there are.
+        weight: The scale, of shape (channels,).
+        bias: What is added, of shape (channels,).
+        eps: Added to the variance.
+    """
+    floating("group_norm", x)
+    found = common("group_norm", x, ("weight", weight), ("bias", bias))
+    if len(x.shape) < 2 or num_groups < 1 or x.shape[1] % num_groups:
+        raise shape_error(
+            "group_norm", f"x (batch, channels, ...) with channels in {num_groups} groups", x=x
+        )
+    _per_channel("group_norm", x, weight=weight, bias=bias)
+    return found.group_norm(x, num_groups, weight, bias, eps)
+
+
+def batch_norm(
+    x: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> tuple[Any, Any, Any]:
+    """Normalises channels over the batch to mean 0, variance 1, then scales (Ioffe, Szegedy, 2015).
+
+    Nothing is changed in place: keep what comes back.
+
+    Args:
+        x: Of shape (batch, channels, ...).
+        running_mean: What is known of the mean, of shape (channels,).
+        running_var: What is known of the variance, of shape (channels,).
+        weight: The scale, of shape (channels,).
+        bias: What is added, of shape (channels,).
+        training: Whether to take mean and variance from the batch, else what is known of them.
+        momentum: How much of the batch goes into the running values: new = (1 - momentum) * old +
+            momentum * batch, with the unbiased variance. No gradient goes through these.
+        eps: Added to the variance.
+
+    Returns:
+        The result, the new running mean and the new running variance. Without `training` the last
+        two are those that were given.
+    """
+    floating("batch_norm", x)
+    found = common(
+        "batch_norm",
+        x,
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("weight", weight),
+        ("bias", bias),
+    )
+    if len(x.shape) < 2:
+        raise shape_error("batch_norm", "x (batch, channels, ...)", x=x)
+    _per_channel(
+        "batch_norm",
+        x,
+        running_mean=running_mean,
+        running_var=running_var,
+        weight=weight,
+        bias=bias,
+    )
+    if not training:
+        out = found.batch_norm_with(x, running_mean, running_var, weight, bias, eps)
+        return out, running_mean, running_var
+    if math.prod(x.shape) <= x.shape[1]:
+        raise shape_error("batch_norm", "more than one value per channel, or training=False", x=x)
+    result: tuple[Any, Any, Any] = found.batch_norm(
+        x, running_mean, running_var, weight, bias, momentum, eps
+    )
+    return result
+
+
+def _per_channel(function: str, x: Any, **scales: Any) -> None:
+    for name, scale in scales.items():
+        if scale is not None and tuple(scale.shape) != (x.shape[1],):
+            raise shape_error(function, f"a {name} (channels,)", x=x, **{name: scale})
+
+
+def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
+    """Sets elements to zero with probability `rate` and scales the others by `1 / (1 - rate)`.
+
+    Args:
+        x: Of any shape.
+        rate: The probability.
+        key: A key of `fmapper.random`, of any backend; inside torch.compile a tensor. The same key
+            drops the same elements on every backend: those where
+            `random.bernoulli(key, 1 - rate, x.shape)` is false.
+        training: Whether to do so at all; else x comes back.
+    """
+    found = kernels("dropout", x)
+    if not 0 <= rate <= 1:
+        raise ValueError(f"dropout: rate={rate} is not a probability")
+    if not training or rate == 0:
+        return x
+    floating("dropout", x)
+    kept = random.bernoulli(key, 1 - rate, tuple(x.shape), like=x)
+    return found.dropout(x, kept, 0.0 if rate == 1 else 1 / (1 - rate))
