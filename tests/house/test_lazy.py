@@ -49,6 +49,14 @@ def test_no_framework_is_imported(code: str, tmp_path: Path) -> None:
     assert frameworks_loaded_by(code, tmp_path) == set()
 
 
+def test_nothing_large_of_the_standard_library_is_imported() -> None:
+    """Each of these costs a tenth of the import of fmapper and more."""
+    large = ("tempfile", "importlib.abc", "importlib.metadata", "json", "asyncio", "rich", "click")
+    code = f"import sys, fmapper; print([name for name in {large} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("statement", ["import {}", "from {} import __name__ as name"])
 def test_the_check_can_fail(framework: str, statement: str, tmp_path: Path) -> None:
