@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -143,6 +144,20 @@ def test_adapters_use_public_names_and_no_other_adapter(path):
         if module.startswith("fmapper_adapters."):
             face = own == "flax" and f"{module}.{name}".startswith("fmapper_adapters.jax.libraries")
             assert face or module.split(".")[1] == own
+
+
+PASSES = [p for room in ("passes", "fuse") for p in (ADAPTERS_ROOT / "torch" / room).rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", PASSES, ids=name_of)
+def test_passes_look_at_programs(path):
+    """What needs a graph of torch's own stands at the border."""
+    modules = {module for module, _ in imports(path, everywhere=True)}
+    assert not {m for m in modules if m.startswith(("torch.fx", "torch.export"))}
+    text = path.read_text()
+    assert not re.search(
+        r"\b(torch\.fx|torch\.export|ExportedProgram|fake_mode|FakeTensorMode)\b", text
+    )
 
 
 def folders():

@@ -1,4 +1,8 @@
-"""Which ATen operations are taken apart before lowering, and which the target lowers whole."""
+"""Which ATen operations are taken apart before lowering, and which the target lowers whole.
+
+Torch runs them itself, on its own graph with tensors that have no values: they need more than a
+program has.
+"""
 
 from __future__ import annotations
 

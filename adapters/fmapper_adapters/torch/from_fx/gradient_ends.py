@@ -2,6 +2,8 @@
 
 Decompositions forget both, since neither changes a value. Before they run, each such place gets an
 operation of fmapper's own, which they leave alone.
+
+So this changes torch's graph, in which tensors are still changed in place; a program comes later.
 """
 
 from __future__ import annotations

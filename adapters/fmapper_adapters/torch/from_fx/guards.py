@@ -4,6 +4,8 @@ torch decides `n % 2 == 0` for the examples and goes on: what it has recorded ho
 the same answers, which become guards of the program. Sizes of 0 and 1 among the examples are not
 symbols, and torch takes symbols for at least 2 without a word; here `n == 1` is a question as well.
 A size that the code leaves only one value is fixed, which users are told, with the line.
+
+All this is said in torch's symbols while it records; a program gets it as text.
 """
 
 from __future__ import annotations

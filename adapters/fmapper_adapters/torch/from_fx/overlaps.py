@@ -8,6 +8,8 @@ only elements that are written at the same time or later (`y[:-1] = y[1:]`) is t
 What is written through two kinds of views comes back wrong when torch makes a recorded program free
 of changes: through `expand` the differences of all copies are added up, and through `unfold` the
 elements that no window has become zero.
+
+This is asked of torch's graph: a program has no strides and no storages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Whether a program asserts what was taken for granted about values while it was recorded."""
+"""Whether a program asserts what was taken for granted about values while it was recorded.
+
+It goes by torch's symbols, of which a program has the names alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a graph computes from nothing, computed once where that costs little."""
+"""What a graph computes from nothing, computed once where that costs little.
+
+As with `fx_passes`, that is what lowerings have written: torch's graph and not the program.
+"""
 
 from __future__ import annotations
 

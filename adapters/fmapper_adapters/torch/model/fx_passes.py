@@ -1,4 +1,8 @@
-"""Rewrites of a finished graph: what is computed twice or undone, masks that are causal."""
+"""Rewrites of a finished graph: what is computed twice or undone, masks that are causal.
+
+They look at what lowerings have written, so they go over torch's graph: a program has fewer and
+larger calls, in which there is nothing to share yet.
+"""
 
 from __future__ import annotations
 
