@@ -86,7 +86,11 @@ def convert(model: Model, to: Literal["flax"], example_inputs: Inputs = ..., exa
 @overload
 def convert(model: Model, to: Literal["torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForTorch]) -> TorchModel: ...  # noqa: E501
 @overload
-def convert(model: T, to: Literal["jax", "flax", "torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+def convert(model: T, to: Literal["jax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+@overload
+def convert(model: T, to: Literal["flax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
+@overload
+def convert(model: T, to: Literal["torch"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_Options]) -> T: ...  # noqa: E501
 # fmt: on
 @short_traceback
 def convert(
@@ -165,10 +169,9 @@ def convert(
     """
     target = _target(to)
     _check_options(target, options)
-    if not isinstance(example_inputs, tuple):
-        example_inputs = (
-            tuple(example_inputs) if isinstance(example_inputs, list) else (example_inputs,)
-        )
+    if not isinstance(example_inputs, tuple | list):
+        example_inputs = (example_inputs,)
+    example_inputs = tuple(example_inputs)
     if isinstance(model, Program):
         return lower(model, target, **options)
     source = source_of(model)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, Literal, assert_type
 
 import jax
 import numpy as np
@@ -158,6 +158,10 @@ def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path) -> None:
         return 2 * x
 
     assert_type(twice(model.params["weight"]), jax.Array)
+
+
+def chosen(module: torch.nn.Linear, to: Literal["jax", "torch"]) -> None:
+    assert_type(fmapper.convert(module, to, (1,)), JaxModel | TorchModel)
 
 
 def devices(model: Model, batches: Iterator[Mapping[str, Host]]) -> Callable[[], None]:
