@@ -15,6 +15,8 @@ nox.options.reuse_existing_virtualenvs = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = ("-c", "constraints.txt")
+# Its release 0.0.13 does not import with torch 2.13.
+TORCHAX = "torchax @ git+https://github.com/google/torchax@b2d44f0"
 
 
 def group(*names: str) -> tuple[str, ...]:
@@ -123,7 +125,7 @@ def scoreboard(session: nox.Session, environment: str) -> None:
         "daily": (*CONSTRAINTS, "-e", ".[all]", *group("test")),
         "oldest": ("-e", ".[all]", *oldest_versions(), *group("test")),
         "newest": ("-U", "-e", ".[all]", *group("test")),
-        "torchax": (*CONSTRAINTS, "-e", ".[all]", *group("test"), "torchax"),
+        "torchax": (*CONSTRAINTS, "-e", ".[all]", *group("test"), TORCHAX),
         "onnx": (*CONSTRAINTS, "-e", ".[all]", *group("test"), "jax2onnx", "onnx2torch"),
     }[environment]
     options = (environment, "--page", "docs/benchmarks/scoreboard.md", *session.posargs)

@@ -26,7 +26,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 from sweeps import flaxzoo, lax, opinfo, sweeping, zoo
 
 LIKE = 1e-4
+OPSETS = (18, 17, 13)  # which onnx2torch knows best; the first that it takes
 PACKAGES = ("torch", "jax", "flax", "transformers", "numpy")
 AMBIGUOUS = re.compile(
     r"svd|eig|qr|lu(_|$|\.)|ormqr|householder|lobpcg|pca|rank|pinv|null|argsort|top_?k|kthvalue|median"
@@ -247,7 +248,9 @@ def fmapper_to_torch(case: Case) -> list[Any]:
     import fmapper
 
     converted = fmapper.convert(case.model[0], "torch", case.args, case.kwargs)
-    args, kwargs = flaxzoo.to_torch((case.args, case.kwargs))
+    fixed = ("method", "mutable", "capture_intermediates")
+    varying = {name: value for name, value in case.kwargs.items() if name not in fixed}
+    args, kwargs = flaxzoo.to_torch((case.args, varying))
     with torch.no_grad():
         return [x for x in jax.tree.leaves(converted(*args, **kwargs)) if has_shape(x)]
 
@@ -272,7 +275,15 @@ def onnx_to_torch(case: Case) -> list[Any]:
         return [x for x in jax.tree.leaves(case.model[1](*args, **kwargs)) if has_shape(x)]
 
     specs = [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in places]
-    module = onnx2torch.convert(to_onnx(run, specs)).eval()
+    module = None
+    for opset in OPSETS:
+        try:
+            module = onnx2torch.convert(to_onnx(run, specs, opset=opset)).eval()
+            break
+        except Exception:
+            if opset == OPSETS[-1]:
+                raise
+    assert module is not None
     with torch.no_grad():
         output = module(*[fmapper.to_torch(leaves[i]) for i in places])
     return list(output) if isinstance(output, list | tuple) else [output]
@@ -328,13 +339,15 @@ def outcome(make: Callable[[], Case], side: Callable[[Case], list[Any]]) -> dict
 # --- a run in one environment -------------------------------------------------------------------
 
 
-def prepare() -> None:
-    """Loads what all cases need before processes are forked; JAX must not compute before that."""
+def prepare(sweeps: Collection[str]) -> None:
+    """Loads what the cases need before processes are forked; JAX must not compute before that."""
     zoo.prepare()
-    flaxzoo.prepare()
-    from models import tiny_models
+    if "zoo" in sweeps:
+        from models import tiny_models
 
-    tiny_models.build("LlamaForCausalLM", "llama")
+        tiny_models.build("LlamaForCausalLM", "llama")
+    if "flaxzoo" in sweeps:
+        flaxzoo.prepare()
     gc.freeze()  # or each process would copy all of it
 
 
@@ -351,12 +364,15 @@ def run(options: argparse.Namespace) -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    prepare()
-    found: dict[str, Any] = {}
-    for side in ENVIRONMENTS[options.environment]:
-        for sweep, convert in SIDES[side].items():
-            if sweep not in options.sweeps:
-                continue
+    wanted = {
+        side: [sweep for sweep in SIDES[side] if sweep in options.sweeps]
+        for side in ENVIRONMENTS[options.environment]
+    }
+    prepare({sweep for sweeps in wanted.values() for sweep in sweeps})
+    found = known(options)
+    for side, sweeps in wanted.items():
+        for sweep in sweeps:
+            convert = SIDES[side][sweep]
             cases = SWEEPS[sweep]()
             chosen = spread(list(cases), options.sample)
             results = found.setdefault(side, {})[sweep] = {}
@@ -370,6 +386,13 @@ def run(options: argparse.Namespace) -> None:
         options,
         {"sample": options.sample, "versions": versions(options.environment), "sides": found},
     )
+
+
+def known(options: argparse.Namespace) -> dict[str, Any]:
+    """What the sweeps that are not asked for gave earlier, over the same cases."""
+    file = options.out / f"{options.environment}.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    return before.get("sides", {}) if before.get("sample") == options.sample else {}
 
 
 def versions(environment: str) -> dict[str, str]:
