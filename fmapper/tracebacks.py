@@ -103,6 +103,8 @@ def _of_user(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _linked(entries: list[TracebackType]) -> TracebackType | None:
-    for entry, following in zip(entries, [*entries[1:], None], strict=True):
+    following = None
+    for entry in reversed(entries):
         entry.tb_next = following
-    return entries[0] if entries else None
+        following = entry
+    return following

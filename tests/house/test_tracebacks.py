@@ -48,6 +48,12 @@ def test_an_error_of_fmapper_shows_the_function_that_was_called_and_nothing_belo
     assert frames(states)[0] == ["states", "load_state"]
 
 
+def test_an_error_whose_cause_has_no_frame_of_the_user():
+    """A target that is misspelt: what it comes from was raised and caught within fmapper."""
+    with pytest.raises(fmapper.BackendUnavailableError, match="'jaxx' is not a target of convert"):
+        fmapper.convert(abs, "jaxx", (np.ones(2),))
+
+
 def test_functions_that_call_back_show_the_frames_of_the_user_in_between():
     def inner(x):
         return fmapper.to_numpy(Undeclared())
