@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fmapper.tracebacks import shorten_traceback
     from fmapper.tree.keypath import BoxKey
     from fmapper.tree.no_gradient import is_gradient
-    from fmapper.tree.nodes import Fitting, at_end, refit
+    from fmapper.tree.node_type import Fitting, at_end, refit
 
 __all__ = [
     "DEVICE_KINDS",
@@ -94,6 +94,6 @@ _PLACES = {
     "fmapper.tracebacks": "shorten_traceback",
     "fmapper.tree.keypath": "BoxKey",
     "fmapper.tree.no_gradient": "is_gradient",
-    "fmapper.tree.nodes": "Fitting at_end refit",
+    "fmapper.tree.node_type": "Fitting at_end refit",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

@@ -17,7 +17,7 @@ from fmapper.backends.nodes import Nodes
 from fmapper.errors import BackendUnavailableError, FmapperWarning
 from fmapper.tracebacks import frameworks
 from fmapper.tree import nodes
-from fmapper.tree.nodes import Kind, NodeType
+from fmapper.tree.node_type import Kind, NodeType
 from fmapper.warn import warn
 
 GROUP = "fmapper.adapters"

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, TypedDict, Unpack
 
-from fmapper.tree import nodes
-from fmapper.tree.nodes import Item
+from fmapper.tree import node_type
+from fmapper.tree.node_type import Item
 
 
 class Aside(enum.Enum):
@@ -51,7 +51,7 @@ class Facts(TypedDict, total=False):
     pytree: bool
 
 
-class NodeType(nodes.NodeType):
+class NodeType(node_type.NodeType):
     """How instances of a class are taken apart and rebuilt, and what moves and transforms ask.
 
     Args:
@@ -80,7 +80,7 @@ class NodeType(nodes.NodeType):
     @classmethod
     def opening(
         cls,
-        open: nodes.Opener,
+        open: node_type.Opener,
         items: Callable[[Any], Iterable[Item]],
         plain: type = dict,
         **facts: Unpack[Facts],
@@ -88,7 +88,7 @@ class NodeType(nodes.NodeType):
         """Makes a node type with its own opener: the fast way, for types that are walked often.
 
         Args:
-            open: See `fmapper.tree.nodes.Opener`.
+            open: See `fmapper.tree.node_type.Opener`.
             items: `node -> [(key, child)]`, in order.
             plain: As above.
             facts: As above.

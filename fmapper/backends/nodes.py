@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.framework import Framework
 
 if TYPE_CHECKING:
-    from fmapper.tree.nodes import NodeType
+    from fmapper.tree.node_type import NodeType
 
 
 class Nodes(Framework):

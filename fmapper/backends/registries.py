@@ -17,11 +17,13 @@ from fmapper.backends.nodes import Nodes
 from fmapper.backends.undeclared import holds_arrays
 from fmapper.errors import TransformError
 from fmapper.tree import nodes
+from fmapper.tree.classes import slot_names
 from fmapper.tree.fmap import fmap
-from fmapper.tree.functor import CONTAINERS, declaration_of, on_class, slot_names
+from fmapper.tree.functor import CONTAINERS, declaration_of, on_class
 from fmapper.tree.keypath import KeyPath, format_keys
 from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.nodes import NodeType
+from fmapper.tree.node_type import ATOM, CHILDLESS, NodeType
+from fmapper.tree.objects import cached_names
 from fmapper.tree.walk import visit
 
 
@@ -205,7 +207,7 @@ def unflatten(static: Static | Constant, children: Iterable[Any], rules: PyTreeR
 @lru_cache(1024)
 def _names(cls: type) -> tuple[tuple[str, ...], frozenset[str]]:
     """Returns the slots of a class, and the attributes that are computed from children."""
-    return slot_names(cls), frozenset(nodes.cached_names(cls))
+    return slot_names(cls), frozenset(cached_names(cls))
 
 
 def _static_names(cls: type) -> tuple[str, ...]:
@@ -353,9 +355,9 @@ def is_dynamic(child: Any) -> bool:
     if child is no_gradient:
         return False
     kind = nodes.kind_of(type(child))
-    if isinstance(kind, NodeType) or kind is nodes.CHILDLESS:
+    if isinstance(kind, NodeType) or kind is CHILDLESS:
         return True
-    return kind is not nodes.ATOM and adapter_of(child) is not None
+    return kind is not ATOM and adapter_of(child) is not None
 
 
 # --- registration ---------------------------------------------------------------------------------

@@ -9,11 +9,12 @@ from typing import Any
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.errors import NotAFunctorError
-from fmapper.tree import nodes
-from fmapper.tree.functor import CONTAINERS, declaration_of, slot_names
+from fmapper.tree.classes import slot_names
+from fmapper.tree.functor import CONTAINERS, declaration_of
 from fmapper.tree.keypath import Link, format_link
 from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.nodes import Item, Kind, NodeType
+from fmapper.tree.node_type import LEAF, Item, Kind, NodeType
+from fmapper.tree.objects import cached_names
 from fmapper.tree.walk import visit, walk
 
 _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, bytearray, range, slice)
@@ -70,7 +71,7 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
     state = getattr(node, "__dict__", None)
     if not state:
         return
-    known = {key for key, _ in node_type.items(node)} | set(nodes.cached_names(cls))
+    known = {key for key, _ in node_type.items(node)} | set(cached_names(cls))
     fields = [
         f".{name}" for name, value in state.items() if name not in known and holds_arrays(value)
     ]
@@ -101,7 +102,7 @@ def _enter_all(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
     """Returns all that an object holds, child or not."""
     if isinstance(kind, NodeType):
         return kind.items(value) if kind.carried is None else vars(value).items()
-    is_closed = kind is not nodes.LEAF or declaration_of(type(value)) is not None
+    is_closed = kind is not LEAF or declaration_of(type(value)) is not None
     return None if is_closed or adapter_of(value) is not None else _parts(value)
 
 

@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 from fmapper.backends.discovery import adapter_of
 from fmapper.moves.mover import Mover
 from fmapper.tracebacks import short_traceback
-from fmapper.tree.fmap import TreeMap, fmap
+from fmapper.tree.fmap import fmap
 from fmapper.tree.functor import declaration_of
-from fmapper.tree.nodes import PENDING, Kind, NodeType, Opened, Opener, kind_of, opener_of
+from fmapper.tree.node_type import PENDING, Kind, NodeType, Opened, Opener
+from fmapper.tree.nodes import kind_of, opener_of
+from fmapper.tree.tree_map import TreeMap
 
 T = TypeVar("T")
 Put = Callable[[Any, Mapping[Any, Any]], object]

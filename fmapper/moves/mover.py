@@ -27,9 +27,9 @@ from fmapper.moves.route import Generator, Target, gpu_for_host_arrays
 from fmapper.moves.router import Router
 from fmapper.suggest import did_you_mean
 from fmapper.tracebacks import short_traceback, shorten_traceback
-from fmapper.tree import nodes
 from fmapper.tree.fmap import fmap
 from fmapper.tree.keypath import Link, format_link
+from fmapper.tree.node_type import NodeType
 from fmapper.tree.nodes import node_type_of
 from fmapper.warn import warn
 
@@ -167,9 +167,7 @@ class Mover(Router):
                 results[place] = generator.adapter.generator_to(leaf, generator.device)
         return results
 
-    def check_node(
-        self, node: Any, node_type: nodes.NodeType, where: Callable[[Any], Link]
-    ) -> None:
+    def check_node(self, node: Any, node_type: NodeType, where: Callable[[Any], Link]) -> None:
         """Sees to it that a node holds no arrays that are not among its children."""
         carried = node_type.carried
         if self.strict is False or (carried is not None and not carried(node)):

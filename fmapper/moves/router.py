@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.node_type import Aside
 from fmapper.moves.carry import Where
 from fmapper.moves.collect import Leaves
-from fmapper.tree.nodes import ATOM, NodeType, kind_of
+from fmapper.tree.node_type import ATOM, NodeType
+from fmapper.tree.nodes import kind_of
 
 if TYPE_CHECKING:
     from fmapper.moves.mover import Mover
@@ -46,7 +47,7 @@ class Router:
     def __fmap__(
         self, tree: Any, is_leaf: Callable[[Any], bool] | None, cache: dict[Any, Any] | None
     ) -> tuple[dict[int, Any], Callable[[Any], Any]]:
-        """Moves all leaves of a tree, or none; see `fmapper.tree.fmap.TreeFunction`."""
+        """Moves all leaves of a tree, or none; see `fmapper.tree.tree_map.TreeFunction`."""
         move = Move(self, tree, is_leaf, cache or ())
         found = move.found
         for node, kind in found.nodes:

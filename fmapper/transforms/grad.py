@@ -30,10 +30,10 @@ from fmapper.transforms.static_key import (
     structure_of,
 )
 from fmapper.transforms.trainable import Trained
-from fmapper.tree.fmap import refill
 from fmapper.tree.keypath import format_link
 from fmapper.tree.no_gradient import filling_gradient, no_gradient
 from fmapper.tree.nodes import sync
+from fmapper.tree.tree_map import refill
 from fmapper.tree.walk import class_of, visit
 
 P = ParamSpec("P")

@@ -11,20 +11,14 @@ from fmapper.backends.discovery import adapter_of
 from fmapper.backends.equality import equals
 from fmapper.backends.registries import snapshot
 from fmapper.errors import TransformError
-from fmapper.tree.fmap import refill
-from fmapper.tree.functor import CONTAINERS, has_computed_children, on_class, slot_names
+from fmapper.transforms.trainable import has_computed_children
+from fmapper.tree.classes import slot_names
+from fmapper.tree.functor import CONTAINERS, on_class
 from fmapper.tree.keypath import format_link
-from fmapper.tree.nodes import (
-    ATOM,
-    CHILDLESS,
-    INTERNED,
-    LEAF,
-    Item,
-    NodeType,
-    cached_names,
-    kind_of,
-    kinds,
-)
+from fmapper.tree.node_type import ATOM, CHILDLESS, INTERNED, LEAF, Item, NodeType
+from fmapper.tree.nodes import kind_of, kinds
+from fmapper.tree.objects import cached_names
+from fmapper.tree.tree_map import refill
 from fmapper.tree.walk import visit
 
 _NOTHING: dict[str, Any] = {}

@@ -10,9 +10,11 @@ from fmapper.backends.dtypes import is_inexact
 from fmapper.backends.nodes import Nodes
 from fmapper.backends.undeclared import check_leaf
 from fmapper.errors import DeclarationError, StructureMismatchError
-from fmapper.tree.functor import declaration_of, has_computed_children, on_class
+from fmapper.tree.classes import class_attribute
+from fmapper.tree.functor import declaration_of, on_class
 from fmapper.tree.keypath import Link, format_link, name_of
-from fmapper.tree.nodes import NodeType, sync
+from fmapper.tree.node_type import NodeType
+from fmapper.tree.nodes import sync
 from fmapper.tree.walk import walk
 
 Predicate = Callable[[Any], bool]
@@ -175,3 +177,11 @@ def _check_names(node: Any, names: tuple[str, ...], have: dict[Any, Any], link: 
             f"trainable, but this instance has the children {', '.join(map(repr, have)) or 'none'}."
             " Correct trainable= in its declaration."
         )
+
+
+def has_computed_children(cls: type) -> bool:
+    """Tells whether a class declares children that are properties, which may be new each time."""
+    declaration = declaration_of(cls)
+    if declaration is None or declaration.children is None:
+        return False
+    return any(isinstance(class_attribute(cls, name), property) for name in declaration.children)

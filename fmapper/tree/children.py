@@ -9,7 +9,8 @@ from fmapper.errors import StructureMismatchError
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.keypath import KeyPath
 from fmapper.tree.no_gradient import no_gradient
-from fmapper.tree.nodes import CHILDLESS, LEAVES, NodeType, kind_of, node_type_of, sync
+from fmapper.tree.node_type import CHILDLESS, LEAVES, NodeType
+from fmapper.tree.nodes import kind_of, node_type_of, sync
 
 T = TypeVar("T")
 _EMPTY = ()

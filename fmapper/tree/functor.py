@@ -7,9 +7,10 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypedDict, TypeVar, Unpack, cast, overload
 
 from fmapper.errors import DeclarationError
+from fmapper.tree.classes import attribute_names, class_attribute, has_class_attribute, slot_names
 
 C = TypeVar("C", bound=type)
 Rebuild = Callable[[Any, Mapping[str, Any]], Any]
@@ -59,33 +60,18 @@ def on_class(listener: Callable[[type], None]) -> None:
     _on_class.append(listener)
 
 
-def declared_classes() -> Iterable[type]:
-    """Returns every declared class, in order of declaration."""
-    return tuple(_declared)
+class _Options(TypedDict, total=False):
+    children: Iterable[str] | None
+    rebuild: Rebuild | None
+    trainable: Iterable[str] | None
+    static: Iterable[str]
+    repr: bool
 
 
 @overload
-def functor(cls: C, /) -> C: ...
+def functor(cls: C, /, **options: Unpack[_Options]) -> C: ...
 @overload
-def functor(
-    cls: C,
-    /,
-    *,
-    children: Iterable[str] | None = ...,
-    rebuild: Rebuild | None = ...,
-    trainable: Iterable[str] | None = ...,
-    static: Iterable[str] = ...,
-    repr: bool = ...,
-) -> C: ...
-@overload
-def functor(
-    *,
-    children: Iterable[str] | None = ...,
-    rebuild: Rebuild | None = ...,
-    trainable: Iterable[str] | None = ...,
-    static: Iterable[str] = ...,
-    repr: bool = ...,
-) -> Callable[[C], C]: ...
+def functor(**options: Unpack[_Options]) -> Callable[[C], C]: ...
 def functor(
     cls: Any = None,
     /,
@@ -138,17 +124,9 @@ def functor(
     """
     if cls is None:
         return lambda cls: functor(
-            cls,
-            children=children,
-            rebuild=rebuild,
-            trainable=trainable,
-            static=static,
-            repr=repr,
+            cls, children=children, rebuild=rebuild, trainable=trainable, static=static, repr=repr
         )
-    if not isinstance(cls, type):
-        raise DeclarationError(
-            f"functor: {cls!r} is not a class. Declare the class of the object, not the object."
-        )
+    _check_class("functor", cls)
     names = None if children is None else _names(cls, children, "children")
     trained = None if trainable is None else _names(cls, trainable, "trainable")
     settings = _names(cls, static, "static")
@@ -162,7 +140,6 @@ def functor(
         )
     if rebuild is not None and not callable(rebuild):
         raise DeclarationError(f"functor: rebuild of {cls.__name__} is not callable: {rebuild!r}.")
-    _refuse_builtin(cls)
     if rebuild is None and issubclass(cls, CONTAINERS) and not has_class_attribute(cls, "_fields"):
         raise DeclarationError(
             f"functor: {cls.__name__} derives from a builtin container, so it is a node "
@@ -195,68 +172,20 @@ def leaf(cls: C, /) -> C:
         >>> fmapper.is_leaf(Tokenizer())
         True
     """
-    if not isinstance(cls, type):
-        raise DeclarationError(
-            f"leaf: {cls!r} is not a class. Declare the class of the object, not the object."
-        )
-    _refuse_builtin(cls)
+    _check_class("leaf", cls)
     _declare(Declaration(cls, leaf=True))
     return cls
 
 
-def class_attribute(cls: type, name: str) -> Any:
-    """Returns what a class or a base of it has under a name, as it is there, or None.
-
-    The metaclass is not asked: its `__getattr__` may raise what it likes.
-    """
-    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
-
-
-def has_class_attribute(cls: type, name: str) -> bool:
-    """Tells whether a class or a base of it defines a name; the metaclass is not asked."""
-    return any(name in base.__dict__ for base in cls.__mro__)
-
-
-def attribute_names(cls: type) -> tuple[str, ...] | None:
-    """Returns the fields of a dataclass or attrs class; None where instances decide for themselves.
-
-    A plain subclass of a dataclass decides for itself too: its attributes may be no fields.
-    """
-    if "__dataclass_fields__" in cls.__dict__:
-        return tuple(field.name for field in dataclasses.fields(cls))
-    if "__attrs_attrs__" in cls.__dict__:
-        return tuple(field.name for field in cls.__attrs_attrs__)  # type: ignore[attr-defined]
-    if issubclass(cls, tuple) and has_class_attribute(cls, "_fields"):
-        return tuple(cls._fields)  # type: ignore[attr-defined]
-    return None
-
-
-def has_computed_children(cls: type) -> bool:
-    """Tells whether a class declares children that are properties, which may be new each time."""
-    declaration = declaration_of(cls)
-    if declaration is None or declaration.children is None:
-        return False
-    return any(isinstance(class_attribute(cls, name), property) for name in declaration.children)
-
-
-def slot_names(cls: type) -> tuple[str, ...]:
-    """Returns the `__slots__` of a class and its bases, base first, names mangled by Python."""
-    names: dict[str, None] = {}
-    for base in reversed(cls.__mro__):
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name in ("__dict__", "__weakref__"):
-                continue
-            private = name.startswith("__") and not name.endswith("__")
-            names[f"_{base.__name__.lstrip('_')}{name}" if private else name] = None
-    return tuple(names)
-
-
-def _refuse_builtin(cls: type) -> None:
-    if getattr(builtins, cls.__name__, None) is cls:
+def _check_class(function: str, cls: object) -> None:
+    if not isinstance(cls, type):
         raise DeclarationError(
-            f"{cls.__name__} is a builtin: what it is to a walk is fixed. "
-            "Declare a class of your own."
+            f"{function}: {cls!r} is not a class. Declare the class of the object, not the object."
+        )
+    name = cls.__name__
+    if getattr(builtins, name, None) is cls:
+        raise DeclarationError(
+            f"{name} is a builtin: what it is to a walk is fixed. Declare a class of your own."
         )
 
 

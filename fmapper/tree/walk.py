@@ -9,7 +9,7 @@ from fmapper.errors import CycleError, FmapperError
 from fmapper.tracebacks import short_traceback
 from fmapper.tree import nodes
 from fmapper.tree.keypath import KeyPath, Link, format_keys, format_link
-from fmapper.tree.nodes import ATOM, INTERNED, LEAVES, Item, Kind, NodeType
+from fmapper.tree.node_type import ATOM, INTERNED, LEAVES, Item, Kind, NodeType
 
 Enter = Callable[[Any, "NodeType | Kind"], "Iterable[Item] | None"]
 Down = Callable[[Any, Any, Any, Any], Any]

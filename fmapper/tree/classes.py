@@ -1,0 +1,46 @@
+"""What a class says of its attributes, without asking its metaclass or an instance."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+def class_attribute(cls: type, name: str) -> Any:
+    """Returns what a class or a base of it has under a name, as it is there, or None.
+
+    The metaclass is not asked: its `__getattr__` may raise what it likes.
+    """
+    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), None)
+
+
+def has_class_attribute(cls: type, name: str) -> bool:
+    """Tells whether a class or a base of it defines a name; the metaclass is not asked."""
+    return any(name in base.__dict__ for base in cls.__mro__)
+
+
+def attribute_names(cls: type) -> tuple[str, ...] | None:
+    """Returns the fields of a dataclass or attrs class; None where instances decide for themselves.
+
+    A plain subclass of a dataclass decides for itself too: its attributes may be no fields.
+    """
+    if "__dataclass_fields__" in cls.__dict__:
+        return tuple(field.name for field in dataclasses.fields(cls))
+    if "__attrs_attrs__" in cls.__dict__:
+        return tuple(field.name for field in cls.__attrs_attrs__)  # type: ignore[attr-defined]
+    if issubclass(cls, tuple) and has_class_attribute(cls, "_fields"):
+        return tuple(cls._fields)  # type: ignore[attr-defined]
+    return None
+
+
+def slot_names(cls: type) -> tuple[str, ...]:
+    """Returns the `__slots__` of a class and its bases, base first, names mangled by Python."""
+    names: dict[str, None] = {}
+    for base in reversed(cls.__mro__):
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name in ("__dict__", "__weakref__"):
+                continue
+            private = name.startswith("__") and not name.endswith("__")
+            names[f"_{base.__name__.lstrip('_')}{name}" if private else name] = None
+    return tuple(names)

@@ -1,0 +1,139 @@
+"""Node types of builtin containers and of classes that derive from them."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fmapper.tree.classes import attribute_names, has_class_attribute, slot_names
+from fmapper.tree.node_type import CHILDLESS, PENDING, Item, NodeType, Opened
+
+
+def _open_list(node: Any, keep: Callable[[Any], None]) -> Opened:
+    source = node.copy()
+    keep(source)
+    new = source.copy()
+    return new, enumerate(source), new, None
+
+
+def open_dict(node: Any, keep: Callable[[Any], None]) -> Opened:
+    """Opens a dict: a shell with the same keys."""
+    source = node.copy()
+    keep(source)
+    new = source.copy()
+    return new, iter(source.items()), new, None
+
+
+def open_childless(node: Any, keep: Callable[[Any], None]) -> Opened:
+    """Opens a node without children, which is its own copy."""
+    return CHILDLESS, iter(()), None, None
+
+
+def _open_tuple(node: Any, keep: Callable[[Any], None]) -> Opened:
+    if not node:
+        return CHILDLESS, iter(()), None, None
+    return PENDING, enumerate(node), [None] * len(node), tuple
+
+
+def _list_like(cls: type) -> NodeType:
+    """Opens deques and subclasses of list: a shell of the same class, extended at the end."""
+    native: Any = deque if issubclass(cls, deque) else list
+
+    def open(node: Any, keep: Callable[[Any], None]) -> Opened:
+        new: Any = native.__new__(cls)
+        if native is deque:
+            deque.__init__(new, maxlen=node.maxlen)
+        _carry_attributes(node, new)
+        source = list(native.__iter__(node))
+        keep(source)
+
+        def finish(slots: list[Any]) -> Any:
+            native.extend(new, slots)
+            return new
+
+        return new, enumerate(source), source.copy(), finish
+
+    return NodeType.opening(open, lambda node: enumerate(native.__iter__(node)), list)
+
+
+def _dict_like(cls: type) -> NodeType:
+    """Opens dicts that are not `dict` itself: type, order, default factory and attributes stay."""
+    native: Any = next(base for base in (OrderedDict, defaultdict, dict) if issubclass(cls, base))
+    assign = native.__setitem__
+
+    def open(node: Any, keep: Callable[[Any], None]) -> Opened:
+        new: Any = native.__new__(cls)
+        if native is defaultdict:
+            new.default_factory = node.default_factory
+        _carry_attributes(node, new)
+        source = dict(native.items(node))
+        keep(source)
+
+        def finish(slots: dict[Any, Any]) -> Any:
+            for key, child in slots.items():
+                assign(new, key, child)
+            return new
+
+        return new, iter(source.items()), source.copy(), finish
+
+    return NodeType.opening(open, native.items)
+
+
+def _tuple_like(cls: type) -> NodeType:
+    """Returns tuples that are not `tuple` itself; a namedtuple has its field names as keys."""
+    try:
+        tuple.__new__(cls)
+        make: Callable[[Iterable[Any]], Any] = functools.partial(tuple.__new__, cls)
+    except TypeError:  # made in C (torch.Size, struct sequences): only its own constructor will do
+        make = cls
+    hidden = has_class_attribute(cls, "n_sequence_fields")
+    fields = attribute_names(cls)
+
+    def finish(node: Any, slots: Any) -> Any:
+        if hidden:  # a struct sequence has fields beyond its items
+            new = cls(slots, node.__reduce__()[1][1])
+        else:
+            new = make(slots if fields is None else slots.values())
+        _carry_attributes(node, new)
+        return new
+
+    def items(node: Any) -> Iterable[Item]:
+        values = tuple.__iter__(node)
+        return enumerate(values) if fields is None else zip(fields, values, strict=True)
+
+    def open(node: Any, keep: Callable[[Any], None]) -> Opened:
+        slots: Any = [None] * len(node) if fields is None else dict.fromkeys(fields)
+        return PENDING, iter(items(node)), slots, functools.partial(finish, node)
+
+    return NodeType.opening(open, items, tuple if fields is None else dict)
+
+
+def _carry_attributes(node: Any, new: Any) -> None:
+    """Carries over the attributes of a container subclass, which are not children."""
+    attributes = getattr(node, "__dict__", None)
+    if attributes is node:  # a dict whose attributes are its items
+        object.__setattr__(new, "__dict__", new)
+    elif attributes:
+        new.__dict__.update(attributes)
+    for name in slot_names(type(node)):
+        if hasattr(node, name):
+            object.__setattr__(new, name, getattr(node, name))
+
+
+_EXACT: dict[type, NodeType] = {
+    list: NodeType.opening(_open_list, enumerate, list),
+    dict: NodeType.opening(open_dict, dict.items),
+    tuple: NodeType.opening(_open_tuple, enumerate, tuple),
+}
+
+
+def container_type(cls: type) -> NodeType:
+    """Returns the node type of a builtin container, or of a class that derives from one."""
+    exact = _EXACT.get(cls)
+    if exact is not None:
+        return exact
+    if issubclass(cls, tuple):
+        return _tuple_like(cls)
+    return _dict_like(cls) if issubclass(cls, dict) else _list_like(cls)

@@ -1,0 +1,258 @@
+"""Node types of declared classes: attributes as children, with the default rebuild or its own."""
+
+from __future__ import annotations
+
+import functools
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fmapper.errors import DeclarationError, RebuildError
+from fmapper.tree.classes import attribute_names, class_attribute, slot_names
+from fmapper.tree.node_type import ATOMS, NodeType, Opened, Opener
+
+if typing.TYPE_CHECKING:
+    from fmapper.tree.functor import Declaration
+
+_NO_CHILDREN = ("__orig_class__",)  # what typing.Generic leaves on instances; carried over
+_new: Callable[[type], Any] = object.__new__
+_set = object.__setattr__
+
+
+def functor_type(cls: type, declaration: Declaration) -> NodeType:
+    """Returns the node type of a class by its declaration."""
+    names = declaration.children
+    slots, cached = slot_names(cls), cached_names(cls)
+    if names is None:
+        names = attribute_names(cls)
+    read = _reader(names, slots, cached, optional=declaration.children is None)
+    if declaration.rebuild is not None:
+        return _custom(cls, declaration.rebuild, read)
+    in_dict = getattr(cls, "__dictoffset__", 0) != 0 and not slots and _can_be_empty(cls)
+    if in_dict and not any(_is_data_descriptor(cls, name) for name in names or ()):
+        open = _open_all(cls, cached) if names is None else _open_named(cls, names, cached, read)
+    else:
+        open = _open_any(cls, slots, cached, read)
+    return NodeType.opening(open, lambda node: read(node).items())
+
+
+def cached_names(cls: type) -> tuple[str, ...]:
+    """Returns what `functools.cached_property` keeps: computed from children, not state."""
+    names = [
+        name
+        for base in cls.__mro__
+        for name, value in base.__dict__.items()
+        if isinstance(value, functools.cached_property)
+    ]
+    for base in cls.__mro__:  # attrs turns those of a class with slots into slots
+        if "__attrs_attrs__" in base.__dict__:
+            fields = {field.name for field in base.__dict__["__attrs_attrs__"]}
+            names += [name for name in base.__dict__.get("__slots__", ()) if name not in fields]
+    return tuple(names)
+
+
+def _reader(
+    names: tuple[str, ...] | None,
+    slots: tuple[str, ...],
+    cached: tuple[str, ...],
+    *,
+    optional: bool,
+) -> Callable[[Any], dict[str, Any]]:
+    """Makes `node -> {name: child}`; `optional` names (fields) may be unset, others not."""
+
+    def read(node: Any) -> dict[str, Any]:
+        if names is not None:
+            found = {}
+            for name in names:
+                try:
+                    found[name] = getattr(node, name)
+                except AttributeError:
+                    if not optional:
+                        raise _no_such_child(node, name) from None
+            return found
+        found = {name: getattr(node, name) for name in slots if hasattr(node, name)}
+        found.update(getattr(node, "__dict__", {}))
+        for name in (*cached, *_NO_CHILDREN):
+            found.pop(name, None)
+        return found
+
+    return read
+
+
+def _no_such_child(node: Any, name: str) -> DeclarationError:
+    have = [*slot_names(type(node)), *getattr(node, "__dict__", {})]
+    return DeclarationError(
+        f"{type(node).__name__} declares the child {name!r}, but this instance has no such "
+        f"attribute. It has: {', '.join(have) or 'none'}. Correct children= in its declaration."
+    )
+
+
+def _is_data_descriptor(cls: type, name: str) -> bool:
+    return hasattr(type(class_attribute(cls, name)), "__set__")
+
+
+def _can_be_empty(cls: type) -> bool:
+    try:
+        _new(cls)
+    except TypeError:
+        return False
+    return True
+
+
+def _open_all(cls: type, cached: tuple[str, ...]) -> Opener:
+    """Opens a node whose children are all of `vars(node)`."""
+    generic = issubclass(cls, typing.Generic)
+
+    def open(node: Any, keep: Callable[[Any], None]) -> Opened:
+        source = node.__dict__.copy()
+        for name in cached:
+            source.pop(name, None)
+        new = _new(cls)
+        slots = new.__dict__
+        slots.update(source)
+        if generic:
+            for name in _NO_CHILDREN:
+                source.pop(name, None)
+        keep(source)
+        return new, iter(source.items()), slots, None
+
+    return open
+
+
+def _open_named(
+    cls: type,
+    names: tuple[str, ...],
+    cached: tuple[str, ...],
+    read: Callable[[Any], dict[str, Any]],
+) -> Opener:
+    """Opens the named attributes, which live in `vars(node)`, as children: made once per class."""
+    pairs = "".join(f"({name!r}, state[{name!r}])," for name in names)
+    drops = "".join(f"\n    slots.pop({name!r}, None)" for name in cached)
+    source = f"""
+def open(node, keep):
+    state = node.__dict__
+    try:
+        items = ({pairs})
+    except KeyError:
+        items = tuple(read(node).items())
+    keep(items)
+    new = _new(cls)
+    slots = new.__dict__
+    slots.update(state){drops}
+    return new, iter(items), slots, None
+"""
+    scope: dict[str, Any] = {"_new": _new, "cls": cls, "read": read}
+    exec(compile(source, f"<fmapper open {cls.__name__}>", "exec"), scope)
+    opener: Opener = scope["open"]
+    return opener
+
+
+def _open_any(
+    cls: type,
+    slots: tuple[str, ...],
+    cached: tuple[str, ...],
+    read: Callable[[Any], dict[str, Any]],
+) -> Opener:
+    """Returns slots, properties and mixtures: the shell is filled at the end."""
+
+    def open(node: Any, keep: Callable[[Any], None]) -> Opened:
+        found = read(node)
+        keep(found)
+        try:
+            new = _new(cls)
+        except TypeError as error:
+            raise RebuildError(
+                f"{cls.__name__} cannot be made empty ({error}): give a rebuild."
+            ) from error
+        for name in slots:
+            if name not in found and name not in cached and hasattr(node, name):
+                _set(new, name, getattr(node, name))
+        state = getattr(node, "__dict__", None)
+        if state:
+            new.__dict__.update(
+                (name, value)
+                for name, value in state.items()
+                if name not in found and name not in cached
+            )
+
+        def finish(filled: dict[str, Any]) -> Any:
+            for name, child in filled.items():
+                try:
+                    _set(new, name, child)
+                except AttributeError as error:
+                    raise RebuildError(
+                        f"the child {name!r} of {cls.__name__} cannot be set ({error}): "
+                        "give the declaration a rebuild."
+                    ) from error
+            return new
+
+        return new, iter(found.items()), found.copy(), finish
+
+    return open
+
+
+def _custom(
+    cls: type,
+    rebuild: Callable[[Any, Mapping[str, Any]], Any],
+    read: Callable[[Any], dict[str, Any]],
+) -> NodeType:
+    """Returns a functor with a rebuild of its own, held to what it promises."""
+
+    def rebuild_checked(node: Any, new_children: Mapping[str, Any]) -> Any:
+        new = rebuild(node, dict(new_children))
+        what = f"rebuild of {cls.__name__}"
+        if type(new) is not type(node):
+            raise RebuildError(f"{what} returned {_a(new)}, not a {cls.__name__}.")
+        if new is node:
+            raise RebuildError(
+                f"{what} returned the node it was given. "
+                "It must make a new one and leave its argument alone."
+            )
+        try:
+            found, again = read(new), read(new)
+        except DeclarationError as error:
+            raise RebuildError(f"{what} forgot a child: {error.args[0]}") from error
+        for key, child in new_children.items():
+            if key in found and found[key] is not again[key]:
+                continue  # the class makes this child anew each time it is read
+            if key not in found or not _same(found[key], child):
+                got = _a(found[key]) if key in found else "nothing"
+                raise RebuildError(
+                    f"{what} forgot the child {key!r}: it was given {_a(child)}, the new node "
+                    f"holds {got}. It must store the children as they are, without converting or "
+                    "copying them."
+                )
+        return new
+
+    return NodeType(read, rebuild_checked)
+
+
+def _same(held: Any, given: Any) -> bool:
+    """Tells whether a rebuilt node holds the child it was given, or a copy of that list or dict."""
+    if held is given:
+        return True
+    if isinstance(held, list | tuple) and isinstance(given, list | tuple):
+        return len(held) == len(given) and all(map(_same, held, given))
+    if isinstance(held, dict) and isinstance(given, dict):
+        return held.keys() == given.keys() and all(_same(held[key], given[key]) for key in held)
+    return type(held) is type(given) and type(held) in ATOMS and held == given
+
+
+def _a(value: Any) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def restrict(kind: NodeType, names: tuple[str, ...]) -> NodeType:
+    """Returns a node type of which only the declared children are children."""
+
+    def children(node: Any) -> dict[Any, Any]:
+        found = kind.children(node)
+        for name in names:
+            if name not in found:
+                raise _no_such_child(node, name)
+        return {name: found[name] for name in names}
+
+    def rebuild(node: Any, new_children: Mapping[Any, Any]) -> Any:
+        return kind.rebuild(node, kind.children(node) | dict(new_children))
+
+    return NodeType(children, rebuild)  # the rest of the children counts as static, by identity
