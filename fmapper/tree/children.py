@@ -126,14 +126,13 @@ def _count(keys: Mapping[Any, Any]) -> str:
 
 def default_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
     """Walks as `fmap` does: maps the children of a node and rebuilds the node from the results."""
-    node, mapped = _recurse_into(recurse, node, rest)
-    return rebuild(node, mapped)
+    node, node_type, _, mapped = _recurse_into(recurse, node, rest)
+    return node if node_type is None else node_type.rebuild(node, mapped)
 
 
 def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
     """Returns the walk of `fmapstructure`: maps the children into a plain dict, list or tuple."""
-    node, mapped = _recurse_into(recurse, node, rest)
-    node_type = node_type_of(node)
+    _, node_type, _, mapped = _recurse_into(recurse, node, rest)
     plain = dict if node_type is None else node_type.plain
     return mapped if plain is dict else plain(mapped.values())
 
@@ -146,8 +145,7 @@ def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[
         >>> fmapper.fmap(str, {"a": [1, 2], "b": 3}, walk=fmapper.collecting_walk, cache=None)
         ['1', '2', '3']
     """
-    node, results = _recurse_into(recurse, node, rest)
-    have = children(node)
+    _, _, have, results = _recurse_into(recurse, node, rest)
     out = _Collected()
     for key, mapped in results.items():
         if isinstance(mapped, _Collected):
@@ -163,15 +161,17 @@ class _Collected(list[Any]):
 
 def _recurse_into(
     recurse: Callable[..., Any], node: Any, rest: tuple[Any, ...]
-) -> tuple[Any, dict[Any, Any]]:
-    """Returns the node and its children mapped; a walk with paths has the path before the node."""
+) -> tuple[Any, NodeType | None, dict[Any, Any], dict[Any, Any]]:
+    """Returns the node, before which a path may stand, its type, and its children, old and new."""
     path = node if isinstance(node, KeyPath) else None
     if path is not None:
         node, *rest = rest  # type: ignore[assignment]
-    have = children(node)
+    sync()
+    node_type = node_type_of(node)
+    have = {} if node_type is None else node_type.children(node)
     matched = [match_children(node, have, other) for other in rest]
     new = {}
     for key, child in have.items():
         place = () if path is None else (KeyPath(path, key),)
         new[key] = recurse(*place, child, *(found[key] for found in matched))
-    return node, new
+    return node, node_type, have, new
