@@ -417,8 +417,8 @@ HEAD = """# Scoreboard
 nox -s scoreboard
 ```
 
-Models and operations converted by fmapper and by others, in one run, on the processors of one
-machine. {sampled}
+Models and operations converted by fmapper and by others, one environment after the other, on the
+processors of one machine. {sampled}
 
 `38 of 40` are 38 cases whose first outputs are those of the source, to 1e-4 of the largest element
 of each, out of 40 that the source itself runs. After a semicolon: how many gave other numbers or
