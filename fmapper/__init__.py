@@ -15,6 +15,7 @@ from fmapper.backends.namespace import array_namespace
 from fmapper.errors import (
     BackendUnavailableError,
     BatchError,
+    CheckpointError,
     ConversionError,
     ConversionWarning,
     CopyNeededError,
@@ -93,6 +94,7 @@ __all__ = [
     "Accelerator",
     "BackendUnavailableError",
     "BatchError",
+    "CheckpointError",
     "ConversionError",
     "ConversionWarning",
     "CopyNeededError",

@@ -154,6 +154,10 @@ class ProgramFileError(ConversionError, ValueError):
     """A file holds no program, or a damaged one; the message says where in the file."""
 
 
+class CheckpointError(FmapperError, ValueError):
+    """A checkpoint, or the rules for one, is damaged, hostile, or does not fit; says where."""
+
+
 class ProgramInputError(FmapperError, TypeError):
     """A converted program was called with inputs that it was not recorded for."""
 

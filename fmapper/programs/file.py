@@ -1,56 +1,33 @@
 """Programs as files: one file in the safetensors format, with the calls in its metadata.
 
 The arrays are stored under the names of the state dict, so any reader of safetensors gets the
-weights. The format is that of https://huggingface.co/docs/safetensors: eight bytes with the length
-of a JSON header, the header, and the arrays one after the other. The library of that name is not
-used: its functions for NumPy have no float8, and do not place arrays where JAX can take them over.
+weights.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import os
-import re
-import stat
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fmapper.errors import ConversionError, ProgramFileError
+from fmapper.files.dtypes import numpy_dtype
+from fmapper.files.safetensors import Entry, Header, lay_out, read_header
+from fmapper.files.untrusted import Misfit, open_regular, read_json, show, within
+from fmapper.files.whole import new_file
 from fmapper.moves.mover import to_numpy
 from fmapper.programs.file_grammar import check_array_name, check_program, check_shape
-from fmapper.programs.file_json import Misfit, decode_program, encode_program, read_json, show
+from fmapper.programs.file_json import decode_program, encode_program
 from fmapper.programs.program import Program
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 
 _KEY = "fmapper.program"
 _VERSION = 1
-_MOST_HEADER = 100_000_000  # bytes, the limit of the format
 _CONSTANT = "constant/"
 _IN_EVALUATION = "evaluation/constant/"
-_DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "complex64": "C64",
-}
-_NAMES = {code: name for name, code in _DTYPES.items()}
 
 
 @short_traceback
@@ -91,34 +68,17 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     if program.evaluation is not None:
         about["evaluation"] = encode_program(program.evaluation)
         about["evaluation_constants"] = list(program.evaluation.constants)
-    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(about, allow_nan=False)}}
-    start = 0
-    for name, array in arrays.items():
-        if array.dtype.name not in _DTYPES:
-            raise ConversionError(
-                f"{name}: safetensors has no {array.dtype.name}; cast it before saving"
-            )
-        header[name] = {
-            "dtype": _DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [start, start + array.nbytes],
-        }
-        start += array.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 64 + 56)  # the arrays begin at a multiple of 64, as JAX likes it
-    target = Path(path)
-    _clean_up(target)
-    beside = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    beside.unlink(missing_ok=True)  # of an earlier process of this number
     try:
-        with beside.open("xb") as file:
-            file.write(len(text).to_bytes(8, "little"))
-            file.write(text)
-            for array in arrays.values():
-                file.write(_bytes(array))
-        beside.replace(target)
-    finally:
-        beside.unlink(missing_ok=True)
+        head, _ = lay_out(
+            ((name, array.dtype.name, array.shape) for name, array in arrays.items()),
+            {_KEY: json.dumps(about, allow_nan=False)},
+        )
+    except Misfit as error:
+        raise ConversionError(str(error)) from None
+    with new_file(Path(path)) as file:
+        file.write(head)
+        for array in arrays.values():
+            file.write(_bytes(array))
 
 
 @short_traceback
@@ -138,7 +98,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     """
     source = Path(path)
     try:
-        with _open_regular(source) as file, step(f"reading {source.name}"):
+        with open_regular(source) as file, step(f"reading {source.name}"):
             return read_program(file, os.fstat(file.fileno()).st_size)
     except Misfit as error:
         raise ProgramFileError(f"{source}: {error}") from None
@@ -157,11 +117,11 @@ def read_program(file: BinaryIO, size: int) -> Program:
 
 
 def _program(file: BinaryIO, size: int) -> Program:
-    header, begin = _header(file, size)
-    metadata = header.pop("__metadata__", {})
-    if type(metadata) is not dict or type(metadata.get(_KEY)) is not str:
+    header = read_header(file, size)
+    metadata = header.metadata
+    if type(metadata.get(_KEY)) is not str:
         raise Misfit("holds arrays, but no program of fmapper's")
-    with _within(_KEY):
+    with within(_KEY):
         about = read_json(metadata[_KEY])
         if type(about) is not dict or type(about.get("version")) is not int:
             raise Misfit("has no version")
@@ -172,7 +132,7 @@ def _program(file: BinaryIO, size: int) -> Program:
         program = _decode(about, "program")
         if "evaluation" in about:
             program.evaluation = _decode(about, "evaluation")
-    arrays = _arrays(file, header, begin, size)
+    arrays = _arrays(file, header)
     program.parameters = _arrays_by_name(about, "parameters", arrays)
     program.buffers = _arrays_by_name(about, "buffers", arrays)
     program.constants = _arrays_by_name(about, "constants", arrays, _CONSTANT)
@@ -180,22 +140,13 @@ def _program(file: BinaryIO, size: int) -> Program:
         program.evaluation.constants = _arrays_by_name(
             about, "evaluation_constants", arrays, _IN_EVALUATION
         )
-    with _within("program"):
+    with within("program"):
         check_program(program)
     return program
 
 
-@contextlib.contextmanager
-def _within(key: str) -> Iterator[None]:
-    try:
-        yield
-    except Misfit as error:
-        error.place.append(key)
-        raise
-
-
 def _decode(about: Mapping[str, Any], key: str) -> Program:
-    with _within(key):
+    with within(key):
         return decode_program(about.get(key))
 
 
@@ -204,7 +155,7 @@ def _arrays_by_name(
 ) -> dict[str, Any]:
     """Returns the arrays that a list of the program names."""
     names = about.get(key)
-    with _within(key):
+    with within(key):
         if type(names) is not list:
             raise Misfit("is not a list of names")
         found = {}
@@ -213,41 +164,6 @@ def _arrays_by_name(
                 raise Misfit(f"there is no array {show(name)}, or it is there twice", i)
             found[name] = arrays[prefix + name]
     return found
-
-
-@contextlib.contextmanager
-def _open_regular(source: Path) -> Iterator[BinaryIO]:
-    """Opens a file for reading, if it is one: a pipe would wait, a device never ends."""
-    if not stat.S_ISREG(source.stat().st_mode):
-        raise Misfit("is not a regular file")
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    with open(source, "rb", opener=lambda path, _: os.open(path, flags)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced meanwhile
-            raise Misfit("is not a regular file")
-        yield file
-
-
-def _clean_up(target: Path) -> None:
-    """Removes what processes that are no more have left beside a file."""
-    if os.name != "posix":  # elsewhere there is no asking whether a process lives
-        return
-    left = re.compile(re.escape(target.name) + r"\.(\d{1,9})(?:-\d+)?\.tmp")
-    with os.scandir(target.parent) as entries:
-        found = [(entry, left.fullmatch(entry.name)) for entry in entries]
-    for entry, match in found:
-        if match and entry.is_file(follow_symlinks=False) and not _is_alive(int(match[1])):
-            with contextlib.suppress(OSError):  # of others, or gone already
-                os.unlink(entry.path)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user
-        return True
-    return True
 
 
 def _in_evaluation(program: Program) -> Mapping[str, Any]:
@@ -260,75 +176,24 @@ def _bytes(array: Any) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _numpy_dtype(name: str) -> Any:
-    import numpy as np
-
-    if name.startswith(("bfloat", "float8")):
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
-    return np.dtype(name).newbyteorder("<")
-
-
-def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8:
-        raise Misfit("is not a safetensors file: it is too short")
-    if length > min(_MOST_HEADER, size - 8):
-        raise Misfit("is not a safetensors file: its header would be too long")
-    try:
-        header = read_json(file.read(length).decode())
-    except (Misfit, UnicodeDecodeError) as error:
-        raise Misfit(f"is not a safetensors file: its header {error}") from None
-    if type(header) is not dict:
-        raise Misfit("is not a safetensors file: its header is not an object")
-    return header, 8 + length
-
-
-def _arrays(file: BinaryIO, header: Mapping[str, Any], begin: int, size: int) -> dict[str, Any]:
-    """Returns the arrays of a header, which must lie one after the other and end with the file."""
-    entries = []
-    for name, entry in header.items():
-        with _within(ascii(name)[1:-1][:60]):
-            entries.append((*_entry(name, entry), name))
-    arrays: dict[str, Any] = {}
-    position = 0
-    for start, end, dtype, shape, name in sorted(entries, key=lambda entry: entry[:2]):
-        wanted = math.prod(shape) * _numpy_dtype(dtype).itemsize
-        if begin + end > size:
-            break
-        if start != position or end - start != wanted:
-            raise Misfit(f"is damaged at {show(name)}: its place does not fit its size")
-        position = end
-        arrays[name] = _array(file, begin + start, wanted, dtype).reshape(shape)
-    if begin + position != size:
-        raise Misfit("is damaged: it is longer or shorter than its header says")
+def _arrays(file: BinaryIO, header: Header) -> dict[str, Any]:
+    """Reads the arrays of a header."""
+    arrays = {}
+    for name, entry in header.entries.items():
+        with within(ascii(name)[1:-1][:60]):
+            check_array_name(name)
+            check_shape(entry.shape, fixed=True)
+        arrays[name] = _array(file, entry)
     return arrays
 
 
-def _entry(name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...]]:
-    """Tells where an array begins and ends, its dtype and its shape."""
-    check_array_name(name)
-    if type(entry) is not dict or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise Misfit("is not an array")
-    if type(entry["dtype"]) is not str or entry["dtype"] not in _NAMES:
-        raise Misfit(f"is of an unknown dtype {show(entry['dtype'])}")
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if type(shape) is not list or type(offsets) is not list:
-        raise Misfit("has no shape, or no place")
-    check_shape(tuple(shape), fixed=True)
-    if len(offsets) != 2 or not all(type(n) is int and n >= 0 for n in offsets):
-        raise Misfit("has no place")
-    return offsets[0], offsets[1], _NAMES[entry["dtype"]], tuple(shape)
-
-
-def _array(file: BinaryIO, start: int, length: int, dtype: str) -> Any:
+def _array(file: BinaryIO, entry: Entry) -> Any:
     import numpy as np
 
-    file.seek(start)
-    data = file.read(length)
-    if len(data) != length:
+    file.seek(entry.start)
+    data = file.read(entry.end - entry.start)
+    if len(data) != entry.end - entry.start:
         raise Misfit("is damaged: it became shorter")
-    if dtype == "bool" and data.translate(None, b"\0\1"):
+    if entry.dtype == "bool" and data.translate(None, b"\0\1"):
         raise Misfit("is damaged: a bool is neither true nor false")
-    return np.frombuffer(data, _numpy_dtype(dtype))
+    return np.frombuffer(data, numpy_dtype(entry.dtype)).reshape(entry.shape)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from fmapper.programs.file_json import Misfit, show
+from fmapper.files.untrusted import Misfit, show
 from fmapper.programs.program import (
     FEW_BITS,
     RELATIONS,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +9,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from fmapper.errors import ConversionError
+from fmapper.files.untrusted import Misfit, show
 from fmapper.programs.program import (
     VARIABLE_TYPES,
     Call,
@@ -37,73 +36,9 @@ _PROGRAM = {field.name: field for field in fields(Program) if field.name not in 
 
 # Not in files that were written before, nor where they are empty.
 _LATER = {"guards", "fixed", "variable_types", "few_bits"}
-_MOST_VALUES = 10_000_000  # a call of a program has some fifty
-_DEEPEST = 256  # lists and objects within each other
 _LARGEST = 1 << 64
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-_BRACKETS = re.compile(r"[^\[\]{}]+")
-_STEP = {"[": 1, "{": 1, "]": -1, "}": -1}
-_LONG_NUMBER = re.compile(r"[0-9]{26}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_FINITE = {"inf", "-inf", "nan"}
-
-
-class Misfit(Exception):
-    """What is in a file is not a program; the place is completed on the way out.
-
-    Attributes:
-        message: What is wrong.
-        place: Keys and positions, the innermost first.
-    """
-
-    def __init__(self, message: str, *place: int | str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.place = list(place)
-
-    def __str__(self) -> str:
-        """Returns the place and the message."""
-        found = ""
-        for key in reversed(self.place):
-            found += f"[{key}]" if isinstance(key, int) else f".{key}"
-        return f"{found.removeprefix('.')}: {self.message}" if found else self.message
-
-
-def show(value: Any) -> str:
-    """Shows a value from a file in an error: its beginning, without what a terminal would obey."""
-    text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def read_json(text: str) -> Any:
-    """Returns what a text in JSON says, where no key is there twice and nothing is deep or long.
-
-    Raises:
-        Misfit: It is none.
-    """
-    bare = _STRING.sub("", text)
-    steps = map(_STEP.__getitem__, _BRACKETS.sub("", bare))
-    if max(itertools.accumulate(steps), default=0) > _DEEPEST:
-        raise Misfit("is nested too deeply")
-    if sum(map(bare.count, ",[{")) > _MOST_VALUES:
-        raise Misfit("has too many values")
-    if _LONG_NUMBER.search(bare):
-        raise Misfit("has a number that is too long")
-    try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise Misfit(f"is no JSON: {error}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise Misfit("has a key twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
 
 
 # --- writing --------------------------------------------------------------------------------------

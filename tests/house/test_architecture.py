@@ -30,16 +30,23 @@ FLOORS = (
         "tracebacks",
         "render",
     ),
-    ("tree",),
+    ("tree", "files"),
     ("backends",),
     ("plots",),
     ("moves", "random", "nn"),
     ("states", "transforms"),
     ("programs",),
+    ("checkpoints",),
     ("profiles", "cli"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-FACES = ("fmapper", "fmapper.backends", "fmapper.programs", "fmapper.random")
+FACES = (
+    "fmapper",
+    "fmapper.backends",
+    "fmapper.checkpoints",
+    "fmapper.programs",
+    "fmapper.random",
+)
 
 FILES_IN_A_FOLDER = 14
 USERS_NAMES = 70  # beside errors and warnings

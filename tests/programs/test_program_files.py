@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import fmapper
+from fmapper.files import untrusted
 from fmapper.programs import file, file_json
 
 np = pytest.importorskip("numpy")
@@ -168,7 +169,7 @@ def converted_unchecked(
     """Converts a program without asking whether it says what it may; how many models that gave."""
     try:
         program = file_json.decode_program(about["program"])
-    except file_json.Misfit:
+    except untrusted.Misfit:
         return 0
     program.parameters, program.buffers = dict(whole.parameters), dict(whole.buffers)
     program.constants = dict(whole.constants)
@@ -213,14 +214,14 @@ def test_a_line_of_a_source_stays_a_comment(untouched):
     header, about, arrays = taken_apart("tiny_jax")
     for call in about["program"]["graph"]["graph"][1]:
         call["Call"][5] = f"x.py:1\r{fuzz_files.RUN}:1"
-    with pytest.raises(file_json.Misfit, match=r"graph.calls\[0\].source: .* is not a file and"):
+    with pytest.raises(untrusted.Misfit, match=r"graph.calls\[0\].source: .* is not a file and"):
         load(written(header, about, arrays))
 
 
 def test_an_input_is_no_code(untouched):
     header, about, arrays = taken_apart("tiny_jax")
     text = json.dumps(about).replace('"x"', json.dumps(f"x={fuzz_files.RUN},**kw"))
-    with pytest.raises(file_json.Misfit, match=r"graph.inputs\[1\]: .* is not a name"):
+    with pytest.raises(untrusted.Misfit, match=r"graph.inputs\[1\]: .* is not a name"):
         load(written(header, json.loads(text), arrays))
 
 
@@ -410,7 +411,7 @@ def test_a_bool_is_true_or_false(tmp_path):
     header["constant/flag"] = {"dtype": "BOOL", "shape": [2], "data_offsets": [len(arrays)] * 2}
     header["constant/flag"]["data_offsets"][1] += 2
     load(written(header, about, arrays + b"\0\1"))
-    with pytest.raises(file_json.Misfit, match="neither true nor false"):
+    with pytest.raises(untrusted.Misfit, match="neither true nor false"):
         load(written(header, about, arrays + b"\0\2"))
 
 

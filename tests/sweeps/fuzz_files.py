@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import fmapper
+from fmapper.files.untrusted import Misfit
 from fmapper.programs import file
-from fmapper.programs.file_json import Misfit
 from support import program_files
 
 KEY = "fmapper.program"

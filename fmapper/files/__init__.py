@@ -1,0 +1,10 @@
+"""Files that anybody may have written, and files that are whole or not there.
+
+What is read is bounded in size, depth and form, and nothing that it names is opened. What is
+written lies beside its target until it is complete.
+
+    untrusted    the error of what does not fit; JSON with bounds; regular files only
+    whole        files and folders that appear when they are complete
+    safetensors  the header of that format
+    dtypes       dtypes by name, as NumPy has them
+"""

@@ -1,0 +1,16 @@
+"""Dtypes by name, as NumPy and ml_dtypes have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def numpy_dtype(name: str) -> Any:
+    """Returns NumPy's dtype of a name such as `bfloat16`, least byte first as in files."""
+    import numpy as np
+
+    if name.startswith(("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name).newbyteorder("<")

@@ -1,0 +1,105 @@
+"""Reading what anybody may have written: JSON with bounds, regular files only, one error."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_MOST_VALUES = 10_000_000  # a call of a program has some fifty
+_DEEPEST = 256  # lists and objects within each other
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_BRACKETS = re.compile(r"[^\[\]{}]+")
+_STEP = {"[": 1, "{": 1, "]": -1, "}": -1}
+_LONG_NUMBER = re.compile(r"[0-9]{26}")
+
+
+class Misfit(Exception):
+    """What is in a file is not what it should be; the place is completed on the way out.
+
+    Attributes:
+        message: What is wrong.
+        place: Keys and positions, the innermost first.
+    """
+
+    def __init__(self, message: str, *place: int | str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.place = list(place)
+
+    def __str__(self) -> str:
+        """Returns the place and the message."""
+        found = ""
+        for key in reversed(self.place):
+            found += f"[{key}]" if isinstance(key, int) else f".{key}"
+        return f"{found.removeprefix('.')}: {self.message}" if found else self.message
+
+
+@contextlib.contextmanager
+def within(key: str) -> Iterator[None]:
+    """Adds a key to the place of what does not fit in there."""
+    try:
+        yield
+    except Misfit as error:
+        error.place.append(key)
+        raise
+
+
+def show(value: Any) -> str:
+    """Shows a value from a file in an error: its beginning, without what a terminal would obey."""
+    text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def read_json(text: str) -> Any:
+    """Returns what a text in JSON says, where no key is there twice and nothing is deep or long.
+
+    Raises:
+        Misfit: It is none.
+    """
+    bare = _STRING.sub("", text)
+    steps = map(_STEP.__getitem__, _BRACKETS.sub("", bare))
+    if max(itertools.accumulate(steps), default=0) > _DEEPEST:
+        raise Misfit("is nested too deeply")
+    if sum(map(bare.count, ",[{")) > _MOST_VALUES:
+        raise Misfit("has too many values")
+    if _LONG_NUMBER.search(bare):
+        raise Misfit("has a number that is too long")
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Misfit(f"is no JSON: {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise Misfit("has a key twice")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
+
+
+@contextlib.contextmanager
+def open_regular(source: Path) -> Iterator[BinaryIO]:
+    """Opens a file for reading, if it is one: a pipe would wait, a device never ends.
+
+    Raises:
+        Misfit: It is not a regular file.
+        OSError: There is none of this name, or it may not be read.
+    """
+    if not stat.S_ISREG(source.stat().st_mode):
+        raise Misfit("is not a regular file")
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    with open(source, "rb", opener=lambda path, _: os.open(path, flags)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # it was replaced meanwhile
+            raise Misfit("is not a regular file")
+        yield file
