@@ -1,0 +1,92 @@
+"""Boxes: a range of each dimension of an array."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+Box: TypeAlias = tuple[tuple[int, int], ...]
+Ranges: TypeAlias = Sequence[tuple[int, int] | slice]  # what a user writes for a box
+
+
+def full_box(shape: Sequence[int]) -> Box:
+    """Returns the box of all elements of a shape."""
+    return tuple((0, size) for size in shape)
+
+
+def as_box(box: Ranges | None, shape: Sequence[int]) -> Box:
+    """Returns a box with a start and a stop for each dimension.
+
+    Args:
+        box: For each dimension `(start, stop)` or a slice of step 1; None for everything.
+        shape: The shape that it is a box of.
+
+    Raises:
+        IndexError: It is not a box within the shape.
+
+    Examples:
+        >>> as_box((slice(None), (1, 3)), (4, 5))
+        ((0, 4), (1, 3))
+    """
+    if box is None:
+        return full_box(shape)
+    if len(box) != len(shape):
+        raise IndexError(f"a box of {len(box)} ranges for an array of shape {tuple(shape)}")
+    bounds = []
+    for place, size in zip(box, shape, strict=True):
+        if isinstance(place, slice):
+            if place.step not in (None, 1):
+                raise IndexError(f"{place}: a box has steps of 1")
+            start, stop, _ = place.indices(size)
+            stop = max(start, stop)
+        else:
+            start, stop = place
+        if not 0 <= start <= stop <= size:
+            raise IndexError(f"the range {(start, stop)} is not within a dimension of {size}")
+        bounds.append((int(start), int(stop)))
+    return tuple(bounds)
+
+
+def box_shape(box: Box) -> tuple[int, ...]:
+    """Returns the shape of the elements in a box."""
+    return tuple(stop - start for start, stop in box)
+
+
+def box_slices(box: Box) -> tuple[slice, ...]:
+    """Returns a box as an index."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
+def flat_range(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
+    """Returns where a box lies in an array's elements in C order; None if they have gaps."""
+    start, row = 0, math.prod(shape)
+    is_whole = True  # whatever comes before has a single index
+    for (low, high), size in zip(box, shape, strict=True):
+        if not is_whole and (low, high) != (0, size):
+            return None
+        row = row // size if size else 0
+        start += low * row
+        is_whole = is_whole and high - low == 1
+    return start, start + math.prod(box_shape(box))
+
+
+def panel_boxes(shape: Sequence[int], elements: int) -> Iterator[Box]:
+    """Yields boxes of at most so many elements that follow one another in C order.
+
+    Examples:
+        >>> list(panel_boxes((4, 3), 6))
+        [((0, 2), (0, 3)), ((2, 4), (0, 3))]
+    """
+    elements = max(1, elements)
+    if math.prod(shape) <= elements:
+        yield full_box(shape)
+        return
+    axis = next(axis for axis in range(len(shape)) if math.prod(shape[axis + 1 :]) <= elements)
+    rows = max(1, elements // max(1, math.prod(shape[axis + 1 :])))
+    rest = full_box(shape[axis + 1 :])
+    for index in itertools.product(*map(range, shape[:axis])):
+        head = tuple((at, at + 1) for at in index)
+        for start in range(0, shape[axis], rows):
+            yield (*head, (start, min(start + rows, shape[axis])), *rest)

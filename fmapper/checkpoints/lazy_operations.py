@@ -1,0 +1,308 @@
+"""The operations on lazy arrays: each turns a box of its own into boxes of its operands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fmapper.backends.arrays import HOST, Arrays
+from fmapper.backends.discovery import get_adapter
+from fmapper.backends.dtypes import dtype_name, wanted_dtype
+from fmapper.checkpoints.boxes import Box, box_shape, flat_range
+from fmapper.checkpoints.dense import copy_into, dense
+from fmapper.checkpoints.lazy import ByteRun, LazyArray, Operation
+from fmapper.errors import CheckpointError, LossyCastError
+from fmapper.files.dtypes import numpy_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Transpose(Operation):
+    """Orders the dimensions anew."""
+
+    def __init__(self, array: LazyArray, axes: Sequence[int]) -> None:
+        super().__init__([array], [array.shape[axis] for axis in axes], array.dtype)
+        self.axes = tuple(axes)
+
+    def byte_runs(self) -> list[ByteRun] | None:
+        """Returns those of the operand, if nothing but dimensions of size 1 has moved."""
+        sizes = self.operands[0].shape
+        moved = [axis for axis in self.axes if sizes[axis] != 1]
+        return self.operands[0].byte_runs() if moved == sorted(moved) else None
+
+    def _inner(self, box: Box) -> Box:
+        return tuple(box[self.axes.index(axis)] for axis in range(self.ndim))
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        return self.operands[0]._read(self._inner(box)).transpose(self.axes)
+
+    def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
+        back = [self.axes.index(axis) for axis in range(self.ndim)]
+        self.operands[0]._fill(self._inner(box), out.transpose(back))
+
+
+class Part(Operation):
+    """Takes a box of the operand."""
+
+    def __init__(self, array: LazyArray, box: Box) -> None:
+        super().__init__([array], box_shape(box), array.dtype)
+        self.box = box
+
+    def byte_runs(self) -> list[ByteRun] | None:
+        """Returns a part of the operand's bytes, if the box is a range of them."""
+        found = flat_range(self.box, self.operands[0].shape)
+        runs = self.operands[0].byte_runs()
+        if found is None or runs is None:
+            return None
+        start, stop = (place * self.dtype.itemsize for place in found)
+        return list(_cut(runs, start, stop))
+
+    def _inner(self, box: Box) -> Box:
+        pairs = zip(box, self.box, strict=True)
+        return tuple((begin + start, begin + stop) for (start, stop), (begin, _) in pairs)
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        return self.operands[0]._read(self._inner(box))
+
+    def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
+        self.operands[0]._fill(self._inner(box), out)
+
+
+def _cut(runs: list[ByteRun], start: int, stop: int) -> Iterator[ByteRun]:
+    """Yields what lies between two offsets of bytes that follow one another."""
+    begin = 0
+    for run in runs:
+        end = begin + run.stop - run.start
+        low, high = max(start, begin), min(stop, end)
+        if low < high:
+            yield ByteRun(run.array, run.start + low - begin, run.start + high - begin)
+        begin = end
+
+
+class Concatenate(Operation):
+    """Joins the operands along one dimension."""
+
+    def __init__(self, arrays: Sequence[LazyArray], axis: int) -> None:
+        shape = list(arrays[0].shape)
+        shape[axis] = sum(array.shape[axis] for array in arrays)
+        super().__init__(arrays, shape, arrays[0].dtype)
+        self.along = axis
+
+    def byte_runs(self) -> list[ByteRun] | None:
+        """Returns the operands' bytes one after the other, if the dimension is the first."""
+        if math.prod(self.shape[: self.along]) != 1:
+            return None
+        found: list[ByteRun] = []
+        for array in self.operands:
+            runs = array.byte_runs()
+            if runs is None:
+                return None
+            for run in runs:
+                last = found[-1] if found else None
+                if last and last.array is run.array and last.stop == run.start:
+                    found[-1] = ByteRun(run.array, last.start, run.stop)
+                else:
+                    found.append(run)
+        return found
+
+    def _parts(self, box: Box) -> Iterator[tuple[LazyArray, Box, tuple[slice, ...]]]:
+        """Yields operands, a box of each, and where in the result this belongs."""
+        low, high = box[self.along]
+        begin = 0
+        for array in self.operands:
+            end = begin + array.shape[self.along]
+            start, stop = max(low, begin), min(high, end)
+            if start < stop:
+                inner = list(box)
+                inner[self.along] = start - begin, stop - begin
+                place = [slice(None)] * self.ndim
+                place[self.along] = slice(start - low, stop - low)
+                yield array, tuple(inner), tuple(place)
+            begin = end
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        parts = list(self._parts(box))
+        if len(parts) == 1:
+            return parts[0][0]._read(parts[0][1])
+        out = np.empty(box_shape(box), self.dtype)
+        self._fill(box, out)
+        return out
+
+    def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
+        for array, inner, place in self._parts(box):
+            array._fill(inner, out[place])
+
+
+class Reshape(Operation):
+    """Splits and merges dimensions; a box is read as the smallest rows that cover it."""
+
+    def __init__(self, array: LazyArray, shape: Sequence[int]) -> None:
+        super().__init__([array], shape, array.dtype)
+        self._groups = list(_groups(array.shape, self.shape)) if array.size else []
+
+    def byte_runs(self) -> list[ByteRun] | None:
+        """Returns those of the operand."""
+        return self.operands[0].byte_runs()
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        from numpy.lib.stride_tricks import as_strided
+
+        rows = list(self._rows(box))
+        found = self.operands[0]._read(tuple(bound for part in rows for bound in part.box))
+        sizes = tuple(math.prod(box_shape(part.box)) for part in rows)
+        flat = found if found.shape == sizes else dense(found).reshape(sizes)
+        flat = flat[tuple(slice(part.skip, None) for part in rows)]
+        pairs = zip(rows, flat.strides, strict=True)
+        steps = [stride * step for part, step in pairs for stride in part.strides]
+        return as_strided(flat, box_shape(box), steps, writeable=False)
+
+    def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
+        inner = tuple(bound for part in self._rows(box) for bound in part.box)
+        if math.prod(box_shape(inner)) == out.size:  # nothing is read beside it
+            try:
+                view = out.reshape(box_shape(inner), copy=False)
+            except ValueError:  # its strides do not allow that
+                pass
+            else:
+                self.operands[0]._fill(inner, view)
+                return
+        copy_into(out, self._read(box))
+
+    def _rows(self, box: Box) -> Iterator[_Rows]:
+        """Yields, group by group, what is to be read of the operand."""
+        for own, new in self._groups:
+            sizes, old = self.shape[new], self.operands[0].shape[own]
+            strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+            pairs = list(zip(box[new], strides, strict=True))
+            low = sum(start * stride for (start, _), stride in pairs)
+            high = sum((stop - 1) * stride for (_, stop), stride in pairs)
+            cover = _cover(low, high, old)
+            skip = low - _flat([start for start, _ in cover], old)
+            yield _Rows(tuple(cover), skip, strides)
+
+
+class _Rows(NamedTuple):
+    """What a reshape reads for one group of dimensions.
+
+    Attributes:
+        box: The range of each of the operand's dimensions.
+        skip: The elements of it before the first one that is asked for.
+        strides: The elements from one index to the next, for each dimension of the result.
+    """
+
+    box: Box
+    skip: int
+    strides: list[int]
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+    """Yields the fewest dimensions of two shapes, in turn, that have as many elements."""
+    i = j = 0
+    while i < len(old) or j < len(new):
+        first_i, first_j = i, j
+        before, after = 1, 1
+        if i < len(old):
+            before, i = old[i], i + 1
+        if j < len(new):
+            after, j = new[j], j + 1
+        while before != after:
+            if before < after:
+                before, i = before * old[i], i + 1
+            else:
+                after, j = after * new[j], j + 1
+        yield slice(first_i, i), slice(first_j, j)
+
+
+def _cover(low: int, high: int, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns the smallest box of a range of elements in C order that has first and last."""
+    box: list[tuple[int, int]] = []
+    row = math.prod(shape)
+    differ = False
+    for size in shape:
+        row //= size
+        first, last = low // row % size, high // row % size
+        box.append((0, size) if differ else (first, last + 1))
+        differ = differ or first != last
+    return box
+
+
+def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
+    place = 0
+    for at, size in zip(index, shape, strict=True):
+        place = place * size + at
+    return place
+
+
+class Cast(Operation):
+    """Casts as movers do."""
+
+    @staticmethod
+    def make(array: LazyArray, dtype: Any) -> LazyArray:
+        """Returns the array in the dtype that a mover would give it; itself, if it has it."""
+        try:
+            wanted = numpy_dtype(wanted_dtype(array.dtype.name, dtype_name(dtype)))
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+        return array if wanted == array.dtype else Cast([array], array.shape, wanted)
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        array = self.operands[0]
+        new, survived = get_adapter(HOST.backend, Arrays).cast(array._read(box), self.dtype.name)
+        if not survived:
+            raise LossyCastError(
+                f"finite values become infinite going from {array.dtype.name} to "
+                f"{self.dtype.name}. Scale the values, or keep a wider dtype."
+            )
+        found: np.ndarray[Any, Any] = new
+        return found
+
+
+class View(Operation):
+    """Takes the operand's bytes for elements of another dtype."""
+
+    @staticmethod
+    def make(array: LazyArray, dtype: Any) -> LazyArray:
+        """Returns the array in the new dtype; itself, if it has it.
+
+        Raises:
+            CheckpointError: The last dimension does not have whole elements of it.
+        """
+        import numpy as np
+
+        wanted = numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+        if wanted == array.dtype:
+            return array
+        shape = list(array.shape)
+        if wanted.itemsize != array.dtype.itemsize:
+            last = shape[-1] * array.dtype.itemsize if shape else 0
+            if not shape or last % wanted.itemsize:
+                raise CheckpointError(
+                    f"{array.dtype.name}{shape} has no whole elements of {wanted.name}"
+                )
+            shape[-1] = last // wanted.itemsize
+        return View([array], shape, wanted)
+
+    def byte_runs(self) -> list[ByteRun] | None:
+        """Returns those of the operand."""
+        return self.operands[0].byte_runs()
+
+    def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        array = self.operands[0]
+        old, new = array.dtype.itemsize, self.dtype.itemsize
+        if old == new:
+            return array._read(box).view(self.dtype)
+        start, stop = (place * new for place in box[-1])
+        inner = (*box[:-1], (start // old, -(-stop // old)))
+        found = dense(array._read(inner)).view(self.dtype)
+        skip = start % old // new
+        return found[..., skip : skip + box[-1][1] - box[-1][0]]
+
+    def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
+        if self.operands[0].dtype.itemsize == self.dtype.itemsize:
+            self.operands[0]._fill(box, out.view(self.operands[0].dtype))
+        else:
+            copy_into(out, self._read(box))

@@ -1,0 +1,276 @@
+"""Lazy arrays against NumPy, bit for bit, and what they read meanwhile."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fmapper
+from fmapper.checkpoints import ByteRun, LazyArray, concatenate, stack
+from fmapper.checkpoints.dense import copy_into, dense
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class Stored(LazyArray):
+    """An array that notes what is read of it."""
+
+    stored = True
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.boxes = []
+
+    def _read(self, box):
+        self.boxes.append(box)
+        return self.array[tuple(slice(*bound) for bound in box)]
+
+    @property
+    def elements_read(self):
+        return sum(np.prod([stop - start for start, stop in box]) for box in self.boxes)
+
+
+def count(*shape, dtype=np.int32):
+    return np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+
+
+@st.composite
+def boxes(draw, shape):
+    bounds = [sorted((draw(st.integers(0, n)), draw(st.integers(0, n)))) for n in shape]
+    return tuple(map(tuple, bounds))
+
+
+def factors(n):
+    return [(d, n // d) for d in range(1, n + 1) if n % d == 0]
+
+
+@st.composite
+def expressions(draw):
+    """A lazy array, and the NumPy array that it describes."""
+    shape = draw(st.lists(st.integers(1, 6), max_size=3))
+    array = count(*shape, dtype=draw(st.sampled_from([np.int16, np.float32, BFLOAT16])))
+    lazy = Stored(array)
+    for _ in range(draw(st.integers(0, 6))):
+        operation = draw(
+            st.sampled_from(["transpose", "split", "merge", "part", "concatenate", "stack"])
+            | st.sampled_from(["interleave", "view", "unstack"])
+        )
+        if operation == "transpose":
+            axes = draw(st.permutations(range(array.ndim)))
+            lazy, array = lazy.transpose(axes), array.transpose(axes)
+        elif operation == "stack":
+            axis = draw(st.integers(0, array.ndim))
+            lazy, array = stack([lazy] * 2, axis), np.stack([array] * 2, axis)
+        elif array.ndim == 0 or array.size > 2000:
+            continue
+        elif operation == "split":
+            axis = draw(st.integers(0, array.ndim - 1))
+            sizes = draw(st.sampled_from(factors(array.shape[axis]) or [(0, 1)]))
+            shape = (*array.shape[:axis], *sizes, *array.shape[axis + 1 :])
+            lazy, array = lazy.reshape(shape), array.reshape(shape)
+        elif operation == "merge":
+            axis = draw(st.integers(0, array.ndim - 1))
+            shape = (*array.shape[:axis], int(np.prod(array.shape[axis:])))
+            lazy, array = lazy.reshape(shape), array.reshape(shape)
+        elif operation == "part":
+            box = draw(boxes(array.shape))
+            lazy, array = lazy.part(box), array[tuple(slice(*bound) for bound in box)]
+        elif operation == "concatenate":
+            axis = draw(st.integers(0, array.ndim - 1))
+            other = np.zeros_like(array)
+            lazy = concatenate([lazy, LazyArray.of(other), lazy], axis)
+            array = np.concatenate([array, other, array], axis)
+        elif operation == "interleave":
+            axis = draw(st.integers(0, array.ndim - 1))
+            groups = draw(st.sampled_from(factors(array.shape[axis]) or [(1, 1)]))[0]
+            lazy = lazy.interleave(groups, axis)
+            split = np.stack(np.split(array, groups, axis), axis + 1)
+            array = split.reshape(array.shape)
+        elif operation == "view":
+            dtype = draw(st.sampled_from([np.uint8, np.uint16]))
+            lazy, array = lazy.view(dtype), np.ascontiguousarray(array).view(dtype)
+        elif array.shape[0]:
+            at = draw(st.integers(0, array.shape[0] - 1))
+            lazy, array = lazy.unstack()[at], array[at]
+    return lazy, array
+
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_an_expression_is_what_numpy_computes(data):
+    lazy, array = data.draw(expressions())
+    assert (lazy.shape, lazy.dtype, lazy.nbytes) == (array.shape, array.dtype, array.nbytes)
+    assert same(lazy.read(), np.ascontiguousarray(array).reshape(array.shape))
+    box = data.draw(boxes(array.shape))
+    part = array[tuple(slice(*bound) for bound in box)]
+    assert same(lazy.read(box), part)
+    out = np.empty(part.shape[::-1], part.dtype).T  # of another order
+    assert lazy.read(box, out=out) is out
+    assert same(out, part)
+    panels = list(lazy.panels(data.draw(st.integers(1, 200))))
+    assert b"".join(panel.tobytes() for _, panel in panels) == array.tobytes()
+    assert all(panel.flags.c_contiguous for _, panel in panels)
+    runs = lazy.byte_runs()
+    if runs is not None:
+        found = [run.array.array.tobytes()[run.start : run.stop] for run in runs]
+        assert b"".join(found) == array.tobytes()
+
+
+def test_a_box_reads_what_it_needs():
+    stored = Stored(count(64, 32))
+    stored.transpose().read([(3, 5), (10, 20)])
+    assert stored.boxes == [((10, 20), (3, 5))]
+    stored.boxes.clear()
+    stored.reshape((8, 8, 4, 8)).read([(1, 3), (0, 8), (0, 4), (0, 8)])
+    assert stored.boxes == [((8, 24), (0, 32))]
+    stored.boxes.clear()
+    stored.reshape((8, 8, 32)).transpose((2, 0, 1)).read([(4, 6), (2, 3), (1, 2)])
+    assert stored.boxes == [((17, 18), (4, 6))]
+    stored.boxes.clear()
+    stored.reshape((-1,)).read([(70, 90)])  # the rows that cover it
+    assert stored.boxes == [((2, 3), (6, 26))]
+    many = [Stored(count(4, 8)) for _ in range(10)]
+    stack(many).slice(3, 5).slice(1, 2, axis=2).read()
+    assert [array.elements_read for array in many] == [0, 0, 0, 4, 4, 0, 0, 0, 0, 0]
+
+
+def test_a_stack_reads_one_array_after_the_other_into_its_place():
+    class Filled(Stored):
+        def _read(self, box):
+            raise AssertionError("read, and copied afterwards")
+
+        def _fill(self, box, out):
+            out[...] = self.array[tuple(slice(*bound) for bound in box)]
+
+    arrays = [count(4, 8) + i for i in range(3)]
+    for axis in range(3):
+        found = stack([Filled(array) for array in arrays], axis).read()
+        assert same(found, np.stack(arrays, axis))
+        found = stack([Filled(array) for array in arrays], axis).transpose((2, 0, 1)).read()
+        assert same(found, np.ascontiguousarray(np.stack(arrays, axis).transpose(2, 0, 1)))
+
+
+def test_byte_runs_name_the_bytes_that_can_be_copied():
+    a, b = Stored(count(4, 8)), Stored(count(2, 8))
+    assert a.byte_runs() == [ByteRun(a, 0, 128)]
+    assert a.slice(1, 3).reshape((16,)).byte_runs() == [ByteRun(a, 32, 96)]
+    assert concatenate([b, a.slice(1, 3)]).byte_runs() == [ByteRun(b, 0, 64), ByteRun(a, 32, 96)]
+    assert concatenate(a.unstack()).byte_runs() == [ByteRun(a, 0, 128)]
+    assert stack([a, a]).slice(1, 2).byte_runs() == [ByteRun(a, 0, 128)]
+    assert a.view(np.uint8).byte_runs() == [ByteRun(a, 0, 128)]
+    assert a.reshape((4, 1, 8)).transpose((1, 0, 2)).byte_runs() == [ByteRun(a, 0, 128)]
+    for changed in (
+        a.transpose(),
+        a.slice(0, 4, axis=1),
+        concatenate([a, a], axis=1),
+        concatenate([a, LazyArray.of(count(1, 8))]),
+        a.view(np.float32).astype("float16"),
+    ):
+        assert changed.byte_runs() is None
+
+
+def test_what_changes_nothing_is_no_operation():
+    a = Stored(count(4, 8))
+    assert a.reshape((4, -1)) is a
+    assert a.transpose((0, 1)) is a
+    assert a.transpose().transpose() is a
+    assert a.slice(0, 4) is a
+    assert concatenate([a]) is a
+    assert a.view(np.int32) is a
+    assert a.astype("bfloat16") is a  # an integer
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float64"])
+def test_a_cast_is_that_of_a_mover(dtype):
+    values = np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)
+    found = Stored(values).astype(dtype).read([(1, 4), (2, 7)])
+    assert same(found, fmapper.to_numpy(values[1:4, 2:7], dtype=dtype))
+    assert Stored(values.astype(np.complex64)).astype("float64").dtype == np.complex128
+
+
+def test_a_cast_that_loses_a_value_says_so():
+    values = np.array([1.0, np.inf, 70000.0], np.float32)
+    lazy = Stored(values).astype("float16")
+    assert lazy.read([(0, 2)]).tolist() == [1.0, np.inf]
+    with pytest.raises(fmapper.LossyCastError, match="from float32 to float16"):
+        lazy.read()
+    with pytest.raises(fmapper.CheckpointError, match="not a floating or complex dtype"):
+        Stored(values).astype("int8")
+
+
+def test_a_constant_takes_no_memory():
+    lazy = LazyArray.full((1 << 20, 1 << 20), 2.5, BFLOAT16)
+    assert lazy.read([(5, 7), (0, 3)]).tolist() == [[2.5] * 3] * 2
+    with pytest.raises(fmapper.CheckpointError, match="one value"):
+        LazyArray.full((2,), [1, 2], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (lambda a: a.transpose((0, 0)), r"axes \[0, 0\] do not order int32\[4, 8\]"),
+        (lambda a: a.transpose((0, 2)), "has no axis 2"),
+        (lambda a: a.reshape((5, -1)), r"int32\[4, 8\] cannot become \[5, -1\]"),
+        (lambda a: a.reshape((0, -1)), "cannot become"),
+        (lambda a: a.reshape((-2, -16)), "not a shape"),
+        (lambda a: a.slice(2, 5), r"the range \(2, 5\) is not within a dimension of 4"),
+        (lambda a: a.split(3), "is not split in 3 along axis 0"),
+        (lambda a: a.split([1, 2]), r"has no parts of \[1, 2\]"),
+        (lambda a: a.interleave(3), "has no 3 equal parts"),
+        (lambda a: a.slice(0, 3, axis=1).view(np.int64), "no whole elements of int64"),
+        (lambda a: a.reshape((32,)).unstack()[0].view(np.int8), "no whole elements"),
+        (lambda a: concatenate([]), "nothing to concatenate"),
+        (lambda a: concatenate([a, a.transpose()]), r"int32\[4, 8\] and int32\[8, 4\]"),
+        (lambda a: concatenate([a, a.view(np.float32)]), "cannot be concatenated"),
+        (lambda a: stack([]), "nothing to stack"),
+        (lambda a: stack([a, a.slice(0, 1)]), "cannot be stacked"),
+        (lambda a: stack([a], 3), "has no axis 3"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_read(operation, message):
+    stored = Stored(count(4, 8))
+    with pytest.raises(fmapper.CheckpointError, match=message):
+        operation(stored)
+    assert not stored.boxes
+
+
+def test_a_box_outside_is_an_index_error():
+    a = Stored(count(4, 8))
+    for box in ([(0, 5), (0, 8)], [(0, 4)], [slice(None, None, 2), slice(None)], [(3, 2), (0, 1)]):
+        with pytest.raises(IndexError):
+            a.read(box)
+    with pytest.raises(ValueError, match="out has"):
+        a.read(out=np.empty((4, 8), np.int64))
+
+
+def test_operations_are_not_nested_without_end():
+    def nest(a):
+        for _ in range(1000):
+            a = a.reshape((8, 4)).transpose().reshape((4, 8))
+
+    with pytest.raises(fmapper.CheckpointError, match="within each other"):
+        nest(Stored(count(4, 8)))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, BFLOAT16, np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize("shape", [(300, 200), (3, 70, 90), (70, 3, 90), (130, 5, 3, 3), (6, 5)])
+def test_copies_of_another_order_are_exact(dtype, shape):
+    array = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+    for axes in (tuple(range(len(shape)))[::-1], (1, 0, *range(2, len(shape)))):
+        turned = array.transpose(axes)
+        assert same(dense(turned), np.ascontiguousarray(turned))
+        out = np.empty(array.shape, array.dtype).transpose(axes)
+        copy_into(out, np.ascontiguousarray(turned))
+        assert same(out, turned)
+        copy_into(out[..., ::-1], turned)
+        assert same(out[..., ::-1], turned)
+
+
+def test_numpy_reads_a_lazy_array():
+    assert same(np.asarray(Stored(count(2, 3)).transpose()), np.ascontiguousarray(count(2, 3).T))
+    assert repr(LazyArray.of(count(2, 3)).transpose()) == "<Transpose int32[3, 2]>"
