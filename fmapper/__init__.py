@@ -71,6 +71,8 @@ from fmapper.tree.walk import fcollect, fleaves
 
 if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random
+    from fmapper.checkpoints.load import load
+    from fmapper.checkpoints.save import save
     from fmapper.moves.inplace import move_
     from fmapper.moves.loader import DeviceLoader
     from fmapper.moves.place import Placement, cast, keep, place
@@ -159,6 +161,7 @@ __all__ = [
     "jit",
     "keep",
     "leaf",
+    "load",
     "load_program",
     "load_state",
     "lowering",
@@ -169,6 +172,7 @@ __all__ = [
     "plan",
     "profile",
     "rebuild",
+    "save",
     "save_program",
     "set_path",
     "settings",
@@ -190,6 +194,8 @@ __all__ = [
 
 # What many programs never use: importing fmapper is to be quick.
 _PLACES = {
+    "fmapper.checkpoints.load": "load",
+    "fmapper.checkpoints.save": "save",
     "fmapper.moves.inplace": "move_",
     "fmapper.moves.loader": "DeviceLoader",
     "fmapper.moves.place": "Placement cast keep place",
@@ -215,7 +221,8 @@ _PARTS = {
     "fmapper.programs.verify": "Difference",
     "fmapper.states.inventory": "SummaryRow",
 }
-_find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=("nn", "random"))
+_MODULES = ("checkpoints", "nn", "random")
+_find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=_MODULES)
 
 
 def __getattr__(name: str) -> object:

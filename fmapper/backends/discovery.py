@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import pkgutil
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, overload
 
 from fmapper.backends.arrays import Arrays
@@ -126,6 +127,19 @@ def adapters(facet: type[Framework] = Framework) -> tuple[Framework, ...]:
     """Returns the adapters of all imported frameworks, those with a facet if one is given."""
     load_new()
     return _having(facet)
+
+
+def all_adapters() -> Iterator[Framework]:
+    """Yields the adapters of imported frameworks, then those of the others that are installed.
+
+    Each of these imports its framework when its turn comes.
+    """
+    load_new()
+    yield from tuple(_loaded.values())
+    for name in known_frameworks():
+        if _by_framework.get(name) is None and name not in _loaded and _importable(name):
+            with contextlib.suppress(BackendUnavailableError):
+                yield get_adapter(name)
 
 
 def memory_advice() -> list[str]:

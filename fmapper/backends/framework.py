@@ -1,7 +1,13 @@
 """What every facet of an adapter says: whose it is."""
 
+from __future__ import annotations
+
 from abc import ABC
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.formats import Format
 
 
 class Framework(ABC):
@@ -18,3 +24,7 @@ class Framework(ABC):
     name: ClassVar[str]
     framework: ClassVar[str] = ""
     lacking: ClassVar[str] = "adapter"  # what an adapter lacks that has not this facet
+
+    def formats(self) -> Sequence[Format]:
+        """Returns the formats of checkpoints that the framework reads and writes by itself."""
+        return ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.framework import Framework
@@ -43,3 +43,10 @@ class Nodes(Framework):
         It holds until a class further down says otherwise; None for a class that does not say.
         """
         return None
+
+    def transient(self, node: Any) -> Iterable[Any]:
+        """Returns the arrays of a node of this framework that its own checkpoints leave out.
+
+        They are computed when a model is made, as tables of positions are.
+        """
+        return ()

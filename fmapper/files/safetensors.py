@@ -20,7 +20,7 @@ _MOST_ARRAYS = 1_000_000
 _MOST_DIMENSIONS = 64
 _LONGEST_NAME = 4096
 _ALIGNMENT = 64  # arrays begin at multiples of it, as JAX likes it
-CODES = {
+DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -41,7 +41,7 @@ CODES = {
     "float8_e8m0fnu": "F8_E8M0",
     "complex64": "C64",
 }
-_NAMES = {code: name for name, code in CODES.items()}
+_NAMES = {code: name for name, code in DTYPES.items()}
 _SIZES = {code: int("".join(filter(str.isdigit, code.split("_")[0])) or 8) // 8 for code in _NAMES}
 
 
@@ -144,11 +144,11 @@ def lay_out(
     places: dict[str, Entry] = {}
     start = 0
     for name, dtype, shape in arrays:
-        if dtype not in CODES:
+        if dtype not in DTYPES:
             raise Misfit(f"{name}: safetensors has no {dtype}; cast it before saving")
-        end = start + math.prod(shape) * _SIZES[CODES[dtype]]
+        end = start + math.prod(shape) * _SIZES[DTYPES[dtype]]
         fields[name] = {
-            "dtype": CODES[dtype],
+            "dtype": DTYPES[dtype],
             "shape": list(shape),
             "data_offsets": [start, end],
         }

@@ -13,19 +13,25 @@ from typing import BinaryIO
 
 
 @contextlib.contextmanager
-def new_file(target: Path) -> Iterator[BinaryIO]:
-    """Gives a file to write to, which takes the place of `target` when all went well.
+def new_path(target: Path) -> Iterator[Path]:
+    """Gives the path of a file to write, which takes the place of `target` when all went well.
 
     Until then it lies beside it as `NAME.PID-THREAD.tmp`. What a process that was killed has left
     there goes now.
     """
     beside = _beside(target, folder=False)
     try:
-        with beside.open("xb") as file:
-            yield file
+        yield beside
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def new_file(target: Path) -> Iterator[BinaryIO]:
+    """Gives a file to write to, which takes the place of `target` when all went well."""
+    with new_path(target) as beside, beside.open("xb") as file:
+        yield file
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from fmapper.backends.discovery import get_adapter, memory_advice
 from fmapper.backends.dtypes import is_inexact
 from fmapper.errors import (
     BatchError,
+    CheckpointError,
     CopyNeededError,
     FmapperError,
     LossyCastError,
@@ -130,8 +131,12 @@ class _Batch:
 
     def failure(self, at: int, error: Exception) -> Exception:
         """Returns the error to raise when one of the arrays cannot be moved."""
-        kind = MoveError
-        if isinstance(error, TypeError):
+        if isinstance(error, BatchError) and isinstance(error.__cause__, Exception):
+            error = error.__cause__
+        kind: type[Exception] = MoveError
+        if isinstance(error, CheckpointError | LossyCastError):
+            kind = type(error)
+        elif isinstance(error, TypeError):
             kind = UnsupportedLeafError
         elif isinstance(error, BufferError):
             kind = CopyNeededError

@@ -55,6 +55,17 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
     return results
 
 
+def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
+    """Returns arrays without values, of such shapes and dtypes, in memory like that of copies."""
+    import numpy as np
+
+    shapes = [np.broadcast_to(np.empty((), dtype), shape) for shape, dtype in wanted]
+    return [
+        np.ndarray(like.shape, like.dtype, *place)
+        for like, place in zip(shapes, _places(shapes), strict=True)
+    ]
+
+
 def _places(arrays: Sequence[Array]) -> Iterator[tuple[Array, int]]:
     """Yields the block and the offset where the copy of each array will be."""
     left = sum(_pad(a) for a in arrays)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fmapper import ConversionError
 from fmapper.backends import Nodes, NodeType, Observation
 from fmapper.programs import Lowering, Program
 from fmapper_adapters.jax.libraries import JaxModels
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints import Format
 
 
 class FlaxAdapter(JaxModels, Nodes):
@@ -21,6 +24,13 @@ class FlaxAdapter(JaxModels, Nodes):
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     lowers_like: ClassVar[str] = "jax"
+
+    def formats(self) -> Sequence[Format]:
+        """Returns what `flax.serialization` writes, and Orbax, which is installed with Flax."""
+        from fmapper_adapters.flax.checkpoints.msgpack import Msgpack
+        from fmapper_adapters.flax.checkpoints.orbax import Orbax
+
+        return (Orbax(), Msgpack())
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
         """Computes `nnx.Param` and what derives from it, and nothing else of NNX."""

@@ -77,6 +77,15 @@ def is_view(tensor: Any) -> bool:
     return found
 
 
+def storage_place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Returns where the storage of a tensor lies that was loaded without memory, and its bytes.
+
+    In bytes from the beginning of the file that `torch.load` has read under a `FakeTensorMode`.
+    """
+    storage: Any = tensor.untyped_storage()
+    return storage._checkpoint_offset or 0, storage.nbytes()
+
+
 # --- transformations ------------------------------------------------------------------------------
 
 is_wrapped: Callable[[torch.Tensor], bool] = _functorch.is_functorch_wrapped_tensor
@@ -227,6 +236,12 @@ def unwrap_parameters(module: torch.nn.Module) -> None:
     from torch._functorch._aot_autograd import subclass_parametrization
 
     subclass_parametrization.unwrap_tensor_subclass_parameters(module)
+
+
+def transient_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Returns the buffers of a module itself that its `state_dict` leaves out."""
+    buffers = (module._buffers[name] for name in sorted(module._non_persistent_buffers_set))
+    return [buffer for buffer in buffers if buffer is not None]
 
 
 # --- recording ------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""Checkpoints as users of Flax have them: msgpack files, and Orbax's folders."""

@@ -1,0 +1,285 @@
+"""Files of `flax.serialization`: nested dicts in msgpack, with an extension type for arrays.
+
+The library reads a file whole into memory, and has no bounds. Here the places of the arrays are
+found, and what does not fit is refused; a file is written an array after the other. The form of
+arrays is that of `flax.serialization.msgpack_serialize`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+from fmapper import CheckpointError
+from fmapper.checkpoints import (
+    DTYPES,
+    Contents,
+    Format,
+    LazyArray,
+    SourceFile,
+    StoredArray,
+    Writer,
+    concatenate,
+    nest,
+)
+
+_ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # extension types of Flax
+_CHUNKED = "__msgpack_chunked_array__"
+_MOST_CHUNK = 1 << 30  # bytes of an array that Flax leaves in one piece
+_MOST_VALUES = 10_000_000
+_DEEPEST = 100
+_LONGEST = 1 << 20  # bytes of a text
+_BUFFER = 1 << 16
+
+
+class Msgpack(Format):
+    """One file, as `flax.serialization.to_bytes` gives it. Names are keys joined by dots."""
+
+    name: ClassVar[str] = "msgpack"
+    endings: ClassVar[tuple[str, ...]] = (".msgpack",)
+
+    def is_at(self, path: Path) -> bool:
+        """Tells whether a file is called so: others begin with any byte."""
+        return path.is_file() and path.suffix in self.endings
+
+    def read(self, path: Path) -> Contents:
+        """Finds the arrays."""
+        file = SourceFile(path)
+        with file.handle() as handle:
+            reader = _Reader(file, handle)
+            contents = Contents({}, files=(path,))
+            reader.value((), contents)
+            if reader.at != file.size:
+                raise reader.misfit("there is more behind its end")
+        return contents
+
+    def write(self, out: Writer, contents: Contents) -> None:
+        """Writes nested maps, and each array where it comes."""
+        tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
+        tree = nest({**contents.arrays, **tied, **contents.values})
+        with out.open() as file:
+            _write(out, file, tree, "")
+
+
+class _Reader:
+    """Goes through a file once, and looks at no array."""
+
+    def __init__(self, file: SourceFile, handle: int) -> None:
+        self.file, self.handle = file, handle
+        self.at = 0
+        self.count = self.depth = 0
+        self._buffer, self._start = b"", 0
+
+    def misfit(self, message: str) -> CheckpointError:
+        return CheckpointError(f"{self.file.path}: at byte {self.at}: {message}")
+
+    def take(self, size: int) -> bytes:
+        """Returns the next bytes."""
+        if size > _LONGEST or self.at + size > self.file.size:
+            raise self.misfit("is damaged: a value is longer than the file, or too long")
+        begin = self.at - self._start
+        if begin < 0 or begin + size > len(self._buffer):
+            self._buffer = os.pread(self.handle, max(size, _BUFFER), self.at)
+            self._start, begin = self.at, 0
+            if len(self._buffer) < size:
+                raise self.misfit("became shorter")
+        self.at += size
+        return self._buffer[begin : begin + size]
+
+    def number(self, code: str) -> Any:
+        return struct.unpack(f">{code}", self.take(struct.calcsize(code)))[0]
+
+    def value(self, keys: tuple[str, ...], contents: Contents) -> None:
+        """Reads a value, and enters what is in it under its names."""
+        found = self.item(keys, contents)
+        if isinstance(found, LazyArray):
+            contents.arrays[self._name(keys, contents)] = found
+        elif found is not None and not isinstance(found, _Entered):
+            contents.values[self._name(keys, contents)] = found
+
+    def _name(self, keys: tuple[str, ...], contents: Contents) -> str:
+        name = ".".join(keys)
+        if name in contents.arrays or name in contents.values:
+            raise self.misfit(f"{ascii(name)[:60]} is there twice")
+        return name
+
+    def item(self, keys: tuple[str, ...], contents: Contents) -> Any:
+        self.count += 1
+        if self.depth > _DEEPEST or self.count > _MOST_VALUES:
+            raise self.misfit("is nested too deeply, or holds too much")
+        tag = self.take(1)[0]
+        if tag <= 0x7F:
+            return tag
+        if tag >= 0xE0:
+            return tag - 256
+        if tag in _FIXED:
+            return _FIXED[tag]
+        if tag in _NUMBERS:
+            return self.number(_NUMBERS[tag])
+        if 0xA0 <= tag <= 0xBF or tag in _TEXTS:
+            return self._text(tag & 31 if tag <= 0xBF else self.number(_TEXTS[tag]))
+        if 0x90 <= tag <= 0x9F or tag in _LISTS:
+            size = tag & 15 if tag <= 0x9F else self.number(_LISTS[tag])
+            self.depth += 1
+            for at in range(self._size(size)):
+                self.value((*keys, str(at)), contents)
+            self.depth -= 1
+            return _Entered()
+        if 0x80 <= tag <= 0x8F or tag in _MAPS:
+            return self._map(tag & 15 if tag <= 0x8F else self.number(_MAPS[tag]), keys, contents)
+        if tag in _EXTENSIONS:
+            size = _EXTENSIONS[tag]
+            length = size if isinstance(size, int) else self.number(size)
+            return self._extension(self.number("b"), length)
+        raise self.misfit(f"a value of kind {tag:#x}, which no checkpoint has")
+
+    def _size(self, size: int) -> int:
+        if size > self.file.size - self.at:  # each takes a byte at least
+            raise self.misfit("is damaged: it has fewer values than it says")
+        return size
+
+    def _text(self, size: int) -> str:
+        try:
+            return self.take(size).decode()
+        except UnicodeDecodeError:
+            raise self.misfit("a text that is none") from None
+
+    def _map(self, size: int, keys: tuple[str, ...], contents: Contents) -> Any:
+        inner = Contents({})
+        names = set()
+        self.depth += 1
+        for _ in range(self._size(size)):
+            key = self.item((), contents)
+            if not isinstance(key, str | int) or str(key) in names:
+                raise self.misfit("a key that is no text, or is there twice")
+            names.add(str(key))
+            if _CHUNKED in names:
+                self.value((str(key),), inner)
+            else:
+                self.value((*keys, str(key)), contents)
+        self.depth -= 1
+        return self._join(inner) if _CHUNKED in names else _Entered()
+
+    def _join(self, inner: Contents) -> LazyArray:
+        """Returns an array that Flax has cut into pieces."""
+        shape = [inner.values.get(f"shape.{at}") for at in range(len(inner.values) - 1)]
+        pieces = [inner.arrays.get(f"chunks.{at}") for at in range(len(inner.arrays))]
+        if not pieces or not all(isinstance(n, int) and n >= 0 for n in shape):
+            raise self.misfit("an array in pieces that do not fit")
+        if any(piece is None or len(piece.shape) != 1 for piece in pieces):
+            raise self.misfit("an array in pieces that do not fit")
+        if sum(piece.shape[0] for piece in pieces if piece) != math.prod(shape):  # type: ignore[arg-type]
+            raise self.misfit("an array in pieces that do not fit")
+        return concatenate(pieces, 0).reshape(shape)  # type: ignore[arg-type]
+
+    def _extension(self, kind: int, length: int) -> Any:
+        end = self.at + length
+        if end > self.file.size:
+            raise self.misfit("is damaged: an array is longer than the file")
+        if kind == _COMPLEX:
+            raise self.misfit("a complex number, which is not read")
+        if kind not in (_ARRAY, _SCALAR):
+            raise self.misfit(f"an extension of type {kind}, which Flax has not")
+        if self.take(1)[0] != 0x93:
+            raise self.misfit("an array that has not shape, dtype and values")
+        shape = self._shape()
+        dtype = self.item((), Contents({}))
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise self.misfit(f"an array of an unknown dtype {ascii(dtype)[:60]}")
+        tag = self.take(1)[0]
+        if tag not in (0xC4, 0xC5, 0xC6):
+            raise self.misfit("an array without values")
+        size = self.number({0xC4: "B", 0xC5: "H", 0xC6: "I"}[tag])
+        if self.at + size != end:
+            raise self.misfit("is damaged: an array does not fit its place")
+        array = StoredArray(self.file, self.at, shape, dtype)
+        if array.nbytes != size:
+            raise self.misfit("is damaged: an array does not fit its size")
+        self.at = end
+        return array
+
+    def _shape(self) -> list[int]:
+        tag = self.take(1)[0]
+        if not 0x90 <= tag <= 0x9F and tag not in _LISTS:
+            raise self.misfit("an array without a shape")
+        size = tag & 15 if tag <= 0x9F else self.number(_LISTS[tag])
+        if size > 64:
+            raise self.misfit("an array of too many dimensions")
+        shape = [self.item((), Contents({})) for _ in range(size)]
+        if not all(type(n) is int and n >= 0 for n in shape):
+            raise self.misfit("an array with a size that is not one")
+        return shape
+
+
+class _Entered:
+    """Stands for a map or list whose values have been entered."""
+
+
+_FIXED: dict[int, Any] = {0xC0: None, 0xC2: False, 0xC3: True}
+_NUMBERS = {
+    0xCA: "f",
+    0xCB: "d",
+    0xCC: "B",
+    0xCD: "H",
+    0xCE: "I",
+    0xCF: "Q",
+    0xD0: "b",
+    0xD1: "h",
+    0xD2: "i",
+    0xD3: "q",
+}
+_TEXTS = {0xD9: "B", 0xDA: "H", 0xDB: "I"}
+_LISTS = {0xDC: "H", 0xDD: "I"}
+_MAPS = {0xDE: "H", 0xDF: "I"}
+_EXTENSIONS: dict[int, int | str] = {
+    0xD4: 1,
+    0xD5: 2,
+    0xD6: 4,
+    0xD7: 8,
+    0xD8: 16,
+    0xC7: "B",
+    0xC8: "H",
+    0xC9: "I",
+}
+
+
+def _write(out: Writer, target: BinaryIO, value: Any, name: str) -> None:
+    import msgpack
+
+    if isinstance(value, dict):
+        packer = msgpack.Packer()
+        target.write(packer.pack_map_header(len(value)))
+        for key, child in value.items():
+            target.write(packer.pack(key))
+            _write(out, target, child, f"{name}.{key}" if name else key)
+    elif not isinstance(value, LazyArray):
+        target.write(msgpack.packb(value))
+    elif value.dtype.name not in DTYPES:
+        raise CheckpointError(f"{name}: msgpack of Flax has no {value.dtype.name}")
+    elif value.nbytes <= _MOST_CHUNK:
+        _write_array(out, target, value, name)
+    else:
+        packer = msgpack.Packer()
+        step = _MOST_CHUNK // value.dtype.itemsize
+        flat = value.reshape((math.prod(value.shape),))
+        starts = range(0, flat.shape[0], step)
+        target.write(packer.pack_map_header(3))
+        target.write(packer.pack(_CHUNKED) + packer.pack(True) + packer.pack("shape"))
+        target.write(packer.pack({str(at): n for at, n in enumerate(value.shape)}))
+        target.write(packer.pack("chunks") + packer.pack_map_header(len(starts)))
+        for at, start in enumerate(starts):
+            target.write(packer.pack(str(at)))
+            part = flat.slice(start, min(start + step, flat.shape[0]))
+            _write_array(out, target, part, name)
+
+
+def _write_array(out: Writer, target: BinaryIO, array: LazyArray, name: str) -> None:
+    import msgpack
+
+    about = b"\x93" + msgpack.packb(array.shape) + msgpack.packb(array.dtype.name)
+    about += b"\xc6" + struct.pack(">I", array.nbytes)
+    target.write(b"\xc9" + struct.pack(">Ib", len(about) + array.nbytes, _ARRAY) + about)
+    out.put(target, name, array)

@@ -1,0 +1,1 @@
+"""Checkpoints in torch's own formats: `torch.save` and `torch.distributed.checkpoint`."""

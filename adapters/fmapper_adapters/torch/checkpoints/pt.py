@@ -1,0 +1,169 @@
+"""Checkpoints that `torch.save` writes: a zip file with a pickle, and the arrays beside it.
+
+The pickle is read by torch's `weights_only`, under which nothing of it is run, on tensors without
+memory. They say where their values lie, which are then read like those of any file.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from fmapper import CheckpointError
+from fmapper.checkpoints import Contents, Format, LazyArray, SourceFile, StoredArray, Writer
+from fmapper_adapters.torch._private import FakeTensorMode, storage_place
+
+_MOST_PICKLE = 256 << 20  # bytes; the arrays are not in it
+_MOST_MEMBERS = 2_000_000
+_DEEPEST = 256
+_VALUES = (bool, int, float, str)
+_LEGACY = "is not a zip file, as torch.save has written since torch 1.6"
+
+
+class PtFile(Format):
+    """One file of `torch.save`, with a state dict or nested dicts and lists of arrays."""
+
+    name: ClassVar[str] = "pt"
+    endings: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin")
+
+    def is_at(self, path: Path) -> bool:
+        """Tells whether a file is a zip file with a `data.pkl` in it."""
+        if not path.is_file():
+            return False
+        return path.suffix in self.endings or _has_pickle(path)
+
+    def read(self, path: Path) -> Contents:
+        """Reads the pickle on tensors without memory."""
+        file = SourceFile(path)
+        _check_archive(path)
+        try:
+            with FakeTensorMode():
+                tree = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # of torch's reader and its unpickler: they raise anything
+            reason = str(error).partition("\n")[0][:300]
+            raise CheckpointError(
+                f"{path}: torch does not read it with weights_only=True, and it is read in no "
+                f"other way, since its pickle could run code: {reason}"
+            ) from None
+        contents = Contents({}, files=(path,))
+        first: dict[Any, str] = {}
+        for name, leaf in _leaves(tree, path):
+            if isinstance(leaf, torch.Tensor):
+                place = *storage_place(leaf), tuple(leaf.shape), leaf.stride(), leaf.dtype
+                if first.setdefault(place, name) != name:
+                    contents.ties[name] = first[place]
+                else:
+                    contents.arrays[name] = _array(file, name, leaf)
+            else:
+                contents.values[name] = leaf
+        return contents
+
+    def write(self, out: Writer, contents: Contents) -> None:
+        """Has torch write the file with room for the values, and writes them there."""
+        tensors: dict[str, Any] = {}
+        with FakeTensorMode():
+            for name, array in contents.arrays.items():
+                dtype = getattr(torch, array.dtype.name, None)
+                if not isinstance(dtype, torch.dtype):
+                    raise CheckpointError(f"{name}: torch has no {array.dtype.name}")
+                tensors[name] = torch.empty(array.shape, dtype=dtype)
+        tied = {name: tensors[first] for name, first in contents.ties.items()}
+        layout = out.path.with_name(f"{out.path.name}.layout")
+        with torch.serialization.skip_data(materialize_fake_tensors=True):
+            torch.save({**tensors, **tied, **contents.values}, layout)
+        with FakeTensorMode():
+            there = torch.load(layout, weights_only=True)
+        places = sorted((storage_place(there[name])[0], name) for name in tensors)
+        with out.open() as file, layout.open("rb") as source:
+            for offset, name in places:
+                source.seek(file.tell())
+                file.write(source.read(offset - file.tell()))
+                out.put(file, name, contents.arrays[name])
+            source.seek(file.tell())
+            file.write(source.read())
+        layout.unlink()
+
+
+def _has_pickle(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"PK\3\4":
+                return False
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/data.pkl") for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False
+
+
+def _check_archive(path: Path) -> None:
+    """Refuses what would grow when it is read, before torch reads it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OverflowError) as error:
+        raise CheckpointError(f"{path}: {_LEGACY}, or is damaged: {error}") from None
+    if len(members) > _MOST_MEMBERS:
+        raise CheckpointError(f"{path}: holds more arrays than any model has")
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(f"{path}: {ascii(member.filename)[:60]} is compressed")
+        if member.filename.endswith("/data.pkl") and member.file_size > _MOST_PICKLE:
+            raise CheckpointError(f"{path}: its pickle is too long")
+
+
+def _leaves(tree: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields what is in nested dicts and lists, keys joined by dots."""
+    todo: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    count = 0
+    while todo:
+        keys, node = todo.pop()
+        count += 1
+        if len(keys) > _DEEPEST or count > _MOST_MEMBERS:
+            raise CheckpointError(f"{path}: is nested too deeply, or holds too much")
+        if isinstance(node, Mapping):
+            todo += [((*keys, str(key)), node[key]) for key in reversed([*node])]
+        elif isinstance(node, list | tuple) and not isinstance(node, torch.Size):
+            todo += [((*keys, str(at)), node[at]) for at in reversed(range(len(node)))]
+        elif isinstance(node, (torch.Tensor, *_VALUES)):
+            yield ".".join(keys), node
+
+
+def _array(file: SourceFile, name: str, tensor: torch.Tensor) -> LazyArray:
+    """Returns the array that a tensor without memory stands for."""
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise CheckpointError(f"{file.path}: {name}: is not dense: {tensor.layout}")
+    offset, size = storage_place(tensor)
+    item = tensor.element_size()
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True) if n)
+    begin = offset + tensor.storage_offset() * item
+    if tensor.numel() and (tensor.storage_offset() + last + 1) * item > size:
+        raise CheckpointError(f"{file.path}: {name}: is damaged: it does not lie in its storage")
+    if begin + tensor.numel() * item > file.size:
+        raise CheckpointError(
+            f"{file.path}: {name}: would take {tensor.numel() * item:,} bytes, more than the file "
+            "has: it was expanded before it was saved, or the file is damaged"
+        )
+    order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
+    dense = [shape[axis] for axis in order]
+    if not _is_dense(dense, [strides[axis] for axis in order]):
+        raise CheckpointError(
+            f"{file.path}: {name}: a view with holes in it; save tensor.contiguous()"
+        )
+    stored = StoredArray(file, begin, dense, str(tensor.dtype).removeprefix("torch."))
+    back = [order.index(axis) for axis in range(len(shape))]
+    return stored if back == [*range(len(shape))] else stored.transpose(back)
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Tells whether elements lie one behind the other, where there is more than one."""
+    return not math.prod(shape) or all(
+        step == math.prod(shape[axis + 1 :])
+        for axis, (n, step) in enumerate(zip(shape, strides, strict=True))
+        if n > 1
+    )

@@ -1,0 +1,96 @@
+"""The backend of arrays in files: they move like any others, and are read when they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from fmapper.backends.arrays import HOST, Arrays, Device, Exchange
+from fmapper.backends.discovery import get_adapter, register_adapter
+from fmapper.backends.dtypes import is_inexact
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.stored import StoredArray
+from fmapper.checkpoints.stream import in_order
+from fmapper.errors import BatchError, DeviceUnavailableError
+from fmapper.moves.host_copy import host_buffers
+
+DISK = Device("file", "cpu")
+
+
+class FileAdapter(Arrays):
+    """Arrays are `LazyArray`s. Nothing can be brought here: that is `fmapper.save`."""
+
+    name: ClassVar[str] = "file"
+    host_only: ClassVar[bool] = True
+    array_types: ClassVar[tuple[type, ...]] = (LazyArray,)
+
+    def is_array_type(self, cls: type) -> bool:
+        """Tells whether a class is of arrays that are described and not read."""
+        return issubclass(cls, LazyArray)
+
+    def device(self, array: Any) -> Device:
+        """Returns the host, always."""
+        return DISK
+
+    def dtype(self, array: Any) -> str:
+        """Returns the name that NumPy or ml_dtypes has for it."""
+        return str(array.dtype.name)
+
+    def shape(self, array: Any) -> tuple[int, ...]:
+        """Returns `array.shape`."""
+        return tuple(array.shape)
+
+    def devices(self) -> Sequence[Device]:
+        """Returns none: nothing is brought here."""
+        return ()
+
+    def find_device(self, kind: str, index: int | None) -> Device:
+        """Refuses any but the host: to be elsewhere an array has to be of some backend."""
+        if kind == DISK.kind:
+            return DISK
+        raise DeviceUnavailableError(
+            "an array of a checkpoint is on the disk: say whose it is to become, with to_numpy, "
+            f"to_torch(device={kind!r}), to_jax(device={kind!r}) or fmapper.load(path, like=model)."
+        )
+
+    def to_device(
+        self, arrays: Sequence[Any], device: Device, *, copy: bool | None
+    ) -> Iterable[Any]:
+        """Gives the arrays as they are: they are not in memory."""
+        return arrays
+
+    def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
+        """Reads the arrays into memory of their own, several at once."""
+        buffers = iter(host_buffers([(a.shape, a.dtype) for a in arrays if _is_plain(a)]))
+        work = [(at, a, next(buffers) if _is_plain(a) else None) for at, a in enumerate(arrays)]
+        return Exchange(list(in_order(_read, work)), private=range(len(arrays)))
+
+    def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
+        """Refuses: what is to be in a file is saved."""
+        raise TypeError("arrays come into a file by fmapper.save(tree, path)")
+
+    def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
+        """Casts when it is read, floating values; integers now, to see whether they fit."""
+        if is_inexact(dtype) and is_inexact(array.dtype.name):
+            return array.astype(dtype), True
+        new, survived = get_adapter(HOST.backend, Arrays).cast(array.read(), dtype)
+        return LazyArray.of(new), survived
+
+
+def _is_plain(array: LazyArray) -> bool:
+    return isinstance(array, StoredArray)
+
+
+def _read(work: tuple[int, LazyArray, Any]) -> Any:
+    at, array, buffer = work
+    try:
+        if isinstance(array, StoredArray):
+            array.read_into(buffer, tuple((0, n) for n in array.shape))
+            return buffer
+        values = array.read()
+        return values if values.flags.owndata and values.flags.writeable else values.copy()
+    except Exception as error:
+        raise BatchError(at) from error
+
+
+register_adapter(FileAdapter())

@@ -1,0 +1,41 @@
+"""What `load` gives where no model is given: the arrays of a checkpoint by name, not yet read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fmapper.checkpoints.formats import Contents
+
+
+class Checkpoint(dict[str, Any]):
+    """The arrays of a checkpoint by name, and its numbers and strings.
+
+    Arrays are `LazyArray`s: they have a shape and a dtype, and are read when they are moved
+    (`fmapper.to_jax(checkpoint)`, `fmapper.to_numpy(checkpoint["w"])`) or asked for
+    (`checkpoint["w"].read()`). A tied array is one object under each of its names.
+
+    Attributes:
+        path: The file or folder.
+        format: The name of its format.
+        metadata: Texts that stand beside the arrays.
+    """
+
+    path: Path
+    format: str
+    metadata: dict[str, str]
+
+    @classmethod
+    def of(cls, path: Path, format: str, contents: Contents) -> Checkpoint:
+        """Returns what was read, as a mapping."""
+        made = cls(contents.arrays)
+        made.update((name, contents.arrays[first]) for name, first in contents.ties.items())
+        made.update(contents.values)
+        made.path, made.format, made.metadata = path, format, contents.metadata
+        return made
+
+    def __repr__(self) -> str:
+        """Tells where it lies and how much there is; the arrays are listed by `inspect`."""
+        arrays = {id(value): value for value in self.values() if hasattr(value, "nbytes")}
+        size = sum(array.nbytes for array in arrays.values())
+        return f"<Checkpoint {self.path}: {self.format}, {len(arrays)} arrays, {size:,} bytes>"

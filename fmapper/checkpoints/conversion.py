@@ -1,0 +1,211 @@
+"""Checkpoints from one format to another, a panel at a time: resumable, and whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fmapper import __version__ as VERSION
+from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
+from fmapper.checkpoints.formats import Contents, Format, format_for, format_of, merge_ties
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.stream import Journal, Writer
+from fmapper.errors import CheckpointError
+from fmapper.progress import step
+from fmapper.tracebacks import short_traceback
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.rules import Rules
+
+_PLAN, _JOURNAL, _OUT = "plan.json", "journal.txt", "out"
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion has done.
+
+    Attributes:
+        path: The new checkpoint.
+        format: The name of its format.
+        arrays: How many arrays it has; a tied one counts once.
+        nbytes: Their bytes.
+        seconds: What it took, comparing included.
+    """
+
+    path: Path
+    format: str
+    arrays: int
+    nbytes: int
+    seconds: float
+
+
+@short_traceback
+def convert_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    dtype: Any = None,
+    rules: Rules | None = None,
+    check: bool = True,
+) -> Converted:
+    """Writes a checkpoint in another format, dtype or layout, without ever holding it.
+
+    Memory is a few panels of some 8 MiB, or what is needed of one array where its layout changes.
+    Bytes that do not change are copied by the system where source and target lie row by row.
+
+    What is written lies in the folder `TARGET.partial` until it is complete. A run that was
+    interrupted is continued by the next one with the same arguments: what its journal has is
+    neither written nor compared again, for the formats that are not streams (all but npz, orbax
+    and dcp, which are written anew).
+
+    Args:
+        source: A checkpoint of any format.
+        target: The new file or folder, which must not be there, nor lie in the source.
+        format: As for `save`.
+        dtype: The dtype of floating and complex arrays; None for their own.
+        rules: What is renamed and reshaped.
+        check: Whether to read back what was written, and compare.
+
+    Raises:
+        CheckpointError: The source is damaged, the target format cannot hold it, or something was
+            written that reads otherwise.
+        LossyCastError: A finite value is infinite in the new dtype.
+        FileExistsError: The target is there.
+        OSError: The disk is full, or may not be written to; what was written stays in
+            `TARGET.partial`, and the next run continues.
+    """
+    begin = time.perf_counter()
+    origin, goal = Path(source), Path(target)
+    _check_places(origin, goal)
+    asked = None if dtype is None else dtype_name(dtype)
+    with step(f"converting {origin.name}") as say:
+        read = format_of(origin)
+        contents = _change(read.read(origin), asked, rules)
+        form = format_for(goal, format)
+        total = sum(array.nbytes for array in contents.arrays.values())
+        plan = _plan(origin, contents, form, asked, rules)
+        partial = goal.with_name(f"{goal.name}.partial")
+        with _Staging(partial, plan, form) as (out, journal):
+            on_bytes = _Meter(f"converting {origin.name}", total, say)
+            form.write(Writer(out, journal=journal, check=check, on_bytes=on_bytes), contents)
+            if goal.exists():
+                raise FileExistsError(f"{goal} has appeared meanwhile")
+            out.rename(goal)
+        shutil.rmtree(partial)
+    return Converted(goal, form.name, len(contents.arrays), total, time.perf_counter() - begin)
+
+
+def _check_places(source: Path, target: Path) -> None:
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise FileExistsError(f"{target} is there already: remove it, or give another name")
+    if target.is_dir():
+        target.rmdir()
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target.parent}: there is no such folder")
+    if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
+        raise CheckpointError(f"{target} would lie in {source}, which it is made of")
+
+
+def _change(contents: Contents, dtype: str | None, rules: Rules | None) -> Contents:
+    """Returns the contents under other names, in other layouts and dtypes; nothing is read."""
+    if rules is not None:
+        tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
+        contents.arrays, contents.ties = merge_ties(rules.apply({**contents.arrays, **tied}))
+    if dtype is not None:
+        contents.arrays = {name: _cast(a, dtype) for name, a in contents.arrays.items()}
+    return contents
+
+
+def _cast(array: LazyArray, dtype: str) -> LazyArray:
+    own = array.dtype.name
+    wanted = wanted_dtype(own, dtype)
+    return array if own == wanted or not is_inexact(own) else array.astype(wanted)
+
+
+def _plan(
+    source: Path, contents: Contents, form: Format, dtype: str | None, rules: Rules | None
+) -> dict[str, Any]:
+    """Returns what must be the same for a run to continue another one."""
+    files = []
+    for file in contents.files:
+        status = file.stat()
+        files.append([str(file.absolute()), status.st_size, status.st_mtime_ns])
+    text = "" if rules is None else rules.to_toml()
+    return {
+        "fmapper": VERSION,
+        "source": str(source.absolute()),
+        "files": files,
+        "format": form.name,
+        "dtype": dtype,
+        "rules": hashlib.sha256(text.encode()).hexdigest(),
+    }
+
+
+class _Staging(contextlib.AbstractContextManager[tuple[Path, Journal]]):
+    """The folder in which a checkpoint is made, and one process at a time."""
+
+    def __init__(self, folder: Path, plan: dict[str, Any], form: Format) -> None:
+        self._folder, self._plan, self._form = folder, plan, form
+
+    def __enter__(self) -> tuple[Path, Journal]:
+        self._folder.mkdir(exist_ok=True)
+        self._lock = _lock(self._folder)
+        out, plan = self._folder / _OUT, self._folder / _PLAN
+        known = plan.read_text() if plan.exists() else ""
+        text = json.dumps(self._plan, indent=2)
+        if known != text:
+            for path in self._folder.iterdir():
+                if path.name != _LOCK:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            plan.write_text(text)
+        if self._form.is_folder:
+            out.mkdir(exist_ok=True)
+        self._journal = Journal(self._folder / _JOURNAL)
+        return out, self._journal
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.close()
+        os.close(self._lock)
+
+
+_LOCK = "lock"
+
+
+def _lock(folder: Path) -> int:
+    """Keeps other processes out while this one lives."""
+    handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # not on Windows
+        pass
+    except OSError:
+        os.close(handle)
+        raise CheckpointError(f"{folder}: another process is at work there") from None
+    return handle
+
+
+class _Meter:
+    """Says how far a conversion is, how fast, and how long it will take."""
+
+    def __init__(self, title: str, total: int, say: Callable[[str], None]) -> None:
+        self._title, self._total, self._say = title, total, say
+        self._done, self._begin = 0, time.monotonic()
+
+    def __call__(self, nbytes: int) -> None:
+        self._done += nbytes
+        seconds = max(time.monotonic() - self._begin, 1e-6)
+        rate = self._done / seconds
+        left = (self._total - self._done) / max(rate, 1.0)
+        share = self._done / max(self._total, 1)
+        self._say(f"{self._title}: {share:.0%}, {rate / 1e6:,.0f} MB/s, {left:.0f} s left")

@@ -1,0 +1,213 @@
+"""`load`: a checkpoint of any format, as arrays that are not yet read, or as a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.dtypes import dtype_name, is_inexact, itemsize, wanted_dtype
+from fmapper.backends.nodes import Nodes
+from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
+from fmapper.checkpoints.checkpoint import Checkpoint
+from fmapper.checkpoints.formats import format_for, format_of
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.errors import PrecisionWarning, StructureMismatchError
+from fmapper.progress import step
+from fmapper.states.materialize import Default, is_abstract, materialize
+from fmapper.states.state import identity_of, named_arrays, refill
+from fmapper.tracebacks import short_traceback
+from fmapper.tree.keypath import name_of
+from fmapper.tree.nodes import sync
+from fmapper.tree.walk import fcollect
+from fmapper.warn import warn
+
+if TYPE_CHECKING:
+    from fmapper.checkpoints.rules import Rules
+
+T = TypeVar("T")
+_VALUES = (bool, int, float, str)
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    like: None = None,
+    *,
+    format: str | None = None,
+    rules: Rules | None = None,
+) -> Checkpoint: ...
+@overload
+def load(
+    path: str | os.PathLike[str],
+    like: T,
+    *,
+    format: str | None = None,
+    rules: Rules | None = None,
+    device: Any = None,
+    dtype: Any = None,
+    default: Default | None = None,
+    strict: bool = True,
+) -> T: ...
+@short_traceback
+def load(
+    path: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    format: str | None = None,
+    rules: Rules | None = None,
+    device: Any = None,
+    dtype: Any = None,
+    default: Default | None = None,
+    strict: bool = True,
+) -> Any:
+    """Reads a checkpoint: into a model, or as arrays by name that are read when they are moved.
+
+    The file may be of anybody: nothing in it is run, no pickle is read but by torch's
+    `weights_only`, and time and memory are in proportion to what is asked for.
+
+    Args:
+        path: A file or folder that `save` or another library has written.
+        like: What is to be filled: a model, or any tree; it is not changed. It may have no memory
+            (torch's device `meta`, `jax.ShapeDtypeStruct`). What is one object there is one in the
+            result. None gives a `Checkpoint`, a dict from names to arrays that are not yet read.
+        format: As for `save`; None looks at what is there.
+        rules: How the names and shapes of the checkpoint become those of `like`.
+        device: Where the arrays are to be; None for where those of `like` are, or on the CPU.
+        dtype: The dtype for floating and complex arrays; None for that of `like`.
+        default: What the checkpoint does not have: a mapping like it, or `default(name, array)`.
+        strict: False ignores what is left over in the checkpoint, and leaves what it lacks.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or in no known format.
+        StructureMismatchError: Names are missing or left over, or a shape differs; lists them all.
+        LossyCastError: A value does not fit into its dtype.
+
+    Examples:
+        >>> import fmapper, torch, tempfile
+        >>> path = tempfile.mkdtemp() + "/net.safetensors"
+        >>> fmapper.save(torch.nn.Linear(2, 1), path)
+        >>> net = fmapper.load(path, like=torch.nn.Linear(2, 1, device="meta"))
+        >>> fmapper.load(path)["weight"].shape
+        (1, 2)
+    """
+    source = Path(path)
+    with step(f"loading {source.name}"):
+        form = format_of(source) if format is None else format_for(source, format)
+        if not source.exists():
+            raise FileNotFoundError(f"{source}: there is no such file or folder")
+        checkpoint = Checkpoint.of(source, form.name, form.read(source))
+        if rules is not None:
+            checkpoint = _renamed(checkpoint, rules)
+        if like is None:
+            return checkpoint
+        return _fill(like, checkpoint, device, dtype, default, strict)
+
+
+def _renamed(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
+    arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
+    values = {n: v for n, v in checkpoint.items() if n not in arrays}
+    made = Checkpoint({**rules.apply(arrays), **values})
+    made.path, made.format, made.metadata = checkpoint.path, checkpoint.format, checkpoint.metadata
+    return made
+
+
+def _fill(
+    tree: Any,
+    checkpoint: Checkpoint,
+    device: Any,
+    dtype: Any,
+    default: Default | None,
+    strict: bool,
+) -> Any:
+    """Returns a tree with the arrays and values of a checkpoint."""
+    sync()
+    asked = None if dtype is None else dtype_name(dtype)
+    named = {name: array for name, (_, array) in named_arrays(tree).items()}
+    state: dict[str, LazyArray] = {}
+    narrowed: list[str] = []
+    for name, old in named.items():
+        new = checkpoint.get(name)
+        if isinstance(new, LazyArray):
+            state[name] = _in_dtype(new, old, asked)
+            if asked is None and itemsize(state[name].dtype.name) < itemsize(new.dtype.name):
+                narrowed.append(name)
+    if narrowed:
+        warn(
+            f"{checkpoint.path}: narrowed to the dtype of the tree: {', '.join(narrowed[:5])}"
+            f"{' and others' * (len(narrowed) > 5)}. dtype= says that it is meant.",
+            PrecisionWarning,
+        )
+    if strict:
+        _check_names(checkpoint, tree, named, default)
+    try:
+        filled = materialize(
+            tree, state, device=device, dtype=dtype, default=default, strict=strict
+        )
+    except StructureMismatchError as error:
+        text = str(error).replace("the state", "the checkpoint")
+        raise StructureMismatchError(f"{checkpoint.path}: {text}") from None
+    values = {n: v for n, v in checkpoint.items() if isinstance(v, _VALUES)}
+    if not values:
+        return filled
+    return refill(filled, lambda link, leaf: _value(values, name_of(link), leaf))
+
+
+def _value(values: Mapping[str, Any], name: str, leaf: Any) -> Any:
+    return values.get(name, leaf) if type(leaf) in _VALUES else leaf
+
+
+def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
+    """Returns an array of a checkpoint in the dtype that it is to have, cast as it is read."""
+    own = new.dtype.name
+    adapter = adapter_of(old)
+    assert adapter is not None
+    wanted = wanted_dtype(adapter.dtype(old), asked)
+    if own == wanted or not (is_inexact(own) and is_inexact(wanted)):
+        return new
+    return new.astype(wanted)
+
+
+def _check_names(
+    checkpoint: Checkpoint, tree: Any, named: Mapping[str, Any], default: Default | None
+) -> None:
+    """Refuses a checkpoint that lacks arrays of the tree, those that have values there too.
+
+    What is tied may stand under any of its names.
+    """
+    there = {identity_of(name, old) for name, old in named.items() if name in checkpoint}
+    transient = transient_in(tree)
+    missing = [
+        name
+        for name, old in named.items()
+        if not is_abstract(old)
+        and identity_of(name, old) not in there
+        and id(old) not in transient
+        and not (isinstance(default, Mapping) and name in default)
+    ]
+    left = [
+        name
+        for name, value in checkpoint.items()
+        if isinstance(value, LazyArray) and name not in named
+    ]
+    problems = [f"{name}: missing in the checkpoint" for name in missing]
+    problems += [f"{name}: in the checkpoint, but not in the tree" for name in left]
+    if problems:
+        raise StructureMismatchError(
+            f"{checkpoint.path}: the checkpoint does not fit the tree:\n"
+            + "\n".join(f"  {line}" for line in problems)
+            + "\nstrict=False leaves what is missing as it is, and ignores what is left over; "
+            "rules= renames."
+        )
+
+
+def transient_in(tree: Any) -> set[int]:
+    """Returns the identities of arrays that checkpoints of the frameworks leave out."""
+    return {
+        id(array)
+        for node in fcollect(tree)
+        for adapter in adapters(Nodes)
+        for array in adapter.transient(node)
+    }

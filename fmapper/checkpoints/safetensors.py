@@ -1,0 +1,238 @@
+"""Checkpoints in the safetensors format: one file, or a folder of shards with an index."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+from fmapper.checkpoints.formats import MOST_BYTES_OF_A_SHARD, Contents, Format
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.stored import SourceFile, StoredArray
+from fmapper.checkpoints.stream import Writer
+from fmapper.errors import CheckpointError
+from fmapper.files.safetensors import lay_out, read_header
+from fmapper.files.untrusted import Misfit, open_regular, read_json, show
+
+ENDING = ".safetensors"
+INDEX = "model.safetensors.index.json"
+_MOST_INDEX = 100_000_000  # bytes
+_ABOUT = "fmapper"  # the key of what the format has no place for
+_SHARD = re.compile(r"[\w.=+-]{1,200}\.safetensors")
+
+
+class Safetensors(Format):
+    """One file. Ties, numbers and strings stand as JSON in its metadata, under `fmapper`."""
+
+    name: ClassVar[str] = "safetensors"
+    endings: ClassVar[tuple[str, ...]] = (ENDING,)
+
+    def for_path(self, path: Path) -> Format:
+        """Returns this for a name that ends with .safetensors, else the folder of shards."""
+        return self if path.suffix == ENDING else SafetensorsFolder()
+
+    def is_at(self, path: Path) -> bool:
+        """Tells whether a file begins as one does, or is called so."""
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(9)
+        return path.suffix == ENDING or (head[4:] == b"\0\0\0\0{" and len(head) == 9)
+
+    def read(self, path: Path) -> Contents:
+        """Reads the header."""
+        arrays, metadata = _read_file(path)
+        return _with_about(arrays, metadata, (path,))
+
+    def write(self, out: Writer, contents: Contents) -> None:
+        """Writes header and arrays."""
+        with out.open() as file:
+            _write_file(out, file, contents.arrays, _metadata(contents))
+
+
+class SafetensorsFolder(Format):
+    """A folder as the Hub has it: `model.safetensors`, or shards of at most 5 GB and an index."""
+
+    name: ClassVar[str] = "safetensors"
+    is_folder: ClassVar[bool] = True
+
+    def for_path(self, path: Path) -> Format:
+        """Returns the form for one file where the name ends so."""
+        return Safetensors().for_path(path)
+
+    def is_at(self, path: Path) -> bool:
+        """Tells whether a folder has an index, or files with that ending."""
+        return path.is_dir() and ((path / INDEX).exists() or any(path.glob(f"*{ENDING}")))
+
+    def read(self, path: Path) -> Contents:
+        """Reads the headers of all shards; those that an index names, if there is one."""
+        arrays: dict[str, LazyArray] = {}
+        metadata: dict[str, Any] = {}
+        index = _read_index(path / INDEX) if (path / INDEX).exists() else None
+        names = sorted(set(index.values())) if index is not None else _files(path)
+        for name in names:
+            found, own = _read_file(path / name)
+            twice = sorted({*arrays} & {*found})
+            if twice:
+                raise CheckpointError(f"{path / name}: {show(twice[0])} is in another shard, too")
+            arrays |= found
+            metadata |= own
+        for array, name in (index or {}).items():
+            stored = arrays.get(array)
+            if not isinstance(stored, StoredArray) or stored.file.path.name != name:
+                raise CheckpointError(f"{path / INDEX}: {show(array)} is not in {show(name)}")
+        return _with_about(arrays, metadata, tuple(path / name for name in names))
+
+    def write(self, out: Writer, contents: Contents) -> None:
+        """Writes the shards, and an index if there are several."""
+        metadata = _metadata(contents)
+        for name, arrays in shards(contents.arrays):
+            with out.open(name) as file:
+                _write_file(out, file, arrays, metadata)
+        index = index_of(contents.arrays)
+        if index is not None:
+            (out.path / INDEX).write_text(index)
+
+
+def _write_file(
+    out: Writer, file: BinaryIO, arrays: Mapping[str, LazyArray], metadata: Mapping[str, str]
+) -> None:
+    """Writes one file, an array after the other."""
+    try:
+        head, _ = lay_out(
+            ((name, array.dtype.name, array.shape) for name, array in arrays.items()), metadata
+        )
+    except Misfit as error:
+        raise CheckpointError(str(error)) from None
+    file.write(head)
+    out.put_all(file, arrays)
+
+
+def shards(
+    arrays: Mapping[str, LazyArray], most: int = MOST_BYTES_OF_A_SHARD
+) -> list[tuple[str, dict[str, LazyArray]]]:
+    """Sorts arrays into files of at most so many bytes, in order, and names the files."""
+    parts: list[dict[str, LazyArray]] = [{}]
+    size = 0
+    for name, array in arrays.items():
+        if parts[-1] and size + array.nbytes > most:
+            parts.append({})
+            size = 0
+        parts[-1][name] = array
+        size += array.nbytes
+    if len(parts) == 1:
+        return [(f"model{ENDING}", parts[0])]
+    return [
+        (f"model-{number:05d}-of-{len(parts):05d}{ENDING}", part)
+        for number, part in enumerate(parts, 1)
+    ]
+
+
+def index_of(arrays: Mapping[str, LazyArray], most: int = MOST_BYTES_OF_A_SHARD) -> str | None:
+    """Returns the index of the shards that `shards` makes, as JSON; None where there is one."""
+    parts = shards(arrays, most)
+    if len(parts) == 1:
+        return None
+    size = sum(array.nbytes for array in arrays.values())
+    places = {name: file for file, part in parts for name in part}
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    return json.dumps(index, indent=2) + "\n"
+
+
+def about_to_text(contents: Contents) -> str:
+    """Returns ties and values as JSON; nothing where there are none."""
+    if not contents.ties and not contents.values:
+        return ""
+    values = {name: _plain(value) for name, value in contents.values.items()}
+    return json.dumps({"version": 1, "ties": contents.ties, "values": values}, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    strange = isinstance(value, float) and not math.isfinite(value)
+    return {"float": repr(value)} if strange else value
+
+
+def about_from_text(text: str, arrays: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Returns the ties and values that `about_to_text` has written.
+
+    Raises:
+        Misfit: The text is something else.
+    """
+    if not text:
+        return {}, {}
+    about = read_json(text)
+    if type(about) is not dict or type(about.get("version")) is not int:
+        raise Misfit("has no version")
+    if about["version"] > 1:
+        raise Misfit("is written by a later fmapper")
+    ties, values = about.get("ties", {}), about.get("values", {})
+    if type(ties) is not dict or type(values) is not dict:
+        raise Misfit("has no ties, or no values")
+    for name, first in ties.items():
+        if type(first) is not str or first not in arrays or name in arrays:
+            raise Misfit(f"{show(name)} is tied to {show(first)}, which is not there")
+    taken = {*arrays, *ties}
+    for name, value in values.items():
+        if type(value) is dict and value.get("float") in ("inf", "-inf", "nan"):
+            values[name] = float(value["float"])
+        elif not isinstance(value, int | float | str) or name in taken:
+            raise Misfit(f"{show(name)} is not a number or text")
+    return ties, values
+
+
+def _metadata(contents: Contents) -> dict[str, str]:
+    text = about_to_text(contents)
+    return {"format": "pt", **contents.metadata, **({_ABOUT: text} if text else {})}
+
+
+def _with_about(
+    arrays: dict[str, LazyArray], metadata: dict[str, Any], files: tuple[Path, ...]
+) -> Contents:
+    texts = {k: v for k, v in metadata.items() if isinstance(v, str)}
+    try:
+        ties, values = about_from_text(texts.pop(_ABOUT, ""), arrays)
+    except Misfit as error:
+        raise CheckpointError(f"{files[0]}: {_ABOUT}: {error}") from None
+    return Contents(arrays, ties, values, texts, files)
+
+
+def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, Any]]:
+    try:
+        file = SourceFile(path)
+        with open_regular(path) as handle:
+            header = read_header(handle, file.size)
+    except (Misfit, RecursionError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    arrays: dict[str, LazyArray] = {
+        name: StoredArray(file, entry.start, entry.shape, entry.dtype)
+        for name, entry in header.entries.items()
+    }
+    return arrays, header.metadata
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob(f"*{ENDING}") if path.is_file())
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Returns the file of each array. A file is a name in the same folder, and nothing else."""
+    try:
+        with open_regular(path) as file:
+            text = file.read(_MOST_INDEX + 1)
+        if len(text) > _MOST_INDEX:
+            raise Misfit("is too long")
+        index = read_json(text.decode())
+        places = index.get("weight_map") if type(index) is dict else None
+        if type(places) is not dict or not places:
+            raise Misfit("has no weight_map")
+        for name, file_name in places.items():
+            if type(file_name) is not str or not _SHARD.fullmatch(file_name):
+                raise Misfit(
+                    f"{show(name)} would be in {show(file_name)}, not a file of the folder"
+                )
+    except (Misfit, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return places

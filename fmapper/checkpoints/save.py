@@ -1,0 +1,117 @@
+"""`save`: the arrays of any tree, by name, in a file or folder of any format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fmapper.backends.arrays import HOST, Arrays
+from fmapper.backends.discovery import adapter_of
+from fmapper.checkpoints.boxes import Box
+from fmapper.checkpoints.checkpoint import Checkpoint
+from fmapper.checkpoints.formats import Contents, format_for, merge_ties
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.stream import Writer
+from fmapper.errors import CheckpointError
+from fmapper.files.dtypes import numpy_dtype
+from fmapper.files.whole import new_folder, new_path
+from fmapper.moves.mover import to_numpy
+from fmapper.progress import step
+from fmapper.states.state import named_arrays
+from fmapper.tracebacks import short_traceback
+from fmapper.tree.keypath import name_of
+from fmapper.tree.nodes import sync
+from fmapper.tree.walk import visit
+
+_VALUES = (bool, int, float, str)
+
+
+@short_traceback
+def save(
+    tree: Any,
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes the arrays, numbers and strings of a tree to a file or folder, for `load` to read.
+
+    Arrays are named as `state` names them, and are of any backend and device. They are written one
+    after the other: an array on an accelerator comes to the host when its turn is there, in parts.
+    What is tied is written once. The result appears when it is complete; until then it lies beside
+    its place, as `NAME.PID-THREAD.tmp`.
+
+    Args:
+        tree: A model, an optimizer, a state dict, a checkpoint that `load` gave: any tree.
+        path: The file or folder. A file is replaced; a folder must not be there, or be empty.
+        format: `safetensors` (a file for a name that ends so, else a folder of shards with an
+            index as the Hub has it) or `npz`; with torch `pt` and `dcp`, with Flax `msgpack` and
+            `orbax`. None goes by how the path ends.
+        metadata: Texts to keep beside the arrays, where the format has a place for some.
+
+    Raises:
+        CheckpointError: The format cannot hold an array or a value; names it. Nothing is written.
+        NotAFunctorError: An object that nobody declared holds arrays.
+        FileExistsError: The folder is there and not empty.
+
+    Examples:
+        >>> import fmapper, numpy as np, tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "net.safetensors"
+        >>> fmapper.save({"w": np.ones(2), "step": 7}, path)
+        >>> fmapper.load(path)["step"]
+        7
+    """
+    sync()
+    target = Path(path)
+    form = format_for(target, format)
+    with step(f"saving {target.name}"):
+        contents = contents_of_tree(tree)
+        contents.metadata |= metadata or {}
+        place = new_folder if form.is_folder else new_path
+        with place(target) as beside:
+            form.write(Writer(beside), contents)
+
+
+def contents_of_tree(tree: Any) -> Contents:
+    """Returns what is to be saved of a tree."""
+    named = {name: array for name, (_, array) in named_arrays(tree).items()}
+    first, ties = merge_ties(named)
+    arrays = {name: as_lazy(name, array) for name, array in first.items()}
+    values = {
+        name_of(link): leaf
+        for link, leaf, node_type in visit(tree)
+        if node_type is None and adapter_of(leaf) is None and type(leaf) in _VALUES
+    }
+    metadata = dict(tree.metadata) if isinstance(tree, Checkpoint) else {}
+    return Contents(arrays, ties, values, metadata)
+
+
+def as_lazy(name: str, array: Any) -> LazyArray:
+    """Returns an array of any backend as one that is read when it is written."""
+    if isinstance(array, LazyArray):
+        return array
+    adapter = adapter_of(array)
+    assert adapter is not None
+    array = adapter.portable(array)
+    adapter = adapter_of(array)
+    assert adapter is not None
+    if adapter.device(array).kind == "meta":
+        raise CheckpointError(f"{name}: has a shape, but no values to save")
+    return _InMemory(adapter, array)
+
+
+class _InMemory(LazyArray):
+    """An array of a tree. What is read of it comes to the host."""
+
+    def __init__(self, adapter: Arrays, array: Any) -> None:
+        self.shape, self.dtype = adapter.shape(array), numpy_dtype(adapter.dtype(array))
+        self._array = array
+        self._adapter = adapter
+
+    def _read(self, box: Box) -> Any:
+        part = tuple(slice(*pair) for pair in box)
+        if self._adapter.device(self._array).kind != HOST.kind:
+            return to_numpy(self._array[part])
+        return self._adapter.export([self._array], HOST).data[0][part]

@@ -1,0 +1,133 @@
+"""Arrays in files: read when they are asked for, and no more of them than that."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fmapper.checkpoints.boxes import Box, box_shape, full_box
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.errors import CheckpointError
+from fmapper.files.dtypes import numpy_dtype
+
+_COVER = 1 << 20  # bytes: up to that what lies between wanted runs is read, too
+_PIECE = 8 << 20  # bytes that one call reads
+
+
+class SourceFile:
+    """A file of a checkpoint, opened for each read: a thousand shards need no thousand handles.
+
+    It is read with `pread` and not mapped: a mapped file that becomes shorter ends the process.
+    """
+
+    __slots__ = ("_known", "path", "size")
+
+    def __init__(self, path: Path) -> None:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path}: is not a regular file")
+        self.path = path
+        self.size = status.st_size
+        self._known = status.st_ino, status.st_size, status.st_mtime_ns
+
+    @contextmanager
+    def handle(self) -> Iterator[int]:
+        """Opens the file, if it is still the one whose header was read."""
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        handle = os.open(self.path, flags)
+        try:
+            status = os.fstat(handle)
+            if (status.st_ino, status.st_size, status.st_mtime_ns) != self._known:
+                raise CheckpointError(f"{self.path}: has changed since its header was read")
+            yield handle
+        finally:
+            os.close(handle)
+
+    def read_into(self, handle: int, out: memoryview, offset: int) -> None:
+        """Fills a buffer from a place in the file."""
+        at = 0
+        while at < len(out):
+            count = os.preadv(handle, [out[at : at + _PIECE]], offset + at)
+            if not count:
+                raise CheckpointError(f"{self.path}: became shorter while it was read")
+            at += count
+
+    def fingerprint(self) -> list[int]:
+        """Returns what changes when the file does: size and time of the last change."""
+        return [self._known[1], self._known[2]]
+
+
+class StoredArray(LazyArray):
+    """An array that lies in a file row by row, without compression.
+
+    Attributes:
+        file: The file.
+        offset: Where the array begins there, in bytes.
+    """
+
+    stored = True
+
+    def __init__(self, file: SourceFile, offset: int, shape: Sequence[int], dtype: str) -> None:
+        self.shape, self.dtype = tuple(shape), numpy_dtype(dtype)
+        self.file = file
+        self.offset = offset
+
+    def _read(self, box: Box) -> Any:
+        import numpy as np
+
+        out = np.empty(box_shape(box), self.dtype)
+        self.read_into(out, box)
+        return out
+
+    def _fill(self, box: Box, out: Any) -> None:
+        if out.flags.c_contiguous:
+            self.read_into(out, box)
+        else:
+            super()._fill(box, out)
+
+    def read_into(self, out: Any, box: Box) -> None:
+        """Reads a part into an array of its shape that lies row by row."""
+        if not out.size:
+            return
+        with self.file.handle() as handle:
+            self._gather(handle, out, box, self.offset)
+        if self.dtype.kind == "b" and (out.view("u1") > 1).any():
+            raise CheckpointError(f"{self.file.path}: a bool is neither true nor false")
+
+    def _gather(self, handle: int, out: Any, box: Box, offset: int) -> None:
+        axis = len(self.shape) - out.ndim
+        strides = _strides(self.shape, self.dtype.itemsize)
+        if out.ndim == 0 or box[axis + 1 :] == full_box(self.shape[axis + 1 :]):
+            begin = box[axis][0] * strides[axis] if out.ndim else 0
+            self.file.read_into(handle, _bytes(out), offset + begin)
+            return
+        start, stop = box[axis]
+        if (stop - start) * strides[axis] <= _COVER:
+            self._cover(handle, out, box[axis:], self.shape[axis:], offset)
+            return
+        for row, at in zip(out, range(start, stop), strict=True):
+            self._gather(handle, row, box, offset + at * strides[axis])
+
+    def _cover(self, handle: int, out: Any, box: Box, shape: Sequence[int], offset: int) -> None:
+        """Reads all rows that have wanted elements, and takes those."""
+        import numpy as np
+
+        (start, stop), *rest = box
+        rows = np.empty((stop - start, *shape[1:]), self.dtype)
+        step = math.prod(shape[1:]) * self.dtype.itemsize
+        self.file.read_into(handle, _bytes(rows), offset + start * step)
+        out[...] = rows[(slice(None), *itertools.starmap(slice, rest))]
+
+
+def _strides(shape: Sequence[int], itemsize: int) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
+
+
+def _bytes(array: Any) -> memoryview:
+    return memoryview(array.reshape(-1).view("u1"))

@@ -1,0 +1,294 @@
+"""Writing arrays that are described and not read, a panel at a time, several at once."""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from fmapper.checkpoints.boxes import Box, box_shape, panel_boxes
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.stored import SourceFile, StoredArray
+from fmapper.errors import CheckpointError
+
+T = TypeVar("T")
+
+_PANEL = 8 << 20  # bytes of a part that is held in memory
+_SHORTEST_RUN = 1 << 10  # bytes: below that reading across the rows of a file is slow
+_COPY = 64 << 20  # bytes that are copied within the kernel at a time
+_WORKERS = 2  # one reads and computes while another writes
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an array, and where it goes.
+
+    Attributes:
+        name: The array's.
+        array: The array, or a run of bytes of a file.
+        box: Which part, for an array.
+        offset: Where its bytes go in the target, from the beginning of the file.
+        nbytes: How many there are.
+    """
+
+    name: str
+    array: LazyArray | tuple[SourceFile, int]
+    box: Box
+    offset: int
+    nbytes: int
+
+
+def panels(array: LazyArray) -> Iterator[tuple[Box, int]]:
+    """Yields parts of an array of some 8 MiB in the order of its memory, each with its bytes.
+
+    They are larger where a part would need short runs from everywhere in a file.
+    """
+    itemsize = array.dtype.itemsize
+    most = _PANEL // itemsize
+    if array.ndim > 1 and array.byte_runs() is None:
+        most = max(most, math.prod(array.shape[1:]) * _SHORTEST_RUN // itemsize)
+    for box in panel_boxes(array.shape, most):
+        yield box, math.prod(box_shape(box)) * itemsize
+
+
+def pieces(name: str, array: LazyArray, offset: int) -> Iterator[Piece]:
+    """Yields what is written for an array: runs of bytes that lie in files, or panels."""
+    runs = array.byte_runs()
+    if runs is not None and all(isinstance(run.array, StoredArray) for run in runs):
+        for stored, start, stop in runs:
+            assert isinstance(stored, StoredArray)
+            for at in range(start, stop, _COPY):
+                part = min(_COPY, stop - at)
+                yield Piece(name, (stored.file, stored.offset + at), (), offset, part)
+                offset += part
+        return
+    for box, nbytes in panels(array):
+        if nbytes:
+            yield Piece(name, array, box, offset, nbytes)
+            offset += nbytes
+
+
+def write_piece(handle: int, piece: Piece) -> int | None:
+    """Writes a piece to its place.
+
+    Returns:
+        The checksum of what was written; None where the kernel has copied it.
+    """
+    if isinstance(piece.array, tuple):
+        file, start = piece.array
+        with file.handle() as source:
+            _copy(source, handle, start, piece.offset, piece.nbytes)
+        return None
+    data = read_bytes(piece)
+    _pwrite(handle, data, piece.offset)
+    return zlib.crc32(data)
+
+
+def read_bytes(piece: Piece) -> memoryview:
+    """Reads a panel as it is to be written."""
+    import numpy as np
+
+    if isinstance(piece.array, tuple):
+        file, start = piece.array
+        data = memoryview(bytearray(piece.nbytes))
+        with file.handle() as source:
+            file.read_into(source, data, start)
+        return data
+    try:
+        values = np.ascontiguousarray(piece.array.read(piece.box))
+    except CheckpointError as error:
+        raise CheckpointError(f"{piece.name}: {error}") from error
+    return memoryview(values.reshape(-1).view("u1"))
+
+
+def _copy(source: int, target: int, start: int, offset: int, nbytes: int) -> None:
+    """Copies bytes from file to file, in the kernel where it can."""
+    done = 0
+    try:
+        while done < nbytes:
+            count = os.copy_file_range(source, target, nbytes - done, start + done, offset + done)
+            if not count:
+                break
+            done += count
+    except (AttributeError, OSError):  # not here, or not between these file systems
+        pass
+    while done < nbytes:
+        data = os.pread(source, min(_PANEL, nbytes - done), start + done)
+        if not data:
+            raise CheckpointError("a file became shorter while it was copied")
+        _pwrite(target, memoryview(data), offset + done)
+        done += len(data)
+
+
+def _pwrite(handle: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(handle, data, offset)
+        data, offset = data[count:], offset + count
+
+
+def in_order(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+    """Yields `work(item)` for each, a few ahead in threads, in order."""
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(_WORKERS))
+        stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+        pending: deque[Future[T]] = deque()
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) > _WORKERS:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+class Writer:
+    """What a format writes through: files that are filled a piece at a time.
+
+    With a journal, pieces that an earlier run has written are not written again. Every file is
+    read back when it is complete, and compared with what was to be written.
+
+    Attributes:
+        path: The file, or the folder, to fill.
+        on_bytes: Called with how many bytes have been written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        journal: Journal | None = None,
+        check: bool = False,
+        on_bytes: Callable[[int], object] = lambda nbytes: None,
+    ) -> None:
+        self.path = path
+        self.on_bytes = on_bytes
+        self._journal = journal
+        self._check = check
+        self._written: list[tuple[Piece, int | None]] = []
+
+    @contextmanager
+    def open(self, name: str | None = None) -> Iterator[BinaryIO]:
+        """Opens the file, or one of a folder, for writing from its beginning."""
+        path = self.path if name is None else self.path / name
+        path.touch()
+        self._written = []
+        with path.open("r+b") as file:
+            yield file
+            file.truncate()
+        if self._check and not (self._journal and self._journal.is_complete(path.name)):
+            self._compare(path)
+        if self._journal is not None:
+            self._journal.complete(path.name)
+
+    def put(self, file: BinaryIO, name: str, array: LazyArray, offset: int | None = None) -> None:
+        """Writes an array, where the file stands or at a place in it, and leaves it behind that."""
+        self.put_all(file, {name: array}, offset)
+
+    def put_all(
+        self, file: BinaryIO, arrays: Mapping[str, LazyArray], offset: int | None = None
+    ) -> None:
+        """Writes arrays one behind the other."""
+        file.flush()
+        handle = file.fileno()
+        at = file.tell() if offset is None else offset
+        base = Path(file.name).name
+
+        def todo() -> Iterator[Piece]:
+            nonlocal at
+            for name, array in arrays.items():
+                for piece in pieces(name, array, at):
+                    if self._journal is not None and self._journal.has(base, piece):
+                        self.on_bytes(piece.nbytes)
+                    else:
+                        yield piece
+                at += array.nbytes
+
+        def write(piece: Piece) -> tuple[Piece, int | None]:
+            return piece, write_piece(handle, piece)
+
+        for piece, checksum in in_order(write, todo()):
+            if self._journal is not None:
+                self._journal.add(base, piece)
+            if self._check:
+                self._written.append((piece, checksum))
+            self.on_bytes(piece.nbytes)
+        file.seek(at)
+
+    def bytes_of(self, name: str, array: LazyArray) -> Iterator[memoryview]:
+        """Yields an array in order, some 8 MiB at a time, for formats that must see the bytes."""
+        for piece, data in in_order(lambda piece: (piece, read_bytes(piece)), _panels(name, array)):
+            yield data
+            self.on_bytes(piece.nbytes)
+
+    def _compare(self, path: Path) -> None:
+        """Reads back what was written."""
+        with path.open("rb") as file:
+            handle = file.fileno()
+
+            def is_same(written: tuple[Piece, int | None]) -> str | None:
+                piece, checksum = written
+                data = memoryview(bytearray(piece.nbytes))
+                at = 0
+                while at < len(data):
+                    count = os.preadv(handle, [data[at:]], piece.offset + at)
+                    if not count:
+                        return piece.name
+                    at += count
+                if checksum is None:
+                    return None if data == read_bytes(piece) else piece.name
+                return None if zlib.crc32(data) == checksum else piece.name
+
+            for wrong in in_order(is_same, self._written):
+                if wrong is not None:
+                    raise CheckpointError(f"{path}: {wrong}: was written, and reads otherwise")
+
+
+def _panels(name: str, array: LazyArray) -> Iterator[Piece]:
+    return (Piece(name, array, box, 0, nbytes) for box, nbytes in panels(array))
+
+
+class Journal:
+    """What of a checkpoint has been written, in a text file beside it: a line for each piece."""
+
+    def __init__(self, path: Path) -> None:
+        self._done: set[tuple[str, int, int]] = set()
+        self._complete: set[str] = set()
+        if path.exists():
+            for line in path.read_text().splitlines(keepends=True):
+                fields = line.split(" ")
+                if not line.endswith("\n") or len(fields) != 3:
+                    continue  # torn when the process was killed
+                if fields[2] == "complete\n":
+                    self._complete.add(fields[0])
+                else:
+                    self._done.add((fields[0], int(fields[1]), int(fields[2])))
+        self._file = path.open("a")
+        self._file.write("\n")  # behind what was torn
+
+    def has(self, file: str, piece: Piece) -> bool:
+        """Tells whether a piece has been written."""
+        return (file, piece.offset, piece.nbytes) in self._done
+
+    def add(self, file: str, piece: Piece) -> None:
+        """Notes that a piece has been written."""
+        self._file.write(f"{file} {piece.offset} {piece.nbytes}\n")
+        self._file.flush()
+
+    def is_complete(self, file: str) -> bool:
+        """Tells whether a file has been written and compared."""
+        return file in self._complete
+
+    def complete(self, file: str) -> None:
+        """Notes that a file has been written and compared."""
+        self._file.write(f"{file} 0 complete\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()

@@ -1,0 +1,280 @@
+"""`save` and `load`: every format gives back what it got, to its own library as well."""
+
+import json
+import struct
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import fmapper
+from fmapper.checkpoints import Checkpoint, LazyArray, diff
+
+jnp = pytest.importorskip("jax.numpy")
+flax_serialization = pytest.importorskip("flax.serialization")
+
+FORMATS = {
+    "safetensors": "x.safetensors",
+    "folder": "x",
+    "npz": "x.npz",
+    "pt": "x.pt",
+    "msgpack": "x.msgpack",
+    "orbax": "x.orbax",
+}
+EVERY = pytest.mark.parametrize("form", FORMATS)
+
+
+def place(tmp_path, form):
+    return tmp_path / FORMATS[form], "safetensors" if form == "folder" else form
+
+
+def net():
+    made = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    made.head = made[0]
+    return made
+
+
+def a_tree():
+    return {
+        "net": net(),
+        "jax": jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
+        "empty": np.zeros((0, 3), np.float32),
+        "scalar": np.float64(2.5),
+        "bool": np.array([True, False]),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "complex": np.array([1 + 2j], np.complex64),
+        "step": 7,
+        "rate": float("inf"),
+        "name": "π",
+        "flag": True,
+    }
+
+
+@EVERY
+def test_what_was_saved_is_loaded_with_ties_numbers_and_strings(tmp_path, form):
+    path, name = place(tmp_path, form)
+    tree = a_tree()
+    if form == "orbax":
+        with pytest.raises(fmapper.CheckpointError, match="empty: orbax holds no arrays without"):
+            fmapper.save(tree, path, name)
+        del tree["empty"]
+    fmapper.save(tree, path, name)
+    found = fmapper.load(path, like=tree)
+    assert not diff(tree, found)
+    assert found["net"].head is found["net"][0]
+    assert found["net"].head is not tree["net"].head
+    assert type(found["jax"]) is type(tree["jax"])
+    assert (found["step"], found["rate"], found["name"]) == (7, float("inf"), "π")
+    assert bool(found["flag"]) is True
+    assert not [p.name for p in tmp_path.iterdir() if p != path], "something was left beside it"
+
+
+@EVERY
+def test_without_a_model_arrays_are_named_and_not_read(tmp_path, form):
+    path, name = place(tmp_path, form)
+    tree = a_tree()
+    if form == "orbax":
+        del tree["empty"]
+    fmapper.save(tree, path, name)
+    found = fmapper.load(path)
+    assert isinstance(found, Checkpoint)
+    assert found["step"] == 7
+    assert isinstance(found["net.0.weight"], LazyArray)
+    assert found["jax"].dtype == ml_dtypes.bfloat16
+    assert found["jax"].read(((1, 2), (0, 2))).astype(float).tolist() == [[3.0, 4.0]]
+    moved = fmapper.to_numpy(found)
+    assert moved["fortran"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    if form in ("safetensors", "folder", "npz", "pt"):
+        assert found["net.head.weight"] is found["net.0.weight"]
+        assert moved["net.head.weight"] is moved["net.0.weight"]
+
+
+@EVERY
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"])
+def test_narrow_dtypes_survive(tmp_path, form, dtype):
+    path, name = place(tmp_path, form)
+    kind = np.dtype(dtype) if hasattr(np, dtype) else np.dtype(getattr(ml_dtypes, dtype))
+    array = np.arange(-8, 8).astype(kind).reshape(4, 4)
+    fmapper.save({"w": array}, path, name)
+    found = fmapper.load(path)["w"].read()
+    assert (found.dtype, found.tobytes()) == (array.dtype, array.tobytes())
+
+
+def test_a_model_without_memory_is_filled(tmp_path):
+    path = tmp_path / "x.safetensors"
+    real = torch.nn.Linear(3, 2)
+    fmapper.save(real, path)
+    found = fmapper.load(path, like=torch.nn.Linear(3, 2, device="meta"))
+    assert isinstance(found.weight, torch.nn.Parameter)
+    assert torch.equal(found.weight, real.weight)
+    half = fmapper.load(path, like=torch.nn.Linear(3, 2, device="meta"), dtype="bfloat16")
+    assert torch.equal(half.weight, real.weight.bfloat16())
+
+
+def test_shapes_of_jax_are_filled(tmp_path):
+    import jax
+
+    path = tmp_path / "x.npz"
+    fmapper.save({"w": np.ones((2, 3), np.float32)}, path)
+    found = fmapper.load(path, like={"w": jax.ShapeDtypeStruct((2, 3), jnp.float32)})
+    assert isinstance(found["w"], jax.Array)
+    assert found["w"].sum() == 6
+
+
+def test_what_does_not_fit_is_listed(tmp_path):
+    path = tmp_path / "x.safetensors"
+    fmapper.save({"a": np.ones(2), "b": np.ones(2), "d": np.ones(3)}, path)
+    like = {"a": np.zeros(2), "c": np.zeros(2), "d": np.zeros(2)}
+    with pytest.raises(fmapper.StructureMismatchError) as error:
+        fmapper.load(path, like=like)
+    for line in ("c: missing in the checkpoint", "b: in the checkpoint, but not in the tree"):
+        assert line in str(error.value)
+    with pytest.raises(fmapper.StructureMismatchError, match=r"d: shape \(3,\)"):
+        fmapper.load(path, like=like, strict=False)
+    assert like["a"].tolist() == [0, 0]
+
+
+def test_buffers_that_torch_does_not_save_may_be_missing(tmp_path):
+    class Positions(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(2))
+            self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+    path = tmp_path / "x.pt"
+    torch.save(Positions().state_dict(), path)
+    assert fmapper.load(path, like=Positions()).table.tolist() == [0, 1, 2]
+
+
+def test_narrowing_into_a_model_is_said(tmp_path):
+    path = tmp_path / "x.safetensors"
+    fmapper.save({"w": np.ones(2, np.float32)}, path)
+    with pytest.warns(fmapper.PrecisionWarning, match="w"):
+        fmapper.load(path, like={"w": np.ones(2, np.float16)})
+    fmapper.save({"w": np.full(2, 1e6, np.float32)}, path)
+    with pytest.raises(fmapper.LossyCastError):
+        fmapper.load(path, like={"w": np.ones(2, np.float16)}, dtype="float16")
+
+
+# --- the libraries of the formats -----------------------------------------------------------------
+
+
+def test_safetensors_reads_what_is_saved_and_is_read(tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    ours, theirs = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    arrays = {"w": np.arange(6.0).reshape(2, 3), "n": np.arange(3)}
+    fmapper.save(arrays, ours)
+    save_file(arrays, theirs)
+    assert not diff(load_file(ours), arrays)
+    assert not diff(theirs, arrays)
+
+
+def test_torch_reads_what_is_saved_and_is_read(tmp_path):
+    path = tmp_path / "x.pt"
+    module = net()
+    fmapper.save(module, path)
+    found = torch.load(path, weights_only=True)
+    assert found["head.weight"].data_ptr() == found["0.weight"].data_ptr()
+    assert all(torch.equal(found[k], v) for k, v in module.state_dict().items())
+    weight = torch.arange(12.0).reshape(3, 4)
+    torch.save({"model": {"w": weight, "t": weight.t(), "row": weight[1]}, "step": 3}, path)
+    read = fmapper.to_numpy(fmapper.load(path))
+    assert read["model.t"].tolist() == weight.t().tolist()
+    assert read["model.row"].tolist() == weight[1].tolist()
+    assert read["step"] == 3
+
+
+def test_flax_reads_what_is_saved_and_is_read(tmp_path):
+    path = tmp_path / "x.msgpack"
+    tree = {"params": {"w": np.arange(6.0).reshape(2, 3), "b": np.ones(2, ml_dtypes.bfloat16)}}
+    fmapper.save({**tree, "step": 3}, path)
+    found = flax_serialization.msgpack_restore(path.read_bytes())
+    assert found["step"] == 3
+    assert not diff(found, {**tree, "step": 3})
+    path.write_bytes(flax_serialization.to_bytes({**tree, "list": [1.5, None, "x"]}))
+    assert not diff(path, {**tree, "list": [1.5, None, "x"]})
+
+
+def test_flax_arrays_in_pieces(tmp_path, monkeypatch):
+    from fmapper_adapters.flax.checkpoints import msgpack
+
+    path = tmp_path / "x.msgpack"
+    array = np.arange(35.0).reshape(5, 7)
+    monkeypatch.setattr(msgpack, "_MOST_CHUNK", 64)
+    fmapper.save({"a": {"w": array}, "b": np.ones(2)}, path)
+    found = flax_serialization.msgpack_restore(path.read_bytes())
+    assert found["a"]["w"].tolist() == array.tolist()
+    assert not diff(path, {"a": {"w": array}, "b": np.ones(2)})
+
+
+def test_orbax_reads_what_is_saved_and_is_read(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    tree = {"params": {"w": jnp.arange(6.0).reshape(2, 3), "b": jnp.ones(2, jnp.bfloat16)}}
+    fmapper.save(tree, tmp_path / "ours", "orbax")
+    with ocp.StandardCheckpointer() as checkpointer:
+        found = checkpointer.restore(tmp_path / "ours")
+        checkpointer.save(tmp_path / "theirs", {**tree, "step": 3})
+    assert not diff(found, tree)
+    assert not diff(tmp_path / "theirs", {**tree, "step": 3})
+
+
+def test_numpy_reads_what_is_saved_and_is_read(tmp_path):
+    path = tmp_path / "x.npz"
+    arrays = {"w": np.arange(6.0).reshape(2, 3), "f": np.asfortranarray(np.eye(3, dtype="f4"))}
+    fmapper.save(arrays, path)
+    assert not diff({name: np.load(path)[name] for name in arrays}, arrays)
+    for save in (np.savez, np.savez_compressed):
+        save(path, **arrays)
+        assert not diff(path, arrays)
+        assert fmapper.load(path)["w"].read(((1, 2), (1, 3))).tolist() == [[4, 5]]
+
+
+def test_an_unknown_format_lists_the_known(tmp_path):
+    with pytest.raises(ValueError, match="Did you mean 'orbax'"):
+        fmapper.save({}, tmp_path / "x", "orbx")
+    with pytest.raises(ValueError, match="which format"):
+        fmapper.save({}, tmp_path / "x.unknown")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(fmapper.CheckpointError, match="no format that is known"):
+        fmapper.load(tmp_path / "text")
+    with pytest.raises(FileNotFoundError):
+        fmapper.load(tmp_path / "nothing")
+
+
+def test_an_array_without_values_is_not_saved(tmp_path):
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(fmapper.CheckpointError, match="weight"):
+        fmapper.save(torch.nn.Linear(2, 2, device="meta"), path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stored_array_moves_like_any_other(tmp_path):
+    path = tmp_path / "x.safetensors"
+    fmapper.save({"w": np.arange(4, dtype=np.float32)}, path)
+    stored = fmapper.load(path)
+    assert fmapper.get_device(stored).backend == "file"
+    assert fmapper.to_torch(stored)["w"].tolist() == [0, 1, 2, 3]
+    assert fmapper.to_torch(stored, dtype="bfloat16")["w"].dtype is torch.bfloat16
+    row = fmapper.plan(fmapper.to_jax, stored)
+    assert "w" in str(row)
+
+
+def test_two_loads_share_no_memory(tmp_path):
+    path = tmp_path / "x.safetensors"
+    fmapper.save({"w": np.zeros(4)}, path)
+    stored = fmapper.load(path)
+    one, two = fmapper.to_numpy(stored)["w"], fmapper.to_numpy(stored)["w"]
+    one += 1
+    assert two.tolist() == [0, 0, 0, 0]
+    assert stored["w"].read().tolist() == [0, 0, 0, 0]
+
+
+def test_an_array_begins_where_jax_takes_it_over(tmp_path):
+    path = tmp_path / "x.safetensors"
+    fmapper.save({"a": np.ones(3, np.float32), "w": np.ones(4)}, path)
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    assert (8 + length) % 64 == 0
+    assert json.loads(data[8 : 8 + length])["__metadata__"]["format"] == "pt"
