@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.formats import Format
+    from fmapper.checkpoints.formats.format import Format
 
 
 class Framework(ABC):

@@ -7,9 +7,7 @@ is needed. For users beside `fmapper.save` and `fmapper.load`, and for authors o
     checkpoint        what `load` gives where no tree is given: arrays by name, not yet read
     conversion        from format to format, a panel at a time
     inspection        what is in a checkpoint, what differs between two
-    formats           what a format is; which there are
-    safetensors, npz  the formats that need no framework
-    stream            what a format writes through
+    formats/          what a format is, which there are, what they write through
     stored            arrays in files
     backend           what moves ask of them
     lazy              arrays that are described and not read
@@ -25,7 +23,8 @@ from fmapper.lazy import surface as _surface
 if TYPE_CHECKING:
     from fmapper.checkpoints.checkpoint import Checkpoint
     from fmapper.checkpoints.conversion import Converted, convert_checkpoint
-    from fmapper.checkpoints.formats import Contents, Format, nest
+    from fmapper.checkpoints.formats.format import Contents, Format, nest
+    from fmapper.checkpoints.formats.writer import Writer
     from fmapper.checkpoints.inspection import (
         ArrayDifference,
         ArrayRow,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     )
     from fmapper.checkpoints.lazy import ByteRun, LazyArray, concatenate, stack
     from fmapper.checkpoints.stored import SourceFile, StoredArray
-    from fmapper.checkpoints.stream import Writer
     from fmapper.files.safetensors import DTYPES
 
 __all__ = [
@@ -65,13 +63,13 @@ __all__ = [
 _PLACES = {
     "fmapper.checkpoints.checkpoint": "Checkpoint",
     "fmapper.checkpoints.conversion": "Converted convert_checkpoint",
-    "fmapper.checkpoints.formats": "Contents Format nest",
+    "fmapper.checkpoints.formats.format": "Contents Format nest",
     "fmapper.checkpoints.inspection": (
         "ArrayDifference ArrayRow Difference Inspection diff inspect"
     ),
     "fmapper.checkpoints.lazy": "ByteRun LazyArray concatenate stack",
     "fmapper.checkpoints.stored": "SourceFile StoredArray",
-    "fmapper.checkpoints.stream": "Writer",
+    "fmapper.checkpoints.formats.writer": "Writer",
     "fmapper.files.safetensors": "DTYPES",
 }
 __getattr__, __dir__ = _surface(__name__, _PLACES.items())

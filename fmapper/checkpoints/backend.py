@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from fmapper.backends.arrays import HOST, Arrays, Device, Exchange
 from fmapper.backends.discovery import get_adapter, register_adapter
 from fmapper.backends.dtypes import is_inexact
+from fmapper.checkpoints.formats.writer import in_order
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import StoredArray
-from fmapper.checkpoints.stream import in_order
 from fmapper.errors import BatchError, DeviceUnavailableError
 from fmapper.moves.host_copy import host_buffers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fmapper.checkpoints.formats import Contents
+from fmapper.checkpoints.formats.format import Contents, format_of
 
 
 class Checkpoint(dict[str, Any]):
@@ -39,3 +39,14 @@ class Checkpoint(dict[str, Any]):
         arrays = {id(value): value for value in self.values() if hasattr(value, "nbytes")}
         size = sum(array.nbytes for array in arrays.values())
         return f"<Checkpoint {self.path}: {self.format}, {len(arrays)} arrays, {size:,} bytes>"
+
+
+def read_checkpoint(path: Path, format: str | None = None) -> Checkpoint:
+    """Reads what is in a checkpoint, and no array.
+
+    Raises:
+        CheckpointError: It is damaged, or in no known format.
+        FileNotFoundError: There is nothing of this name.
+    """
+    form = format_of(path, format)
+    return Checkpoint.of(path, form.name, form.read(path))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper import __version__ as VERSION
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
-from fmapper.checkpoints.formats import Contents, Format, format_for, format_of, merge_ties
+from fmapper.checkpoints.formats.format import Contents, Format, format_for, format_of, merge_ties
+from fmapper.checkpoints.formats.writer import Journal, Writer
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.stream import Journal, Writer
 from fmapper.errors import CheckpointError
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fmapper.checkpoints.checkpoint import Checkpoint
-from fmapper.checkpoints.formats import format_of
+from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from fmapper.checkpoints.formats.format import format_of
+from fmapper.checkpoints.formats.writer import panels
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.load import load
 from fmapper.checkpoints.save import contents_of_tree
-from fmapper.checkpoints.stream import panels
 from fmapper.progress import step
 from fmapper.render import as_text, table
 from fmapper.tracebacks import short_traceback
@@ -174,7 +173,7 @@ def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
 
 def _named(source: Any) -> Mapping[str, Any]:
     if isinstance(source, str | os.PathLike):
-        return load(source)
+        return read_checkpoint(Path(source))
     if isinstance(source, Checkpoint):
         return source
     contents = contents_of_tree(source)

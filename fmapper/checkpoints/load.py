@@ -11,8 +11,7 @@ from fmapper.backends.discovery import adapter_of, adapters
 from fmapper.backends.dtypes import dtype_name, is_inexact, itemsize, wanted_dtype
 from fmapper.backends.nodes import Nodes
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
-from fmapper.checkpoints.checkpoint import Checkpoint
-from fmapper.checkpoints.formats import format_for, format_of
+from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import PrecisionWarning, StructureMismatchError
 from fmapper.progress import step
@@ -95,10 +94,7 @@ def load(
     """
     source = Path(path)
     with step(f"loading {source.name}"):
-        form = format_of(source) if format is None else format_for(source, format)
-        if not source.exists():
-            raise FileNotFoundError(f"{source}: there is no such file or folder")
-        checkpoint = Checkpoint.of(source, form.name, form.read(source))
+        checkpoint = read_checkpoint(source, format)
         if rules is not None:
             checkpoint = _renamed(checkpoint, rules)
         if like is None:

@@ -11,9 +11,9 @@ from fmapper.backends.arrays import HOST, Arrays
 from fmapper.backends.discovery import adapter_of
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.checkpoint import Checkpoint
-from fmapper.checkpoints.formats import Contents, format_for, merge_ties
+from fmapper.checkpoints.formats.format import Contents, format_for, merge_ties
+from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.stream import Writer
 from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.files.whole import new_folder, new_path

@@ -41,6 +41,7 @@ DTYPES = {
     "float8_e8m0fnu": "F8_E8M0",
     "complex64": "C64",
 }
+"""Dtypes that checkpoints hold, by fmapper's name and that of safetensors."""
 _NAMES = {code: name for name, code in DTYPES.items()}
 _SIZES = {code: int("".join(filter(str.isdigit, code.split("_")[0])) or 8) // 8 for code in _NAMES}
 

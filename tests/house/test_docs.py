@@ -11,6 +11,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 FACES = (
     "fmapper",
     "fmapper.backends",
+    "fmapper.checkpoints",
     "fmapper.programs",
     "fmapper.random",
     "fmapper.nn.functional",

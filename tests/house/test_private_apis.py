@@ -42,6 +42,24 @@ def test_tensors():
     assert _private.gamma_gradient(torch.ones(2), torch.ones(2)).shape == (2,)
 
 
+def test_what_a_module_does_not_save():
+    module = torch.nn.Module()
+    module.register_buffer("kept", torch.ones(1))
+    module.register_buffer("left", torch.ones(2), persistent=False)
+    module.register_buffer("none", None, persistent=False)
+    assert [buffer.shape for buffer in _private.transient_buffers(module)] == [(2,)]
+
+
+def test_where_a_storage_lies_in_a_file(tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.arange(6.0)[2:]}, path)
+    with _private.FakeTensorMode():
+        tensor = torch.load(path, weights_only=True)["w"]
+    offset, nbytes = _private.storage_place(tensor)
+    data = path.read_bytes()[offset : offset + nbytes]
+    assert torch.frombuffer(bytearray(data), dtype=torch.float32).tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_forks(monkeypatch):
     assert not _private.is_fork_of_user("cuda")
     assert not _private.is_fork_of_user("kind of nobody")

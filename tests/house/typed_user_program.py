@@ -16,6 +16,7 @@ import torch
 
 import fmapper
 from fmapper import KeyPath
+from fmapper.checkpoints import Checkpoint
 from fmapper.programs import Program
 from fmapper_adapters.flax import FlaxModel, LinenModel
 from fmapper_adapters.jax import JaxModel
@@ -148,6 +149,9 @@ def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path) -> None:
     assert_type(report, fmapper.Report)
     print(report.plot().get_label(), [layer.path for layer in report.layers])
     print(report.ok, report.first, [output.error for output in report.outputs])
+    fmapper.save(module, path)
+    assert_type(fmapper.load(path, like=module), torch.nn.Linear)
+    assert_type(fmapper.load(path), Checkpoint)
     fmapper.save_program(model.as_program(), path)
     program = fmapper.load_program(path)
     assert_type(program, Program)

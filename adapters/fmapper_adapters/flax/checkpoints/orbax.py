@@ -151,7 +151,7 @@ class _Chunked(LazyArray):
 def _one_by_one() -> Any:
     import orbax.checkpoint as ocp
 
-    class Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc, name-defined]
+    class Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
         """Writes arrays one after the other, so that one is in memory at a time."""
 
         def __init__(self) -> None:

@@ -139,9 +139,9 @@ def _array(file: SourceFile, name: str, tensor: torch.Tensor) -> LazyArray:
         raise CheckpointError(f"{file.path}: {name}: is not dense: {tensor.layout}")
     offset, size = storage_place(tensor)
     item = tensor.element_size()
-    shape, strides = tuple(tensor.shape), tensor.stride()
+    shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
     last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True) if n)
-    begin = offset + tensor.storage_offset() * item
+    begin = offset + int(tensor.storage_offset()) * item
     if tensor.numel() and (tensor.storage_offset() + last + 1) * item > size:
         raise CheckpointError(f"{file.path}: {name}: is damaged: it does not lie in its storage")
     if begin + tensor.numel() * item > file.size:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fmapper.backends.discovery import all_adapters
+from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.stream import Writer
 from fmapper.errors import CheckpointError
 from fmapper.suggest import did_you_mean
 
@@ -80,16 +80,16 @@ class Format(ABC):
 
 def formats() -> Iterator[Format]:
     """Yields every format: those that need no framework first, then those of frameworks in use."""
-    from fmapper.checkpoints.npz import Npz
-    from fmapper.checkpoints.safetensors import Safetensors, SafetensorsFolder
+    from fmapper.checkpoints.formats.npz import Npz
+    from fmapper.checkpoints.formats.safetensors import Safetensors, SafetensorsFolder
 
     yield from (Safetensors(), SafetensorsFolder(), Npz())
     for adapter in all_adapters():
         yield from adapter.formats()
 
 
-def format_of(path: Path) -> Format:
-    """Returns the format that a checkpoint is in.
+def format_of(path: Path, name: str | None = None) -> Format:
+    """Returns the format that a checkpoint is in, or that it is said to be in.
 
     Raises:
         CheckpointError: It is in none that is known here.
@@ -97,8 +97,10 @@ def format_of(path: Path) -> Format:
     if not path.exists():
         raise FileNotFoundError(f"{path}: there is no such file or folder")
     for candidate in formats():
-        if candidate.is_at(path):
+        if name in (None, candidate.name) and candidate.is_at(path):
             return candidate
+    if name is not None:
+        return format_for(path, name)
     known = ", ".join(f"{one.name} ({' '.join(one.endings) or 'a folder'})" for one in formats())
     raise CheckpointError(f"{path}: is in no format that is known here. Known: {known}.")
 

@@ -7,15 +7,16 @@ import math
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from fmapper.checkpoints.boxes import Box
-from fmapper.checkpoints.formats import Contents, Format
+from fmapper.checkpoints.formats.format import Contents, Format
+from fmapper.checkpoints.formats.safetensors import about_from_text, about_to_text
+from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.safetensors import about_from_text, about_to_text
 from fmapper.checkpoints.stored import SourceFile, StoredArray
-from fmapper.checkpoints.stream import Writer
 from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
 from fmapper.files.untrusted import Misfit, read_json, show
@@ -69,7 +70,7 @@ class Npz(Format):
         except (*_DAMAGED, Misfit) as error:
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(f"{path}: {error or type(error).__name__}") from None
+            raise CheckpointError(f"{path}: {str(error) or type(error).__name__}") from None
 
     def write(self, out: Writer, contents: Contents) -> None:
         """Writes a member for each array, as it lies in memory."""
@@ -79,7 +80,7 @@ class Npz(Format):
         with out.open() as target, zipfile.ZipFile(target, "w") as archive:
             for name, array in contents.arrays.items():
                 dtype = array.dtype
-                if dtype.type.__module__ != "numpy":  # of ml_dtypes
+                if not hasattr(np, dtype.name):  # of ml_dtypes
                     strange[name] = dtype.name
                     dtype = np.dtype(f"u{dtype.itemsize}")
                 member = zipfile.ZipInfo(f"{name}.npy")
@@ -189,7 +190,7 @@ def _offset(file: SourceFile, member: zipfile.ZipInfo) -> int:
     fields = _LOCAL.unpack(data)
     if fields[0] != b"PK\3\4" or member.flag_bits & 1 or member.compress_size != member.file_size:
         raise Misfit(f"{show(member.filename)} is damaged, or encrypted")
-    return member.header_offset + _LOCAL.size + fields[-2] + fields[-1]
+    return int(member.header_offset + _LOCAL.size + fields[-2] + fields[-1])
 
 
 class _Packed(LazyArray):
@@ -212,20 +213,26 @@ class _Packed(LazyArray):
         row = self.nbytes // self.shape[0] if self.shape and self.shape[0] else self.nbytes
         start, stop = box[0] if box else (0, 1)
         out = np.empty((stop - start, *self.shape[1:]) if box else (), self.dtype)
-        view = memoryview(out.reshape(-1).view("u1"))
         with self._file.handle() as handle, open(handle, "rb", closefd=False) as raw:
             try:
                 with zipfile.ZipFile(raw) as archive, archive.open(self._member) as stream:
-                    left = self._header + start * row
-                    while left:
-                        left -= len(stream.read(min(left, 1 << 20))) or _short(self._member)
+                    for _ in _parts(stream, self._header + start * row):
+                        pass
+                    view: Any = out.reshape(-1).view("u1")
                     at = 0
-                    while at < len(view):
-                        at += stream.readinto(view[at : at + (1 << 20)]) or _short(self._member)
+                    for part in _parts(stream, out.nbytes):
+                        view[at : at + len(part)] = np.frombuffer(part, "u1")
+                        at += len(part)
             except _DAMAGED as error:
                 raise CheckpointError(f"{self._file.path}: {error}") from None
         return out[(slice(None), *(slice(*pair) for pair in box[1:]))] if box else out
 
 
-def _short(member: zipfile.ZipInfo) -> int:
-    raise zipfile.BadZipFile(f"{show(member.filename)} became shorter")
+def _parts(stream: IO[bytes], nbytes: int) -> Iterator[bytes]:
+    """Yields the next bytes of a member."""
+    while nbytes:
+        part = stream.read(min(nbytes, 1 << 20))
+        if not part:
+            raise zipfile.BadZipFile("a member is shorter than it says")
+        nbytes -= len(part)
+        yield part

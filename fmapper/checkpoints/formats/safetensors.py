@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from fmapper.checkpoints.formats import MOST_BYTES_OF_A_SHARD, Contents, Format
+from fmapper.checkpoints.formats.format import MOST_BYTES_OF_A_SHARD, Contents, Format
+from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import SourceFile, StoredArray
-from fmapper.checkpoints.stream import Writer
 from fmapper.errors import CheckpointError
 from fmapper.files.safetensors import lay_out, read_header
 from fmapper.files.untrusted import Misfit, open_regular, read_json, show

@@ -105,7 +105,7 @@ def read_bytes(piece: Piece) -> memoryview:
         values = np.ascontiguousarray(piece.array.read(piece.box))
     except CheckpointError as error:
         raise CheckpointError(f"{piece.name}: {error}") from error
-    return memoryview(values.reshape(-1).view("u1"))
+    return memoryview(values.reshape(-1).view("u1").data)
 
 
 def _copy(source: int, target: int, start: int, offset: int, nbytes: int) -> None:
