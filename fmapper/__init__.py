@@ -73,6 +73,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random
     from fmapper.checkpoints.load import load
     from fmapper.checkpoints.save import save
+    from fmapper.generation.generator import generator
     from fmapper.moves.inplace import move_
     from fmapper.moves.loader import DeviceLoader
     from fmapper.moves.place import Placement, cast, keep, place
@@ -153,6 +154,7 @@ __all__ = [
     "fmapstructure",
     "fmapstructure_with_path",
     "functor",
+    "generator",
     "get_device",
     "get_path",
     "grad",
@@ -196,6 +198,7 @@ __all__ = [
 _PLACES = {
     "fmapper.checkpoints.load": "load",
     "fmapper.checkpoints.save": "save",
+    "fmapper.generation.generator": "generator",
     "fmapper.moves.inplace": "move_",
     "fmapper.moves.loader": "DeviceLoader",
     "fmapper.moves.place": "Placement cast keep place",
@@ -221,7 +224,7 @@ _PARTS = {
     "fmapper.programs.verify": "Difference",
     "fmapper.states.inventory": "SummaryRow",
 }
-_MODULES = ("checkpoints", "nn", "random")
+_MODULES = ("checkpoints", "generation", "nn", "random")
 _find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=_MODULES)
 
 

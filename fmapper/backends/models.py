@@ -15,6 +15,9 @@ from fmapper.backends.nodes import Nodes
 from fmapper.errors import ConversionError
 
 if TYPE_CHECKING:
+    from fmapper.generation.decoding import Decoding
+    from fmapper.generation.generation import Generation
+    from fmapper.generation.generator import Generator
     from fmapper.programs.program import Lowering, Program
 
 
@@ -170,6 +173,48 @@ class Models(Framework):
         Raises:
             ConversionError: There is no such value.
         """
+
+    # generating text
+
+    def export_generation(
+        self,
+        model: Any,
+        *,
+        max_length: int,
+        batch: int,
+        check: bool,
+        whole: Collection[str] = (),
+    ) -> Generation:
+        """Records the programs of a model that generates: for a prompt, and for one token more.
+
+        Args:
+            model: The model.
+            max_length: How many tokens its cache is to hold.
+            batch: How many rows.
+            check: Whether what was recorded is compared with the model.
+            whole: The operations that the target lowers whole.
+
+        Raises:
+            ConversionError: It cannot be recorded, or does not generate.
+        """
+        raise ConversionError(f"models of {self.name} cannot be recorded to generate")
+
+    def from_generation(
+        self,
+        generation: Generation,
+        decoding: Decoding,
+        lowerings: Mapping[str, Lowering],
+        **options: Any,
+    ) -> Generator:
+        """Returns what generates in this framework.
+
+        Args:
+            generation: The programs.
+            decoding: How tokens are chosen unless a call says otherwise.
+            lowerings: Those that the user has added, by operation.
+            options: What is particular to this framework.
+        """
+        raise ConversionError(f"{self.name} has no generators")
 
     # calls that are compared
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from fmapper.errors import ConversionError, ProgramFileError
 from fmapper.files.dtypes import numpy_dtype
@@ -23,6 +23,8 @@ from fmapper.programs.file_json import decode_program, encode_program
 from fmapper.programs.program import Program
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
+
+T = TypeVar("T")
 
 _KEY = "fmapper.program"
 _VERSION = 1
@@ -50,6 +52,17 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             f"save_program takes a Program, and not a {type(program).__name__}: a converted model "
             "saves itself with model.save(path); load_program reads both."
         )
+    write_file(program, path, {})
+
+
+def write_file(
+    program: Program, path: str | os.PathLike[str], notes: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Writes a program to a file, with notes beside it: plain data by a key of their own.
+
+    Raises:
+        ConversionError: An array has a dtype that the format lacks.
+    """
     arrays: dict[str, Any] = to_numpy(
         {
             **program.parameters,
@@ -71,7 +84,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     try:
         head, _ = lay_out(
             ((name, array.dtype.name, array.shape) for name, array in arrays.items()),
-            {_KEY: json.dumps(about, allow_nan=False)},
+            {key: json.dumps(one, allow_nan=False) for key, one in [*notes.items(), (_KEY, about)]},
         )
     except Misfit as error:
         raise ConversionError(str(error)) from None
@@ -96,10 +109,24 @@ def load_program(path: str | os.PathLike[str]) -> Program:
             whatever is in the file.
         OSError: There is no file of this name, or it may not be read.
     """
+    return read_file(path, lambda program, _: program)
+
+
+def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str, Any]], T]) -> T:
+    """Returns what is made of the program in a file and the notes beside it.
+
+    Args:
+        path: The file.
+        make: Takes the program and the metadata, as texts by key; may raise `Misfit`.
+
+    Raises:
+        ProgramFileError: The file holds no program, or is damaged; says where.
+        OSError: There is no file of this name, or it may not be read.
+    """
     source = Path(path)
     try:
         with open_regular(source) as file, step(f"reading {source.name}"):
-            return read_program(file, os.fstat(file.fileno()).st_size)
+            return make(*_read(file, os.fstat(file.fileno()).st_size))
     except Misfit as error:
         raise ProgramFileError(f"{source}: {error}") from None
 
@@ -110,13 +137,17 @@ def read_program(file: BinaryIO, size: int) -> Program:
     Raises:
         Misfit: It holds none, or is damaged.
     """
+    return _read(file, size)[0]
+
+
+def _read(file: BinaryIO, size: int) -> tuple[Program, Mapping[str, Any]]:
     try:
         return _program(file, size)
     except RecursionError:  # whoever calls this is deep down the stack already
         raise Misfit("is nested too deeply") from None
 
 
-def _program(file: BinaryIO, size: int) -> Program:
+def _program(file: BinaryIO, size: int) -> tuple[Program, Mapping[str, Any]]:
     header = read_header(file, size)
     metadata = header.metadata
     if type(metadata.get(_KEY)) is not str:
@@ -142,7 +173,7 @@ def _program(file: BinaryIO, size: int) -> Program:
         )
     with within("program"):
         check_program(program)
-    return program
+    return program, metadata
 
 
 def _decode(about: Mapping[str, Any], key: str) -> Program:

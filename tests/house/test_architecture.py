@@ -36,7 +36,7 @@ FLOORS = (
     ("moves", "random", "nn"),
     ("states", "transforms"),
     ("programs",),
-    ("checkpoints",),
+    ("checkpoints", "generation"),
     ("profiles", "cli"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -44,6 +44,7 @@ FACES = (
     "fmapper",
     "fmapper.backends",
     "fmapper.checkpoints",
+    "fmapper.generation",
     "fmapper.programs",
     "fmapper.random",
 )

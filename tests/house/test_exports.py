@@ -11,7 +11,7 @@ import pytest
 
 import fmapper
 
-FACES = (fmapper, fmapper.backends, fmapper.programs)
+FACES = (fmapper, fmapper.backends, fmapper.programs, fmapper.generation)
 
 
 def public_names(face):

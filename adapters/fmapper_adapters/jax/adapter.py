@@ -25,6 +25,7 @@ from fmapper_adapters.jax.libraries import JaxModels
 
 if TYPE_CHECKING:
     from fmapper.backends import Counts
+    from fmapper.generation import Decoding, Generation
     from fmapper.programs import Lowering, Program
 
 # What JAX makes of 64-bit dtypes unless jax_enable_x64 is set.
@@ -373,6 +374,18 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         from fmapper_adapters.jax.model import jax_model
 
         return jax_model.from_program(program, lowerings, **options)
+
+    def from_generation(
+        self,
+        generation: Generation,
+        decoding: Decoding,
+        lowerings: Mapping[str, Lowering],
+        **options: Any,
+    ) -> Any:
+        """Returns a `JaxGenerator`."""
+        from fmapper_adapters.jax.generation import jax_generator
+
+        return jax_generator.from_generation(generation, decoding, lowerings, **options)
 
     def is_model(self, x: Any) -> bool:
         """Tells whether a model is one that `convert` has given."""

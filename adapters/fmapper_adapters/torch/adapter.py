@@ -31,6 +31,7 @@ from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes
 if TYPE_CHECKING:
     from fmapper.backends import Counts
     from fmapper.checkpoints import Format
+    from fmapper.generation import Generation
     from fmapper.programs import Lowering, Program
 
 CPU = Device("torch", "cpu")
@@ -405,6 +406,22 @@ class TorchAdapter(Adapter):
         if own is not None:  # it was converted to torch: its forward takes anything
             program.signature, program.name = own.signature, own.name
         return program
+
+    def export_generation(
+        self,
+        model: Any,
+        *,
+        max_length: int,
+        batch: int,
+        check: bool,
+        whole: Collection[str] = (),
+    ) -> Generation:
+        """Records a model of transformers, or a module with `prefill` and `step`."""
+        from fmapper_adapters.torch.generation import record as _record
+
+        return _record.export_generation(
+            model, max_length=max_length, batch=batch, check=check, whole=whole
+        )
 
     def lowers(self, op: str) -> bool:
         """Tells whether an operation is a primitive of JAX."""

@@ -1,0 +1,307 @@
+"""The generator of JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper import ConversionError, ProgramInputError, to_jax
+from fmapper.generation import Decoding, Generated, Generation, Generator, Prompts
+from fmapper.programs import Lowering
+from fmapper_adapters.jax.generation import choose, loop
+from fmapper_adapters.jax.generation.choose import Fixed
+from fmapper_adapters.jax.model import execute, jax_model
+from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
+
+
+class JaxGenerator(Generator):
+    """Generates text in JAX; torch is not involved.
+
+    Attributes:
+        params: The trained arrays of the model by the names of its state dict.
+        buffers: Its other arrays.
+        precision: Of matrix products in float32.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        decoding: Decoding,
+        codes: tuple[StaticProgram | None, StaticProgram],
+        params: Arrays,
+        buffers: Arrays,
+        precision: str | None,
+    ) -> None:
+        super().__init__(generation, decoding)
+        self.params = params
+        self.buffers = buffers
+        self.precision = precision
+        self._codes = codes
+
+    def replace(
+        self, *, params: Any = None, buffers: Any = None, precision: Any = ...
+    ) -> JaxGenerator:
+        """Returns this generator with other arrays.
+
+        Args:
+            params: Arrays by name, sharded as they like, or a model that `convert` has given, as a
+                `JaxModel` or a `FlaxModel`, whose arrays are taken.
+            buffers: Other arrays by name.
+            precision: Of matrix products in float32.
+
+        Raises:
+            ConversionError: Names are missing, or shapes differ.
+        """
+        given = {} if params is None else _arrays_of(params)
+        given |= buffers or {}
+        return JaxGenerator(
+            self.generation,
+            self.decoding,
+            self._codes,
+            _updated(self.params, given, self.generation.step.aliases, strict=params is not None),
+            _updated(self.buffers, given, {}, strict=False),
+            self.precision if precision is ... else precision,
+        )
+
+    def as_generation(self) -> Generation:
+        """Returns the programs with these arrays: those of the prompt have them all."""
+        first, step = self._codes
+        main = step if first is None else first
+        held = dataclasses.replace(
+            main.program,
+            parameters=dict(self.params),
+            buffers=dict(self.buffers),
+            constants=dict(main.constants),
+        )
+        if first is None:
+            return dataclasses.replace(self.generation, prefill=None, step=held)
+        rest = dataclasses.replace(step.program, constants=dict(step.constants))
+        return dataclasses.replace(self.generation, prefill=held, step=rest)
+
+    def _with(self, *, decoding: Decoding) -> JaxGenerator:
+        return JaxGenerator(
+            self.generation, decoding, self._codes, self.params, self.buffers, self.precision
+        )
+
+    def _run(
+        self, given: Prompts, decoding: Decoding, stops: Any, count: int, key: Any, scores: bool
+    ) -> Any:
+        call = _Call(self, given, decoding, stops, count, key, scores)
+        if count == 0:
+            tokens = jnp.asarray(call.tokens[: call.rows, : call.prompt])
+            shape = (call.rows, 0, self.generation.vocabulary)
+            return Generated(tokens, jnp.zeros(shape)) if scores else tokens
+        state = call.advance(call.first(), count)
+        made = int(state["count"])
+        tokens = state["tokens"][: call.rows, : call.prompt + made]
+        return Generated(tokens, state["scores"][: call.rows, :made]) if scores else tokens
+
+    def _stream(
+        self, given: Prompts, decoding: Decoding, stops: Any, count: int, key: Any
+    ) -> Iterator[Any]:
+        call = _Call(self, given, decoding, stops, count, key, False)
+        return call.stream(count)
+
+    def __repr__(self) -> str:
+        count = sum(int(np.size(array)) for array in self.params.values())
+        return (
+            f"JaxGenerator({self.generation.name}, batch={self.batch}, "
+            f"max_length={self.max_length}, {count:,} parameters)"
+        )
+
+
+class _Call:
+    """One call of a generator."""
+
+    def __init__(
+        self,
+        own: JaxGenerator,
+        given: Prompts,
+        decoding: Decoding,
+        stops: Any,
+        count: int,
+        key: Any,
+        scores: bool,
+    ) -> None:
+        generation = own.generation
+        if decoding.do_sample and key is None:
+            raise ProgramInputError(
+                f"{generation.name}: tokens are drawn (do_sample=True): give key=jax.random.key(0)"
+            )
+        self.own, self.given = own, given
+        self.key = None
+        if decoding.do_sample:
+            self.key = jax.random.key(key) if isinstance(key, int) else key
+        self.rows = len(given.tokens)
+        self.tokens, self.mask = _places(generation, given)
+        self.prompt = len(generation.start) or given.tokens.shape[1]
+        self.fixed = Fixed(
+            decoding.do_sample,
+            decoding.top_k if decoding.do_sample else 0,
+            decoding.no_repeat_ngram_size,
+            scores,
+        )
+        self.knobs = choose.settings(
+            decoding,
+            stops,
+            generation.batch,
+            generation.vocabulary,
+            self.prompt,
+            self.prompt + count,
+        )
+        self.arrays = own.params, own.buffers
+
+    def first(self) -> loop.State:
+        """Returns the state after the first token."""
+        own = self.own
+        code, step = own._codes
+        given = self.given
+        if code is not None:
+            logits, cache, holds = loop.prefill(
+                code, own.precision, self.arrays, given.columns, given.column_mask
+            )
+            execute.check_assertions(code, holds if code.checks else None)
+        else:
+            empty = loop.empty_cache(step, own.batch)
+            prompts = (given.columns, given.column_mask, np.int32(given.tokens.shape[1]))
+            logits, cache, holds = loop.prefill_by_steps(
+                step, own.precision, self.arrays, prompts, empty
+            )
+            execute.check_assertions(step, holds if step.checks else None)
+        done = np.arange(own.batch) >= self.rows
+        state = loop.begin(self.fixed, self.knobs, self.key, logits, self.tokens, self.mask, done)
+        return {**state, "cache": cache, "holds": np.ones(len(step.checks), bool)}
+
+    def advance(self, state: loop.State, until: int) -> loop.State:
+        """Returns the state after so many tokens."""
+        own = self.own
+        step = own._codes[1]
+        found: loop.State = loop.loop(
+            step,
+            own.precision,
+            self.fixed,
+            self.arrays,
+            state,
+            self.knobs,
+            self.key,
+            np.int32(until),
+        )
+        execute.check_assertions(step, found["holds"] if step.checks else None)
+        return found
+
+    def stream(self, count: int) -> Iterator[Any]:
+        """Yields tokens, one per row, until all rows have stopped."""
+        if count == 0:
+            return
+        state: Any = self.first()
+        for made in range(1, count + 1):
+            yield np.asarray(state["last"])[: self.rows]
+            if made == count or bool(np.asarray(state["done"]).all()):
+                return
+            state = self.advance(state, made + 1)
+
+
+def _places(generation: Generation, given: Prompts) -> tuple[Any, Any]:
+    """Returns places for all tokens with those in them that there are, and which these are."""
+    tokens = np.zeros((generation.batch, generation.max_length), np.int32)
+    mask = np.zeros(tokens.shape, bool)
+    if generation.start:
+        tokens[:, : len(generation.start)] = generation.start
+        mask[:, : len(generation.start)] = True
+        return tokens, mask
+    rows, width = given.tokens.shape
+    tokens[:rows, :width], mask[:rows, :width] = given.tokens, given.mask
+    return tokens, mask
+
+
+def _arrays_of(model: Any) -> Arrays:
+    """Returns arrays by the names of the state dict: of a dict, or of a converted model."""
+    if isinstance(model, Mapping):
+        return dict(model)
+    found = getattr(model, "state_dict", None)
+    if found is None:
+        raise ConversionError(
+            f"params is a {type(model).__name__}: a dict of arrays by name, or a model that "
+            "convert has given, is wanted"
+        )
+    return dict(found())
+
+
+def _updated(old: Arrays, new: Arrays, aliases: Mapping[str, str], *, strict: bool) -> Arrays:
+    missing = [name for name in old if name not in new]
+    for alias, name in aliases.items():
+        if name in missing and alias in new:
+            new = {**new, name: new[alias]}
+    missing = [name for name in old if name not in new]
+    if strict and missing:
+        raise ConversionError(f"params has no {', '.join(missing[:5])}")
+    found: dict[str, Any] = {name: new.get(name, array) for name, array in old.items()}
+    for name, array in found.items():
+        if array.shape != old[name].shape:
+            raise ConversionError(f"{name}: {array.shape} was given, {old[name].shape} is wanted")
+    moved: Arrays = to_jax(found)
+    return moved
+
+
+def from_generation(
+    generation: Generation,
+    decoding: Decoding,
+    lowerings: Mapping[str, Lowering],
+    *,
+    precision: str | None = "highest",
+) -> JaxGenerator:
+    """Returns the generator for programs.
+
+    Raises:
+        UnsupportedOpsError: Operations have no lowering.
+        ConversionError: A program cannot be run in a loop.
+    """
+    programs = [p for p in (generation.prefill, generation.step) if p is not None]
+    held: Arrays = {}
+    models: list[Any] = []
+    for program in programs:
+        new = [
+            {n: x for n, x in named.items() if n not in held}
+            for named in (program.parameters, program.buffers)
+        ]
+        model = jax_model.from_program(
+            dataclasses.replace(program, parameters=new[0], buffers=new[1]), lowerings
+        )
+        held |= {**model.params, **model.buffers}
+        models.append(model)
+        _refuse(model._code)
+    codes = (None if generation.prefill is None else models[0]._code, models[-1]._code)
+    params = {n: x for model in models for n, x in model.params.items()}
+    buffers = {n: x for model in models for n, x in model.buffers.items()}
+    bare = dataclasses.replace(
+        generation,
+        prefill=None if codes[0] is None else codes[0].program,
+        step=codes[1].program,
+    )
+    return JaxGenerator(bare, decoding, codes, params, buffers, precision)
+
+
+def _refuse(code: StaticProgram) -> None:
+    """Refuses programs that cannot be part of a loop.
+
+    Raises:
+        ConversionError: Says why.
+    """
+    name = code.program.name
+    changed = [str(o.target) for o in code.program.outputs if o.kind not in ("user", "input")]
+    if changed:
+        raise ConversionError(
+            f"{name}: a step changes {', '.join(changed)} of the model itself. What changes from "
+            "token to token belongs into the cache."
+        )
+    if code.concrete:
+        raise ConversionError(
+            f"{name} has sizes that depend on the values of tensors, and cannot be compiled"
+        )
+    if code.random:
+        raise ConversionError(f"{name} draws random numbers beside those that choose tokens")

@@ -1,0 +1,178 @@
+"""What is compiled: a prompt, the first token, and the loop over all others.
+
+The state of the loop is a dict of arrays. Its cache is donated: each step writes where the one
+before has written.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper_adapters.jax.generation import choose
+from fmapper_adapters.jax.generation.choose import Fixed, Knobs
+from fmapper_adapters.jax.model import check_inputs, execute, meshes
+from fmapper_adapters.jax.model.static_program import StaticProgram
+
+State = dict[str, Any]
+Arrays = dict[str, Any]
+
+
+def call(
+    code: StaticProgram, precision: str | None, arrays: tuple[Arrays, Arrays], *given: Any
+) -> tuple[Any, Any, Any]:
+    """Returns the logits and the cache that a program gives, and whether what it asserts holds."""
+    leaves, _ = check_inputs.check(code, code.program.bind(given, {}))
+    params, buffers = arrays
+    own = code.pick_params(params), code.pick_buffers(buffers)
+    users, _, _, checks = execute.run_program(code, (), precision, *own, leaves, None)
+    values = iter(users)
+    outputs = [next(values) if fixed is None else fixed[0] for fixed in code.fixed_outputs]
+    found = code.program.out_spec.unflatten(outputs)
+    holds = jnp.ones((len(code.checks),), bool) if checks is None else checks
+    return found["logits"], found["cache"], holds
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def prefill(
+    code: StaticProgram, precision: str | None, arrays: Any, tokens: Any, mask: Any
+) -> tuple[Any, Any, Any]:
+    """Returns the logits after prompts, the cache, and whether what the program asserts holds."""
+    run = partial(call, code, precision)
+    inputs = (arrays, tokens, mask)
+    found: tuple[Any, Any, Any] = _on_mesh(run, inputs, _kept_of_nothing)
+    return found
+
+
+@partial(jax.jit, static_argnums=(0, 1), donate_argnums=(4,))
+def prefill_by_steps(
+    code: StaticProgram, precision: str | None, arrays: Any, prompts: Any, cache: Any
+) -> tuple[Any, Any, Any]:
+    """Does what `prefill` does, one token after the other.
+
+    Where a row has no token yet, its cache stays as it is. What is no row of a cache counts, for
+    all rows.
+
+    Args:
+        code: The program of a step.
+        precision: Of matrix products.
+        arrays: Parameters and buffers.
+        prompts: Tokens and mask, both of shape (batch, columns), and how many columns there are.
+        cache: An empty one.
+    """
+    tokens, mask, count = prompts
+    batch = tokens.shape[0]
+
+    def body(state: Any) -> Any:
+        at, logits, cache, holds = state
+        here = jax.lax.dynamic_index_in_dim(mask, at, 1, keepdims=False) > 0
+        token = jax.lax.dynamic_index_in_dim(tokens, at, 1, keepdims=False)
+        new, after, check = call(code, precision, arrays, token, cache)
+
+        def keep(one: Any, old: Any) -> Any:
+            if one.ndim == 0 or one.shape[0] != batch:
+                return one
+            return jnp.where(here.reshape(-1, *(1,) * (one.ndim - 1)), one, old)
+
+        return at + 1, keep(new, logits), jax.tree.map(keep, after, cache), holds & check
+
+    shapes = jax.eval_shape(partial(call, code, precision), arrays, tokens[:, 0], cache)
+    logits, holds = jnp.zeros(shapes[0].shape, shapes[0].dtype), jnp.ones(shapes[2].shape, bool)
+    start = (jnp.int32(0), logits, cache, holds)
+    return jax.lax.while_loop(lambda state: state[0] < count, body, start)[1:]
+
+
+@partial(jax.jit, static_argnums=(0,))
+def begin(
+    fixed: Fixed, knobs: Knobs, key: Any, logits: Any, tokens: Any, mask: Any, done: Any
+) -> State:
+    """Returns the state after the first token, but for the cache.
+
+    Args:
+        fixed: What is compiled.
+        knobs: How tokens are chosen.
+        key: Where random numbers come from; None where none are drawn.
+        logits: After the prompts.
+        tokens: Places for all tokens, of shape (batch, places), with the prompts in them.
+        mask: Which of them are tokens.
+        done: Rows that nobody has asked for.
+    """
+    state: State = {"tokens": tokens, "at": knobs["prompt"], "done": done}
+    state["count"] = jnp.int32(0)
+    if "repetition_penalty" in knobs:
+        rows = jnp.arange(tokens.shape[0])[:, None]
+        seen = jnp.zeros(logits.shape, bool)
+        state["seen"] = seen.at[rows, tokens].max(mask)
+    if fixed.scores:
+        state["scores"] = jnp.zeros((logits.shape[0], tokens.shape[1], logits.shape[1]))
+    return _choose(fixed, knobs, key, logits, state)
+
+
+def _choose(fixed: Fixed, knobs: Knobs, key: Any, logits: Any, state: State) -> State:
+    """Returns the state after one more token."""
+    at, count, done = state["at"], state["count"], state["done"]
+    logits = logits.astype(jnp.float32)
+    logits = choose.process(logits, fixed, knobs, state["tokens"], at, state.get("seen"))
+    token = jnp.where(done, knobs["pad"], choose.pick(logits, fixed, key, count))
+    rows = jnp.arange(len(token))
+    new = dict(state)
+    new["tokens"] = jax.lax.dynamic_update_slice(state["tokens"], token[:, None], (0, at))
+    new["done"] = done | knobs["stops"][rows, token]
+    new["last"], new["at"], new["count"] = token, at + 1, count + 1
+    if "seen" in state:
+        new["seen"] = state["seen"].at[rows, token].set(True)
+    if "scores" in state:
+        new["scores"] = jax.lax.dynamic_update_slice(
+            state["scores"], logits[:, None], (0, count, 0)
+        )
+    return new
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4,))
+def loop(
+    code: StaticProgram,
+    precision: str | None,
+    fixed: Fixed,
+    arrays: Any,
+    state: State,
+    knobs: Knobs,
+    key: Any,
+    until: Any,
+) -> State:
+    """Returns the state after `until` tokens, or when all rows have stopped."""
+
+    def run(arrays: Any, state: State, knobs: Knobs, key: Any, until: Any) -> State:
+        def goes_on(state: State) -> Any:
+            return (state["count"] < until) & ~state["done"].all()
+
+        def body(state: State) -> State:
+            logits, cache, holds = call(code, precision, arrays, state["last"], state["cache"])
+            new = _choose(fixed, knobs, key, logits, state)
+            return new | {"cache": cache, "holds": state["holds"] & holds}
+
+        found: State = jax.lax.while_loop(goes_on, body, state)
+        return found
+
+    given = (arrays, state, knobs, key, until)
+    found: State = _on_mesh(run, given, lambda shapes: state)
+    return found
+
+
+def _on_mesh(function: Any, given: Any, keep: Any) -> Any:
+    """Runs a function where its arrays are, on an Explicit mesh, too."""
+    return meshes.run(function, given, batch=[], keep=keep)
+
+
+def _kept_of_nothing(shapes: Any) -> Any:
+    return jax.tree.map(lambda _: None, shapes)
+
+
+def empty_cache(code: StaticProgram, batch: int) -> Any:
+    """Returns the cache that a step takes, without anything in it."""
+    spec = code.program.in_spec.children[0].children[1]
+    shapes = [(i.shape, i.dtype) for i in code.users[1:]]
+    return spec.unflatten([jnp.zeros(shape, np.dtype(dtype)) for shape, dtype in shapes])

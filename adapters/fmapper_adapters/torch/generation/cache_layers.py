@@ -1,0 +1,246 @@
+"""The cache of a transformers model as named tensors of fixed sizes, and as an object again.
+
+A prompt is recorded with the dynamic cache of the model, in which windows keep everything: its
+attention is over the prompt alone. Afterwards the states go to the slots of a cache of fixed size:
+slot `s` of a full layer holds position `s`; a window has as many slots as it is wide, and position
+`p` is in slot `p % width`, so that a step writes one slot and moves none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from transformers import cache_utils
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from fmapper import ConversionError
+
+State = dict[str, torch.Tensor]
+
+_NO_WINDOW = 1 << 30
+
+
+class Places(NamedTuple):
+    """Where the positions of a prompt are among its columns.
+
+    Attributes:
+        begin: The column of position 0.
+        length: How many positions there are.
+        columns: How many columns there are.
+        slots: The positions that a full layer holds.
+    """
+
+    begin: Any
+    length: torch.Tensor
+    columns: Any
+    slots: int
+
+    def of(self, width: int) -> torch.Tensor:
+        """Returns the column whose states each slot of a layer gets.
+
+        Slots of positions that are not there yet get any: they are masked until they are written.
+        """
+        slot = torch.arange(width, device=self.length.device)
+        positions = slot if width == self.slots else _positions_in_ring(self.length - 1, slot)
+        columns: torch.Tensor = (positions + self.begin).clamp(0, self.columns - 1)
+        return columns
+
+
+def _positions_in_ring(last: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+    """Returns the position in each slot of a ring; negative where there is none yet."""
+    positions: torch.Tensor = last - (last - slot).remainder(len(slot))
+    return positions
+
+
+# --- the prompt -----------------------------------------------------------------------------------
+
+
+def for_prompt(config: Any) -> DynamicCache:
+    """Returns an empty cache that keeps all of a prompt."""
+    cache = DynamicCache(config=config)
+    for layer in cache.layers:
+        _refuse_unknown(layer)
+        if isinstance(layer, cache_utils.DynamicSlidingWindowLayer):
+            layer.sliding_window = _NO_WINDOW
+    return cache
+
+
+def _refuse_unknown(layer: Any) -> None:
+    if not type(layer).__module__ == cache_utils.__name__:
+        raise ConversionError(
+            f"the model has a cache layer of its own, {type(layer).__name__}, of which nobody "
+            "knows how large it becomes. Wrap the model in a module with prefill and step; see "
+            "fmapper.generator."
+        )
+
+
+def windows(config: Any) -> list[int | None]:
+    """Returns the width of the window of each layer; None for those without."""
+    return [
+        getattr(layer, "sliding_window", None)
+        if isinstance(layer, cache_utils.DynamicSlidingWindowLayer)
+        else None
+        for layer in DynamicCache(config=config).layers
+    ]
+
+
+def states(cache: Any, widths: Iterable[int | None], places: Places) -> State:
+    """Returns what a prompt has left in a cache, in slots."""
+    found: State = {}
+    for at, (layer, width) in enumerate(zip(cache.layers, widths, strict=True)):
+        slots = places.of(places.slots if width is None else min(width, places.slots))
+        for name, dim in (("keys", -2), ("values", -2), ("indexer_keys", 1)):
+            states = getattr(layer, name, None)
+            if states is not None:
+                found[f"{at}.{name}"] = states.index_select(dim, slots)
+        found |= _recurrent_states(layer, at)
+    return found
+
+
+def _recurrent_states(layer: Any, at: int) -> State:
+    if not isinstance(layer, cache_utils.LinearAttentionCacheLayerMixin):
+        return {}
+    kinds = {"conv": layer.conv_states, "recurrent": layer.recurrent_states}
+    return {
+        f"{at}.{kind}.{i}": state
+        for kind, held in kinds.items()
+        for i, state in held.items()
+        if state is not None
+    }
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+class _Full:
+    """A layer of fixed size in which each position has its slot."""
+
+    is_compileable = True
+    keys: torch.Tensor
+    values: torch.Tensor
+    indexer_keys: torch.Tensor
+
+    def start(self, length: torch.Tensor, slots: int) -> None:
+        """Says how many positions are taken, of how many."""
+        self.length, self.slots = length, slots
+
+    def slot(self) -> torch.Tensor:
+        """Returns the slot of the position that is next."""
+        return self.length.reshape(1)
+
+    def update(self, keys: Any, values: Any, *_: Any, **__: Any) -> Any:
+        """Writes the states of one position, and returns all."""
+        self.keys = self.keys.index_copy(-2, self.slot(), keys)
+        self.values = self.values.index_copy(-2, self.slot(), values)
+        return self.keys, self.values
+
+    def update_indexer(self, keys: torch.Tensor) -> torch.Tensor:
+        """Writes the key of one position, and returns all."""
+        self.indexer_keys = self.indexer_keys.index_copy(1, self.slot(), keys)
+        return self.indexer_keys
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
+        """Returns how many slots there are, and the position in the first."""
+        return self.slots, 0
+
+    def get_seq_length(self) -> torch.Tensor:
+        """Returns how many positions are taken."""
+        return self.length
+
+
+class _Ring(_Full):
+    """A window: the slots of positions that it has left are taken again."""
+
+    def start(self, length: torch.Tensor, slots: int) -> None:
+        """Says how many positions are taken, and how many there may be."""
+        super().start(length, slots)
+        self.width = min(self.sliding_window, slots)  # type: ignore[attr-defined]
+
+    def slot(self) -> torch.Tensor:
+        """Returns the slot of the position that is next."""
+        return self.length.remainder(self.width).reshape(1)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
+        """Returns how wide the window is, and the position in each slot."""
+        positions = _positions_in_ring(self.length, torch.arange(self.width))
+        later = torch.full_like(positions, self.slots - 1)  # no query is there yet
+        return self.width, _Positions(torch.where(positions < 0, later, positions))
+
+
+class _Positions:
+    """What masks add to the numbers of slots, to get the positions in them."""
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self.positions = positions
+
+    def __radd__(self, slots: Any) -> Any:
+        return self.positions if isinstance(slots, torch.Tensor) else slots
+
+
+def for_step(config: Any, state: Mapping[str, torch.Tensor], length: Any, slots: int) -> Any:
+    """Returns a cache that holds what `states` has returned."""
+    cache = DynamicCache(config=config)
+    for at in range(len(cache.layers)):
+        layer: Any = cache.layers[at]
+        if isinstance(layer, cache_utils.DynamicLayer):
+            is_window = isinstance(layer, cache_utils.DynamicSlidingWindowLayer)
+            kind = _Ring if is_window else _Full
+            layer = cache.layers[at] = _as(kind, layer)
+            layer.start(length, slots)
+            layer.is_initialized = True
+        own = {name: one for name, one in state.items() if name.startswith(f"{at}.")}
+        for name, one in own.items():
+            _put(layer, name.split(".")[1:], one)
+    return cache
+
+
+def _as(kind: type, layer: Any) -> Any:
+    """Returns a layer that keeps its positions in another way."""
+    made: Any = object.__new__(type(kind.__name__, (kind, type(layer)), {}))
+    vars(made).update(vars(layer))
+    return made
+
+
+def _put(layer: Any, name: list[str], state: torch.Tensor) -> None:
+    if len(name) == 1:
+        setattr(layer, name[0], state)
+        layer.dtype, layer.device = state.dtype, state.device
+        return
+    kind, at = name[0], int(name[1])
+    getattr(layer, f"{kind}_states")[at] = state.clone()  # which is changed in place
+    getattr(layer, f"is_{kind}_states_initialized")[at] = True
+    layer.has_previous_state[at] = True
+    layer.dtype, layer.device = state.dtype, state.device
+    if kind == "conv":
+        layer.conv_kernel_size[at] = state.shape[-1]
+
+
+def after_step(cache: Any, state: Mapping[str, torch.Tensor]) -> State:
+    """Returns what a step has left in a cache."""
+    found: State = {}
+    for name in state:
+        at, kind, *rest = name.split(".")
+        layer = cache.layers[int(at)]
+        found[name] = (
+            getattr(layer, f"{kind}_states")[int(rest[0])] if rest else getattr(layer, kind)
+        )
+    return found
+
+
+# --- cross attention ------------------------------------------------------------------------------
+
+
+def crossed(config: Any, state: Mapping[str, torch.Tensor], own: Any) -> EncoderDecoderCache:
+    """Returns a cache of a decoder whose keys and values of the encoder are known."""
+    cross = DynamicCache(config=config)
+    for name, one in state.items():
+        at, kind = name.split(".")
+        layer: Any = cross.layers[int(at)]
+        if isinstance(layer, cache_utils.DynamicSlidingWindowLayer):
+            layer.cumulative_length = one.shape[-2]
+        setattr(layer, kind, one)
+        layer.is_initialized = True
+        layer.dtype, layer.device = one.dtype, one.device
+    return EncoderDecoderCache(own, cross)

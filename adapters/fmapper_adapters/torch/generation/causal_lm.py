@@ -1,0 +1,102 @@
+"""A causal language model of transformers with what a generator wants: `prefill` and `step`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import cache_utils
+
+from fmapper_adapters.torch.generation import cache_layers
+from fmapper_adapters.torch.generation.cache_layers import Places, State
+
+Result = tuple[torch.Tensor, State]
+
+
+class CausalLM(torch.nn.Module):
+    """A model whose cache is a dict of tensors of fixed sizes.
+
+    Beside the states of the layers it has `mask`, which positions are real, `position`, the next
+    one of each row, padding not counted, and `length`, the next slot.
+
+    Args:
+        model: The model.
+        max_length: How many positions the cache holds.
+    """
+
+    def __init__(self, model: Any, max_length: int) -> None:
+        super().__init__()
+        self.model = model
+        self.max_length = max_length
+        self.config = model.config
+        self.accepts = set(inspect.signature(model.forward).parameters)
+        layers = cache_layers.for_prompt(model.config).layers
+        linear = cache_utils.LinearAttentionCacheLayerMixin
+        self.is_recurrent = any(isinstance(layer, linear) for layer in layers)
+        name = type(model).__name__.lower()
+        self.cache_name = "cache_params" if "mamba" in name else "past_key_values"
+
+    @property
+    def padding(self) -> str:
+        """The side on which a prompt may be padded: a recurrent state sees what is at the right."""
+        return "left" if self.is_recurrent else "right"
+
+    def prefill(self, tokens: torch.Tensor, mask: torch.Tensor) -> Result:
+        """Returns the logits after a prompt, and the cache.
+
+        Args:
+            tokens: Of the prompts, shape (batch, columns).
+            mask: 1 where there is one.
+        """
+        columns = tokens.shape[1]
+        at = torch.arange(columns)
+        used = mask.amax(0) > 0
+        if self.is_recurrent:
+            begin = torch.where(used, at, columns).amin()
+            length = columns - begin
+        else:
+            begin = torch.zeros((), dtype=torch.int64)
+            length = torch.where(used, at + 1, 0).amax()
+        cache = cache_layers.for_prompt(self.config)
+        positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 0)
+        last = (begin + length - 1).reshape(1)
+        logits = self._call(tokens, mask, positions, cache, last, first=True)
+        places = Places(begin, length, columns, self.max_length)
+        state = cache_layers.states(cache, cache_layers.windows(self.config), places)
+        slots = places.of(self.max_length)
+        kept = mask.index_select(1, slots) * (torch.arange(self.max_length) < length)
+        state |= {"mask": kept, "position": mask.sum(1, keepdim=True), "length": length}
+        return logits, state
+
+    def step(self, tokens: torch.Tensor, cache: State) -> Result:
+        """Returns the logits after one more token, and the cache.
+
+        Args:
+            tokens: One per row, shape (batch,).
+            cache: As `prefill` and `step` return it.
+        """
+        state = dict(cache)
+        mask, position, length = (state.pop(name) for name in ("mask", "position", "length"))
+        mask = mask.index_copy(1, length.reshape(1), torch.ones_like(mask[:, :1]))
+        own = cache_layers.for_step(self.config, state, length, self.max_length)
+        logits = self._call(tokens[:, None], mask, position, own, None, first=False)
+        new = cache_layers.after_step(own, state)
+        return logits, new | {"mask": mask, "position": position + 1, "length": length + 1}
+
+    def _call(
+        self, tokens: Any, mask: Any, positions: Any, cache: Any, last: Any, *, first: bool
+    ) -> torch.Tensor:
+        """Calls the model as `generate` does, and returns the logits of one column."""
+        given: dict[str, Any] = {"attention_mask": mask, "use_cache": True, self.cache_name: cache}
+        if "position_ids" in self.accepts:
+            given["position_ids"] = positions
+        if last is not None and "logits_to_keep" in self.accepts:
+            given["logits_to_keep"] = last
+        inputs = self.model.prepare_inputs_for_generation(
+            tokens, next_sequence_length=None, is_first_iteration=first, **given
+        )
+        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        if last is not None and "logits_to_keep" not in self.accepts:
+            logits = logits.index_select(1, last)
+        return logits[:, -1].float()

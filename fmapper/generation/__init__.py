@@ -1,0 +1,35 @@
+"""Generating text: the programs of a model for a prompt and for a step, and how to choose tokens.
+
+decoding    how tokens are chosen, as plain data, and what of a configuration that is
+generation  the two programs of a model, and what a generator must know of it
+generator   `generator`, and what it gives
+prompts     prompts of unequal lengths as one array
+file        generators as files
+"""
+
+from typing import TYPE_CHECKING
+
+from fmapper.lazy import surface as _surface
+
+if TYPE_CHECKING:
+    from fmapper.generation.decoding import Decoding, read_config
+    from fmapper.generation.generation import Generation
+    from fmapper.generation.generator import Generated, Generator
+    from fmapper.generation.prompts import Prompts
+
+__all__ = [
+    "Decoding",
+    "Generated",
+    "Generation",
+    "Generator",
+    "Prompts",
+    "read_config",
+]
+
+_PLACES = {
+    "fmapper.generation.decoding": "Decoding read_config",
+    "fmapper.generation.generation": "Generation",
+    "fmapper.generation.generator": "Generated Generator",
+    "fmapper.generation.prompts": "Prompts",
+}
+__getattr__, __dir__ = _surface(__name__, _PLACES.items())

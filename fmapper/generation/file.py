@@ -1,0 +1,167 @@
+"""Generators as files: the file of a program, with a second program and a page of settings.
+
+The program of a step lies in the place of one for evaluation: it has constants of its own, its
+parameters and buffers are those of the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from fmapper.files.untrusted import Misfit, read_json, show
+from fmapper.generation.decoding import Decoding
+from fmapper.generation.generation import Generation
+from fmapper.programs.file import read_file, write_file
+from fmapper.programs.program import Program
+from fmapper.programs.treespec import TreeSpec
+from fmapper.tracebacks import short_traceback
+
+_KEY = "fmapper.generator"
+_VERSION = 1
+_MOST = 1 << 31
+_MOST_TOKENS = 1 << 20  # of a list of them
+
+
+def save_generation(
+    generation: Generation, decoding: Decoding, path: str | os.PathLike[str]
+) -> None:
+    """Writes the programs of a generator, their arrays and how tokens are chosen to one file.
+
+    Raises:
+        ConversionError: An array has a dtype that the format lacks.
+    """
+    first = generation.prefill
+    program = generation.step
+    if first is not None:
+        rest = replace(generation.step, parameters={}, buffers={})
+        program = replace(first, evaluation=rest)
+    about = {
+        "version": _VERSION,
+        "has_prefill": first is not None,
+        "max_length": generation.max_length,
+        "batch": generation.batch,
+        "vocabulary": generation.vocabulary,
+        "padding": generation.padding,
+        "start": list(generation.start),
+        "lengths": list(generation.lengths),
+        "decoding": {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(decoding).items()
+        },
+    }
+    write_file(program, path, {_KEY: about})
+
+
+@short_traceback
+def load_generation(path: str | os.PathLike[str]) -> Generation:
+    """Reads what `save_generation` has written.
+
+    The file may be of anybody, as that of a program: see `load_program`.
+
+    Raises:
+        ProgramFileError: The file holds no generator, or is damaged; says where.
+    """
+    return read_file(path, _generation)
+
+
+def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
+    if type(metadata.get(_KEY)) is not str:
+        raise Misfit("holds a program, and not a generator: load_program reads it")
+    about = read_json(metadata[_KEY])
+    if type(about) is not dict or about.get("version") != _VERSION:
+        raise Misfit("is of another version", _KEY)
+    has_prefill = _get(about, "has_prefill", bool)
+    if has_prefill != (program.evaluation is not None):
+        raise Misfit("has another number of programs than it says", _KEY)
+    padding = _get(about, "padding", str)
+    if padding not in ("left", "right"):
+        raise Misfit(f"{show(padding)} is neither left nor right", _KEY)
+    vocabulary = _size(about, "vocabulary")
+    found = Generation(
+        prefill=replace(program, evaluation=None) if has_prefill else None,
+        step=program if program.evaluation is None else program.evaluation,
+        decoding=_decoding(_get(about, "decoding", dict), vocabulary),
+        unsupported=(),
+        max_length=_size(about, "max_length"),
+        batch=_size(about, "batch"),
+        vocabulary=vocabulary,
+        padding=padding,
+        start=_integers(about, "start", vocabulary),
+        lengths=_integers(about, "lengths", _MOST),
+        name=program.name,
+    )
+    if found.lengths != tuple(sorted({*found.lengths} - {0})):
+        raise Misfit("the lengths are not in order", _KEY)
+    if len(found.start) >= found.max_length:
+        raise Misfit("the cache holds no token after those at the start", _KEY)
+    _check_together(found)
+    return found
+
+
+def _get(about: Mapping[str, Any], key: str, kind: type) -> Any:
+    if type(about.get(key)) is not kind:
+        raise Misfit(f"{key} is {show(about.get(key))}", _KEY)
+    return about[key]
+
+
+def _size(about: Mapping[str, Any], key: str) -> int:
+    value: int = _get(about, key, int)
+    if not 0 < value < _MOST:
+        raise Misfit(f"{key} is {value}", _KEY)
+    return value
+
+
+def _integers(about: Mapping[str, Any], key: str, below: int) -> tuple[int, ...]:
+    values = _get(about, key, list)
+    if len(values) > _MOST_TOKENS or not all(type(v) is int and 0 <= v < below for v in values):
+        raise Misfit(f"{key} is not a list of numbers below {below}", _KEY)
+    return tuple(values)
+
+
+def _decoding(given: Mapping[str, Any], vocabulary: int) -> Decoding:
+    if set(given) != set(asdict(Decoding())):
+        raise Misfit("the way to choose tokens has other names", _KEY)
+    if any(type(v) is list and len(v) > _MOST_TOKENS for v in given.values()):
+        raise Misfit("a list of tokens is too long", _KEY)
+    try:
+        return Decoding().with_options(given)
+    except (TypeError, ValueError) as error:
+        raise Misfit(str(error), _KEY) from None
+
+
+def _check_together(generation: Generation) -> None:
+    """Asks whether what one program gives is what the other takes.
+
+    Raises:
+        Misfit: It is not.
+    """
+    step = generation.step
+    cache = _part(step.in_spec, 0, 1)
+    users = [i for i in step.inputs if i.kind == "user"]
+    if any(i.kind == "static" for i in step.inputs) or not users or cache is None:
+        raise Misfit("the program of a step takes other things than a token and a cache")
+    if users[0].shape != (generation.batch,) or len(users) != 1 + len(cache.leaf_paths()):
+        raise Misfit("the program of a step is not for this batch")
+    columns = (
+        [i for i in generation.prefill.inputs if i.kind == "user"] if generation.prefill else []
+    )
+    for program in filter(None, (generation.prefill, step)):
+        if program.out_spec.kind != "dict" or program.out_spec.keys != ("logits", "cache"):
+            raise Misfit("a program does not give logits and a cache")
+        if program.out_spec.children[0].kind != "leaf" or program.out_spec.children[1] != cache:
+            raise Misfit("the cache that a program gives is not the one that a step takes")
+        if any(output.kind != "user" for output in program.outputs):
+            raise Misfit("a program changes the model")
+    if generation.prefill and (len(columns) != 2 or columns[0].shape != columns[1].shape):
+        raise Misfit("the program of a prompt takes other things than tokens and a mask")
+
+
+def _part(spec: TreeSpec, *at: int) -> TreeSpec | None:
+    for i in at:
+        if i >= len(spec.children):
+            return None
+        spec = spec.children[i]
+    return spec

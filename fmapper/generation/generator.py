@@ -1,0 +1,291 @@
+"""`generator`: a model that generates text in another framework."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from fmapper.backends.discovery import get_adapter, known_frameworks
+from fmapper.backends.models import Models
+from fmapper.errors import BackendUnavailableError, ConversionError, ConversionWarning
+from fmapper.generation import prompts
+from fmapper.generation.decoding import Decoding
+from fmapper.generation.generation import Generation
+from fmapper.programs.lowering import added_for
+from fmapper.programs.steps import in_turn, source_of
+from fmapper.progress import step
+from fmapper.tracebacks import short_traceback
+from fmapper.warn import warn
+
+
+class Generated(NamedTuple):
+    """Tokens with what they were chosen by.
+
+    Attributes:
+        tokens: Prompts and answers, as a call without `scores=True` gives them.
+        scores: The logits from which each new token was chosen, after all that was done to them, of
+            shape (rows, new tokens, vocabulary).
+    """
+
+    tokens: Any
+    scores: Any
+
+
+class Generator(ABC):
+    """A model that generates text: called with prompts, it returns them with their answers.
+
+    Attributes:
+        generation: The programs of the model, and what is known of it.
+        decoding: How tokens are chosen, where a call does not say otherwise.
+    """
+
+    def __init__(self, generation: Generation, decoding: Decoding) -> None:
+        self.generation = generation
+        self.decoding = decoding
+
+    @property
+    def batch(self) -> int:
+        """How many prompts a call takes at most."""
+        return self.generation.batch
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens the cache holds."""
+        return self.generation.max_length
+
+    @short_traceback
+    def __call__(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        key: Any = None,
+        scores: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Returns prompts and answers, of shape (rows, width of the prompts + new tokens).
+
+        A row that has stopped is filled with `pad_token_id`; the array ends where all have.
+
+        Args:
+            input_ids: Tokens of the prompts, of shape (rows, width), padded on the left; or lists
+                of unequal lengths.
+            attention_mask: 1 where there is a token, 0 for padding.
+            key: Where random numbers come from, for `do_sample=True`. Rows do not depend on one
+                another: a row gets the same numbers in every batch.
+            scores: Give a `Generated`, with the logits from which tokens were chosen.
+            options: What `Decoding` has, for this call. `eos_token_id` may be a list of lists: the
+                stop tokens of each row.
+
+        Raises:
+            ProgramInputError: Prompts are not what the generator was made for; says why.
+        """
+        decoding, stops = self._decoding(options)
+        given = prompts.read(self.generation, decoding, input_ids, attention_mask)
+        count = self._count(decoding, given)
+        return self._run(given, decoding, stops, count, key, scores)
+
+    @short_traceback
+    def stream(
+        self, input_ids: Any, attention_mask: Any = None, *, key: Any = None, **options: Any
+    ) -> Iterator[Any]:
+        """Yields the new tokens as they come, each time one per row, of shape (rows,).
+
+        Takes what a call takes, and gives the tokens that the call would.
+        """
+        decoding, stops = self._decoding(options)
+        given = prompts.read(self.generation, decoding, input_ids, attention_mask)
+        return self._stream(given, decoding, stops, self._count(decoding, given), key)
+
+    def with_options(self, **options: Any) -> Generator:
+        """Returns a generator with the same programs and arrays that chooses tokens otherwise."""
+        return self._with(decoding=self.decoding.with_options(options))
+
+    @abstractmethod
+    def _run(
+        self,
+        given: prompts.Prompts,
+        decoding: Decoding,
+        stops: Any,
+        count: int,
+        key: Any,
+        scores: bool,
+    ) -> Any:
+        """Returns tokens, or `Generated`."""
+
+    @abstractmethod
+    def _stream(
+        self, given: prompts.Prompts, decoding: Decoding, stops: Any, count: int, key: Any
+    ) -> Iterator[Any]:
+        """Yields tokens."""
+
+    @abstractmethod
+    def _with(self, *, decoding: Decoding) -> Generator:
+        """Returns this generator with another way to choose."""
+
+    @abstractmethod
+    def as_generation(self) -> Generation:
+        """Returns the programs with the arrays of this generator, to be saved."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes programs, arrays and settings to one safetensors file."""
+        from fmapper.generation.file import save_generation
+
+        save_generation(self.as_generation(), self.decoding, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], to: str | None = None, **options: Any) -> Generator:
+        """Returns the generator in a file; what it was recorded from is not needed.
+
+        Raises:
+            ProgramFileError: The file holds no generator, or is damaged.
+        """
+        from fmapper.generation.file import load_generation
+
+        return make(load_generation(path), _target(to), options)
+
+    def _decoding(self, options: dict[str, Any]) -> tuple[Decoding, Any]:
+        """Returns how to choose in a call, and the stop tokens of each row, if they differ."""
+        stops = options.get("eos_token_id")
+        if isinstance(stops, list | tuple) and stops and isinstance(stops[0], list | tuple):
+            options = options | {"eos_token_id": [t for row in stops for t in row]}
+        else:
+            stops = None
+        return self.decoding.with_options(options), stops
+
+    def _count(self, decoding: Decoding, given: prompts.Prompts) -> int:
+        """Returns how many tokens may come.
+
+        Raises:
+            ProgramInputError: The cache does not hold so many.
+        """
+        start = len(self.generation.start) or given.tokens.shape[1]
+        room = self.max_length - start
+        count = decoding.max_new_tokens
+        if count is None and decoding.max_length is not None:
+            count = max(0, decoding.max_length - start)
+            return min(count, room)
+        if count is None:
+            return room
+        if count > room:
+            from fmapper.errors import ProgramInputError
+
+            raise ProgramInputError(
+                f"{self.generation.name}: max_new_tokens={count} after {start} tokens is more than "
+                f"the cache holds, max_length={self.max_length}. Ask for {room}, or make the "
+                f"generator with max_length={start + count}."
+            )
+        return count
+
+
+@short_traceback
+def generator(
+    model: Any,
+    *,
+    max_length: int,
+    batch: int = 1,
+    to: str | None = None,
+    check: bool = True,
+    **options: Any,
+) -> Generator:
+    """Returns a model that generates text, computed in another framework than its own.
+
+    Its programs for a prompt and for one token more are recorded once each, with a cache of fixed
+    size. Prompts are padded to few lengths, for each of which a program is compiled; all tokens
+    after it are one program.
+
+    Args:
+        model: A model of transformers that has `generate`: causal, or with an encoder. Or a
+            `torch.nn.Module` with two methods: `prefill(tokens, mask)` takes the tokens of prompts
+            that are padded on the left and 1 where there is one, both of shape (batch, columns);
+            `step(tokens, cache)` takes one token per row. Each returns the logits, of shape (batch,
+            vocabulary), and the cache: tuples, lists and dicts of tensors, whose shapes stay.
+        max_length: How many tokens the cache holds, those of the prompt among them.
+        batch: How many prompts a call takes at most.
+        to: The framework that computes; None for the one that can.
+        check: Compare what is recorded with the model.
+        options: How tokens are chosen, as `Decoding` has it, where it is not to be as the model's
+            own `generation_config` says; and what is particular to the framework.
+
+    Raises:
+        ConversionError: It cannot be recorded, or asks for what is not done here, as beam search.
+    """
+    for name, value in (("max_length", max_length), ("batch", batch)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConversionError(f"{name}={value!r}: a number from 1 on is wanted")
+    if max_length < 2:
+        raise ConversionError("max_length=1 has no place for a new token")
+    target = _target(to)
+    source = source_of(model)
+    if source is None:
+        raise ConversionError(
+            f"{type(model).__name__} is not a model of a framework that is loaded, of which a "
+            "generator is made"
+        )
+    with step(f"recording {type(model).__name__} for {target.name}"):
+        found = _record(source, target, model, max_length, batch, check)
+    return make(found, target, options)
+
+
+@in_turn
+def _record(
+    source: Models, target: Models, model: Any, max_length: int, batch: int, check: bool
+) -> Generation:
+    whole = target.lowers_whole(added_for(target))
+    return source.export_generation(
+        model, max_length=max_length, batch=batch, check=check, whole=whole
+    )
+
+
+@in_turn
+def make(generation: Generation, target: Models, options: dict[str, Any]) -> Generator:
+    """Returns the generator of a target framework, and says what the model asks for in vain.
+
+    Raises:
+        ConversionError: The model asks for what is refused, and no option says otherwise.
+    """
+    from fmapper.generation.decoding import _READERS, _REFUSED
+
+    own = {n: x for n, x in options.items() if n in _READERS or n in _REFUSED}
+    others = {name: value for name, value in options.items() if name not in own}
+    decoding = generation.decoding.with_options(own)
+    left = [line for line in generation.unsupported if line.partition("=")[0] not in own]
+    refused = [line for line in left if line.partition("=")[0] in _REFUSED]
+    if refused:
+        raise ConversionError(
+            f"{generation.name}: the model's own generation_config asks for {'; '.join(refused)}"
+        )
+    if left:
+        lines = "\n".join(f"  {line}" for line in left)
+        warn(
+            f"{generation.name}: its generation_config asks for what is not done here:\n{lines}",
+            ConversionWarning,
+        )
+    return target.from_generation(generation, decoding, added_for(target), **others)
+
+
+def _target(to: str | None) -> Models:
+    """Returns the framework that computes.
+
+    Raises:
+        BackendUnavailableError: None that is here generates.
+    """
+    if to is not None:
+        found = get_adapter(to, Models)
+        if not _generates(found):
+            raise BackendUnavailableError(f"{to} has no generators")
+        return found
+    for name in known_frameworks():
+        try:
+            adapter = get_adapter(name, Models)
+        except BackendUnavailableError:
+            continue
+        if _generates(adapter):
+            return adapter
+    raise BackendUnavailableError("no framework that is installed here has generators")
+
+
+def _generates(adapter: Models) -> bool:
+    return type(adapter).from_generation is not Models.from_generation

@@ -1,0 +1,113 @@
+"""Prompts of unequal lengths as one array, and what is wrong with them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fmapper.errors import ProgramInputError
+from fmapper.generation.decoding import Decoding
+from fmapper.generation.generation import Generation
+from fmapper.moves.mover import to_numpy
+
+
+class Prompts(NamedTuple):
+    """Prompts, ready to be computed with.
+
+    Attributes:
+        tokens: As they were given, of shape (rows, width).
+        mask: Of the same shape: True where there is a token.
+        columns: The tokens for the program, padded in both directions: (batch, bucket).
+        column_mask: Its mask, of int32.
+    """
+
+    tokens: Any
+    mask: Any
+    columns: Any
+    column_mask: Any
+
+
+def read(
+    generation: Generation, decoding: Decoding, input_ids: Any, attention_mask: Any
+) -> Prompts:
+    """Returns prompts in the shape of a program.
+
+    Args:
+        generation: What they are for.
+        decoding: Says which token is padding.
+        input_ids: An array of any backend of shape (rows, width) or (width,), or lists of unequal
+            lengths, which are padded on the left.
+        attention_mask: 1 where there is a token; None where the padding says so itself.
+
+    Raises:
+        ProgramInputError: They are not prompts for this generator; says why.
+    """
+    import numpy as np
+
+    name = generation.name
+    tokens, mask = _arrays(name, input_ids, attention_mask, decoding)
+    rows, width = tokens.shape
+    encodes = bool(generation.start)
+    if rows > generation.batch:
+        raise ProgramInputError(
+            f"{name}: {rows} prompts were given to a generator of batch={generation.batch}. Make "
+            f"one with batch={rows}, or give them in parts."
+        )
+    if width == 0 or rows == 0:
+        raise ProgramInputError(f"{name}: the prompts are empty: {tokens.shape}")
+    if width > generation.max_length and not encodes:
+        raise ProgramInputError(
+            f"{name}: a prompt of {width} tokens is longer than the cache, which holds "
+            f"{generation.max_length}. Make the generator with a larger max_length."
+        )
+    if tokens.min() < 0 or tokens.max() >= generation.vocabulary:
+        wrong = tokens.min() if tokens.min() < 0 else tokens.max()
+        raise ProgramInputError(
+            f"{name}: input_ids has the token {wrong}; there are {generation.vocabulary}"
+        )
+    if not mask.any(1).all():
+        raise ProgramInputError(f"{name}: attention_mask leaves nothing of a row")
+    if not encodes and not mask[:, -1].all():
+        raise ProgramInputError(
+            f"{name}: prompts are padded on the right, so that new tokens would not follow them. "
+            "Pad them on the left (padding_side='left' of a tokenizer), or give lists."
+        )
+    size = generation.bucket(width)
+    left = size - width if generation.padding == "left" else 0
+    columns = np.zeros((generation.batch, size), np.int32)
+    column_mask = np.zeros((generation.batch, size), np.int32)
+    columns[:rows, left : left + width] = tokens
+    column_mask[:rows, left : left + width] = mask
+    columns[rows:], column_mask[rows:] = columns[0], column_mask[0]
+    return Prompts(tokens, mask, columns, column_mask)
+
+
+def _arrays(name: str, input_ids: Any, attention_mask: Any, decoding: Decoding) -> tuple[Any, Any]:
+    import numpy as np
+
+    if isinstance(input_ids, list | tuple) and input_ids and not hasattr(input_ids[0], "shape"):
+        if attention_mask is not None:
+            raise ProgramInputError(f"{name}: lists of tokens need no attention_mask")
+        given = input_ids if isinstance(input_ids[0], list | tuple) else [input_ids]
+        width = max(map(len, given))
+        tokens = np.zeros((len(given), width), np.int64)
+        mask = np.zeros((len(given), width), bool)
+        for at, row in enumerate(given):
+            tokens[at, width - len(row) :] = row
+            mask[at, width - len(row) :] = True
+        return tokens, mask
+    tokens = np.atleast_2d(np.asarray(to_numpy(input_ids)))
+    if tokens.ndim != 2 or tokens.dtype.kind not in "iu":
+        raise ProgramInputError(
+            f"{name}: input_ids are integers of shape (rows, width), {tokens.dtype} of shape "
+            f"{tokens.shape} was given"
+        )
+    if attention_mask is None:
+        pads = tokens == decoding.pad_token_id
+        tells = decoding.pad_token_id not in decoding.eos_token_id
+        return tokens, ~pads if tells else np.ones_like(pads)
+    mask = np.atleast_2d(np.asarray(to_numpy(attention_mask))) != 0
+    if mask.shape != tokens.shape:
+        raise ProgramInputError(
+            f"{name}: attention_mask has the shape {mask.shape}, input_ids {tokens.shape}"
+        )
+    return tokens, mask
