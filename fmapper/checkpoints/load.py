@@ -16,9 +16,10 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import PrecisionWarning, StructureMismatchError
 from fmapper.progress import step
 from fmapper.states.materialize import Default, is_abstract, materialize
-from fmapper.states.state import identity_of, named_arrays, refill
+from fmapper.states.state import identity_of, named_arrays
 from fmapper.tracebacks import short_traceback
-from fmapper.tree.keypath import name_of
+from fmapper.tree.fmap import fmap_with_path
+from fmapper.tree.keypath import KeyPath, join_keys
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import fcollect
 from fmapper.warn import warn
@@ -148,11 +149,11 @@ def _fill(
     values = {n: v for n, v in checkpoint.items() if isinstance(v, _VALUES)}
     if not values:
         return filled
-    return refill(filled, lambda link, leaf: _value(values, name_of(link), leaf))
 
+    def value(path: KeyPath, leaf: Any) -> Any:
+        return values.get(join_keys(path), leaf) if type(leaf) in _VALUES else leaf
 
-def _value(values: Mapping[str, Any], name: str, leaf: Any) -> Any:
-    return values.get(name, leaf) if type(leaf) in _VALUES else leaf
+    return fmap_with_path(value, filled)
 
 
 def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:

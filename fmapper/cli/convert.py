@@ -1,4 +1,4 @@
-"""`fmapper convert FILE:MODEL --to FRAMEWORK`."""
+"""`fmapper convert FILE:MODEL --to FRAMEWORK`, and of checkpoints `fmapper convert IN OUT`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,22 @@ Examples:
   fmapper convert net.py:model --to jax --example 'randn(1,3,224,224)'
   fmapper convert net.py:Net --to flax --example-kwargs "{'x': randn(2,4)}" --out net.safetensors
   fmapper convert encoder.py:make --to torch --example 'randint(0,99,(2,8))' --dynamic auto
+  fmapper convert llama/ llama-bf16/ --to safetensors --dtype bfloat16   # a checkpoint
+  fmapper convert model.pt model.orbax --rules rename.toml
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model", metavar="FILE:MODEL")
-@click.option("--to", required=True, metavar="FRAMEWORK", help="jax, flax or torch.")
+@click.argument("target", metavar="[OUT]", type=PATH, required=False)
+@click.option(
+    "--to",
+    metavar="FRAMEWORK | FORMAT",
+    help="jax, flax or torch; for a checkpoint safetensors, orbax, msgpack, npz, pt, dcp, or what "
+    "the name OUT ends with.",
+)
+@click.option("--dtype", help="Of a checkpoint: the dtype of floating arrays.")
+@click.option("--rules", type=PATH, help="Of a checkpoint: what is renamed and reshaped, as TOML.")
 @click.option(
     "--example",
     metavar="INPUTS",
@@ -57,7 +67,10 @@ Examples:
 @click.option("--json", type=PATH, help="Write the report there.")
 def convert(
     model: str,
-    to: str,
+    target: Path | None,
+    to: str | None,
+    dtype: str | None,
+    rules: Path | None,
     example: str | None,
     kwargs: str | None,
     dynamic: str | None,
@@ -67,11 +80,24 @@ def convert(
     out: Path | None,
     json: Path | None,
 ) -> int:
-    """Convert a model to another framework, and say how exact and how fast the result is.
+    """Convert a model to another framework, or a checkpoint to another format.
+
+    For a model: say how exact and how fast the result is.
 
     FILE:MODEL is a model in a Python file: a torch module, or one of Flax, Equinox or JAX; an
     instance, a class, a function that makes one, or a function with its parameters.
+
+    With OUT, FILE is a checkpoint of any format. It is converted a panel at a time, and compared; a
+    conversion that was interrupted is continued by the same command.
     """
+    if target is not None:
+        from fmapper.cli.checkpoints import convert_files
+
+        return convert_files(Path(model), target, to, dtype, rules, verify)
+    if to is None:
+        raise click.MissingParameter(param_type="option", param_hint="'--to'")
+    if dtype is not None or rules is not None:
+        raise click.UsageError("--dtype and --rules are for checkpoints: give a second path")
     from fmapper.cli.conversion import measure
     from fmapper.cli.target import load_model
 

@@ -10,6 +10,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from fmapper import __version__
+from fmapper.cli.checkpoints import diff, inspect
 from fmapper.cli.convert import convert
 from fmapper.cli.devices import devices
 from fmapper.cli.profile import profile
@@ -52,7 +53,7 @@ def completion(shell: str) -> None:
     click.echo(cls(command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
 
 
-for _command in (devices, convert, profile, completion):
+for _command in (devices, convert, inspect, diff, profile, completion):
     command.add_command(_command)
 
 

@@ -161,7 +161,12 @@ def format_keys(keys: Iterable[object], *, root: str = "model") -> str:
 
 def name_of(link: Link) -> str:
     """Returns the name that a state has for a place: keys joined with dots, without boxes."""
-    return ".".join(str(key) for key in KeyPath.from_link(link) if type(key) is not BoxKey)
+    return join_keys(KeyPath.from_link(link))
+
+
+def join_keys(keys: Iterable[object]) -> str:
+    """Returns keys joined with dots, without boxes."""
+    return ".".join(str(key) for key in keys if type(key) is not BoxKey)
 
 
 def format_link(link: Link) -> str:

@@ -60,8 +60,9 @@ def test_what_was_saved_is_loaded_with_ties_numbers_and_strings(tmp_path, form):
             fmapper.save(tree, path, name)
         del tree["empty"]
     fmapper.save(tree, path, name)
-    found = fmapper.load(path, like=tree)
-    assert not diff(tree, found)
+    like = {**tree, "step": 0, "rate": 0.0, "name": "", "flag": False}
+    found = fmapper.load(path, like=like)
+    assert not diff(tree, {**found, "flag": bool(found["flag"])})
     assert found["net"].head is found["net"][0]
     assert found["net"].head is not tree["net"].head
     assert type(found["jax"]) is type(tree["jax"])

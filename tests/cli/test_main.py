@@ -39,7 +39,7 @@ def test_help_of_all_commands(
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert {"devices", "convert", "profile", "completion"} == COMMANDS
+    assert {"devices", "convert", "inspect", "diff", "profile", "completion"} == COMMANDS
     assert all(command in shown for command in COMMANDS)
 
 

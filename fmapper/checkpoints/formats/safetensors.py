@@ -112,9 +112,10 @@ def _write_file(
 
 
 def shards(
-    arrays: Mapping[str, LazyArray], most: int = MOST_BYTES_OF_A_SHARD
+    arrays: Mapping[str, LazyArray], most: int | None = None
 ) -> list[tuple[str, dict[str, LazyArray]]]:
     """Sorts arrays into files of at most so many bytes, in order, and names the files."""
+    most = most or MOST_BYTES_OF_A_SHARD
     parts: list[dict[str, LazyArray]] = [{}]
     size = 0
     for name, array in arrays.items():
@@ -131,7 +132,7 @@ def shards(
     ]
 
 
-def index_of(arrays: Mapping[str, LazyArray], most: int = MOST_BYTES_OF_A_SHARD) -> str | None:
+def index_of(arrays: Mapping[str, LazyArray], most: int | None = None) -> str | None:
     """Returns the index of the shards that `shards` makes, as JSON; None where there is one."""
     parts = shards(arrays, most)
     if len(parts) == 1:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 from fmapper.checkpoints.boxes import Box, box_shape, panel_boxes
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import SourceFile, StoredArray
-from fmapper.errors import CheckpointError
+from fmapper.errors import CheckpointError, LossyCastError
 
 T = TypeVar("T")
 
@@ -103,8 +103,8 @@ def read_bytes(piece: Piece) -> memoryview:
         return data
     try:
         values = np.ascontiguousarray(piece.array.read(piece.box))
-    except CheckpointError as error:
-        raise CheckpointError(f"{piece.name}: {error}") from error
+    except (CheckpointError, LossyCastError) as error:
+        raise type(error)(f"{piece.name}: {error}") from error
     return memoryview(values.reshape(-1).view("u1").data)
 
 

@@ -1,0 +1,78 @@
+"""`fmapper inspect PATH`, `fmapper diff A B`, and `fmapper convert IN OUT`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fmapper.cli.output import PATH
+from fmapper.render import readable_bytes, readable_seconds
+
+INSPECT = """
+\b
+Examples:
+  fmapper inspect model.safetensors
+  fmapper inspect ~/models/llama          # a folder of shards
+"""
+DIFF = """
+\b
+Examples:
+  fmapper diff before.safetensors after.safetensors
+  fmapper diff checkpoints/100 model.pt --headers
+"""
+
+
+@click.command(epilog=INSPECT)
+@click.argument("path", type=PATH)
+def inspect(path: Path) -> int:
+    """List the arrays of a checkpoint: names, shapes, dtypes, bytes, ties; from headers alone."""
+    from fmapper.checkpoints import inspect as inspect_checkpoint
+
+    print(inspect_checkpoint(path))
+    return 0
+
+
+@click.command(epilog=DIFF)
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
+@click.option("--headers", is_flag=True, help="Compare names, shapes and dtypes alone.")
+def diff(first: Path, second: Path, headers: bool) -> int:
+    """Say what differs between two checkpoints, and how far. Exit status 1 if anything does."""
+    from fmapper.checkpoints import diff as diff_checkpoints
+
+    found = diff_checkpoints(first, second, values=not headers)
+    print(found)
+    return int(bool(found))
+
+
+def convert_files(
+    source: Path,
+    target: Path,
+    to: str | None,
+    dtype: str | None,
+    rules: Path | None,
+    check: bool,
+) -> int:
+    """Converts a checkpoint, and says in a line what was done."""
+    from fmapper.checkpoints import convert_checkpoint
+
+    found = None
+    if rules is not None:
+        from fmapper.checkpoints import Rules
+
+        found = Rules.from_toml(rules)
+    done = convert_checkpoint(
+        source,
+        target,
+        to,
+        dtype=dtype,
+        rules=found,
+        check=check,
+    )
+    rate = readable_bytes(int(done.nbytes / max(done.seconds, 1e-6)))
+    print(
+        f"{done.path}: {done.format}, {done.arrays} arrays, {readable_bytes(done.nbytes)} "
+        f"in {readable_seconds(done.seconds)}, {rate}/s{', compared' * check}"
+    )
+    return 0

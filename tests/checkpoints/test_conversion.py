@@ -1,0 +1,218 @@
+"""`convert_checkpoint`: whole or absent, continued after a kill, nothing held."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fmapper
+from fmapper.checkpoints import convert_checkpoint, diff
+from fmapper.checkpoints.formats import safetensors, writer
+
+SHAPES = {"a": (300, 70), "b": (7,), "c": (64, 33, 5), "empty": (0, 4), "scalar": ()}
+
+
+def arrays(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
+
+
+@pytest.fixture
+def source(tmp_path):
+    fmapper.save({**arrays(), "step": 3}, tmp_path / "source.safetensors")
+    return tmp_path / "source.safetensors"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Panels and shards of a few hundred bytes."""
+    monkeypatch.setattr(writer, "_PANEL", 512)
+    monkeypatch.setattr(writer, "_COPY", 1000)
+    monkeypatch.setattr(safetensors, "MOST_BYTES_OF_A_SHARD", 20_000)
+
+
+@pytest.mark.parametrize("target", ["x.safetensors", "x.npz", "x", "x.pt", "x.msgpack"])
+@pytest.mark.usefixtures("small")
+def test_every_format_has_the_same_arrays(source, tmp_path, target):
+    form = "safetensors" if target == "x" else None
+    done = convert_checkpoint(source, tmp_path / target, form)
+    assert not diff(source, tmp_path / target)
+    assert (done.arrays, done.nbytes) == (5, sum(array.nbytes for array in arrays().values()))
+    assert sorted(os.listdir(tmp_path)) == sorted(["source.safetensors", target])
+
+
+@pytest.mark.usefixtures("small")
+def test_shards_have_an_index_that_others_read(source, tmp_path):
+    convert_checkpoint(source, tmp_path / "x", "safetensors")
+    names = sorted(path.name for path in (tmp_path / "x").iterdir())
+    assert names[-1] == "model.safetensors.index.json"
+    assert len(names) == 5
+    from safetensors.numpy import load_file
+
+    found = {}
+    for path in (tmp_path / "x").glob("*.safetensors"):
+        found |= load_file(path)
+    assert not diff(found, arrays())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.usefixtures("small")
+def test_a_dtype_is_cast_as_numpy_casts(source, tmp_path, dtype):
+    convert_checkpoint(source, tmp_path / "x.safetensors", dtype=dtype)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    wanted = {name: array.astype(kind) for name, array in arrays().items()}
+    assert not diff(tmp_path / "x.safetensors", {**wanted, "step": 3})
+
+
+def test_what_becomes_infinite_is_refused_by_name(tmp_path):
+    fmapper.save({"ok": np.ones(2), "big": np.full(3, 1e30)}, tmp_path / "s.safetensors")
+    with pytest.raises(fmapper.LossyCastError, match="big"):
+        convert_checkpoint(tmp_path / "s.safetensors", tmp_path / "x.npz", dtype="float16")
+    assert not (tmp_path / "x.npz").exists()
+
+
+def test_places_that_cannot_be_are_refused(source, tmp_path):
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(FileExistsError, match="there already"):
+        convert_checkpoint(source, tmp_path / "there", "npz")
+    assert (tmp_path / "there").read_text() == "mine"
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        convert_checkpoint(source, tmp_path / "no" / "x.npz")
+    convert_checkpoint(source, tmp_path / "folder", "safetensors")
+    with pytest.raises(fmapper.CheckpointError, match="which it is made of"):
+        convert_checkpoint(tmp_path / "folder", tmp_path / "folder" / "x.npz")
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("target", ["x.safetensors", "x", "x.pt", "x.npz", "x.msgpack"])
+@pytest.mark.usefixtures("small")
+def test_an_interrupted_run_is_continued(source, tmp_path, monkeypatch, target):
+    form = "safetensors" if target == "x" else None
+    written = []
+    original = writer.write_piece
+
+    def write(handle, piece):
+        written.append((piece.name, piece.offset))
+        return original(handle, piece)
+
+    monkeypatch.setattr(writer, "write_piece", write)
+    convert_checkpoint(source, tmp_path / f"whole-{target}", form)
+    whole, stopped = len(written), 0
+    written.clear()
+    for stop_after in (3, 40, 80, 10_000):
+        left = [stop_after]
+
+        def stopping(self, nbytes, left=left):
+            left[0] -= 1
+            if not left[0]:
+                raise Stop
+
+        with monkeypatch.context() as patch:
+            patch.setattr("fmapper.checkpoints.conversion._Meter.__call__", stopping)
+            try:
+                convert_checkpoint(source, tmp_path / target, form)
+            except Stop:
+                stopped += 1
+                assert not (tmp_path / target).exists()
+                assert (tmp_path / f"{target}.partial").exists()
+    assert stopped >= 1
+    assert not diff(source, tmp_path / target)
+    assert not (tmp_path / f"{target}.partial").exists()
+    if target != "x.npz":
+        assert len(written) <= whole + 12, "what was written was written again"
+
+
+def test_other_arguments_begin_anew(source, tmp_path, monkeypatch):
+    def stop(self, nbytes):
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fmapper.checkpoints.conversion._Meter.__call__", stop)
+        with pytest.raises(Stop):
+            convert_checkpoint(source, tmp_path / "x.safetensors", dtype="float16")
+    convert_checkpoint(source, tmp_path / "x.safetensors")
+    assert not diff(source, tmp_path / "x.safetensors")
+
+
+def test_two_processes_do_not_write_one_target(source, tmp_path, monkeypatch):
+    def again(self, nbytes):
+        with pytest.raises(fmapper.CheckpointError, match="another process is at work"):
+            convert_checkpoint(source, tmp_path / "x.safetensors")
+        raise Stop
+
+    monkeypatch.setattr("fmapper.checkpoints.conversion._Meter.__call__", again)
+    with pytest.raises(Stop):
+        convert_checkpoint(source, tmp_path / "x.safetensors")
+
+
+def test_what_reads_otherwise_than_it_was_written_is_found(source, tmp_path, monkeypatch):
+    original = writer.write_piece
+
+    def spoil(handle, piece):
+        done = original(handle, piece)
+        if piece.name == "c":
+            os.pwrite(handle, b"\xff", piece.offset + 17)
+        return done
+
+    monkeypatch.setattr(writer, "write_piece", spoil)
+    for dtype in (None, "float16"):
+        with pytest.raises(fmapper.CheckpointError, match="c: was written, and reads otherwise"):
+            convert_checkpoint(source, tmp_path / "x.safetensors", dtype=dtype)
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_a_full_disk_loses_nothing(source, tmp_path, monkeypatch):
+    def full(handle, piece):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_piece", full)
+        with pytest.raises(OSError, match="No space left"):
+            convert_checkpoint(source, tmp_path / "x.safetensors")
+    assert not (tmp_path / "x.safetensors").exists()
+    convert_checkpoint(source, tmp_path / "x.safetensors")
+    assert not diff(source, tmp_path / "x.safetensors")
+
+
+def kill_at_random(source: Path, target: Path, kills: int, seed: int) -> int:
+    """Kills conversions, each in a process of its own; tells how many were killed at work."""
+    code = (
+        "import sys; from fmapper.checkpoints import convert_checkpoint; "
+        "print('ready', flush=True); "
+        "convert_checkpoint(sys.argv[1], sys.argv[2], dtype='float64')"
+    )
+    rng = random.Random(seed)
+    killed = 0
+    for _ in range(kills):
+        command = [sys.executable, "-c", code, str(source), str(target)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(rng.uniform(0, 0.15))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if target.exists():
+            assert not diff(source, target, values=False).differences[3:], "half a checkpoint"
+            target.unlink()
+        else:
+            killed += 1
+    return killed
+
+
+def test_a_killed_run_leaves_the_target_whole_or_absent(tmp_path):
+    source, target = tmp_path / "s.safetensors", tmp_path / "x.safetensors"
+    big = {name: np.ones((1000, 4000), np.float32) * at for at, name in enumerate("abc")}
+    fmapper.save(big, source)
+    killed = kill_at_random(source, target, 4, seed=0)
+    assert killed
+    convert_checkpoint(source, target, dtype="float64")
+    assert not diff(target, {name: array.astype(np.float64) for name, array in big.items()})

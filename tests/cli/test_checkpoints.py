@@ -1,0 +1,59 @@
+"""The commands for checkpoints."""
+
+import numpy as np
+import pytest
+
+import fmapper
+from fmapper.cli.main import main
+
+
+@pytest.fixture
+def path(tmp_path):
+    made = tmp_path / "a.safetensors"
+    fmapper.save({"w": np.arange(6.0).reshape(2, 3), "step": 3}, made)
+    return made
+
+
+def test_inspect_lists_arrays(path, capsys):
+    assert main(["inspect", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "float64  [2, 3]  48" in out
+    assert "step = 3" in out
+    assert "safetensors, 1 arrays, 48 bytes" in out
+
+
+def test_convert_and_diff(path, tmp_path, capsys):
+    target = tmp_path / "b.npz"
+    assert main(["convert", str(path), str(target), "--dtype", "float32"]) == 0
+    assert "npz, 1 arrays" in capsys.readouterr().out
+    assert main(["diff", str(path), str(target)]) == 1
+    assert "w: dtype float64 and float32" in capsys.readouterr().out
+    assert main(["diff", str(path), str(path)]) == 0
+    assert main(["convert", str(path), str(target)]) == 1
+    assert "there already" in capsys.readouterr().err
+
+
+def test_values_that_differ_are_measured(path, tmp_path, capsys):
+    other = tmp_path / "c.npz"
+    fmapper.save({"w": np.arange(6.0).reshape(2, 3) + 0.5, "step": 4}, other)
+    assert main(["diff", str(path), str(other)]) == 1
+    out = capsys.readouterr().out
+    assert "w: 6 elements differ, by up to 0.5 (0.1 of the largest)" in out
+    assert "step: value 3 and 4" in out
+    assert main(["diff", "--headers", str(path), str(other)]) == 1
+    assert "elements differ" not in capsys.readouterr().out
+
+
+def test_wrong_usage_is_said(path, capsys):
+    assert main(["convert", str(path)]) == 2
+    assert "Missing option '--to'" in capsys.readouterr().err
+    assert main(["convert", "net.py:Net", "--to", "jax", "--dtype", "float16"]) == 2
+    assert main(["convert", str(path), "x", "--to", "orbx"]) == 1
+    assert "Did you mean 'orbax'" in capsys.readouterr().err
+
+
+def test_rules_are_read_from_a_file(path, tmp_path, capsys):
+    pytest.importorskip("fmapper.checkpoints.rules")
+    rules = tmp_path / "rules.toml"
+    rules.write_text("")
+    assert main(["convert", str(path), str(tmp_path / "d.npz"), "--rules", str(rules)]) == 0
