@@ -19,7 +19,7 @@ from fmapper.states.materialize import Default, is_abstract, materialize
 from fmapper.states.state import identity_of, named_arrays
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
-from fmapper.tree.keypath import KeyPath, join_keys
+from fmapper.tree.keypath import KeyPath, name_of
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import fcollect
 from fmapper.warn import warn
@@ -151,7 +151,7 @@ def _fill(
         return filled
 
     def value(path: KeyPath, leaf: Any) -> Any:
-        return values.get(join_keys(path), leaf) if type(leaf) in _VALUES else leaf
+        return values.get(name_of(path), leaf) if type(leaf) in _VALUES else leaf
 
     return fmap_with_path(value, filled)
 

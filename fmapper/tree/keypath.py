@@ -53,10 +53,7 @@ class KeyPath:
     def __init__(self, *keys: object) -> None:
         flat: list[object] = []
         for key in keys:
-            if isinstance(key, KeyPath):
-                flat.extend(key.keys)
-            else:
-                flat.append(key)
+            flat.extend(key.keys if isinstance(key, KeyPath) else (key,))
         object.__setattr__(self, "_keys", tuple(flat))
         object.__setattr__(self, "_link", None)
 
@@ -159,13 +156,9 @@ def format_keys(keys: Iterable[object], *, root: str = "model") -> str:
     return text if root else text.removeprefix(".")
 
 
-def name_of(link: Link) -> str:
+def name_of(place: Link | KeyPath) -> str:
     """Returns the name that a state has for a place: keys joined with dots, without boxes."""
-    return join_keys(KeyPath.from_link(link))
-
-
-def join_keys(keys: Iterable[object]) -> str:
-    """Returns keys joined with dots, without boxes."""
+    keys = place if isinstance(place, KeyPath) else KeyPath.from_link(place)
     return ".".join(str(key) for key in keys if type(key) is not BoxKey)
 
 
