@@ -11,6 +11,7 @@ is needed. For users beside `fmapper.save` and `fmapper.load`, and for authors o
     stored            arrays in files
     backend           what moves ask of them
     lazy              arrays that are described and not read
+    rules/            what becomes of names and layouts: `Rules`
     lazy_operations   what can be done with them before they are read
     boxes             ranges of the dimensions of an array
     dense             copies between arrays of different order
@@ -34,23 +35,42 @@ if TYPE_CHECKING:
         inspect,
     )
     from fmapper.checkpoints.lazy import ByteRun, LazyArray, concatenate, stack
+    from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
+    from fmapper.checkpoints.rules.layout import Cast, Interleave, Reshape, Transpose
+    from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
+    from fmapper.checkpoints.rules.rule import Rule
+    from fmapper.checkpoints.rules.rules import Rules
     from fmapper.checkpoints.stored import SourceFile, StoredArray
     from fmapper.files.safetensors import DTYPES
 
 __all__ = [
     "DTYPES",
+    "AddConstant",
     "ArrayDifference",
     "ArrayRow",
     "ByteRun",
+    "Cast",
     "Checkpoint",
+    "Concatenate",
     "Contents",
     "Converted",
     "Difference",
+    "Drop",
     "Format",
     "Inspection",
+    "Interleave",
     "LazyArray",
+    "Rename",
+    "Reshape",
+    "Rule",
+    "Rules",
     "SourceFile",
+    "Split",
+    "Stack",
     "StoredArray",
+    "Tie",
+    "Transpose",
+    "Unstack",
     "Writer",
     "concatenate",
     "convert_checkpoint",
@@ -68,6 +88,11 @@ _PLACES = {
         "ArrayDifference ArrayRow Difference Inspection diff inspect"
     ),
     "fmapper.checkpoints.lazy": "ByteRun LazyArray concatenate stack",
+    "fmapper.checkpoints.rules.joining": "Concatenate Split Stack Unstack",
+    "fmapper.checkpoints.rules.layout": "Cast Interleave Reshape Transpose",
+    "fmapper.checkpoints.rules.naming": "AddConstant Drop Rename Tie",
+    "fmapper.checkpoints.rules.rule": "Rule",
+    "fmapper.checkpoints.rules.rules": "Rules",
     "fmapper.checkpoints.stored": "SourceFile StoredArray",
     "fmapper.checkpoints.formats.writer": "Writer",
     "fmapper.files.safetensors": "DTYPES",

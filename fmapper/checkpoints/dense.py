@@ -29,8 +29,8 @@ def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Non
     """Copies an array into another of its shape and dtype, in tiles where their orders differ.
 
     `np.copyto` goes along one of the two arrays and touches a cache line of the other for each
-    element: 0.25 GB/s for 16 bits. Tiles keep both in the cache, and squares of four elements take a
-    quarter of the steps: two to three times the rate.
+    element: 0.25 GB/s for 16 bits. Tiles keep both in the cache, and squares of four elements
+    take a quarter of the steps: two to three times the rate.
     """
     import numpy as np
 

@@ -248,14 +248,18 @@ class LazyArray:
         axes[at], axes[at + 1] = at + 1, at
         return split.transpose(axes).reshape(self.shape)
 
-    def astype(self, dtype: Any) -> LazyArray:
+    def astype(self, dtype: Any, name: str = "") -> LazyArray:
         """Casts floating and complex arrays; others stay as they are, as under a mover.
 
         What is read later raises `LossyCastError` where a finite value would become infinite.
+
+        Args:
+            dtype: The dtype.
+            name: The array's name, for that error.
         """
         from fmapper.checkpoints.lazy_operations import Cast
 
-        return Cast.make(self, dtype)
+        return Cast.make(self, dtype, name)
 
     def view(self, dtype: Any) -> LazyArray:
         """Takes the bytes for elements of another dtype, as `np.ndarray.view`.

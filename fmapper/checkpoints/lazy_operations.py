@@ -240,22 +240,26 @@ def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
 class Cast(Operation):
     """Casts as movers do."""
 
+    def __init__(self, array: LazyArray, dtype: Any, name: str) -> None:
+        super().__init__([array], array.shape, dtype)
+        self.name = name
+
     @staticmethod
-    def make(array: LazyArray, dtype: Any) -> LazyArray:
+    def make(array: LazyArray, dtype: Any, name: str) -> LazyArray:
         """Returns the array in the dtype that a mover would give it; itself, if it has it."""
         try:
             wanted = numpy_dtype(wanted_dtype(array.dtype.name, dtype_name(dtype)))
         except ValueError as error:
             raise CheckpointError(str(error)) from None
-        return array if wanted == array.dtype else Cast([array], array.shape, wanted)
+        return array if wanted == array.dtype else Cast(array, wanted, name)
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
         array = self.operands[0]
         new, survived = get_adapter(HOST.backend, Arrays).cast(array._read(box), self.dtype.name)
         if not survived:
             raise LossyCastError(
-                f"finite values become infinite going from {array.dtype.name} to "
-                f"{self.dtype.name}. Scale the values, or keep a wider dtype."
+                f"{f'{self.name}: ' if self.name else ''}finite values become infinite going from "
+                f"{array.dtype.name} to {self.dtype.name}. Scale the values, or keep a wider dtype."
             )
         found: np.ndarray[Any, Any] = new
         return found

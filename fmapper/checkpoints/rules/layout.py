@@ -1,0 +1,172 @@
+"""Rules for one array each, which keeps its name: transpose, reshape, interleave, cast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmapper.backends.dtypes import dtype_name
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.rules.pattern import pattern
+from fmapper.checkpoints.rules.rule import Arrays, Change, Names, Rule, about, matches, names_of
+from fmapper.errors import CheckpointError
+
+
+@dataclass(frozen=True, repr=False)
+class OnEach(Rule):
+    """A rule that changes arrays one by one.
+
+    Attributes:
+        names: Their names, as a pattern or several.
+    """
+
+    names: Names
+
+    def __post_init__(self) -> None:
+        for name in names_of(self.names):
+            pattern(name)
+
+    def changes(self, arrays: Arrays) -> Iterator[Change]:
+        """Yields each array whose name matches, changed."""
+        for name in dict.fromkeys(
+            n for one in names_of(self.names) for n, _ in matches(one, arrays)
+        ):
+            with about(self, name):
+                yield Change([name], [(name, self.change(arrays[name], name))])
+
+    def change(self, array: LazyArray, name: str) -> LazyArray:
+        """Returns the array changed."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class Transpose(OnEach):
+    """Orders the dimensions anew.
+
+    Attributes:
+        names: The names, as a pattern or several.
+        axes: For each new dimension the old one, as `np.transpose` has it. Matrices are transposed
+            if there are none.
+    """
+
+    do: ClassVar[str] = "transpose"
+    axes: Sequence[int] = (1, 0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "axes", tuple(self.axes))
+        if sorted(self.axes) != list(range(len(self.axes))):
+            raise CheckpointError(f"{self}: {list(self.axes)} is not an order of axes")
+
+    def change(self, array: LazyArray, name: str) -> LazyArray:
+        """Returns the array transposed."""
+        return array.transpose(self.axes)
+
+    def inverse(self) -> Rule:
+        """Returns the transpose that goes back."""
+        return Transpose(self.names, tuple(map(self.axes.index, range(len(self.axes)))))
+
+
+@dataclass(frozen=True, repr=False)
+class Reshape(OnEach):
+    """Gives arrays another shape, with their elements in C order.
+
+    Attributes:
+        names: The names, as a pattern or several.
+        shape: The shape; one size may be -1.
+        back: The shape that they had, for the inverse; one size may be -1.
+    """
+
+    do: ClassVar[str] = "reshape"
+    shape: Sequence[int] = ()
+    back: Sequence[int] | None = None
+
+    _lost: ClassVar[str] = "write back=[...], the shape that the arrays had"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if self.back is not None:
+            object.__setattr__(self, "back", tuple(self.back))
+
+    def change(self, array: LazyArray, name: str) -> LazyArray:
+        """Returns the array in its new shape."""
+        if self.back is not None and not _fits(array.shape, self.back):
+            raise CheckpointError(
+                f"it has the shape {list(array.shape)}, and not {list(self.back)}"
+            )
+        return array.reshape(self.shape)
+
+    def inverse(self) -> Rule:
+        """Returns the reshape that goes back."""
+        if self.back is None:
+            return super().inverse()
+        return Reshape(self.names, self.back, self.shape)
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    if len(shape) != len(wanted):
+        return False
+    return all(size in (own, -1) for own, size in zip(shape, wanted, strict=True))
+
+
+@dataclass(frozen=True, repr=False)
+class Interleave(OnEach):
+    """Takes one row of each of so many equal parts of a dimension in turn.
+
+    `a0 a1 a2 b0 b1 b2` becomes `a0 b0 a1 b1 a2 b2` with 2 groups.
+
+    Attributes:
+        names: The names, as a pattern or several.
+        groups: The number of parts.
+        axis: The dimension.
+        back: Whether to sort them into parts again.
+    """
+
+    do: ClassVar[str] = "interleave"
+    groups: int = 2
+    axis: int = 0
+    back: bool = False
+
+    def change(self, array: LazyArray, name: str) -> LazyArray:
+        """Returns the array with its rows in another order."""
+        if not -array.ndim <= self.axis < array.ndim:
+            raise CheckpointError(f"an array of shape {list(array.shape)} has no axis {self.axis}")
+        size, groups = array.shape[self.axis], self.groups
+        if groups < 1 or size % groups:
+            raise CheckpointError(f"an axis of {size} has no {groups} equal parts")
+        return array.interleave(math.ceil(size / groups) if self.back else groups, self.axis)
+
+    def inverse(self) -> Rule:
+        """Returns the rule that goes back."""
+        return Interleave(self.names, self.groups, self.axis, not self.back)
+
+
+@dataclass(frozen=True, repr=False)
+class Cast(OnEach):
+    """Casts floating and complex arrays; others stay as they are.
+
+    Reading one raises `LossyCastError` where a finite value would become infinite.
+
+    Attributes:
+        names: The names, as a pattern or several.
+        dtype: The dtype, by name.
+    """
+
+    do: ClassVar[str] = "cast"
+    dtype: str = "float32"
+
+    _lost: ClassVar[str] = "what it rounds is not kept"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+
+    def change(self, array: LazyArray, name: str) -> LazyArray:
+        """Returns the array in the dtype."""
+        return array.astype(self.dtype, name)

@@ -1,0 +1,177 @@
+"""Rules for names: rename, tie, drop, add a constant."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.rules.pattern import pattern
+from fmapper.checkpoints.rules.rule import (
+    Arrays,
+    Change,
+    Names,
+    Rule,
+    matches,
+    names_of,
+    same_captures,
+)
+from fmapper.errors import CheckpointError
+from fmapper.files.dtypes import numpy_dtype
+
+_MOST_ELEMENTS = 1 << 40
+_DTYPES = (
+    "bool|u?int(8|16|32|64)|float(16|32|64)|bfloat16|complex(64|128)|float8_(e4m3fn|e5m2|e8m0fnu)"
+)
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class Rename(Rule):
+    """Gives arrays other names, all at the same time.
+
+    Args:
+        from_: The old name, as a pattern, or several, of which the first that matches counts; or a
+            mapping of old names to new ones.
+        to: The new name, or as many, with the same captures.
+
+    Raises:
+        CheckpointError: The captures differ, or there are more names on one side.
+    """
+
+    do: ClassVar[str] = "rename"
+    from_: tuple[str, ...]
+    to: tuple[str, ...]
+
+    def __init__(self, from_: Names | Mapping[str, str], to: Names = ()) -> None:
+        if isinstance(from_, Mapping):
+            to, from_ = tuple(from_.values()), tuple(from_)
+        object.__setattr__(self, "from_", names_of(from_))
+        object.__setattr__(self, "to", names_of(to))
+        if len(self.from_) != len(self.to):
+            raise CheckpointError(
+                f"{self}: {len(self.from_)} old names and {len(self.to)} new ones"
+            )
+        for pair in zip(self.from_, self.to, strict=True):
+            same_captures(self, pair)
+
+    def changes(self, arrays: Arrays) -> Iterator[Change]:
+        """Yields the arrays under their new names."""
+        done = set()
+        for old, new in zip(self.from_, self.to, strict=True):
+            for name, captures in matches(old, arrays):
+                if name not in done:
+                    done.add(name)
+                    yield Change([name], [(pattern(new).format(captures), arrays[name])])
+
+    def inverse(self) -> Rule:
+        """Returns the rule with both sides exchanged."""
+        return Rename(self.to, self.from_)
+
+
+@dataclass(frozen=True, repr=False)
+class Tie(Rule):
+    """Gives an array a second name.
+
+    Attributes:
+        from_: The name that it has, as a pattern.
+        to: The name that it has as well.
+    """
+
+    do: ClassVar[str] = "tie"
+    from_: str
+    to: str
+
+    def __post_init__(self) -> None:
+        same_captures(self, (self.from_, self.to))
+
+    def changes(self, arrays: Arrays) -> Iterator[Change]:
+        """Yields the arrays under both names."""
+        for name, captures in matches(self.from_, arrays):
+            second = pattern(self.to).format(captures)
+            yield Change([name], [(name, arrays[name]), (second, arrays[name])])
+
+    def inverse(self) -> Rule:
+        """Returns the rule that drops the second name."""
+        return Drop(self.to, tied_to=self.from_)
+
+
+@dataclass(frozen=True, repr=False)
+class Drop(Rule):
+    """Leaves arrays out.
+
+    Attributes:
+        names: Their names, as a pattern or several.
+        tied_to: The name under which the same array stays, if there is one.
+    """
+
+    do: ClassVar[str] = "drop"
+    names: Names
+    tied_to: str = ""
+
+    _lost: ClassVar[str] = "what it drops is not kept"
+
+    def __post_init__(self) -> None:
+        for name in names_of(self.names):
+            pattern(name)
+        if self.tied_to:
+            same_captures(self, (*names_of(self.names), self.tied_to))
+
+    def changes(self, arrays: Arrays) -> Iterator[Change]:
+        """Yields the names that go."""
+        done = set()
+        for one in names_of(self.names):
+            for name, captures in matches(one, arrays):
+                other = pattern(self.tied_to).format(captures) if self.tied_to else name
+                if other not in arrays:
+                    raise CheckpointError(f"{self}: {name} goes, but there is no {other}")
+                if name not in done:
+                    done.add(name)
+                    yield Change([name], [])
+
+    def inverse(self) -> Rule:
+        """Returns the tie that was dropped."""
+        if not self.tied_to or len(names_of(self.names)) != 1:
+            return super().inverse()
+        return Tie(self.tied_to, names_of(self.names)[0])
+
+
+@dataclass(frozen=True, repr=False)
+class AddConstant(Rule):
+    """Adds an array with the same value everywhere.
+
+    Attributes:
+        name: Its name; no pattern, but braces and stars in it have a backslash.
+        shape: Its shape.
+        value: Its value.
+        dtype: Its dtype, by name.
+    """
+
+    do: ClassVar[str] = "constant"
+    name: str
+    shape: Sequence[int]
+    value: bool | int | float
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if pattern(self.name).captures:
+            raise CheckpointError(f"{self}: the name of a constant has no captures")
+        if not re.fullmatch(_DTYPES, self.dtype):
+            raise CheckpointError(f"{self}: {self.dtype!r} is not a dtype")
+        if any(size < 0 for size in self.shape) or math.prod(self.shape) > _MOST_ELEMENTS:
+            raise CheckpointError(f"{self}: {list(self.shape)} is not a shape, or too large")
+        one = LazyArray.full((), self.value, numpy_dtype(self.dtype)).read()
+        if one.dtype.kind in "iub" and one != self.value:
+            raise CheckpointError(f"{self}: {self.value} does not fit")
+
+    def changes(self, arrays: Arrays) -> Iterator[Change]:
+        """Yields the constant."""
+        array = LazyArray.full(self.shape, self.value, numpy_dtype(self.dtype))
+        yield Change([], [(pattern(self.name).format({}), array)])
+
+    def inverse(self) -> Rule:
+        """Returns the rule that drops it."""
+        return Drop(self.name)

@@ -1,0 +1,137 @@
+"""A rule, and what it makes of the arrays whose names it matches."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.rules.pattern import pattern
+from fmapper.errors import CheckpointError
+
+Names: TypeAlias = str | Sequence[str]
+Arrays: TypeAlias = Mapping[str, LazyArray]
+
+
+class Change(NamedTuple):
+    """What takes the place of some arrays.
+
+    Attributes:
+        names: The names of the arrays that go; the new ones come where the first of them was.
+        arrays: The new ones.
+    """
+
+    names: Sequence[str]
+    arrays: Sequence[tuple[str, LazyArray]]
+
+
+class Rule:
+    """One step of `Rules`. Its fields are what TOML has of it."""
+
+    do: ClassVar[str]
+
+    def changes(self, arrays: Arrays) -> Iterator[Change]:
+        """Yields what the rule makes of the arrays that it matches."""
+        raise NotImplementedError
+
+    def inverse(self) -> Rule:
+        """Returns the rule that undoes this one.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        raise CheckpointError(f"{self} has no inverse: {self._lost}")
+
+    _lost: ClassVar[str] = ""
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields that are not the defaults, by the names that TOML has for them."""
+        found = {}
+        for place in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, place.name)
+            if value != place.default:
+                found[place.name.rstrip("_")] = list(value) if type(value) is tuple else value
+        return found
+
+    def __str__(self) -> str:
+        """Shows the rule as it is written in Python."""
+        shown = []
+        for place in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, place.name)
+            if value != place.default:
+                value = list(value) if type(value) is tuple else value
+                shown.append(repr(value) if place.name in _FIRST else f"{place.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    __repr__ = __str__
+
+
+_FIRST = ("from_", "to", "names", "name")
+
+
+def names_of(value: Names) -> tuple[str, ...]:
+    """Returns one name or several as several."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
+    """Checks that patterns have the same captures, so that one name follows from the other.
+
+    Raises:
+        CheckpointError: They have not, or are no patterns.
+    """
+    wanted = None
+    for name in names:
+        captures = {*pattern(name).captures}
+        if "" in captures:
+            raise CheckpointError(f"{rule}: write {{name...}} in place of the star in {name!r}")
+        captures -= {over}
+        wanted = captures if wanted is None else wanted
+        if captures != wanted:
+            raise CheckpointError(f"{rule}: {name!r} does not have the captures of the other side")
+
+
+def matches(one: str, arrays: Arrays) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields the names that match a pattern, and the captures of each."""
+    compiled = pattern(one)
+    if not compiled.captures:  # there is no need to look at the others
+        name = compiled.format({})
+        if name in arrays:
+            yield name, {}
+        return
+    for name in arrays:
+        captures = compiled.match(name)
+        if captures is not None:
+            yield name, captures
+
+
+def groups(
+    rule: Rule, names: Sequence[str], arrays: Arrays
+) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Yields captures, and the names that patterns have for them, which all are there.
+
+    Raises:
+        CheckpointError: One of them is not.
+    """
+    done = set()
+    for one in names:
+        for name, captures in matches(one, arrays):
+            if tuple(sorted(captures.items())) in done:
+                continue
+            done.add(tuple(sorted(captures.items())))
+            found = [pattern(other).format(captures) for other in names]
+            for other in found:
+                if other not in arrays:
+                    raise CheckpointError(f"{rule}: there is {name}, but no {other}")
+            yield captures, found
+
+
+@contextlib.contextmanager
+def about(rule: Rule, name: str) -> Iterator[None]:
+    """Adds rule and array to an error about shapes or dtypes."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}, in {rule}") from None

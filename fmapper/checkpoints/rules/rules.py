@@ -1,0 +1,170 @@
+"""Rules one after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.rules.rule import Change, Rule
+from fmapper.errors import CheckpointError
+
+
+class Rules:
+    """What becomes of the arrays of a checkpoint: rules, each for what those before it have made.
+
+    What no rule matches stays as it is. Nothing is read: the result is described by what was given.
+
+    Args:
+        rules: The rules: `Rename`, `Tie`, `Drop`, `AddConstant`, `Transpose`, `Reshape`,
+            `Interleave`, `Cast`, `Split`, `Concatenate`, `Stack`, `Unstack`.
+
+    Examples:
+        >>> import numpy as np
+        >>> rules = Rules([
+        ...     Rename("layers.{i}.dense.kernel", "blocks.{i}.w"),
+        ...     Transpose("blocks.{i}.w"),
+        ...     Stack("blocks.{i}.w", "blocks.w", over="i"),
+        ... ])
+        >>> given = {f"layers.{i}.dense.kernel": np.zeros((2, 3)) for i in range(4)}
+        >>> rules.apply(given)
+        {'blocks.w': <Concatenate float64[4, 3, 2]>}
+        >>> sorted(rules.inverse().apply(rules.apply(given)))[0]
+        'layers.0.dense.kernel'
+    """
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.rules = tuple(rules)
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise TypeError(f"Rules are made of rules such as Rename, and not of {rule!r}")
+
+    def __iter__(self) -> Iterator[Rule]:
+        """Returns the rules in order."""
+        return iter(self.rules)
+
+    def __len__(self) -> int:
+        """Returns how many there are."""
+        return len(self.rules)
+
+    def __add__(self, other: Rules) -> Rules:
+        """Returns these rules, and the others after them."""
+        return Rules([*self.rules, *other.rules]) if isinstance(other, Rules) else NotImplemented
+
+    def __eq__(self, other: object) -> bool:
+        """Tells whether the others are the same."""
+        return isinstance(other, Rules) and self.rules == other.rules
+
+    def __hash__(self) -> int:
+        """Returns the hash of the rules."""
+        return hash(self.rules)
+
+    def __repr__(self) -> str:
+        """Shows a rule a line."""
+        return "".join(["Rules([", *(f"\n    {rule}," for rule in self.rules), "\n])"])
+
+    def apply(
+        self, arrays: Mapping[str, Any], *, strict: bool = True, reversible: bool = False
+    ) -> dict[str, LazyArray]:
+        """Returns what becomes of arrays; reads nothing.
+
+        Args:
+            arrays: Arrays by name: lazy, or of NumPy.
+            strict: Whether a rule that matches nothing is an error. In a rule with several names it
+                is enough that one matches.
+            reversible: Whether it is an error if the inverse would not give the same names, shapes
+                and dtypes back: where an array that no rule has made has the name of one that is.
+
+        Raises:
+            CheckpointError: A rule matches nothing, does not fit an array, finds an array but not
+                one that belongs with it, or makes a name that is there already. Names the rule and
+                the array.
+        """
+        found = {
+            name: array if isinstance(array, LazyArray) else LazyArray.of(array)
+            for name, array in arrays.items()
+        }
+        given = found
+        for number, rule in enumerate(self.rules, 1):
+            found = _one(rule, number, found, strict)
+        if reversible:
+            back = self.inverse().apply(found, strict=strict)
+            for name in given.keys() | back.keys():
+                own, new = given.get(name), back.get(name)
+                if own is None or new is None or (own.shape, own.dtype) != (new.shape, new.dtype):
+                    raise CheckpointError(
+                        f"the inverse of these rules does not give {name} back: {own} became {new}"
+                    )
+        return found
+
+    def inverse(self) -> Rules:
+        """Returns the rules that undo these.
+
+        Raises:
+            CheckpointError: One has no inverse; says which, and what is lost.
+        """
+        return Rules([rule.inverse() for rule in reversed(self.rules)])
+
+    def to_toml(self) -> str:
+        """Returns the rules as TOML, from which `from_toml` reads them."""
+        from fmapper.checkpoints.rules.toml import write_toml
+
+        return write_toml(self.rules)
+
+    @classmethod
+    def from_toml(cls, source: str | os.PathLike[str]) -> Rules:
+        """Reads rules from TOML, which may be of anybody: nothing in it is run or opened.
+
+        Args:
+            source: The text, or the path of a file: a `Path`, or a string that ends in `.toml`.
+
+        Raises:
+            CheckpointError: The text is not TOML, or says what is no rule.
+            OSError: There is no such file, or it may not be read.
+        """
+        from fmapper.checkpoints.rules.toml import read_file, read_toml
+
+        if isinstance(source, str) and ("\n" in source or not source.endswith(".toml")):
+            return cls(read_toml(source))
+        return cls(read_file(Path(source)))
+
+
+def _one(
+    rule: Rule, number: int, arrays: Mapping[str, LazyArray], strict: bool
+) -> dict[str, LazyArray]:
+    """Returns what one rule makes of the arrays, in their order."""
+    at: dict[str, Change] = {}
+    added: list[Change] = []
+    gone: set[str] = set()
+    matched = False
+    for change in rule.changes(arrays):
+        matched = True
+        for name in change.names:
+            if name in gone:
+                raise CheckpointError(f"rule {number}, {rule}: takes {name} twice")
+            gone.add(name)
+        if change.names:
+            at[change.names[0]] = change
+        else:
+            added.append(change)
+    if not matched and strict:
+        some = ", ".join(list(arrays)[:3])
+        raise CheckpointError(
+            f"rule {number}, {rule}: matches nothing. "
+            + (f"There are {len(arrays)} arrays: {some}, ..." if arrays else "There are no arrays.")
+        )
+    found: dict[str, LazyArray] = {}
+    for name, array in arrays.items():
+        change = at[name] if name in at else Change([], [] if name in gone else [(name, array)])
+        for new, value in change.arrays:
+            if new in found:
+                raise CheckpointError(f"rule {number}, {rule}: two arrays would be {new}")
+            found[new] = value
+    for change in added:
+        for new, value in change.arrays:
+            if new in found:
+                raise CheckpointError(f"rule {number}, {rule}: there is a {new} already")
+            found[new] = value
+    return found
