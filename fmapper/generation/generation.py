@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fmapper.generation.decoding import Decoding
 from fmapper.programs.program import Program
@@ -23,8 +23,10 @@ class Generation:
         max_length: How many tokens the cache holds, those of the prompt among them.
         batch: How many rows.
         vocabulary: How many tokens there are.
+        columns: How many tokens a prompt may have.
         padding: The side on which prompts may be padded further: `left` or `right`.
         start: Where an encoder takes the prompt: the tokens that the answer begins with.
+        lengths: To how many columns prompts are padded, ascending; powers of two, if it is empty.
         name: The class of the model.
     """
 
@@ -35,23 +37,18 @@ class Generation:
     max_length: int
     batch: int
     vocabulary: int
+    columns: int
     padding: str = "right"
     start: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
     name: str = ""
-    lengths: tuple[int, ...] = field(default=())
 
     def bucket(self, columns: int) -> int:
-        """Returns to how many columns a prompt is padded: the programs of a length are compiled."""
-        return next((size for size in self.buckets() if size >= columns), columns)
-
-    def buckets(self) -> tuple[int, ...]:
-        """Returns the lengths to which prompts are padded, ascending."""
+        """Returns to how many columns a prompt is padded: a program is compiled for each."""
         if self.lengths:
-            return self.lengths
-        sizes = [min(_LEAST, self.max_length)]
-        while sizes[-1] < self.max_length:
-            sizes.append(min(sizes[-1] * 2, self.max_length))
-        return tuple(sizes)
+            return next((size for size in self.lengths if size >= columns), columns)
+        size = max(_LEAST, 1 << (columns - 1).bit_length())
+        return max(columns, min(size, self.columns))
 
 
 _LEAST = 16

@@ -44,9 +44,9 @@ def read(
     import numpy as np
 
     name = generation.name
-    tokens, mask = _arrays(name, input_ids, attention_mask, decoding)
-    rows, width = tokens.shape
     encodes = bool(generation.start)
+    tokens, mask = _arrays(name, input_ids, attention_mask, decoding, left=not encodes)
+    rows, width = tokens.shape
     if rows > generation.batch:
         raise ProgramInputError(
             f"{name}: {rows} prompts were given to a generator of batch={generation.batch}. Make "
@@ -54,9 +54,12 @@ def read(
         )
     if width == 0 or rows == 0:
         raise ProgramInputError(f"{name}: the prompts are empty: {tokens.shape}")
-    if width > generation.max_length and not encodes:
+    if width > generation.columns:
         raise ProgramInputError(
-            f"{name}: a prompt of {width} tokens is longer than the cache, which holds "
+            f"{name}: a prompt of {width} tokens is longer than the encoder takes, which is "
+            f"{generation.columns}."
+            if encodes
+            else f"{name}: a prompt of {width} tokens is longer than the cache, which holds "
             f"{generation.max_length}. Make the generator with a larger max_length."
         )
     if tokens.min() < 0 or tokens.max() >= generation.vocabulary:
@@ -81,7 +84,9 @@ def read(
     return Prompts(tokens, mask, columns, column_mask)
 
 
-def _arrays(name: str, input_ids: Any, attention_mask: Any, decoding: Decoding) -> tuple[Any, Any]:
+def _arrays(
+    name: str, input_ids: Any, attention_mask: Any, decoding: Decoding, *, left: bool
+) -> tuple[Any, Any]:
     import numpy as np
 
     if isinstance(input_ids, list | tuple) and input_ids and not hasattr(input_ids[0], "shape"):
@@ -92,8 +97,8 @@ def _arrays(name: str, input_ids: Any, attention_mask: Any, decoding: Decoding) 
         tokens = np.zeros((len(given), width), np.int64)
         mask = np.zeros((len(given), width), bool)
         for at, row in enumerate(given):
-            tokens[at, width - len(row) :] = row
-            mask[at, width - len(row) :] = True
+            here = slice(width - len(row), None) if left else slice(len(row))
+            tokens[at, here], mask[at, here] = row, True
         return tokens, mask
     tokens = np.atleast_2d(np.asarray(to_numpy(input_ids)))
     if tokens.ndim != 2 or tokens.dtype.kind not in "iu":

@@ -167,7 +167,7 @@ class _Call:
             )
             execute.check_assertions(code, holds if code.checks else None)
         else:
-            empty = loop.empty_cache(step, own.batch)
+            empty = loop.empty_cache(step)
             prompts = (given.columns, given.column_mask, np.int32(given.tokens.shape[1]))
             logits, cache, holds = loop.prefill_by_steps(
                 step, own.precision, self.arrays, prompts, empty

@@ -11,8 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from fmapper_adapters.jax.aten import types
 from fmapper_adapters.jax.generation import choose
 from fmapper_adapters.jax.generation.choose import Fixed, Knobs
 from fmapper_adapters.jax.model import check_inputs, execute, meshes
@@ -171,8 +171,8 @@ def _kept_of_nothing(shapes: Any) -> Any:
     return jax.tree.map(lambda _: None, shapes)
 
 
-def empty_cache(code: StaticProgram, batch: int) -> Any:
+def empty_cache(code: StaticProgram) -> Any:
     """Returns the cache that a step takes, without anything in it."""
     spec = code.program.in_spec.children[0].children[1]
-    shapes = [(i.shape, i.dtype) for i in code.users[1:]]
-    return spec.unflatten([jnp.zeros(shape, np.dtype(dtype)) for shape, dtype in shapes])
+    users = code.users[1:]
+    return spec.unflatten([jnp.zeros(one.shape, types.dtype_of(one.dtype)) for one in users])

@@ -11,9 +11,10 @@ import torch
 from fmapper import ConversionError
 from fmapper.generation import Generation, read_config
 from fmapper.programs import Graph, Program
-from fmapper_adapters.torch.record.export import export_program
+from fmapper_adapters.torch.record.export import export_program, mode
 
 _COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
+_MOST_COLUMNS = 1 << 15  # where a model does not say
 _LEAST = 2  # columns: torch takes a size of one for fixed
 
 
@@ -56,38 +57,55 @@ def export_generation(
     Raises:
         ConversionError: It cannot be recorded, or is not a model that generates.
     """
-    own, prefix, config = _protocol_of(model, max_length)
-    tokens = torch.ones((batch, min(_COLUMNS, max_length)), dtype=torch.int64)
+    own, prefix = _protocol_of(model, max_length)
+    most = _most_columns(own, max_length)
+    tokens = torch.ones((batch, min(_COLUMNS, most)), dtype=torch.int64)
     mask = torch.ones_like(tokens)
     settings: dict[str, Any] = {"check": check, "whole": whole}
-    columns = {1: torch.export.Dim("columns", min=_LEAST, max=max_length)}
-    shapes = {"tokens": columns, "mask": columns}
-    prefill = export_program(_Prefill(own), (tokens, mask), {}, dynamic_shapes=shapes, **settings)
-    with torch.no_grad():
-        was = {inner: inner.training for inner in own.modules()}
-        own.eval()
+    columns: Any = torch.export.Dim("columns", min=_LEAST, max=most)
+    lengths: tuple[int, ...] = ()
+    try:
+        shapes = {"tokens": {1: columns}, "mask": {1: columns}}
+        given = (tokens, mask)
+        prefill = export_program(_Prefill(own), given, {}, dynamic_shapes=shapes, **settings)
+    except ConversionError:
+        if getattr(own, "is_recurrent", False):  # its code goes over the prompt in Python
+            prefill = None
+        else:
+            tokens = torch.ones((batch, max_length), dtype=torch.int64)
+            mask, lengths = torch.ones_like(tokens), (max_length,)
+            prefill = export_program(_Prefill(own), (tokens, mask), {}, **settings)
+    with mode(own, train=False), torch.no_grad():
         logits, cache = own.prefill(tokens, mask)
-        for inner, training in was.items():
-            inner.training = training
-    step = export_program(_Step(own), (logits.argmax(-1), cache), {}, **settings)
+    sizes = None
+    if hasattr(own, "sizes") and not lengths:
+        sizes = {"tokens": None, "cache": own.sizes(cache, columns)}
+    given = (logits.argmax(-1), cache)
+    step = export_program(_Step(own), given, {}, dynamic_shapes=sizes, **settings)
+    config = getattr(model, "generation_config", None) or {}
+    if not isinstance(config, Mapping):
+        config = config.to_dict()
     decoding, unsupported = read_config(config)
     return Generation(
-        prefill=_renamed(prefill, prefix),
+        prefill=None if prefill is None else _renamed(prefill, prefix),
         step=_renamed(step, prefix),
         decoding=decoding,
         unsupported=unsupported,
         max_length=max_length,
         batch=batch,
         vocabulary=logits.shape[-1],
-        padding=own.padding,
+        columns=max_length if lengths else most,
+        padding="right" if prefill is None else getattr(own, "padding", "left"),
+        start=getattr(own, "start", ()),
+        lengths=lengths,
         name=type(model).__name__,
     )
 
 
-def _protocol_of(model: Any, max_length: int) -> tuple[Any, str, Mapping[str, Any]]:
-    """Returns what has `prefill` and `step`, the prefix of its names, and its configuration."""
+def _protocol_of(model: Any, max_length: int) -> tuple[Any, str]:
+    """Returns what has `prefill` and `step`, and the prefix of the names of its arrays."""
     if callable(getattr(model, "prefill", None)) and callable(getattr(model, "step", None)):
-        return model, "of.", getattr(model, "generation_config", None) or {}
+        return model, "of."
     config = getattr(model, "generation_config", None)
     if config is None or not hasattr(model, "prepare_inputs_for_generation"):
         raise ConversionError(
@@ -95,9 +113,29 @@ def _protocol_of(model: Any, max_length: int) -> tuple[Any, str, Mapping[str, An
             "generate, nor has it the methods prefill(tokens, mask) and step(tokens, cache), each "
             "of which returns logits and a cache; see fmapper.generator."
         )
+    if model.config.is_encoder_decoder:
+        from fmapper_adapters.torch.generation.encoder_decoder import EncoderDecoder
+
+        start = config.decoder_start_token_id
+        start = config.bos_token_id if start is None else start
+        if not isinstance(start, int):
+            raise ConversionError(
+                f"{type(model).__name__}: its generation_config has decoder_start_token_id={start}"
+                ": set it to the token that answers begin with"
+            )
+        return EncoderDecoder(model, max_length, (start,)), "of.model."
     from fmapper_adapters.torch.generation.causal_lm import CausalLM
 
-    return CausalLM(model, max_length), "of.model.", config.to_dict()
+    return CausalLM(model, max_length), "of.model."
+
+
+def _most_columns(own: Any, max_length: int) -> int:
+    """Returns how many columns a prompt may have: an encoder has room of its own."""
+    if not getattr(own, "start", ()):
+        return max_length
+    config = own.config.get_text_config(encoder=True)
+    limit = getattr(config, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit >= _LEAST else _MOST_COLUMNS
 
 
 def _renamed(program: Program, prefix: str) -> Program:

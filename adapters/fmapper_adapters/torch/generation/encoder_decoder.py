@@ -1,0 +1,98 @@
+"""A model of transformers with an encoder, with what a generator wants: `prefill` and `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from fmapper_adapters.torch.generation import cache_layers
+from fmapper_adapters.torch.generation.cache_layers import Places, State
+
+Result = tuple[torch.Tensor, State]
+_CROSS = "cross."
+
+
+class EncoderDecoder(torch.nn.Module):
+    """A model whose encoder takes the prompt, and whose decoder writes from a few tokens on.
+
+    Beside the states of the decoder's layers its cache has the keys and values of the encoder's
+    output, that output, `mask`, which of it is real, and `length`, the next slot.
+
+    Args:
+        model: The model.
+        max_length: How many tokens of the decoder the cache holds.
+        start: Those that it begins with.
+    """
+
+    padding = "right"
+
+    def __init__(self, model: Any, max_length: int, start: tuple[int, ...]) -> None:
+        super().__init__()
+        self.model = model
+        self.max_length = max_length
+        self.start = start
+        self.config = model.config
+
+    def prefill(self, tokens: torch.Tensor, mask: torch.Tensor) -> Result:
+        """Returns the logits of the first token of the answer, and the cache.
+
+        Args:
+            tokens: Of the prompts, shape (batch, columns).
+            mask: 1 where there is one.
+        """
+        encoder = self.model.get_encoder()
+        hidden = encoder(input_ids=tokens, attention_mask=mask, return_dict=True)[0]
+        own, cross = cache_layers.for_prompt(self.config), DynamicCache(config=self.config)
+        begin = torch.tensor(self.start).expand(len(tokens), -1)
+        cache = EncoderDecoderCache(own, cross)
+        logits = self._call(begin, mask, hidden, cache, first=True)
+        length = torch.full((), len(self.start), dtype=torch.int64)
+        places = Places(0, length, len(self.start), self.max_length)
+        state = cache_layers.states(own, cache_layers.windows(self.config), places)
+        for at, layer in enumerate(cross.layers):
+            for name in ("keys", "values"):
+                if getattr(layer, name, None) is not None:
+                    state[f"{_CROSS}{at}.{name}"] = getattr(layer, name)
+        return logits, state | {"mask": mask, "hidden": hidden, "length": length}
+
+    def step(self, tokens: torch.Tensor, cache: State) -> Result:
+        """Returns the logits after one more token, and the cache.
+
+        Args:
+            tokens: One per row, shape (batch,).
+            cache: As `prefill` and `step` return it.
+        """
+        state = dict(cache)
+        mask, hidden, length = (state.pop(name) for name in ("mask", "hidden", "length"))
+        cross = {n: state.pop(n) for n in list(state) if n.startswith(_CROSS)}
+        own = cache_layers.for_step(self.config, state, length, self.max_length)
+        known = {name.removeprefix(_CROSS): one for name, one in cross.items()}
+        both = cache_layers.crossed(self.config, known, own)
+        logits = self._call(tokens[:, None], mask, hidden, both, first=False)
+        new = cache_layers.after_step(own, state) | cross
+        return logits, new | {"mask": mask, "hidden": hidden, "length": length + 1}
+
+    def sizes(self, cache: Mapping[str, Any], columns: Any) -> dict[str, Any]:
+        """Returns which sizes of the cache are the length of a prompt."""
+        found: dict[str, Any] = {}
+        for name in cache:
+            one = 2 if name.startswith(_CROSS) else 1
+            found[name] = {one: columns} if one == 2 or name in ("mask", "hidden") else None
+        return found
+
+    def _call(self, tokens: Any, mask: Any, hidden: Any, cache: Any, *, first: bool) -> Any:
+        """Calls the model as `generate` does, and returns the logits of the last token."""
+        inputs = self.model.prepare_inputs_for_generation(
+            tokens,
+            next_sequence_length=None,
+            is_first_iteration=first,
+            past_key_values=cache,
+            attention_mask=mask,
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            use_cache=True,
+        )
+        return self.model(**inputs, return_dict=True).logits[:, -1].float()
