@@ -94,6 +94,13 @@ def uses(session: nox.Session) -> None:
 
 
 @nox.session
+def generate(session: nox.Session) -> None:
+    """Generate text with every causal and encoder-decoder model: `nox -s generate -- '^llama/'`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    program(session, "generate", *session.posargs)
+
+
+@nox.session
 def layers(session: nox.Session) -> None:
     """Convert every layer of torch.nn with its options to JAX: `nox -s layers -- Conv`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))

@@ -13,42 +13,7 @@ torch = pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 transformers = pytest.importorskip("transformers")
 
-COMMON = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
-
-
-def tiny(name: str, **config: Any) -> Any:
-    """A small model with random weights, which ends no text by itself."""
-    torch.manual_seed(0)
-    cls = getattr(transformers, name)
-    return cls(cls.config_class(**COMMON | config)).eval()
-
-
-def prompts(rows: int = 3, width: int = 9) -> tuple[Any, Any]:
-    """Prompts of unequal lengths, padded on the left."""
-    tokens = torch.randint(3, 99, (rows, width), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(tokens)
-    for row in range(rows):
-        mask[row, : (3 * row) % width] = 0
-    return tokens * mask, mask
-
-
-def generate(model: Any, tokens: Any, mask: Any, count: int, **options: Any) -> Any:
-    """What torch makes of it."""
-    with torch.no_grad():
-        return model.generate(
-            tokens, attention_mask=mask, **{"do_sample": False, "max_new_tokens": count} | options
-        ).numpy()
+from support.generating import in_torch, prompts, tiny  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -61,4 +26,183 @@ def test_greedy_tokens_are_those_of_generate(llama: Any) -> None:
     model, generator = llama
     tokens, mask = prompts()
     found = generator(tokens, mask, max_new_tokens=64)
-    assert np.array_equal(found, generate(model, tokens, mask, 64))
+    assert np.array_equal(found, in_torch(model, tokens, mask, 64))
+
+
+def test_scores_are_those_of_generate(llama: Any) -> None:
+    model, generator = llama
+    tokens, mask = prompts()
+    found = generator(tokens, mask, max_new_tokens=6, scores=True)
+    options = {"output_scores": True, "return_dict_in_generate": True}
+    want = in_torch(model, tokens, mask, 6, **options)
+    assert np.array_equal(found.tokens, want.sequences)
+    np.testing.assert_allclose(found.scores, torch.stack(want.scores, 1), atol=1e-5)
+
+
+def test_prompts_come_in_several_forms(llama: Any) -> None:
+    _, generator = llama
+    tokens, mask = prompts()
+    want = generator(tokens, mask, max_new_tokens=4)
+    lists = [row[kept].tolist() for row, kept in zip(tokens, mask.bool(), strict=True)]
+    assert np.array_equal(generator(lists, max_new_tokens=4), want)
+    assert np.array_equal(generator(tokens.numpy(), max_new_tokens=4), want)  # 0 is padding
+    alone = generator(lists[1], max_new_tokens=4)
+    assert np.array_equal(alone[0], want[1, mask.shape[1] - len(lists[1]) :])
+
+
+def test_prompts_of_one_bucket_compile_nothing_anew(llama: Any) -> None:
+    from fmapper_adapters.jax.generation import loop
+
+    model, generator = llama
+    generator(prompts(3, 5)[0], max_new_tokens=3)
+    generator(prompts(3, 33)[0], max_new_tokens=3)
+    compiled = loop.prefill, loop.begin, loop.loop
+    before = [one._cache_size() for one in compiled]
+    for width in range(4, 17):
+        tokens, mask = prompts(3, width)
+        found = generator(tokens, mask, max_new_tokens=width)
+        assert np.array_equal(found, in_torch(model, tokens, mask, width))
+    for width in (*range(1, 8), *range(34, 54)):
+        generator(prompts(2, width)[0], max_new_tokens=2)
+    assert [one._cache_size() for one in compiled] == before
+
+
+def test_a_prompt_is_one_call_of_its_program(llama: Any) -> None:
+    _, generator = llama
+    assert generator.generation.prefill is not None
+    (name,) = generator.generation.prefill.symbols
+    assert generator.generation.prefill.symbols[name] == (2, 80)
+
+
+def test_a_row_that_stops_does_not_change_the_others(llama: Any) -> None:
+    model, generator = llama
+    tokens, mask = prompts()
+    free = np.asarray(generator(tokens, mask, max_new_tokens=20))
+    stop = int(free[1, tokens.shape[1] + 3])
+    found = generator(tokens, mask, max_new_tokens=20, eos_token_id=stop)
+    assert np.array_equal(
+        found, in_torch(model, tokens, mask, 20, eos_token_id=stop, pad_token_id=0)
+    )
+    own = generator(tokens, mask, max_new_tokens=20, eos_token_id=[[], [stop], []])
+    assert np.array_equal(own[0], free[0])
+    assert np.array_equal(own[2], free[2])
+    assert not np.asarray(own[1, tokens.shape[1] + 4 :]).any()
+
+
+def test_it_ends_where_all_rows_have_stopped(llama: Any) -> None:
+    _, generator = llama
+    tokens, mask = prompts()
+    free = np.asarray(generator(tokens, mask, max_new_tokens=20))
+    stops = free[:, tokens.shape[1] + 2].tolist()
+    found = generator(tokens, mask, max_new_tokens=20, eos_token_id=stops)
+    assert found.shape[1] <= tokens.shape[1] + 3
+
+
+def test_a_stream_gives_the_tokens_of_a_call(llama: Any) -> None:
+    _, generator = llama
+    tokens, mask = prompts(2)
+    want = generator(tokens, mask, max_new_tokens=7)
+    streamed = list(generator.stream(tokens, mask, max_new_tokens=7))
+    assert np.array_equal(np.stack(streamed, 1), want[:, tokens.shape[1] :])
+    assert list(generator.stream(tokens, mask, max_new_tokens=0)) == []
+    assert generator(tokens, mask, max_new_tokens=0).shape == tokens.shape
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "says"),
+    [
+        ([[5] * 81], {}, "longer than the cache, which holds 80"),
+        (
+            [[5] * 70],
+            {"max_new_tokens": 11},
+            "Ask for 10, or make the generator with max_length=81",
+        ),
+        ([[5]] * 4, {}, "4 prompts were given to a generator of batch=3"),
+        ([[5, 99]], {}, "the token 99; there are 99"),
+        ([[-1]], {}, "the token -1"),
+        (np.zeros((0, 3), int), {}, "empty"),
+        (np.ones((1, 3)), {}, "input_ids are integers"),
+        ([[5]], {"do_sample": True}, "give key="),
+    ],
+)
+def test_prompts_that_do_not_fit_are_refused(
+    llama: Any, tokens: Any, options: Any, says: str
+) -> None:
+    with pytest.raises(fmapper.ProgramInputError, match=says):
+        llama[1](tokens, **options)
+
+
+def test_padding_on_the_right_is_refused(llama: Any) -> None:
+    tokens, mask = prompts()
+    with pytest.raises(fmapper.ProgramInputError, match="Pad them on the left"):
+        llama[1](tokens.flip(1), mask.flip(1))
+
+
+def test_no_torch_is_needed_for_a_call(llama: Any) -> None:
+    found = llama[1].params
+    assert set(found) == {name for name, _ in llama[0].named_parameters()}
+    assert all(isinstance(x, jax.Array) for x in found.values())
+
+
+MODELS: dict[str, Any] = {
+    "learned positions": ("GPT2LMHeadModel", {"n_positions": 128}, {60}),
+    "a window": ("MistralForCausalLM", {"sliding_window": 6}, {6}),
+    "a window and softcaps": ("Gemma2ForCausalLM", {"sliding_window": 6, "head_dim": 8}, {6, 60}),
+    "layers of both kinds": (
+        "Gemma3ForCausalLM",
+        {
+            "sliding_window": 6,
+            "head_dim": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        {6, 60},
+    ),
+    "frequencies by length": (
+        "LlamaForCausalLM",
+        {
+            "max_position_embeddings": 32,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        },
+        {60},
+    ),
+    "one of two sets of frequencies": (
+        "LlamaForCausalLM",
+        {
+            "max_position_embeddings": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "factor": 2.0,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+                "original_max_position_embeddings": 32,
+                "rope_theta": 1e4,
+            },
+        },
+        {60},
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_kind_of_positions_and_caches(kind: str) -> None:
+    """Beyond the window, and beyond the length at which frequencies change."""
+    name, config, sizes = MODELS[kind]
+    model = tiny(name, **config)
+    generator = fmapper.generator(model, max_length=60, batch=3)
+    tokens, mask = prompts()
+    found = generator(tokens, mask, max_new_tokens=45)
+    assert np.array_equal(found, in_torch(model, tokens, mask, 45))
+    short, few = prompts(3, 4)
+    assert np.array_equal(generator(short, few, max_new_tokens=10), in_torch(model, short, few, 10))
+    assert cache_sizes(generator) == sizes
+
+
+def cache_sizes(generator: Any) -> set[int]:
+    """How many positions the layers of the cache hold."""
+    inputs = [i for i in generator.generation.step.inputs if i.kind == "user"]
+    return {i.shape[2] for i in inputs if len(i.shape) == 4}
+
+
+def test_a_cache_is_not_longer_than_it_is_asked_to_be(llama: Any) -> None:
+    assert cache_sizes(llama[1]) == {80}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import random
 import warnings
 from typing import Any
 
@@ -34,7 +35,9 @@ def cases() -> dict[str, sweeping.Case]:
         for kind, names in mapping.items():
             for name in (names,) if isinstance(names, str) else names:
                 found.setdefault(name, kind)
-    return {f"{kind}/{name}": functools.partial(case, name, kind) for name, kind in found.items()}
+    order = sorted(found)
+    random.Random(0).shuffle(order)  # a sweep that is stopped early has seen a sample
+    return {f"{found[name]}/{name}": functools.partial(case, name, found[name]) for name in order}
 
 
 def case(name: str, kind: str) -> Found:

@@ -11,6 +11,7 @@ import torch
 from fmapper import ConversionError
 from fmapper.generation import Generation, read_config
 from fmapper.programs import Graph, Program
+from fmapper_adapters.torch.generation import rotary
 from fmapper_adapters.torch.record.export import export_program, mode
 
 _COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
@@ -58,6 +59,20 @@ def export_generation(
         ConversionError: It cannot be recorded, or is not a model that generates.
     """
     own, prefix = _protocol_of(model, max_length)
+    with rotary.without_memory(own):
+        return _export(model, own, prefix, max_length, batch, check=check, whole=whole)
+
+
+def _export(
+    model: Any,
+    own: Any,
+    prefix: str,
+    max_length: int,
+    batch: int,
+    *,
+    check: bool,
+    whole: Collection[str],
+) -> Generation:
     most = _most_columns(own, max_length)
     tokens = torch.ones((batch, min(_COLUMNS, most)), dtype=torch.int64)
     mask = torch.ones_like(tokens)
