@@ -15,13 +15,13 @@ from fmapper.files.untrusted import Misfit, read_json, show
 from fmapper.generation.decoding import Decoding
 from fmapper.generation.generation import Generation
 from fmapper.programs.file import read_file, write_file
-from fmapper.programs.program import Program
+from fmapper.programs.program import Program, Ref
 from fmapper.programs.treespec import TreeSpec
 from fmapper.tracebacks import short_traceback
 
 _KEY = "fmapper.generator"
 _VERSION = 1
-_MOST = 1 << 31
+_MOST = 1 << 28  # places for tokens, in all rows together
 _MOST_TOKENS = 1 << 20  # of a list of them
 
 
@@ -72,7 +72,7 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
     if type(metadata.get(_KEY)) is not str:
         raise Misfit("holds a program, and not a generator: load_program reads it")
     about = read_json(metadata[_KEY])
-    if type(about) is not dict or about.get("version") != _VERSION:
+    if type(about) is not dict or _get(about, "version", int) != _VERSION:
         raise Misfit("is of another version", _KEY)
     has_prefill = _get(about, "has_prefill", bool)
     if has_prefill != (program.evaluation is not None):
@@ -95,6 +95,8 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
         lengths=_integers(about, "lengths", _MOST),
         name=program.name,
     )
+    if found.max_length * found.batch > _MOST or found.columns * found.batch > _MOST:
+        raise Misfit("there are more places for tokens than any machine has", _KEY)
     if found.lengths != tuple(sorted({*found.lengths} - {0})):
         raise Misfit("the lengths are not in order", _KEY)
     if len(found.start) >= found.max_length:
@@ -155,10 +157,20 @@ def _check_together(generation: Generation) -> None:
             raise Misfit("a program does not give logits and a cache")
         if program.out_spec.children[0].kind != "leaf" or program.out_spec.children[1] != cache:
             raise Misfit("the cache that a program gives is not the one that a step takes")
+        logits = {call.name: call.result for call in program.graph.calls}.get(
+            _name_of_logits(program)
+        )
+        if not logits or logits[0][1] != (generation.batch, generation.vocabulary):
+            raise Misfit("a program gives logits of another shape than the generator says")
         if any(output.kind != "user" for output in program.outputs):
             raise Misfit("a program changes the model")
     if generation.prefill and (len(columns) != 2 or columns[0].shape != columns[1].shape):
         raise Misfit("the program of a prompt takes other things than tokens and a mask")
+
+
+def _name_of_logits(program: Program) -> str:
+    first = program.graph.outputs[0] if program.graph.outputs else None
+    return first.name if isinstance(first, Ref) else ""
 
 
 def _part(spec: TreeSpec, *at: int) -> TreeSpec | None:

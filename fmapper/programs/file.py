@@ -109,7 +109,15 @@ def load_program(path: str | os.PathLike[str]) -> Program:
             whatever is in the file.
         OSError: There is no file of this name, or it may not be read.
     """
-    return read_file(path, lambda program, _: program)
+    return read_file(path, _alone)
+
+
+def _alone(program: Program, metadata: Mapping[str, Any]) -> Program:
+    """Returns a program that is all there is in a file."""
+    for key in metadata:
+        if key.startswith("fmapper.") and key != _KEY:
+            raise Misfit(f"holds more than a program: what {show(key)} says has its own reader")
+    return program
 
 
 def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str, Any]], T]) -> T:

@@ -101,15 +101,20 @@ def begin(
         mask: Which of them are tokens.
         done: Rows that nobody has asked for.
     """
-    state: State = {"tokens": tokens, "at": knobs["prompt"], "done": done}
-    state["count"] = jnp.int32(0)
-    if "repetition_penalty" in knobs:
-        rows = jnp.arange(tokens.shape[0])[:, None]
-        seen = jnp.zeros(logits.shape, bool)
-        state["seen"] = seen.at[rows, tokens].max(mask)
-    if fixed.scores:
-        state["scores"] = jnp.zeros((logits.shape[0], tokens.shape[1], logits.shape[1]))
-    return _choose(fixed, knobs, key, logits, state)
+
+    def run(knobs: Knobs, key: Any, logits: Any, tokens: Any, mask: Any, done: Any) -> State:
+        state: State = {"tokens": tokens, "at": knobs["prompt"], "done": done}
+        state["count"] = jnp.int32(0)
+        if "repetition_penalty" in knobs:
+            rows = jnp.arange(tokens.shape[0])[:, None]
+            seen = jnp.zeros(logits.shape, bool)
+            state["seen"] = seen.at[rows, tokens].max(mask)
+        if fixed.scores:
+            state["scores"] = jnp.zeros((logits.shape[0], tokens.shape[1], logits.shape[1]))
+        return _choose(fixed, knobs, key, logits, state)
+
+    found: State = _on_mesh(run, (knobs, key, logits, tokens, mask, done), _kept_of_nothing)
+    return found
 
 
 def _choose(fixed: Fixed, knobs: Knobs, key: Any, logits: Any, state: State) -> State:

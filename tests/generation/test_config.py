@@ -1,0 +1,113 @@
+"""What a model asks for is done, or said; nothing is dropped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+
+import fmapper
+from fmapper.generation import Decoding, read_config
+
+
+def test_a_configuration_is_read() -> None:
+    decoding, missing = read_config(
+        {
+            "eos_token_id": [2, 3],
+            "pad_token_id": 0,
+            "do_sample": True,
+            "top_k": 50,
+            "temperature": 0.7,
+            "max_new_tokens": 5,
+            "bos_token_id": 1,
+            "transformers_version": "5.23.0",
+            "length_penalty": 1.0,
+            "top_p": None,
+        }
+    )
+    assert missing == ()
+    assert decoding == Decoding(
+        eos_token_id=(2, 3), do_sample=True, top_k=50, temperature=0.7, max_new_tokens=5
+    )
+
+
+def test_what_only_matters_to_samples_is_left_out_of_greedy_search() -> None:
+    assert read_config({"top_k": 50, "temperature": 0.6})[0] == Decoding()
+
+
+def test_the_first_stop_token_is_padding_where_there_is_none() -> None:
+    assert read_config({"eos_token_id": [7, 8]})[0].pad_token_id == 7
+
+
+def test_everything_else_is_told() -> None:
+    _, missing = read_config(
+        {"num_beams": 4, "guidance_scale": 1.5, "bad_words_ids": [[1]], "of_tomorrow": 3}
+    )
+    assert [line.partition("=")[0] for line in missing] == [
+        "num_beams",
+        "guidance_scale",
+        "bad_words_ids",
+        "of_tomorrow",
+    ]
+
+
+def test_every_setting_of_transformers_is_known() -> None:
+    """A default asks for nothing; a setting that is new has to be looked at."""
+    transformers = pytest.importorskip("transformers")
+    assert read_config(transformers.GenerationConfig().to_dict())[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"temprature": 1.0}, TypeError, "temperature"),
+        ({"temperature": 0}, ValueError, "out of range"),
+        ({"temperature": float("nan")}, ValueError, "out of range"),
+        ({"top_p": 1.5}, ValueError, "out of range"),
+        ({"top_k": -1}, ValueError, "a number of tokens"),
+        ({"do_sample": 1}, ValueError, "True or False"),
+        ({"eos_token_id": "2"}, ValueError, "a token is wanted"),
+        ({"num_beams": 4}, fmapper.ConversionError, "pass num_beams=1"),
+        ({"num_return_sequences": 2}, fmapper.ConversionError, "as many rows"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], error: Any, says: str) -> None:
+    with pytest.raises(error, match=says):
+        Decoding().with_options(options)
+
+
+def test_a_model_that_asks_in_vain_says_so_once() -> None:
+    pytest.importorskip("jax")
+    pytest.importorskip("transformers")
+    from support.generating import tiny
+
+    model = tiny("LlamaForCausalLM", num_hidden_layers=1)
+    model.generation_config.num_beams = 4
+    model.generation_config.guidance_scale = 1.5
+    with pytest.raises(fmapper.ConversionError, match="asks for num_beams=4: beam search"):
+        fmapper.generator(model, max_length=20)
+    with pytest.warns(fmapper.ConversionWarning, match="guidance_scale=1.5"):
+        generator = fmapper.generator(model, max_length=20, num_beams=1, max_new_tokens=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert generator([[5, 6]]).shape == (1, 5)
+
+
+def test_the_room_imports_no_framework() -> None:
+    script = (
+        "import sys, fmapper.generation.generator; assert not {'torch', 'jax'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_model_that_does_not_generate_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    with pytest.raises(fmapper.ConversionError, match="Linear does not generate"):
+        fmapper.generator(torch.nn.Linear(2, 2), max_length=5)
+    for options in ({"max_length": 1}, {"max_length": 5, "batch": 0}):
+        with pytest.raises(fmapper.ConversionError, match=r"max_length=1|batch=0"):
+            fmapper.generator(torch.nn.Linear(2, 2), **options)

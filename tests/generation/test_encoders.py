@@ -1,0 +1,87 @@
+"""Models with an encoder, and models whose state is not a list of positions, as in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fmapper
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+pytest.importorskip("jax")
+transformers = pytest.importorskip("transformers")
+
+from support.generating import in_torch, prompts, tiny  # noqa: E402
+
+
+def bart() -> Any:
+    torch.manual_seed(0)
+    sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers",)}
+    heads = {f"{part}_attention_heads": 4 for part in ("encoder", "decoder")}
+    widths = {f"{part}_ffn_dim": 64 for part in ("encoder", "decoder")}
+    config = transformers.BartConfig(
+        vocab_size=99, d_model=32, max_position_embeddings=64, **sizes, **heads, **widths
+    )
+    model = transformers.BartForConditionalGeneration(config).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def t5() -> Any:
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=99,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("make", [bart, t5])
+def test_an_encoder_takes_the_prompts(make: Any) -> None:
+    model = make()
+    generator = fmapper.generator(model, max_length=40, batch=3, forced_eos_token_id=None)
+    model.generation_config.forced_eos_token_id = None
+    tokens, mask = (x.flip(1) for x in prompts())  # padded on the right
+    found = generator(tokens, mask, max_new_tokens=30)
+    assert np.array_equal(found, in_torch(model, tokens, mask, 30))
+    lists = [row[kept].tolist() for row, kept in zip(tokens, mask.bool(), strict=True)]
+    assert np.array_equal(generator(lists, max_new_tokens=30), found)
+    longer, more = (x.flip(1) for x in prompts(3, 21))  # another bucket
+    assert np.array_equal(
+        generator(longer, more, max_new_tokens=8), in_torch(model, longer, more, 8)
+    )
+    ended = generator(tokens, mask, max_new_tokens=6, forced_eos_token_id=7)
+    assert np.asarray(ended)[:, -1].tolist() == [7, 7, 7]
+
+
+@pytest.mark.thorough
+def test_a_prompt_of_a_recurrent_model_goes_through_its_steps() -> None:
+    config = {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    model = tiny("MambaForCausalLM", **config)
+    generator = fmapper.generator(model, max_length=40, batch=3)
+    assert generator.generation.prefill is None
+    for width in (9, 4, 17):
+        tokens, mask = prompts(3, width)
+        found = generator(tokens, mask, max_new_tokens=20)
+        assert np.array_equal(found, in_torch(model, tokens, mask, 20))
+
+
+@pytest.mark.thorough
+def test_generators_of_both_kinds_are_saved(tmp_path: Any) -> None:
+    from fmapper.generation import Generator
+
+    generator = fmapper.generator(t5(), max_length=20, batch=2)
+    tokens = [[5, 6, 7], [8, 9]]
+    generator.save(tmp_path / "t5.safetensors")
+    loaded = Generator.load(tmp_path / "t5.safetensors")
+    assert np.array_equal(loaded(tokens), generator(tokens))

@@ -1,0 +1,200 @@
+"""A module of one's own that generates, by `prefill` and `step`; its files, arrays and keys."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fmapper
+from fmapper.generation import Generator
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+
+TOKENS, WIDTH = 11, 6
+
+
+class Mean(torch.nn.Module):
+    """The next token goes by the mean of all before it: a cache of a sum and a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(TOKENS, WIDTH)
+        self.out = torch.nn.Linear(WIDTH, TOKENS)
+
+    def logits(self, cache: Any) -> Any:
+        return self.out(torch.tanh(3 * cache["sum"] / cache["count"]))
+
+    def prefill(self, tokens: Any, mask: Any) -> Any:
+        total = (self.embed(tokens) * mask[..., None]).sum(1)
+        cache = {"sum": total, "count": mask.sum(1, keepdim=True).float()}
+        return self.logits(cache), cache
+
+    def step(self, tokens: Any, cache: Any) -> Any:
+        cache = {"sum": cache["sum"] + self.embed(tokens), "count": cache["count"] + 1}
+        return self.logits(cache), cache
+
+
+def by_hand(module: Any, rows: list[list[int]], count: int) -> list[list[int]]:
+    found = []
+    with torch.no_grad():
+        for row in rows:
+            tokens = list(row)
+            for _ in range(count):
+                given = torch.tensor([tokens])
+                tokens.append(int(module.prefill(given, torch.ones_like(given))[0].argmax()))
+            found.append(tokens[len(row) :])
+    return found
+
+
+ROWS = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+
+
+@pytest.fixture(scope="module")
+def made() -> Any:
+    module = Mean()
+    return module, fmapper.generator(module, max_length=40, batch=3)
+
+
+def new_tokens(generator: Any, rows: Any = ROWS, **options: Any) -> Any:
+    width = max(map(len, rows))
+    return np.asarray(generator(rows, max_new_tokens=12, **options))[:, width:].tolist()
+
+
+def test_a_module_with_prefill_and_step_generates(made: Any) -> None:
+    module, generator = made
+    assert new_tokens(generator) == by_hand(module, ROWS, 12)
+    assert set(generator.params) == {"embed.weight", "out.weight", "out.bias"}
+
+
+def test_random_tokens_are_those_of_the_key(made: Any) -> None:
+    _, generator = made
+    options: dict[str, Any] = {"do_sample": True, "temperature": 2.0}
+    first = new_tokens(generator, key=jax.random.key(1), **options)
+    assert new_tokens(generator, key=1, **options) == first
+    assert new_tokens(generator, key=2, **options) != first
+    assert new_tokens(generator, ROWS[:1], key=1, **options) == first[:1]  # in any batch
+    streamed = generator.stream(ROWS, key=1, max_new_tokens=12, **options)
+    assert np.stack(list(streamed), 1).tolist() == first
+
+
+def test_other_settings_of_a_kind_compile_nothing_anew(made: Any) -> None:
+    from fmapper_adapters.jax.generation import loop
+
+    _, generator = made
+    options: dict[str, Any] = {"do_sample": True, "key": 0, "top_p": 0.9, "eos_token_id": 1}
+    generator(ROWS, max_new_tokens=3, temperature=0.5, **options)
+    before = [one._cache_size() for one in (loop.begin, loop.loop)]
+    options |= {"key": 5, "top_p": 0.5, "eos_token_id": [2, 3]}
+    generator(ROWS, max_new_tokens=9, temperature=1.5, **options)
+    assert [one._cache_size() for one in (loop.begin, loop.loop)] == before
+
+
+def test_settings_of_a_generator_hold_unless_a_call_says_otherwise(made: Any) -> None:
+    _, generator = made
+    own = generator.with_options(max_new_tokens=2)
+    assert own(ROWS).shape == (3, 7)
+    assert own(ROWS, max_new_tokens=4).shape == (3, 9)
+    assert generator(ROWS, max_new_tokens=None, max_length=9).shape == (3, 9)
+    assert generator(ROWS).shape == (3, 40)
+
+
+def test_other_arrays_come_from_a_dict_or_a_converted_model(made: Any) -> None:
+    _, generator = made
+    other = Mean()
+    torch.nn.init.normal_(other.out.weight)
+    want = by_hand(other, ROWS, 12)
+    assert new_tokens(generator) != want
+    assert new_tokens(generator.replace(params=fmapper.to_jax(dict(other.state_dict())))) == want
+
+    class Forward(Mean):
+        def forward(self, tokens: Any) -> Any:
+            return self.prefill(tokens, torch.ones_like(tokens))[0]
+
+    whole = Forward()
+    whole.load_state_dict(other.state_dict())
+    for target in ("jax", "flax"):
+        if target == "flax":
+            pytest.importorskip("flax")
+        converted = fmapper.convert(whole, target, (torch.ones(2, 3, dtype=torch.int64),))
+        assert new_tokens(generator.replace(params=converted)) == want
+    with pytest.raises(fmapper.ConversionError, match=r"params has no embed\.weight"):
+        generator.replace(params={})
+    with pytest.raises(fmapper.ConversionError, match="is wanted"):
+        generator.replace(params={**generator.params, "out.bias": np.zeros(3, "float32")})
+
+
+def test_a_file_is_read_without_torch(made: Any, tmp_path: Path) -> None:
+    _, generator = made
+    path = tmp_path / "mean.safetensors"
+    generator.with_options(repetition_penalty=1.5).save(path)
+    script = f"""
+import sys
+from fmapper.generation import Generator
+generator = Generator.load({str(path)!r})
+print(generator({ROWS}, max_new_tokens=12)[:, 5:].tolist())
+assert not {{"torch", "transformers"}} & {{*sys.modules}}
+"""
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert json.loads(run.stdout) == new_tokens(generator, repetition_penalty=1.5)
+    with pytest.raises(fmapper.ProgramFileError, match="more than a program"):
+        fmapper.load_program(path)
+    program = tmp_path / "program.safetensors"
+    fmapper.convert(torch.nn.Linear(2, 2), "jax", (torch.ones(1, 2),)).save(program)
+    with pytest.raises(fmapper.ProgramFileError, match="not a generator"):
+        Generator.load(program)
+
+
+def test_a_damaged_file_is_an_error_of_its_own(made: Any, tmp_path: Path) -> None:
+    path = tmp_path / "mean.safetensors"
+    made[1].save(path)
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    about = json.loads(header["__metadata__"]["fmapper.generator"])
+
+    def written(changed: Any) -> Path:
+        header["__metadata__"]["fmapper.generator"] = json.dumps(changed)
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 64 + 56)
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+        return path
+
+    def refused(changed: Any, says: str = ".") -> None:
+        with pytest.raises(fmapper.ProgramFileError, match=says):
+            Generator.load(written(changed))
+
+    assert Generator.load(written(about)).max_length == 40
+    for key in about:
+        refused({name: value for name, value in about.items() if name != key})
+        for wrong in (None, "x", -1, [1.5], {"a": 1}, 1 << 40, True):
+            if wrong != about[key] or type(wrong) is not type(about[key]):
+                refused(about | {key: wrong})
+    refused(about | {"batch": 4}, "not for this batch")
+    refused(about | {"vocabulary": 12}, "logits")
+    refused(about | {"decoding": about["decoding"] | {"temperature": -1}}, "temperature")
+    draw = random.Random(0)
+    for _ in range(60):
+        at = draw.randrange(len(data))
+        path.write_bytes(data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :])
+        try:
+            Generator.load(path)
+        except (fmapper.ProgramFileError, fmapper.ConversionError):
+            continue
+
+
+def test_sharded_parameters_stay_sharded(made: Any) -> None:
+    _, generator = made
+    mesh = jax.make_mesh((1,), ("model",))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+    params = {name: jax.device_put(x, spec) for name, x in generator.params.items()}
+    assert new_tokens(generator.replace(params=params)) == new_tokens(generator)
