@@ -8,3 +8,7 @@ joining  rules for several: split, concatenate, stack, unstack
 rules    rules one after the other
 toml     rules as TOML
 """
+
+from fmapper.checkpoints.rules.rules import Rules
+
+__all__ = ["Rules"]

@@ -1,0 +1,177 @@
+"""Rules for one layer each as one rule for all: numbers that vary become captures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fmapper import CheckpointError
+from fmapper.checkpoints import Drop, Pattern, Rename, Rule
+from fmapper_adapters.torch.pretrained.steps import MAKE, NUMBER, OVER, Step
+
+_NUMBERS = re.compile(r"(\d+)")
+_CAPTURES = "ijklmopqrst"
+
+
+class _Group(NamedTuple):
+    """Names of several steps of one kind.
+
+    Attributes:
+        rows: For each step, its sources and targets.
+        sources: How many of them are sources.
+        numbers: The first and last number of a stack.
+    """
+
+    rows: list[tuple[str, ...]]
+    sources: int
+    numbers: tuple[int, int] | None = None
+
+
+def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], dict[str, None]]:
+    """Returns rules that do what the steps do and nothing else, and the names that there are then.
+
+    Args:
+        steps: The steps.
+        names: The names of all arrays at the beginning.
+
+    Raises:
+        CheckpointError: They cannot be done one after the other.
+    """
+    live = dict.fromkeys(names)
+    groups: dict[Any, list[Step]] = {}
+    for step in sorted(steps, key=lambda step: step.depth):
+        plain = tuple(_NUMBERS.sub("0", name) for name in (*step.sources, *step.targets))
+        key = step.depth, step.kind, step.values, step.numbers, plain
+        groups.setdefault(key, []).append(step)
+    rules: list[Rule] = []
+    for members in groups.values():
+        first = members[0]
+        rows = [(*step.sources, *step.targets) for step in members]
+        group = _Group(rows, len(first.sources), first.numbers)
+        found = _patterns(group, live)
+        for old, new in [found] if found else [_exact(group, row, live) for row in rows]:
+            rules.append(MAKE[first.kind](old, new, first.values))
+        for step in members:
+            for name in _expand(step.sources, step.numbers) if step.kind != "tie" else ():
+                live.pop(name, None)
+            live.update(dict.fromkeys(_expand(step.targets, step.numbers)))
+    return rules, live
+
+
+def rename(names: Mapping[str, str], live: Iterable[str]) -> list[Rule]:
+    """Returns a rule that gives arrays other names, all at the same time.
+
+    Args:
+        names: The new name of each old one.
+        live: The names of all arrays.
+    """
+    changed = {old: new for old, new in names.items() if old != new}
+    found: dict[str, str] = {}
+    for rows in _alike(changed.items()):
+        pair = _patterns(_Group(rows, 1), live)
+        for old, new in [pair] if pair else [_exact(_Group(rows, 1), row, live) for row in rows]:
+            found[old[0]] = new[0]
+    return [Rename(found)] if found else []
+
+
+def drop(names: Iterable[str], live: Iterable[str]) -> list[Rule]:
+    """Returns a rule that leaves arrays out."""
+    found: list[str] = []
+    for rows in _alike([(name,) for name in names]):
+        pair = _patterns(_Group(rows, 1), live)
+        exact = [_exact(_Group(rows, 1), row, live) for row in rows] if not pair else [pair]
+        found += [old[0] for old, _ in exact]
+    return [Drop(found)] if found else []
+
+
+def _alike(rows: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    groups: dict[Any, list[tuple[str, ...]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(_NUMBERS.sub("0", name) for name in row), []).append(row)
+    yield from groups.values()
+
+
+Pair = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def _expand(names: Iterable[str], numbers: tuple[int, int] | None) -> Iterator[str]:
+    for name in names:
+        if NUMBER in name and numbers:
+            first, last = numbers
+            yield from (name.replace(NUMBER, str(n)) for n in range(first, last + 1))
+        else:
+            yield name
+
+
+def _exact(group: _Group, row: tuple[str, ...], live: Iterable[str]) -> Pair:
+    """Returns patterns for the names of one step."""
+    one = group._replace(rows=[row])
+    found = _patterns(one, live)
+    if found is None:
+        raise CheckpointError(f"{row[0]!r} cannot be told from the names beside it")
+    return found
+
+
+def _patterns(group: _Group, live: Iterable[str]) -> Pair | None:
+    """Returns patterns for all the names of some steps, which match no others."""
+    texts = [[_NUMBERS.split(name) for name in row] for row in group.rows]
+    columns = {
+        (at, place): tuple(row[at][place] for row in texts)
+        for at, parts in enumerate(texts[0])
+        for place in range(1, len(parts), 2)
+    }
+    names: dict[tuple[str, ...], str] = {}
+    for column in columns.values():
+        if len({*column}) > 1 and column not in names:
+            if len(names) == len(_CAPTURES):
+                return None
+            names[column] = _CAPTURES[len(names)]
+    for strict in (False, True):
+        patterns = []
+        for at, parts in enumerate(texts[0]):
+            text = ""
+            for place, part in enumerate(parts):
+                column = columns.get((at, place), ())
+                if column in names:
+                    text += _capture(names[column], column, strict)
+                else:
+                    text += _literal(part, group.numbers, strict)
+            patterns.append(text)
+        pair = tuple(patterns[: group.sources]), tuple(patterns[group.sources :])
+        if _is_right(group, pair, live):
+            return pair
+    return None
+
+
+def _capture(name: str, column: Sequence[str], strict: bool) -> str:
+    if not strict:
+        return f"{{{name}}}"
+    values = sorted({int(text) for text in column})
+    if len({*map(str, values)} | {*column}) != len(values):  # with zeros before them
+        return f"{{{name}:{'|'.join(dict.fromkeys(column))}}}"
+    if values == list(range(values[0], values[-1] + 1)):
+        return f"{{{name}:{values[0]}-{values[-1]}}}"
+    return f"{{{name}:{'|'.join(map(str, values))}}}"
+
+
+def _literal(text: str, numbers: tuple[int, int] | None, strict: bool) -> str:
+    text = re.sub(r"([{}*\\])", r"\\\1", text)
+    if NUMBER in text and numbers:
+        first, last = numbers
+        plain = first == 0 and not strict
+        text = text.replace(NUMBER, f"{{{OVER}}}" if plain else f"{{{OVER}:{first}-{last}}}")
+    return text
+
+
+def _is_right(group: _Group, pair: Pair, live: Iterable[str]) -> bool:
+    """Tells whether patterns match the names of the group and no others, and tell the targets."""
+    for at, text in enumerate(pair[0]):
+        old = Pattern(text)
+        wanted = {name for row in group.rows for name in _expand([row[at]], group.numbers)}
+        if {name for name in live if old.match(name) is not None} != wanted:
+            return False
+        captures = {*old.captures} - {OVER}
+        if any({*Pattern(new).captures} - {OVER} != captures for new in (*pair[0], *pair[1])):
+            return False
+    return True

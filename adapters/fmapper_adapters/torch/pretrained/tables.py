@@ -1,0 +1,185 @@
+"""The tables of transformers as rules: how a folder's arrays become those of a model, and back.
+
+Nothing of the tables is kept here. transformers' own functions run on tensors without memory that
+stand for the arrays, and what they do is recorded, so what it can load and save, rules can.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fmapper.checkpoints import LazyArray, Rule, Rules, Tie
+from fmapper_adapters.torch.pretrained.general import drop, rename, rules_of
+from fmapper_adapters.torch.pretrained.recording import Node, Recorder
+from fmapper_adapters.torch.pretrained.steps import Steps
+
+_PREFIX = "transformers.models."
+
+
+def transformers_rules(
+    model: Any, arrays: Mapping[str, Any] | None = None, *, back: bool = False
+) -> Rules:
+    """Returns rules from a folder of the Hub to a model of transformers, or back.
+
+    They are made of `transformers.conversion_mapping` and need neither transformers nor the model
+    when they are applied. No value is read.
+
+    Args:
+        model: The model, which may be on the meta device; a configuration, for whose class one is
+            made there; or a model type such as `"qwen3_moe"`, in the size that is its default.
+        arrays: What is in the folder, by name: anything with a shape. Without it, what
+            `save_pretrained` writes.
+        back: Whether the rules go from the model's `state_dict()` to what `save_pretrained` writes.
+
+    Returns:
+        The rules. Arrays of the folder that the model has no place for are dropped; tied ones that
+        it lacks are tied. Dtypes stay as they are.
+
+    Raises:
+        CheckpointError: transformers does something to the arrays that rules cannot say.
+        ValueError: The model is none of transformers.
+    """
+    made = _model(model)
+    state = made.state_dict()
+    if back:
+        return _rules_back(made, state)
+    if arrays is None:
+        saved = _rules_back(made, state).apply(_described(state))
+        return _rules_forward(made, state, saved)
+    return _rules_forward(made, state, arrays)
+
+
+def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, LazyArray]:
+    return {name: LazyArray.full(tuple(x.shape), 0, "uint8") for name, x in tensors.items()}
+
+
+def _model(model: Any) -> Any:
+    """Returns the model of a configuration or model type, without memory."""
+    transformers: Any = sys.modules.get("transformers")
+    if transformers is not None and isinstance(model, transformers.PreTrainedModel):
+        return model
+    import transformers
+
+    config = transformers.AutoConfig.for_model(model) if isinstance(model, str) else model
+    if not isinstance(config, transformers.PreTrainedConfig):
+        raise ValueError(
+            f"{type(model).__name__} is not a model of transformers, nor its configuration"
+        )
+    names = config.architectures or ()
+    cls = getattr(transformers, names[0], None) if names else None
+    if isinstance(cls, type) and cls.__module__.startswith(_PREFIX):  # nothing else is looked up
+        with torch.device("meta"):
+            return cls(config)
+    with torch.device("meta"):
+        return transformers.AutoModel.from_config(config)
+
+
+def _rules_forward(model: Any, state: dict[str, Any], arrays: Mapping[str, Any]) -> Rules:
+    """Follows `transformers.core_model_loading.convert_and_load_state_dict_in_model`."""
+    from transformers import conversion_mapping, core_model_loading
+
+    mapping = conversion_mapping.get_model_conversion_mapping(model)
+    renamings = [one for one in mapping if isinstance(one, core_model_loading.WeightRenaming)]
+    converters = [one for one in mapping if isinstance(one, core_model_loading.WeightConverter)]
+    of_pattern = {name: one for one in converters for name in one.source_patterns}
+    prefix = model.base_model_prefix
+    found: dict[str, Any] = {}
+    leaves: dict[str, torch.Tensor] = {}
+    recorder = Recorder()
+    for name in sorted(arrays, key=core_model_loading.dot_natural_key):
+        new, pattern = core_model_loading.rename_source_key(
+            name, renamings, converters, prefix, state
+        )
+        if new not in state and name in state:
+            new, pattern = core_model_loading.rename_source_key(name, [], [], prefix, state)
+        if new not in state:
+            continue
+        if pattern is not None:
+            one = found.setdefault(new, copy.deepcopy(of_pattern[pattern]))
+        else:
+            pattern = name
+            one = found.setdefault(new, core_model_loading.WeightRenaming(name, new))
+        leaf = recorder.leaf(name, arrays[name].shape, state[new].dtype)
+        leaves[name] = leaf
+        one.add_tensor(new, name, pattern, leaf)
+    outputs: dict[str, Node] = {}
+    for new, one in found.items():
+        with recorder:
+            made = one.convert(new, model=model, config=model.config)
+        for target, value in made.items():
+            outputs[target] = recorder.node(value[0] if isinstance(value, list) else value)
+    outputs = {name: node for name, node in outputs.items() if name in state}
+    return _rules(outputs, list(arrays), _ties(model, outputs, state))
+
+
+def _ties(model: Any, outputs: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the tied names that are missing, each with the one that is there."""
+    groups: dict[int, list[str]] = {}
+    for name in state:
+        groups.setdefault(_identity(model, name), []).append(name)
+    found = {}
+    for names in groups.values():
+        there = [name for name in names if name in outputs]
+        found.update({name: there[0] for name in names if there and name not in outputs})
+    return found
+
+
+def _identity(model: Any, name: str) -> int:
+    try:
+        return id(model.get_parameter_or_buffer(name))
+    except AttributeError:  # an extra state
+        return id(name)
+
+
+def _rules_back(model: Any, state: Mapping[str, torch.Tensor]) -> Rules:
+    """Follows `transformers.PreTrainedModel.save_pretrained`."""
+    from transformers import core_model_loading
+
+    kept = dict(state)
+    for name in model._keys_to_ignore_on_save or ():
+        kept.pop(name, None)
+    groups: dict[int, list[str]] = {}
+    for name in kept:
+        groups.setdefault(_identity(model, name), []).append(name)
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for names in groups.values():
+        targets = [name for name in sorted(names) if name in tied]
+        for name in targets[: len(names) - 1] if len(names) > 1 else ():
+            del kept[name]
+    recorder = Recorder()
+    leaves = {name: recorder.leaf(name, x.shape, x.dtype) for name, x in kept.items()}
+    with recorder:
+        made = core_model_loading.revert_weight_conversion(model, leaves)
+    outputs = {name: recorder.node(tensor) for name, tensor in made.items()}
+    return _rules(outputs, list(state), {})
+
+
+def _rules(outputs: dict[str, Node], names: list[str], ties: Mapping[str, str]) -> Rules:
+    """Returns the rules that make the outputs of arrays with names."""
+    used: dict[str, None] = {}
+    todo = list(outputs.values())
+    seen = set()
+    while todo:
+        node = todo.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            todo += node.parents
+            if node.kind == "leaf":
+                used[node.name] = None
+    lost = [name for name in names if name not in used]
+    rules: list[Rule] = drop(lost, names)
+    live = [name for name in names if name in used]
+    steps = Steps(outputs, live)
+    more, now = rules_of(steps.steps, live)
+    rules += more
+    last = {steps.names[name]: name for name in outputs}
+    spare = [name for name in now if name not in last]
+    rules += drop(spare, now)
+    rules += rename(last, last)
+    rules += [Tie(source, target) for target, source in ties.items()]
+    return Rules(rules)
