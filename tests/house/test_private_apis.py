@@ -357,3 +357,9 @@ def test_modes_of_dispatch():
     with Watching():
         torch.ones(2) + 1
     assert torch.ops.aten.add.Tensor in seen
+
+
+def test_what_transformers_does_not_save():
+    transformers = pytest.importorskip("transformers")
+    assert transformers.PreTrainedModel._keys_to_ignore_on_save is None
+    assert _private.names_not_to_save(transformers.PreTrainedModel) == []

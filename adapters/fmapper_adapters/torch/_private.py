@@ -317,3 +317,11 @@ def set_replace_symbol(method: Any) -> None:
 def expression_of(symbol: Any) -> Any:
     """Returns the expression of a symbolic number, with what is known not put in."""
     return symbol._expr
+
+
+# --- transformers ---------------------------------------------------------------------------------
+
+
+def names_not_to_save(model: Any) -> list[str]:
+    """Returns the names that `save_pretrained` leaves out of a state dict."""
+    return list(model._keys_to_ignore_on_save or ())

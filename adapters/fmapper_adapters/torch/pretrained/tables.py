@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fmapper.checkpoints import LazyArray, Rule, Rules, Tie
+from fmapper_adapters.torch._private import names_not_to_save
 from fmapper_adapters.torch.pretrained.general import drop, rename, rules_of
 from fmapper_adapters.torch.pretrained.recording import Node, Recorder
 from fmapper_adapters.torch.pretrained.steps import Steps
@@ -141,7 +142,7 @@ def _rules_back(model: Any, state: Mapping[str, torch.Tensor]) -> Rules:
     from transformers import core_model_loading
 
     kept = dict(state)
-    for name in model._keys_to_ignore_on_save or ():
+    for name in names_not_to_save(model):
         kept.pop(name, None)
     groups: dict[int, list[str]] = {}
     for name in kept:
