@@ -12,6 +12,7 @@ is needed. For users beside `fmapper.save` and `fmapper.load`, and for authors o
     backend           what moves ask of them
     lazy              arrays that are described and not read
     rules/            what becomes of names and layouts: `Rules`
+    quantized/        quantised arrays, dequantised or as one node
     lazy_operations   what can be done with them before they are read
     boxes             ranges of the dimensions of an array
     dense             copies between arrays of different order
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
         inspect,
     )
     from fmapper.checkpoints.lazy import ByteRun, LazyArray, concatenate, stack
+    from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
+    from fmapper.checkpoints.quantized.finding import dequantize, find_quantized
     from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
     from fmapper.checkpoints.rules.layout import Cast, Interleave, Reshape, Transpose
     from fmapper.checkpoints.rules.naming import AddConstant, Drop, Rename, Tie
@@ -62,6 +65,8 @@ __all__ = [
     "Interleave",
     "LazyArray",
     "Pattern",
+    "QuantizedArray",
+    "QuantizedLayout",
     "Rename",
     "Reshape",
     "Rule",
@@ -76,7 +81,9 @@ __all__ = [
     "Writer",
     "concatenate",
     "convert_checkpoint",
+    "dequantize",
     "diff",
+    "find_quantized",
     "inspect",
     "nest",
     "stack",
@@ -90,6 +97,8 @@ _PLACES = {
         "ArrayDifference ArrayRow Difference Inspection diff inspect"
     ),
     "fmapper.checkpoints.lazy": "ByteRun LazyArray concatenate stack",
+    "fmapper.checkpoints.quantized.array": "QuantizedArray QuantizedLayout",
+    "fmapper.checkpoints.quantized.finding": "dequantize find_quantized",
     "fmapper.checkpoints.rules.joining": "Concatenate Split Stack Unstack",
     "fmapper.checkpoints.rules.layout": "Cast Interleave Reshape Transpose",
     "fmapper.checkpoints.rules.naming": "AddConstant Drop Rename Tie",

@@ -1,7 +1,5 @@
 """Lazy arrays against NumPy, bit for bit, and what they read meanwhile."""
 
-import ml_dtypes
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +7,9 @@ from hypothesis import strategies as st
 import fmapper
 from fmapper.checkpoints import ByteRun, LazyArray, concatenate, stack
 from fmapper.checkpoints.dense import copy_into, dense
+
+np = pytest.importorskip("numpy")
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

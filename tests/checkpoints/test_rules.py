@@ -2,8 +2,6 @@
 
 import time
 
-import ml_dtypes
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +23,9 @@ from fmapper.checkpoints import (
     Transpose,
     Unstack,
 )
+
+np = pytest.importorskip("numpy")
+ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 def llama(layers=3, experts=4, hidden=8, dtype=ml_dtypes.bfloat16):

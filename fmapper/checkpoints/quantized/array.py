@@ -1,0 +1,157 @@
+"""A quantised array as one node: values, scales, zeros, and how they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from fmapper.backends.dtypes import bare_name
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.quantized.ggml import Ggml
+from fmapper.checkpoints.quantized.packed import Awq, Gptq
+from fmapper.checkpoints.quantized.scaled import Mxfp4, ScaledFloats, ScaledIntegers
+from fmapper.errors import CheckpointError
+from fmapper.files.dtypes import numpy_dtype
+from fmapper.moves.mover import to_numpy
+from fmapper.tree.functor import functor
+
+Kind: TypeAlias = Literal["float8", "integers", "mxfp4", "awq", "gptq", "ggml"]
+
+
+@dataclass(frozen=True)
+class QuantizedLayout:
+    """How the parts of a quantised array lie.
+
+    Attributes:
+        kind: The format.
+        dtype: Of the values, where the parts do not say it: of `float8`, `integers`, `mxfp4`.
+        block: The sizes of a block, where the shape of the scales does not say it.
+        bits: The bits of an integer, for `gptq`.
+        version: Of the format, for `gptq`: in 1 each zero is less by one.
+        type: The type of blocks, for `ggml`.
+        transposed: Whether the last two dimensions of the result change places: AWQ, GPTQ and
+            MXFP4 have the weight of a linear layer as it is multiplied with.
+    """
+
+    kind: Kind
+    dtype: str = "bfloat16"
+    block: tuple[int, ...] | None = None
+    bits: int = 4
+    version: int = 1
+    type: str = ""
+    transposed: bool = False
+
+
+@functor(children=("values", "scales", "zeros", "index"))
+class QuantizedArray:
+    """A quantised array: it moves, is saved and is placed as one, and is as large as its parts.
+
+    The parts may be of any backend, or not yet read.
+
+    Attributes:
+        layout: How they lie.
+        values: The integers, or what they are packed in.
+        scales: The scales.
+        zeros: The zeros, if there are any.
+        index: The group of each row, if they are not in order.
+
+    Examples:
+        >>> import numpy as np
+        >>> layout = QuantizedLayout("integers", "float32")
+        >>> values, scales = np.array([[1, -2], [3, 4]], np.int8), np.array([[0.5], [2]], "f4")
+        >>> array = QuantizedArray(layout, values, scales)
+        >>> array
+        QuantizedArray(integers, float32[2, 2])
+        >>> array.dequantize().read()
+        array([[ 0.5, -1. ],
+               [ 6. ,  8. ]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        layout: QuantizedLayout,
+        values: Any,
+        scales: Any = None,
+        zeros: Any = None,
+        index: Any = None,
+    ) -> None:
+        self.layout = layout
+        self.values, self.scales, self.zeros, self.index = values, scales, zeros, index
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Returns the shape of the array that it stands for."""
+        return self._described().shape
+
+    @property
+    def dtype(self) -> Any:
+        """Returns NumPy's dtype of the array that it stands for."""
+        return self._described().dtype
+
+    @property
+    def ndim(self) -> int:
+        """Returns the number of dimensions of the array that it stands for."""
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        """Shows format, dtype and shape."""
+        array = self._described()
+        shape = ", ".join(map(str, array.shape))
+        return f"QuantizedArray({self.layout.kind}, {array.dtype.name}[{shape}])"
+
+    def dequantize(self) -> LazyArray:
+        """Returns the array that it stands for; what is read of it is computed then.
+
+        Raises:
+            CheckpointError: The parts do not go together.
+        """
+        return self._with(*(None if part is None else _lazy(part) for part in self._parts()))
+
+    def _parts(self) -> tuple[Any, Any, Any, Any]:
+        return self.values, self.scales, self.zeros, self.index
+
+    def _described(self) -> LazyArray:
+        return self._with(*(None if part is None else _outline(part) for part in self._parts()))
+
+    def _with(
+        self,
+        values: LazyArray | None,
+        scales: LazyArray | None,
+        zeros: LazyArray | None,
+        index: LazyArray | None,
+    ) -> LazyArray:
+        layout = self.layout
+        if values is None or (scales is None and layout.kind != "ggml"):
+            raise CheckpointError(f"an array of {layout.kind} has values and scales")
+        found: LazyArray
+        if layout.kind == "ggml":
+            found = Ggml(values, layout.type)
+        else:
+            assert scales is not None
+            if layout.kind == "float8":
+                found = ScaledFloats(values, scales, layout.block, layout.dtype)
+            elif layout.kind == "integers":
+                found = ScaledIntegers(values, scales, zeros, layout.block, layout.dtype)
+            elif layout.kind == "mxfp4":
+                found = Mxfp4(values, scales, layout.dtype)
+            elif zeros is None:
+                raise CheckpointError(f"an array of {layout.kind} has zeros")
+            elif layout.kind == "awq":
+                found = Awq(values, zeros, scales)
+            else:
+                found = Gptq(values, zeros, scales, index, layout.bits, layout.version)
+        if not layout.transposed or found.ndim < 2:
+            return found
+        axes = [*range(found.ndim - 2), found.ndim - 1, found.ndim - 2]
+        return found.transpose(axes)
+
+
+def _lazy(part: Any) -> LazyArray:
+    return part if isinstance(part, LazyArray) else LazyArray.of(to_numpy(part))
+
+
+def _outline(part: Any) -> LazyArray:
+    """Returns an array of the shape and dtype of a part, whatever its backend."""
+    if isinstance(part, LazyArray):
+        return part
+    return LazyArray.full(tuple(part.shape), 0, numpy_dtype(bare_name(part.dtype)))

@@ -1,0 +1,164 @@
+"""Which arrays of a checkpoint are one quantised array, by their names and its configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
+from fmapper.errors import CheckpointError
+
+Arrays: TypeAlias = Mapping[str, LazyArray]
+Config: TypeAlias = Mapping[str, Any]
+
+
+class _Found(NamedTuple):
+    """A quantised array.
+
+    Attributes:
+        name: The name of the array that it stands for.
+        layout: How its parts lie.
+        parts: The names of values, scales, zeros and index; those of no array are left out.
+    """
+
+    name: str
+    layout: QuantizedLayout
+    parts: tuple[str, ...]
+
+
+def find_quantized(
+    arrays: Arrays, config: Config | None = None
+) -> dict[str, LazyArray | QuantizedArray]:
+    """Returns the arrays of a checkpoint, those that are quantised as one each.
+
+    What belongs together is told by names: `W` and `W_scale_inv` (FP8), `W_blocks` and `W_scales`
+    (MXFP4), `L.qweight`, `L.qzeros`, `L.scales` and `L.g_idx` (AWQ, GPTQ; the array is `L.weight`),
+    `L._weight_qdata`, `L._weight_scale` and `L._weight_zero_point` (torchao; the array is
+    `L.weight`).
+
+    Args:
+        arrays: The arrays by name.
+        config: The `quantization_config` of the checkpoint's `config.json`: the sizes of blocks,
+            bits, the version of a format.
+
+    Raises:
+        CheckpointError: A part is missing, or has the wrong shape or dtype. Names the array.
+    """
+    found: dict[str, _Found] = {}
+    used: set[str] = set()
+    for name in arrays:
+        for suffix, look in _SUFFIXES.items():
+            if not name.endswith(suffix):
+                continue
+            one = look(name.removesuffix(suffix), arrays, config or {})
+            if one is not None:
+                found[name] = one
+                used.update(one.parts)
+                break
+    result: dict[str, LazyArray | QuantizedArray] = {}
+    for name, array in arrays.items():
+        if name not in found and name in used:
+            continue
+        new = found[name].name if name in found else name
+        if new in result:
+            raise CheckpointError(f"{new}: there is a quantised array of this name and another")
+        result[new] = _made(found[name], arrays) if name in found else array
+    return result
+
+
+def dequantize(
+    arrays: Arrays, config: Config | None = None, dtype: str | None = None
+) -> dict[str, LazyArray]:
+    """Returns the arrays of a checkpoint with those that are quantised as plain ones.
+
+    Nothing is read; values are computed panel by panel when they are.
+
+    Args:
+        arrays: The arrays by name.
+        config: The `quantization_config` of the checkpoint's `config.json`.
+        dtype: The dtype of those that were quantised. If None, bfloat16, or that of the scales
+            for AWQ and GPTQ, which compute in it.
+
+    Raises:
+        CheckpointError: A part is missing, or has the wrong shape or dtype. Names the array.
+    """
+    result: dict[str, LazyArray] = {}
+    for name, array in find_quantized(arrays, config).items():
+        if isinstance(array, LazyArray):
+            result[name] = array
+        elif dtype is None:
+            result[name] = array.dequantize()
+        else:
+            layout = dataclasses.replace(array.layout, dtype=dtype)
+            parts = array.values, array.scales, array.zeros, array.index
+            result[name] = QuantizedArray(layout, *parts).dequantize().astype(dtype, name)
+    return result
+
+
+def _made(one: _Found, arrays: Arrays) -> QuantizedArray:
+    parts = [arrays.get(name) for name in one.parts]
+    for name, part in zip(one.parts[:2], parts, strict=False):
+        if part is None:
+            raise CheckpointError(f"{one.name}: there is {one.parts[0]}, but no {name}")
+    try:
+        array = QuantizedArray(one.layout, *parts)
+        array.dequantize()
+    except CheckpointError as error:
+        raise CheckpointError(f"{one.name}: {error}") from None
+    return array
+
+
+def _float8(name: str, arrays: Arrays, config: Config) -> _Found | None:
+    scales = f"{name}_scale_inv"
+    if scales not in arrays or not arrays[name].dtype.name.startswith("float8"):
+        return None
+    block = config.get("weight_block_size")
+    is_cut = block is not None and arrays[scales].size > 1
+    layout = QuantizedLayout("float8", block=_sizes(block) if is_cut else None)
+    return _Found(name, layout, (name, scales))
+
+
+def _sizes(block: Any) -> tuple[int, ...]:
+    if not isinstance(block, list | tuple) or not all(type(size) is int for size in block):
+        raise CheckpointError("the quantization_config has a weight_block_size that is no sizes")
+    return tuple(block)
+
+
+def _mxfp4(name: str, arrays: Arrays, config: Config) -> _Found | None:
+    if f"{name}_scales" not in arrays:
+        return None
+    layout = QuantizedLayout("mxfp4", transposed=True)
+    return _Found(name, layout, (f"{name}_blocks", f"{name}_scales"))
+
+
+def _torchao(name: str, arrays: Arrays, config: Config) -> _Found | None:
+    is_float = arrays[f"{name}._weight_qdata"].dtype.name.startswith("float8")
+    layout = QuantizedLayout("float8" if is_float else "integers")
+    parts = [f"{name}._weight_{part}" for part in ("qdata", "scale", "zero_point")]
+    return _Found(f"{name}.weight", layout, tuple(parts[:2] if is_float else parts))
+
+
+def _packed(name: str, arrays: Arrays, config: Config) -> _Found | None:
+    parts = tuple(f"{name}.{part}" for part in ("qweight", "scales", "qzeros", "g_idx"))
+    scales, weight = arrays.get(parts[1]), arrays[parts[0]]
+    method = config.get("quant_method")
+    if method is None and scales is not None and weight.ndim == scales.ndim == 2:
+        method = "gptq" if weight.shape[1] == scales.shape[1] else "awq"
+    if method == "awq":
+        if config.get("version", "gemm").lower() != "gemm" or config.get("bits", 4) != 4:
+            raise CheckpointError(f"{name}: AWQ is read with 4 bits and in its version gemm")
+        return _Found(f"{name}.weight", QuantizedLayout("awq", transposed=True), parts[:3])
+    version = 2 if config.get("checkpoint_format") == "gptq_v2" else 1
+    bits = config.get("bits", 4)
+    layout = QuantizedLayout("gptq", bits=bits, version=version, transposed=True)
+    return _Found(f"{name}.weight", layout, parts)
+
+
+_SUFFIXES: dict[str, Callable[[str, Arrays, Config], _Found | None]] = {
+    ".qweight": _packed,
+    "_blocks": _mxfp4,
+    "._weight_qdata": _torchao,
+    "": _float8,
+}

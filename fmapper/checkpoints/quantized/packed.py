@@ -1,0 +1,162 @@
+"""Integers of a few bits in words of 32 bits, with scales and zeros for groups: AWQ and GPTQ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fmapper.checkpoints.boxes import Box
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.quantized.blocks import Arrays, Dequantize, expect, expect_shape
+from fmapper.errors import CheckpointError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_WORD = 32
+_FLOATS = ("float16", "bfloat16", "float32")
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight columns is in a word
+
+
+def _unpack(words: np.ndarray[Any, Any], bits: int, axis: int) -> np.ndarray[Any, Any]:
+    """Returns the integers in words, the lowest bits first, along a dimension."""
+    import numpy as np
+
+    words = words.view(np.uint32)
+    count = _WORD // bits
+    shape = list(words.shape)
+    shape[axis] *= count
+    shifts = np.arange(0, _WORD, bits, dtype=np.uint32)
+    shifts = shifts.reshape((1, count, 1) if axis == 0 else (1, 1, count))
+    wide = np.expand_dims(words, axis + 1) >> shifts & np.uint32((1 << bits) - 1)
+    return wide.astype(np.int16).reshape(shape)
+
+
+def _groups(rows: int, count: int, what: str) -> int:
+    if not count or rows % count:
+        raise CheckpointError(f"{rows} rows have no {count} equal groups of {what}")
+    return rows // count
+
+
+class Awq(Dequantize):
+    """AWQ with 4 bits: `(weight - zeros) * scales`.
+
+    As AutoAWQ's `dequantize_gemm` computes it. The result has the shape [in, out]; the weight of a
+    linear layer is its transpose.
+
+    Args:
+        weight: int32[in, out / 8], eight columns in a word, in AWQ's order.
+        zeros: int32[in / group, out / 8], likewise.
+        scales: float16[in / group, out].
+
+    Raises:
+        CheckpointError: They do not go together.
+    """
+
+    def __init__(self, weight: LazyArray, zeros: LazyArray, scales: LazyArray) -> None:
+        expect(weight, "qweight", 2, ("int32", "uint32"))
+        expect(zeros, "qzeros", 2, ("int32", "uint32"))
+        expect(scales, "scales", 2, _FLOATS)
+        rows, words = weight.shape
+        columns = words * len(_AWQ_ORDER)
+        self.group = _groups(rows, scales.shape[0], "scales")
+        expect_shape(scales, "scales", (rows // self.group, columns))
+        expect_shape(zeros, "qzeros", (rows // self.group, words))
+        super().__init__([weight, zeros, scales], (rows, columns), scales.dtype)
+        self.grain = (1, len(_AWQ_ORDER))
+
+    def _operand_boxes(self, box: Box) -> Sequence[Box]:
+        rows, (start, stop) = box
+        words = start // len(_AWQ_ORDER), stop // len(_AWQ_ORDER)
+        groups = rows[0] // self.group, -(-rows[1] // self.group)
+        return (rows, words), (groups, words), (groups, (start, stop))
+
+    def _values(self, arrays: Arrays, box: Box) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        weight, zeros, scales = arrays
+        start, stop = box[0]
+        at = np.arange(start, stop) // self.group - start // self.group
+        codes = (_columns(weight) - _columns(zeros)[at]).astype(self.dtype)
+        found: np.ndarray[Any, Any] = codes * scales[at]
+        return found
+
+
+def _columns(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    found = _unpack(words, 4, 1)
+    order = found.reshape((found.shape[0], -1, len(_AWQ_ORDER)))[..., list(_AWQ_ORDER)]
+    return order.reshape(found.shape)
+
+
+class Gptq(Dequantize):
+    """GPTQ with 2, 4 or 8 bits: `scales * (weight - zeros)`.
+
+    As AutoGPTQ computes it, whose files hold each zero less one, and GPTQModel. The result has the
+    shape [in, out]; the weight of a linear layer is its transpose.
+
+    Args:
+        weight: int32[in * bits / 32, out], rows in a word one after the other.
+        zeros: int32[groups, out * bits / 32].
+        scales: float16[groups, out].
+        index: int32[in], the group of each row; they are equal and in order if None.
+        bits: The bits of an integer.
+        version: 2 if the zeros are as they are, as in the format `gptq_v2`.
+
+    Raises:
+        CheckpointError: They do not go together.
+    """
+
+    def __init__(
+        self,
+        weight: LazyArray,
+        zeros: LazyArray,
+        scales: LazyArray,
+        index: LazyArray | None = None,
+        bits: int = 4,
+        version: int = 1,
+    ) -> None:
+        if bits not in (2, 4, 8):
+            raise CheckpointError(f"GPTQ with {bits} bits: those with 2, 4 and 8 are read")
+        expect(weight, "qweight", 2, ("int32", "uint32"))
+        expect(zeros, "qzeros", 2, ("int32", "uint32"))
+        expect(scales, "scales", 2, _FLOATS)
+        self.bits, self.version, self.count = bits, version, _WORD // bits
+        rows, columns = weight.shape[0] * self.count, weight.shape[1]
+        groups = scales.shape[0]
+        expect_shape(scales, "scales", (groups, columns))
+        expect_shape(zeros, "qzeros", (groups, -(-columns // self.count)))
+        if index is not None:
+            expect(index, "g_idx", 1, ("int32", "int64"))
+            expect_shape(index, "g_idx", (rows,))
+        self.group = 0 if index is not None else _groups(rows, groups, "scales")
+        parts = [weight, zeros, scales, *([] if index is None else [index])]
+        super().__init__(parts, (rows, columns), scales.dtype)
+        self.grain = (self.count, self.count)
+
+    def _operand_boxes(self, box: Box) -> Sequence[Box]:
+        (top, bottom), (start, stop) = box
+        groups = (0, self.operands[2].shape[0])
+        if self.group:
+            groups = top // self.group, -(-bottom // self.group)
+        words = start // self.count, -(-stop // self.count)
+        parts: list[Box] = [((top // self.count, bottom // self.count), (start, stop))]
+        parts += [(groups, words), (groups, (start, stop))]
+        return parts if self.group else [*parts, ((top, bottom),)]
+
+    def _values(self, arrays: Arrays, box: Box) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        weight, zeros, scales, *index = arrays
+        top, bottom = box[0]
+        if index:
+            at = index[0]
+            if at.min() < 0 or at.max() >= len(scales):
+                raise CheckpointError(f"g_idx names a group that is none of {len(scales)}")
+        else:
+            at = np.arange(top, bottom) // self.group - top // self.group
+        zero = _unpack(zeros, self.bits, 1)[:, : scales.shape[1]]
+        if self.version == 1:
+            zero = (zero + 1) & ((1 << self.bits) - 1)
+        codes = _unpack(weight, self.bits, 0)
+        found: np.ndarray[Any, Any] = scales[at] * (codes - zero[at]).astype(self.dtype)
+        return found

@@ -1,0 +1,227 @@
+"""Values with a scale for each block: FP8, MXFP4, and torchao's integers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fmapper.checkpoints.boxes import Box
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.quantized.blocks import Arrays, Dequantize, expect, expect_shape
+from fmapper.errors import CheckpointError
+from fmapper.files.dtypes import numpy_dtype
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_FLOATS = ("float32", "float16", "bfloat16")
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+_EXPONENTS = ("float8_e8m0fnu", "uint8")  # of two; less 127
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+FP4_PER_BYTE = 2
+
+
+class _Scaled(Dequantize):
+    """Values whose last dimensions are divided in blocks, each with a scale."""
+
+    def __init__(
+        self,
+        values: LazyArray,
+        scales: LazyArray,
+        shape: Sequence[int],
+        block: Sequence[int] | None,
+        dtype: str,
+        more: Sequence[LazyArray] = (),
+    ) -> None:
+        super().__init__([values, scales, *more], shape, numpy_dtype(dtype))
+        if scales.ndim == 0 or scales.size == 1:
+            scales = scales.reshape((1,) * len(shape))
+        if scales.ndim != len(shape):
+            raise CheckpointError(
+                f"scales of the shape {list(scales.shape)} for values of {list(shape)}"
+            )
+        self.block = _block(shape, scales.shape, block)
+        self.operands = (values, scales, *more)
+        self.grain = (1,) * len(shape)
+
+    def _scale_box(self, box: Box) -> Box:
+        return tuple(
+            (start // size, -(-stop // size))
+            for (start, stop), size in zip(box, self.block, strict=True)
+        )
+
+    def _spread(self, scales: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
+        """Returns the scale of each value: as few copies of it as broadcasting allows."""
+        import numpy as np
+
+        for axis, ((start, stop), size) in enumerate(zip(box, self.block, strict=True)):
+            if size > 1 and scales.shape[axis] > 1:
+                wide = np.repeat(scales, size, axis)
+                skip = start % size
+                scales = wide.take(range(skip, skip + stop - start), axis)
+        return scales
+
+
+def _block(
+    shape: Sequence[int], grid: Sequence[int], block: Sequence[int] | None
+) -> tuple[int, ...]:
+    if block is None:
+        found = [size // max(count, 1) for size, count in zip(shape, grid, strict=True)]
+        whole = [size * count for size, count in zip(found, grid, strict=True)]
+        if whole != list(shape):
+            raise CheckpointError(
+                f"values of {list(shape)} have no {list(grid)} equal blocks: say how large they are"
+            )
+        return tuple(max(size, 1) for size in found)
+    sizes = [1] * (len(shape) - len(block)) + [int(size) for size in block]
+    if len(sizes) != len(shape) or min(sizes, default=1) < 1:
+        raise CheckpointError(f"blocks of {list(block)} for values of {list(shape)}")
+    counts = [math.ceil(size / one) for size, one in zip(shape, sizes, strict=True)]
+    if counts != list(grid):
+        raise CheckpointError(
+            f"values of {list(shape)} in blocks of {sizes} have {counts} scales, "
+            f"and not {list(grid)}"
+        )
+    return tuple(sizes)
+
+
+class ScaledFloats(_Scaled):
+    """FP8 with a scale for each block, row or tensor: `values * scales`, in float32.
+
+    As `Fp8Dequantize` of transformers and `Float8Tensor` of torchao compute it. Blocks at the end
+    may be cut off, as in DeepSeek's checkpoints, where `block` says how large they are.
+
+    Args:
+        values: float8, of any dimensions.
+        scales: A scale for each block: float32 and the like, or exponents as float8_e8m0fnu or
+            uint8. Its shape is that of the grid of blocks.
+        block: The sizes of a block in the last dimensions; from the grid if None.
+        dtype: Of the result.
+
+    Raises:
+        CheckpointError: They do not go together.
+    """
+
+    def __init__(
+        self,
+        values: LazyArray,
+        scales: LazyArray,
+        block: Sequence[int] | None = None,
+        dtype: str = "bfloat16",
+    ) -> None:
+        expect(values, "values", None, _FLOAT8)
+        expect(scales, "scales", None, (*_FLOATS, *_EXPONENTS))
+        super().__init__(values, scales, values.shape, block, dtype)
+
+    def _operand_boxes(self, box: Box) -> Sequence[Box]:
+        return box, self._scale_box(box)
+
+    def _values(self, arrays: Arrays, box: Box) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        values, scales = arrays
+        if scales.dtype == np.uint8:
+            scales = np.exp2(scales.astype(np.float32) - np.float32(127))
+        found = values.astype(np.float32)
+        with np.errstate(all="ignore"):
+            found *= self._spread(scales.astype(np.float32), box)
+            result: np.ndarray[Any, Any] = found.astype(self.dtype, copy=False)
+        return result
+
+
+class ScaledIntegers(_Scaled):
+    """Integers with a scale and a zero for each block: `(values - zeros) * scales`.
+
+    As torchao's `dequantize_affine` computes it, for `Int8Tensor` and `IntxUnpackedToInt8Tensor`,
+    in which integers of 1 to 8 bits have a byte each: the difference is of the result's dtype.
+
+    Args:
+        values: int8 or uint8, of any dimensions.
+        scales: A scale for each block. Its shape is that of the grid of blocks.
+        zeros: The zero of each block, if it is not 0.
+        block: The sizes of a block in the last dimensions; from the grid if None.
+        dtype: Of the result.
+
+    Raises:
+        CheckpointError: They do not go together.
+    """
+
+    def __init__(
+        self,
+        values: LazyArray,
+        scales: LazyArray,
+        zeros: LazyArray | None = None,
+        block: Sequence[int] | None = None,
+        dtype: str = "bfloat16",
+    ) -> None:
+        expect(values, "values", None, ("int8", "uint8"))
+        expect(scales, "scales", None, _FLOATS)
+        if scales.ndim == values.ndim - 1 == 1:  # one for each row
+            scales = scales.reshape((*scales.shape, 1))
+        if zeros is not None:
+            expect(zeros, "zeros", None, ("int8", "uint8", "int32", "int64", *_FLOATS))
+            zeros = zeros.reshape(scales.shape)
+        super().__init__(
+            values, scales, values.shape, block, dtype, () if zeros is None else (zeros,)
+        )
+
+    def _operand_boxes(self, box: Box) -> Sequence[Box]:
+        grid = self._scale_box(box)
+        return (box, *[grid] * (len(self.operands) - 1))
+
+    def _values(self, arrays: Arrays, box: Box) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        values, scales, *zeros = arrays
+        with np.errstate(all="ignore"):
+            found = values.astype(self.dtype)
+            if zeros:
+                found = found - self._spread(zeros[0].astype(self.dtype), box)
+            wide = self.dtype if scales.dtype == self.dtype else np.dtype(np.float32)
+            found = found.astype(wide) * self._spread(scales.astype(wide), box)
+            result: np.ndarray[Any, Any] = found.astype(self.dtype, copy=False)
+        return result
+
+
+class Mxfp4(Dequantize):
+    """MXFP4: sixteen values in a nibble each, 32 of them with an exponent.
+
+    As transformers' `convert_moe_packed_tensors` computes it, but not yet transposed.
+
+    Args:
+        blocks: uint8[..., G, 16]; the low nibble comes first.
+        scales: uint8[..., G], exponents of two with 127 added.
+        dtype: Of the result, which has the shape [..., 32 * G].
+
+    Raises:
+        CheckpointError: They do not go together.
+    """
+
+    def __init__(self, blocks: LazyArray, scales: LazyArray, dtype: str = "bfloat16") -> None:
+        expect(blocks, "blocks", None, ("uint8",))
+        expect(scales, "scales", None, ("uint8",))
+        if blocks.ndim < 2:
+            raise CheckpointError(f"blocks of the shape {list(blocks.shape)}")
+        expect_shape(scales, "scales", blocks.shape[:-1])
+        *rows, groups, width = blocks.shape
+        self.width = width * FP4_PER_BYTE
+        super().__init__([blocks, scales], (*rows, groups * self.width), numpy_dtype(dtype))
+        self.grain = (*[1] * len(rows), self.width)
+
+    def _operand_boxes(self, box: Box) -> Sequence[Box]:
+        start, stop = box[-1]
+        groups = *box[:-1], (start // self.width, stop // self.width)
+        return (*groups, (0, self.width // FP4_PER_BYTE)), groups
+
+    def _values(self, arrays: Arrays, box: Box) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        blocks, scales = arrays
+        table = np.array(_FP4, np.float32)
+        found = np.empty((*blocks.shape, FP4_PER_BYTE), np.float32)
+        found[..., 0] = table[blocks & 15]
+        found[..., 1] = table[blocks >> 4]
+        with np.errstate(all="ignore"):
+            np.ldexp(found, scales.astype(np.int32)[..., None, None] - 127, out=found)
+            return found.astype(self.dtype).reshape((*blocks.shape[:-2], -1))

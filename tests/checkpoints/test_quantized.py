@@ -1,0 +1,360 @@
+"""Dequantised values against those of each format's own library, to the bit."""
+
+import math
+
+import pytest
+
+import fmapper
+from fmapper.checkpoints import (
+    LazyArray,
+    QuantizedArray,
+    QuantizedLayout,
+    Rules,
+    Transpose,
+    dequantize,
+    find_quantized,
+)
+
+np = pytest.importorskip("numpy")
+ml_dtypes = pytest.importorskip("ml_dtypes")
+torch = pytest.importorskip("torch")
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+RNG = np.random.default_rng(0)
+
+
+def to_torch(array):
+    names = {BFLOAT16: torch.bfloat16, E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
+    names[E8M0] = torch.float8_e8m0fnu
+    plain = np.ascontiguousarray(array)
+    if plain.dtype not in names:
+        return torch.from_numpy(plain.copy())
+    bits = torch.from_numpy(plain.view(f"i{plain.itemsize}").copy())
+    return bits.view(names[plain.dtype])
+
+
+def to_numpy(tensor):
+    tensor = tensor.contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16)
+    return tensor.numpy()
+
+
+def every_byte(shape, dtype):
+    """All values that a byte may be, in some order."""
+    count = math.prod(shape)
+    values = np.resize(np.arange(256, dtype=np.uint8), count)
+    return RNG.permutation(values).reshape(shape).view(dtype)
+
+
+def assert_same(lazy, wanted):
+    """The same bits, as a whole and in boxes that end where blocks do not; NaN is NaN."""
+    assert (lazy.shape, lazy.dtype) == (wanted.shape, wanted.dtype)
+    wide = wanted.astype(np.float32)
+    bits = f"u{wanted.itemsize}"
+    whole = lazy.read()
+    known = ~np.isnan(wide)
+    assert known.any()
+    np.testing.assert_array_equal(np.isnan(whole.astype(np.float32)), ~known)
+    np.testing.assert_array_equal(whole.view(bits)[known], wanted.view(bits)[known])
+    for _ in range(20):
+        box = [sorted(RNG.integers(0, size + 1, 2).tolist()) for size in wanted.shape]
+        part = tuple(slice(*bound) for bound in box)
+        got = lazy.read([tuple(bound) for bound in box])
+        assert got.shape == wanted[part].shape
+        np.testing.assert_array_equal(
+            got.view(bits)[known[part]], wanted[part].view(bits)[known[part]]
+        )
+
+
+def lazy(**arrays):
+    return {name.replace("__", "."): LazyArray.of(array) for name, array in arrays.items()}
+
+
+# --- FP8 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize("values", [E4M3, E5M2])
+@pytest.mark.parametrize("scales", [np.float32, BFLOAT16, E8M0, np.uint8])
+def test_fp8_with_scales_of_blocks(values, scales, dtype):
+    fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    weight = every_byte((6, 32, 48), values)
+    grid = RNG.uniform(0.01, 4, (6, 2, 3)).astype(np.float32)
+    grid = (
+        RNG.integers(100, 140, grid.shape, np.uint8) if scales is np.uint8 else grid.astype(scales)
+    )
+    reference = fp8.Fp8Dequantize(None)._dequantize_one(
+        to_torch(weight), to_torch(grid), getattr(torch, dtype)
+    )
+    found = dequantize(lazy(w=weight, w_scale_inv=grid), {"weight_block_size": [16, 16]}, dtype)
+    assert list(found) == ["w"]
+    assert_same(found["w"], to_numpy(reference))
+
+
+def test_blocks_at_the_end_may_be_cut_off():
+    """As in DeepSeek's: 576 rows in blocks of 128."""
+    weight, scales = every_byte((36, 40), E4M3), RNG.uniform(0, 4, (5, 3)).astype(np.float32)
+    found = dequantize(
+        lazy(w=weight, w_scale_inv=scales), {"weight_block_size": [8, 16]}, "float32"
+    )
+    spread = scales.repeat(8, 0).repeat(16, 1)[:36, :40]
+    assert_same(found["w"], weight.astype(np.float32) * spread)
+    with pytest.raises(fmapper.CheckpointError, match=r"w: .* no .* equal blocks"):
+        dequantize(lazy(w=weight, w_scale_inv=scales))
+    with pytest.raises(fmapper.CheckpointError, match=r"w: .* have .* scales"):
+        dequantize(lazy(w=weight, w_scale_inv=scales), {"weight_block_size": [8, 8]})
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_one_scale_for_all(shape):
+    weight, scale = every_byte((16, 16), E4M3), np.full(shape, 0.3, np.float32)
+    found = dequantize(lazy(w=weight, w_scale_inv=scale), {"weight_block_size": [4, 4]}, "float32")
+    assert_same(found["w"], weight.astype(np.float32) * np.float32(0.3))
+
+
+# --- MXFP4 --------------------------------------------------------------------------------------
+
+
+def test_mxfp4_with_every_scale():
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4")
+    blocks = every_byte((2, 64, 4, 16), np.uint8)
+    scales = every_byte((2, 64, 4), np.uint8)
+    reference = mxfp4.convert_moe_packed_tensors(to_torch(blocks), to_torch(scales))
+    found = dequantize(lazy(experts__up_blocks=blocks, experts__up_scales=scales))
+    assert list(found) == ["experts.up"]
+    assert_same(found["experts.up"], to_numpy(reference))
+
+
+# --- torchao ------------------------------------------------------------------------------------
+
+
+def affine(values, block, scales, zeros, dtype):
+    """`torchao.quantization.quant_primitives._dequantize_affine_no_dtype_check`, for a matrix."""
+    rows, columns = values.shape
+    shape = rows // block[0], block[0], columns // block[1], block[1]
+    grid = shape[0], 1, shape[2], 1
+    found = values.view(shape).to(dtype, copy=True)
+    if zeros is not None:
+        found = found - zeros.view(grid).to(dtype)
+    return (found * scales.view(grid)).view(values.shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize("scales", [np.float32, BFLOAT16])
+@pytest.mark.parametrize("zeros", [None, np.int8, np.int32, np.float32])
+@pytest.mark.parametrize("block", [(1, 64), (1, 16), (8, 16)])
+def test_integers_as_torchao_has_them(block, zeros, scales, dtype):
+    values = every_byte((32, 64), np.int8)
+    grid = 32 // block[0], 64 // block[1]
+    scale = RNG.uniform(0.001, 0.1, grid).astype(scales)
+    zero = None if zeros is None else RNG.integers(-8, 8, grid).astype(zeros)
+    given = {"a._weight_qdata": values, "a._weight_scale": scale, "a.bias": np.zeros(3)}
+    if zero is not None:
+        given["a._weight_zero_point"] = zero
+    found = dequantize({name: LazyArray.of(x) for name, x in given.items()}, None, dtype)
+    assert list(found) == ["a.weight", "a.bias"]
+    arguments = to_torch(scale), None if zero is None else to_torch(zero), getattr(torch, dtype)
+    assert_same(found["a.weight"], to_numpy(affine(to_torch(values), block, *arguments)))
+
+
+def test_torchao_itself():
+    quantization = pytest.importorskip("torchao.quantization.quant_primitives")
+    values = to_torch(every_byte((32, 64), np.int8))
+    scales, zeros = torch.rand(32, 4) / 100, torch.randint(-8, 8, (32, 4), dtype=torch.int8)
+    wanted = quantization.dequantize_affine(
+        values, (1, 16), scales, zeros, torch.int8, output_dtype=torch.bfloat16
+    )
+    assert torch.equal(wanted, affine(values, (1, 16), scales, zeros, torch.bfloat16))
+
+
+def test_float8_as_torchao_has_it():
+    values, scales = every_byte((32, 64), E4M3), RNG.uniform(0, 1, (32, 1)).astype(np.float32)
+    arrays = {"a._weight_qdata": LazyArray.of(values), "a._weight_scale": LazyArray.of(scales)}
+    wanted = (to_torch(values).to(torch.float32) * to_torch(scales)).to(torch.bfloat16)
+    assert_same(dequantize(arrays)["a.weight"], to_numpy(wanted))
+
+
+# --- AWQ and GPTQ -------------------------------------------------------------------------------
+
+
+def words(shape):
+    return RNG.integers(-(2**31), 2**31, shape).astype(np.int32)
+
+
+def awq_reference(qweight, qzeros, scales, group):
+    """`awq.utils.packing_utils.dequantize_gemm` of AutoAWQ 0.2.9, for 4 bits."""
+    shifts = torch.arange(0, 32, 4)
+
+    def unpack(packed):
+        found = torch.bitwise_right_shift(packed[:, :, None], shifts[None, None, :]).to(torch.int8)
+        found = found.view(found.shape[0], -1)
+        order = torch.arange(found.shape[-1]).view(-1, 8)[:, [0, 4, 1, 5, 2, 6, 3, 7]].view(-1)
+        return torch.bitwise_and(found[:, order], 15)
+
+    scales = scales.repeat_interleave(group, dim=0)
+    return (unpack(qweight) - unpack(qzeros).repeat_interleave(group, dim=0)) * scales
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16])
+def test_awq(dtype):
+    weight, zeros = words((64, 6)), words((4, 6))
+    scales = RNG.uniform(0.001, 0.1, (4, 48)).astype(dtype)
+    reference = awq_reference(to_torch(weight), to_torch(zeros), to_torch(scales), 16)
+    arrays = lazy(a__qweight=weight, a__qzeros=zeros, a__scales=scales, a__bias=np.zeros(48))
+    for config in ({"quant_method": "awq", "bits": 4, "version": "GEMM"}, None):
+        found = dequantize(arrays, config)
+        assert list(found) == ["a.weight", "a.bias"]
+        assert_same(found["a.weight"], np.ascontiguousarray(to_numpy(reference).T))
+    with pytest.raises(fmapper.CheckpointError, match="a: AWQ is read with 4 bits"):
+        dequantize(arrays, {"quant_method": "awq", "version": "exllama"})
+
+
+def gptq_reference(qweight, qzeros, scales, index, bits):
+    """`auto_gptq.nn_modules.qlinear.qlinear_cuda_old` of AutoGPTQ 0.7.1, by the groups of rows."""
+    wide = torch.int16 if bits == 8 else torch.int8
+    shifts = torch.arange(0, 32, bits)
+    zeros = torch.bitwise_right_shift(qzeros.unsqueeze(2), shifts[None, None, :]).to(wide)
+    zeros = torch.bitwise_and(zeros + 1, (2**bits) - 1).reshape(scales.shape)
+    weight = torch.bitwise_right_shift(qweight.unsqueeze(1), shifts[None, :, None]).to(wide)
+    weight = torch.bitwise_and(weight, (2**bits) - 1).reshape(-1, qweight.shape[1])
+    return scales[index.long()] * (weight - zeros[index.long()])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("order", ["none", "in order", "any"])
+def test_gptq(bits, order):
+    pack = 32 // bits
+    weight, zeros = words((64 // pack, 48)), words((4, 48 // pack))
+    scales = RNG.uniform(0.001, 0.1, (4, 48)).astype(np.float16)
+    index = np.arange(64, dtype=np.int32) // 16
+    if order == "any":
+        index = RNG.permutation(index)
+    reference = gptq_reference(*map(to_torch, (weight, zeros, scales, index)), bits)
+    arrays = lazy(a__qweight=weight, a__qzeros=zeros, a__scales=scales)
+    if order != "none":
+        arrays["a.g_idx"] = LazyArray.of(index)
+    found = dequantize(arrays, {"quant_method": "gptq", "bits": bits})
+    assert list(found) == ["a.weight"]
+    assert_same(found["a.weight"], np.ascontiguousarray(to_numpy(reference).T))
+
+
+def test_gptq_of_the_second_version_has_its_zeros_as_they_are():
+    weight, scales = words((8, 16)), np.ones((4, 16), np.float16)
+    arrays = lazy(
+        a__qweight=weight, a__qzeros=np.full((4, 2), 0x11111111, np.int32), a__scales=scales
+    )
+    config = {"quant_method": "gptq", "bits": 4}
+    first = dequantize(arrays, config)["a.weight"].read()
+    second = dequantize(arrays, {**config, "checkpoint_format": "gptq_v2"})["a.weight"].read()
+    np.testing.assert_array_equal(second, first + 1)
+
+
+def test_a_group_that_is_not_there_is_said():
+    arrays = lazy(
+        a__qweight=words((8, 16)),
+        a__qzeros=words((4, 2)),
+        a__scales=np.ones((4, 16), np.float16),
+        a__g_idx=np.full(64, 4, np.int32),
+    )
+    with pytest.raises(fmapper.CheckpointError, match="g_idx names a group that is none of 4"):
+        dequantize(arrays)["a.weight"].read()
+
+
+# --- GGUF ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "Q2_K"])
+def test_ggml_blocks(kind):
+    gguf = pytest.importorskip("gguf")
+    number = gguf.GGMLQuantizationType[kind]
+    elements, size = gguf.GGML_QUANT_SIZES[number]
+    data = every_byte((5, 3, 4 * size), np.uint8)
+    with np.errstate(all="ignore"):
+        wanted = gguf.quants.dequantize(data, number)
+    assert wanted.shape == (5, 3, 4 * elements)
+    array = QuantizedArray(QuantizedLayout("ggml", type=kind), data)
+    assert repr(array) == f"QuantizedArray(ggml, float32[5, 3, {4 * elements}])"
+    assert_same(array.dequantize(), wanted)
+    with pytest.raises(fmapper.CheckpointError, match="no whole blocks"):
+        QuantizedArray(QuantizedLayout("ggml", type=kind), data[..., 1:]).dequantize()
+    with pytest.raises(fmapper.CheckpointError, match="no blocks of the type 'Q9'"):
+        QuantizedArray(QuantizedLayout("ggml", type="Q9"), data).dequantize()
+
+
+# --- one node -----------------------------------------------------------------------------------
+
+
+def quantized():
+    values = every_byte((16, 32), np.int8)
+    scales = RNG.uniform(0, 1, (16, 2)).astype(np.float32)
+    return QuantizedArray(QuantizedLayout("integers", "float32"), values, scales)
+
+
+def test_a_quantised_array_is_one_node():
+    array = quantized()
+    assert (array.shape, array.ndim, array.dtype) == ((16, 32), 2, np.float32)
+    moved = fmapper.to_torch({"w": array})["w"]
+    assert type(moved) is QuantizedArray
+    assert moved.values.dtype == torch.int8
+    assert moved.layout == array.layout
+    assert repr(moved) == "QuantizedArray(integers, float32[16, 32])"
+    np.testing.assert_array_equal(moved.dequantize().read(), array.dequantize().read())
+    assert list(fmapper.state({"w": array})) == ["w.values", "w.scales"]
+    halved = fmapper.to_numpy(array, dtype="bfloat16")  # the integers are left alone
+    assert (halved.values.dtype, halved.scales.dtype) == (np.int8, BFLOAT16)
+
+
+def test_a_quantised_array_is_found_and_kept():
+    given = quantized()
+    arrays = lazy(a___weight_qdata=given.values, a___weight_scale=given.scales, b=np.ones(2))
+    found = find_quantized({name.replace("a._", "a._"): x for name, x in arrays.items()})
+    assert {name: type(x).__name__ for name, x in found.items()} == {
+        "a.weight": "QuantizedArray",
+        "b": "_InMemory",
+    }
+    assert found["a.weight"].layout.kind == "integers"
+
+
+def test_rules_take_what_is_dequantised():
+    weight, scales = every_byte((8, 4), E4M3), np.ones((1, 1), np.float32)
+    found = dequantize(lazy(w=weight, w_scale_inv=scales), dtype="float32")
+    turned = Rules([Transpose("w")]).apply(found)["w"]
+    np.testing.assert_array_equal(turned.read(), weight.astype(np.float32).T)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"a.qweight": np.zeros((2, 8), np.int32)},
+            "a.weight: there is a.qweight, but no a.scales",
+        ),
+        (
+            {"a.qweight": np.zeros((2, 8), np.int32), "a.scales": np.zeros((1, 8), np.float16)},
+            "a.weight: an array of gptq has zeros",
+        ),
+        (
+            {"a_blocks": np.zeros((2, 8), np.int32), "a_scales": np.zeros(2, np.uint8)},
+            r"a: blocks are int32\[2, 8\], and not uint8",
+        ),
+        (
+            {"a_blocks": np.zeros((2, 16), np.uint8), "a_scales": np.zeros(3, np.uint8)},
+            r"a: scales have the shape \[3\], and not \[2\]",
+        ),
+        (
+            {
+                "a._weight_qdata": np.zeros((2, 8), np.int8),
+                "a._weight_scale": np.zeros((2, 1), np.float32),
+                "a.weight": np.zeros(1),
+            },
+            "a.weight: there is a quantised array of this name and another",
+        ),
+        ({"a._weight_qdata": np.zeros((2, 8), np.int8)}, "but no a._weight_scale"),
+    ],
+)
+def test_what_does_not_go_together_names_the_array(arrays, message):
+    with pytest.raises(fmapper.CheckpointError, match=message):
+        dequantize({name: LazyArray.of(array) for name, array in arrays.items()})
