@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,18 +14,42 @@ import numpy as np
 from fmapper import ConversionError, ProgramInputError, to_jax
 from fmapper.generation import Decoding, Generated, Generation, Generator, Prompts
 from fmapper.programs import Lowering
-from fmapper_adapters.jax.generation import choose, loop
+from fmapper_adapters.jax.generation import choose, grouped, loop, turned
 from fmapper_adapters.jax.generation.choose import Fixed
 from fmapper_adapters.jax.model import execute, jax_model
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Codes:
+    """The programs of a generator, shared by all that differ in arrays and settings only.
+
+    Attributes:
+        first: The program of a prompt, if there is one.
+        step: The program of one token more.
+        turned: The weights that both take the other way round.
+    """
+
+    first: StaticProgram | None
+    step: StaticProgram
+    turned: frozenset[str]
+
+    @functools.cached_property
+    def run_first(self) -> StaticProgram | None:
+        """What runs the first."""
+        return None if self.first is None else turned.code(self.first, self.turned)
+
+    @functools.cached_property
+    def run_step(self) -> StaticProgram:
+        """What runs a step."""
+        return turned.code(grouped.code(self.step), self.turned)
 
 
 class JaxGenerator(Generator):
     """Generates text in JAX; torch is not involved.
 
     Attributes:
-        params: The trained arrays of the model by the names of its state dict.
-        buffers: Its other arrays.
+        buffers: The arrays of the model that are not trained, by the names of its state dict.
         precision: Of matrix products in float32.
     """
 
@@ -32,16 +57,21 @@ class JaxGenerator(Generator):
         self,
         generation: Generation,
         decoding: Decoding,
-        codes: tuple[StaticProgram | None, StaticProgram],
-        params: Arrays,
+        codes: Codes,
+        held: Arrays,
         buffers: Arrays,
         precision: str | None,
     ) -> None:
         super().__init__(generation, decoding)
-        self.params = params
+        self._held = held
         self.buffers = buffers
         self.precision = precision
         self._codes = codes
+
+    @property
+    def params(self) -> Arrays:
+        """The trained arrays of the model by the names of its state dict."""
+        return turned.turn(self._held, self._codes.turned)
 
     def replace(
         self, *, params: Any = None, buffers: Any = None, precision: Any = ...
@@ -59,18 +89,22 @@ class JaxGenerator(Generator):
         """
         given = {} if params is None else _arrays_of(params)
         given |= buffers or {}
+        held = self._held
+        if params is not None:
+            new = _updated(self.params, given, self.generation.step.aliases, strict=True)
+            held = turned.turn(new, self._codes.turned)
         return JaxGenerator(
             self.generation,
             self.decoding,
             self._codes,
-            _updated(self.params, given, self.generation.step.aliases, strict=params is not None),
+            held,
             _updated(self.buffers, given, {}, strict=False),
             self.precision if precision is ... else precision,
         )
 
     def as_generation(self) -> Generation:
         """Returns the programs with these arrays: those of the prompt have them all."""
-        first, step = self._codes
+        first, step = self._codes.first, self._codes.step
         main = step if first is None else first
         held = dataclasses.replace(
             main.program,
@@ -85,7 +119,7 @@ class JaxGenerator(Generator):
 
     def _with(self, *, decoding: Decoding) -> JaxGenerator:
         return JaxGenerator(
-            self.generation, decoding, self._codes, self.params, self.buffers, self.precision
+            self.generation, decoding, self._codes, self._held, self.buffers, self.precision
         )
 
     def _run(
@@ -108,7 +142,7 @@ class JaxGenerator(Generator):
         return call.stream(count)
 
     def __repr__(self) -> str:
-        count = sum(int(np.size(array)) for array in self.params.values())
+        count = sum(int(np.size(array)) for array in self._held.values())
         return (
             f"JaxGenerator({self.generation.name}, batch={self.batch}, "
             f"max_length={self.max_length}, {count:,} parameters)"
@@ -154,12 +188,12 @@ class _Call:
             self.prompt,
             self.prompt + count,
         )
-        self.arrays = own.params, own.buffers
+        self.arrays = own._held, own.buffers
 
     def first(self) -> loop.State:
         """Returns the state after the first token."""
         own = self.own
-        code, step = own._codes
+        code, step = own._codes.run_first, own._codes.run_step
         given = self.given
         if code is not None:
             logits, cache, holds = loop.prefill(
@@ -180,7 +214,7 @@ class _Call:
     def advance(self, state: loop.State, until: int) -> loop.State:
         """Returns the state after so many tokens."""
         own = self.own
-        step = own._codes[1]
+        step = own._codes.run_step
         found: loop.State = loop.loop(
             step,
             own.precision,
@@ -275,15 +309,19 @@ def from_generation(
         held |= {**model.params, **model.buffers}
         models.append(model)
         _refuse(model._code)
-    codes = (None if generation.prefill is None else models[0]._code, models[-1]._code)
+    first = None if generation.prefill is None else models[0]._code
+    step = models[-1]._code
     params = {n: x for model in models for n, x in model.params.items()}
     buffers = {n: x for model in models for n, x in model.buffers.items()}
     bare = dataclasses.replace(
         generation,
-        prefill=None if codes[0] is None else codes[0].program,
-        step=codes[1].program,
+        prefill=None if first is None else first.program,
+        step=step.program,
     )
-    return JaxGenerator(bare, decoding, codes, params, buffers, precision)
+    bare_programs = [p for p in (bare.prefill, bare.step) if p is not None]
+    which = turned.names(bare_programs, params, generation.batch)
+    held = turned.turn(params, which)
+    return JaxGenerator(bare, decoding, Codes(first, step, which), held, buffers, precision)
 
 
 def _refuse(code: StaticProgram) -> None:

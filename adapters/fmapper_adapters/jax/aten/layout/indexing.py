@@ -142,6 +142,10 @@ def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> j
 @lowering("aten::index_copy", int64="moves")
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
     """Returns slices put at indices of a dimension."""
+    if index.size == 1 and x.ndim and source.ndim == x.ndim:  # which XLA writes in place
+        start = [0] * x.ndim
+        start[dim] = index.reshape(())
+        return jax.lax.dynamic_update_slice(x, cast(source, x.dtype), start)
     at, source = _at(x, dim, index, cast(source, x.dtype))
     return at.set(source).reshape(x.shape)
 
