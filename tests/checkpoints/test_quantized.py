@@ -1,6 +1,7 @@
 """Dequantised values against those of each format's own library, to the bit."""
 
 import math
+from unittest import mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from fmapper.checkpoints import (
     dequantize,
     find_quantized,
 )
+from fmapper.checkpoints.quantized import blocks
 
 np = pytest.importorskip("numpy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -59,6 +61,9 @@ def assert_same(lazy, wanted):
     assert known.any()
     np.testing.assert_array_equal(np.isnan(whole.astype(np.float32)), ~known)
     np.testing.assert_array_equal(whole.view(bits)[known], wanted.view(bits)[known])
+    with mock.patch.object(blocks, "_PART", 100):  # some rows at a time
+        few = lazy.read()
+    np.testing.assert_array_equal(few.view(bits)[known], wanted.view(bits)[known])
     for _ in range(20):
         box = [sorted(RNG.integers(0, size + 1, 2).tolist()) for size in wanted.shape]
         part = tuple(slice(*bound) for bound in box)
@@ -305,6 +310,61 @@ def test_a_quantised_array_is_one_node():
     assert list(fmapper.state({"w": array})) == ["w.values", "w.scales"]
     halved = fmapper.to_numpy(array, dtype="bfloat16")  # the integers are left alone
     assert (halved.values.dtype, halved.scales.dtype) == (np.int8, BFLOAT16)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "npz"])
+def test_a_quantised_array_is_saved_and_loaded_as_one(tmp_path, ending):
+    array = quantized()
+    path = tmp_path / f"model.{ending}"
+    fmapper.save({"w": array}, path)
+    empty = QuantizedArray(array.layout, np.zeros_like(array.values), np.zeros_like(array.scales))
+    loaded = fmapper.load(path, like={"w": empty})["w"]
+    assert type(loaded) is QuantizedArray
+    np.testing.assert_array_equal(loaded.dequantize().read(), array.dequantize().read())
+
+
+def test_fp8_of_a_mixture_of_experts_into_the_model():
+    """Dequantised, stacked and fused, without a value being read before that."""
+    transformers = pytest.importorskip("transformers")
+    from fmapper_adapters.torch.pretrained.tables import transformers_rules
+    from support.hub_folders import saved
+
+    config = transformers.Qwen3MoeConfig(
+        hidden_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        head_dim=8,
+        vocab_size=64,
+    )
+    model = transformers.Qwen3MoeForCausalLM(config)
+    folder, plain = {}, {}
+    for name, array in saved(model).items():
+        folder[name] = plain[name] = array
+        if ".experts." in name:
+            folder[name] = array.astype(E4M3)
+            scales = RNG.uniform(1, 2, (array.shape[0] // 8, array.shape[1] // 8))
+            folder[f"{name}_scale_inv"] = scales = scales.astype(np.float32)
+            plain[name] = folder[name].astype(np.float32) * scales.repeat(8, 0).repeat(8, 1)
+    arrays = {name: LazyArray.of(array) for name, array in folder.items()}
+    found = dequantize(arrays, {"weight_block_size": [8, 8]}, "float32")
+    rules = transformers_rules(model, found)
+    got, wanted = rules.apply(found), rules.apply(plain)
+    assert got.keys() == wanted.keys() == model.state_dict().keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(got[name].read(), array.read())
+
+
+@pytest.mark.parametrize("shape", [(16, 1), (1,)])
+def test_fp8_of_compressed_tensors(shape):
+    """`compressed_tensors` has `weight_scale`, for each row or for all."""
+    weight, scale = every_byte((16, 32), E4M3), RNG.uniform(0, 1, shape).astype(BFLOAT16)
+    found = dequantize(lazy(a__weight=weight, a__weight_scale=scale))
+    assert list(found) == ["a.weight"]
+    wanted = to_torch(weight).to(torch.bfloat16) * to_torch(scale)
+    assert_same(found["a.weight"], to_numpy(wanted))
 
 
 def test_a_quantised_array_is_found_and_kept():

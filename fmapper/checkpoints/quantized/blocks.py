@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fmapper.checkpoints.boxes import Box, box_slices
+from fmapper.checkpoints.boxes import Box, box_shape, box_slices
 from fmapper.checkpoints.lazy import LazyArray, Operation
 from fmapper.errors import CheckpointError
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 Arrays = list[Any]
+_PART = 1 << 17  # elements that are computed at a time
 
 
 class Dequantize(Operation):
@@ -33,6 +35,33 @@ class Dequantize(Operation):
         raise NotImplementedError
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        import numpy as np
+
+        if math.prod(box_shape(box)) <= _PART:
+            return self._part(box)
+        out = np.empty(box_shape(box), self.dtype)
+        self._fill(box, out)
+        return out
+
+    def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
+        """Computes some rows at a time, for which the cache has room."""
+        shape = box_shape(box)
+        axis = next((at for at, size in enumerate(shape) if size > 1), 0)
+        row = math.prod(shape[axis + 1 :])
+        if math.prod(shape) <= _PART or row == 0:
+            out[...] = self._part(box)
+            return
+        (begin, end), grain = box[axis], self.grain[axis]
+        rows = max(1, _PART // row // grain) * grain
+        place = [slice(None)] * len(shape)
+        start = begin
+        while start < end:
+            stop = min(end, (start + rows) // grain * grain)
+            place[axis] = slice(start - begin, stop - begin)
+            out[tuple(place)] = self._part((*box[:axis], (start, stop), *box[axis + 1 :]))
+            start = stop
+
+    def _part(self, box: Box) -> np.ndarray[Any, Any]:
         whole = tuple(
             (start // grain * grain, min(-(-stop // grain) * grain, size))
             for (start, stop), grain, size in zip(box, self.grain, self.shape, strict=True)

@@ -33,10 +33,12 @@ def find_quantized(
 ) -> dict[str, LazyArray | QuantizedArray]:
     """Returns the arrays of a checkpoint, those that are quantised as one each.
 
-    What belongs together is told by names: `W` and `W_scale_inv` (FP8), `W_blocks` and `W_scales`
-    (MXFP4), `L.qweight`, `L.qzeros`, `L.scales` and `L.g_idx` (AWQ, GPTQ; the array is `L.weight`),
-    `L._weight_qdata`, `L._weight_scale` and `L._weight_zero_point` (torchao; the array is
-    `L.weight`).
+    What belongs together is told by names:
+
+    - FP8: `W` and `W_scale_inv` or `W_scale`;
+    - MXFP4: `W_blocks` and `W_scales`;
+    - AWQ, GPTQ: `L.qweight`, `L.qzeros`, `L.scales` and `L.g_idx`, for `L.weight`;
+    - torchao: `L._weight_qdata`, `L._weight_scale`, `L._weight_zero_point`, for `L.weight`.
 
     Args:
         arrays: The arrays by name.
@@ -111,8 +113,10 @@ def _made(one: _Found, arrays: Arrays) -> QuantizedArray:
 
 
 def _float8(name: str, arrays: Arrays, config: Config) -> _Found | None:
-    scales = f"{name}_scale_inv"
-    if scales not in arrays or not arrays[name].dtype.name.startswith("float8"):
+    if not arrays[name].dtype.name.startswith("float8"):
+        return None
+    scales = f"{name}_scale_inv" if f"{name}_scale_inv" in arrays else f"{name}_scale"
+    if scales not in arrays:  # plain float8
         return None
     block = config.get("weight_block_size")
     is_cut = block is not None and arrays[scales].size > 1

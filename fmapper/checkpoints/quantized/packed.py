@@ -18,18 +18,31 @@ _FLOATS = ("float16", "bfloat16", "float32")
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight columns is in a word
 
 
-def _unpack(words: np.ndarray[Any, Any], bits: int, axis: int) -> np.ndarray[Any, Any]:
-    """Returns the integers in words, the lowest bits first, along a dimension."""
+def _unpack(words: np.ndarray[Any, Any], shifts: Sequence[int], axis: int) -> np.ndarray[Any, Any]:
+    """Returns the integers in words, at those shifts one after the other, along a dimension."""
     import numpy as np
 
     words = words.view(np.uint32)
-    count = _WORD // bits
+    bits = _WORD // len(shifts)
+    mask = np.uint32((1 << bits) - 1)
+    found = np.empty((*words.shape[: axis + 1], len(shifts), *words.shape[axis + 1 :]), np.int16)
+    for at, shift in enumerate(shifts):
+        found[(slice(None),) * (axis + 1) + (at,)] = words >> np.uint32(shift) & mask
     shape = list(words.shape)
-    shape[axis] *= count
-    shifts = np.arange(0, _WORD, bits, dtype=np.uint32)
-    shifts = shifts.reshape((1, count, 1) if axis == 0 else (1, 1, count))
-    wide = np.expand_dims(words, axis + 1) >> shifts & np.uint32((1 << bits) - 1)
-    return wide.astype(np.int16).reshape(shape)
+    shape[axis] *= len(shifts)
+    return found.reshape(shape)
+
+
+def _scaled(
+    codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any], at: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Returns the codes times the scales of their rows, to the bits of the scales' own dtype."""
+    import numpy as np
+
+    found: np.ndarray[Any, Any] = codes.astype(np.float32)
+    with np.errstate(all="ignore"):
+        found *= scales.astype(np.float32)[at]
+        return found.astype(scales.dtype, copy=False)
 
 
 def _groups(rows: int, count: int, what: str) -> int:
@@ -77,15 +90,8 @@ class Awq(Dequantize):
         weight, zeros, scales = arrays
         start, stop = box[0]
         at = np.arange(start, stop) // self.group - start // self.group
-        codes = (_columns(weight) - _columns(zeros)[at]).astype(self.dtype)
-        found: np.ndarray[Any, Any] = codes * scales[at]
-        return found
-
-
-def _columns(words: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    found = _unpack(words, 4, 1)
-    order = found.reshape((found.shape[0], -1, len(_AWQ_ORDER)))[..., list(_AWQ_ORDER)]
-    return order.reshape(found.shape)
+        shifts = [4 * place for place in _AWQ_ORDER]
+        return _scaled(_unpack(weight, shifts, 1) - _unpack(zeros, shifts, 1)[at], scales, at)
 
 
 class Gptq(Dequantize):
@@ -154,9 +160,8 @@ class Gptq(Dequantize):
                 raise CheckpointError(f"g_idx names a group that is none of {len(scales)}")
         else:
             at = np.arange(top, bottom) // self.group - top // self.group
-        zero = _unpack(zeros, self.bits, 1)[:, : scales.shape[1]]
+        shifts = range(0, _WORD, self.bits)
+        zero = _unpack(zeros, shifts, 1)[:, : scales.shape[1]]
         if self.version == 1:
             zero = (zero + 1) & ((1 << self.bits) - 1)
-        codes = _unpack(weight, self.bits, 0)
-        found: np.ndarray[Any, Any] = scales[at] * (codes - zero[at]).astype(self.dtype)
-        return found
+        return _scaled(_unpack(weight, shifts, 0) - zero[at], scales, at)

@@ -57,9 +57,9 @@ class _Scaled(Dequantize):
 
         for axis, ((start, stop), size) in enumerate(zip(box, self.block, strict=True)):
             if size > 1 and scales.shape[axis] > 1:
-                wide = np.repeat(scales, size, axis)
                 skip = start % size
-                scales = wide.take(range(skip, skip + stop - start), axis)
+                part = (*[slice(None)] * axis, slice(skip, skip + stop - start))
+                scales = np.repeat(scales, size, axis)[part]
         return scales
 
 
@@ -123,7 +123,8 @@ class ScaledFloats(_Scaled):
         values, scales = arrays
         if scales.dtype == np.uint8:
             scales = np.exp2(scales.astype(np.float32) - np.float32(127))
-        found = values.astype(np.float32)
+        table = np.arange(256, dtype=np.uint8).view(values.dtype).astype(np.float32)
+        found = table[values.view(np.uint8)]  # four times as fast as a cast
         with np.errstate(all="ignore"):
             found *= self._spread(scales.astype(np.float32), box)
             result: np.ndarray[Any, Any] = found.astype(self.dtype, copy=False)
@@ -218,10 +219,11 @@ class Mxfp4(Dequantize):
         import numpy as np
 
         blocks, scales = arrays
-        table = np.array(_FP4, np.float32)
-        found = np.empty((*blocks.shape, FP4_PER_BYTE), np.float32)
-        found[..., 0] = table[blocks & 15]
-        found[..., 1] = table[blocks >> 4]
+        table = np.array([(_FP4[byte & 15], _FP4[byte >> 4]) for byte in range(256)], np.float32)
+        found = table.view(np.uint64)[:, 0][blocks].view(np.float32)
+        exponents = scales.astype(np.int32)[..., None] - 127
+        first = exponents // 2  # the power itself may be infinite where the value is not
         with np.errstate(all="ignore"):
-            np.ldexp(found, scales.astype(np.int32)[..., None, None] - 127, out=found)
+            found *= np.ldexp(np.float32(1), first)
+            found *= np.ldexp(np.float32(1), exponents - first)
             return found.astype(self.dtype).reshape((*blocks.shape[:-2], -1))
