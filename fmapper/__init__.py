@@ -72,6 +72,7 @@ from fmapper.tree.walk import fcollect, fleaves
 if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper import random as random
     from fmapper.checkpoints.load import load
+    from fmapper.checkpoints.pretrained import from_pretrained, save_pretrained
     from fmapper.checkpoints.save import save
     from fmapper.generation.generator import generator
     from fmapper.moves.inplace import move_
@@ -153,6 +154,7 @@ __all__ = [
     "fmap_with_path",
     "fmapstructure",
     "fmapstructure_with_path",
+    "from_pretrained",
     "functor",
     "generator",
     "get_device",
@@ -175,6 +177,7 @@ __all__ = [
     "profile",
     "rebuild",
     "save",
+    "save_pretrained",
     "save_program",
     "set_path",
     "settings",
@@ -197,6 +200,7 @@ __all__ = [
 # What many programs never use: importing fmapper is to be quick.
 _PLACES = {
     "fmapper.checkpoints.load": "load",
+    "fmapper.checkpoints.pretrained": "from_pretrained save_pretrained",
     "fmapper.checkpoints.save": "save",
     "fmapper.generation.generator": "generator",
     "fmapper.moves.inplace": "move_",

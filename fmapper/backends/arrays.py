@@ -140,6 +140,8 @@ class Arrays(Framework):
         read_only: It never writes to the memory of an array, or can be told not to; then arrays
             whose memory nobody can write to are shared.
         order: How it wants host memory: `K` as the source has it, `C` row by row.
+        portion: How many bytes `export` gives at a time, where it makes memory for them; None for
+            any number.
         takes_host_arrays: Its functions take NumPy arrays, too.
         keeps_of_a_gpu: How much memory of a GPU it keeps from others, and the setting for less.
         widened_by: The code after which it holds dtypes of 64 bits, where it does not anyway.
@@ -154,6 +156,7 @@ class Arrays(Framework):
     frozen: ClassVar[bool] = False
     read_only: ClassVar[bool] = False
     order: ClassVar[Literal["K", "C"]] = "K"
+    portion: ClassVar[int | None] = None
     takes_host_arrays: ClassVar[bool] = False
     keeps_of_a_gpu: ClassVar[str] = ""
     widened_by: ClassVar[str] = ""

@@ -15,6 +15,9 @@ from fmapper.backends.nodes import Nodes
 from fmapper.errors import ConversionError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fmapper.checkpoints.pretrained import Pretrained
     from fmapper.generation.decoding import Decoding
     from fmapper.generation.generation import Generation
     from fmapper.generation.generator import Generator
@@ -101,6 +104,27 @@ class Models(Framework):
 
     def to_evaluation(self, node: Any) -> None:
         """Puts a node of this framework, which nobody else holds, into its mode for inference."""
+
+    # pretrained models
+
+    def pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
+        """Returns what a folder holds, if it is a pretrained model of this framework.
+
+        Nothing in the folder is run, and the model has no memory for its parameters.
+
+        Args:
+            folder: The folder.
+            dtype: The dtype of floating parameters; None for that of the folder.
+        """
+        return None
+
+    def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+        """Returns the arrays of a converted model by the names in its source, and the way back.
+
+        None where those are the names that `state` gives. What is tied is one object under each of
+        its names; the way back takes such a dict.
+        """
+        return None
 
     # programs
 

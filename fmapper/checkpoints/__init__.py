@@ -8,7 +8,9 @@ is needed. For users beside `fmapper.save` and `fmapper.load`, and for authors o
     conversion        from format to format, a panel at a time
     inspection        what is in a checkpoint, what differs between two
     formats/          what a format is, which there are, what they write through
+    pretrained        folders of the Hub: a model with its weights
     stored            arrays in files
+    transient         what checkpoints leave out
     backend           what moves ask of them
     lazy              arrays that are described and not read
     rules/            what becomes of names and layouts: `Rules`
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
         inspect,
     )
     from fmapper.checkpoints.lazy import ByteRun, LazyArray, concatenate, stack
+    from fmapper.checkpoints.pretrained import Pretrained, read_settings
     from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
     from fmapper.checkpoints.quantized.finding import dequantize, find_quantized
     from fmapper.checkpoints.rules.joining import Concatenate, Split, Stack, Unstack
@@ -65,6 +68,7 @@ __all__ = [
     "Interleave",
     "LazyArray",
     "Pattern",
+    "Pretrained",
     "QuantizedArray",
     "QuantizedLayout",
     "Rename",
@@ -86,6 +90,7 @@ __all__ = [
     "find_quantized",
     "inspect",
     "nest",
+    "read_settings",
     "stack",
 ]
 
@@ -97,6 +102,7 @@ _PLACES = {
         "ArrayDifference ArrayRow Difference Inspection diff inspect"
     ),
     "fmapper.checkpoints.lazy": "ByteRun LazyArray concatenate stack",
+    "fmapper.checkpoints.pretrained": "Pretrained read_settings",
     "fmapper.checkpoints.quantized.array": "QuantizedArray QuantizedLayout",
     "fmapper.checkpoints.quantized.finding": "dequantize find_quantized",
     "fmapper.checkpoints.rules.joining": "Concatenate Split Stack Unstack",

@@ -22,6 +22,7 @@ class FileAdapter(Arrays):
 
     name: ClassVar[str] = "file"
     host_only: ClassVar[bool] = True
+    portion: ClassVar[int | None] = 256 << 20
     array_types: ClassVar[tuple[type, ...]] = (LazyArray,)
 
     def is_array_type(self, cls: type) -> bool:

@@ -23,7 +23,7 @@ from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.rules import Rules
+    from fmapper.checkpoints.rules.rules import Rules
 
 _PLAN, _JOURNAL, _OUT = "plan.json", "journal.txt", "out"
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import dtype_name, is_inexact, itemsize, wanted_dtype
-from fmapper.backends.nodes import Nodes
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import PrecisionWarning, StructureMismatchError
 from fmapper.progress import step
 from fmapper.states.materialize import Default, is_abstract, materialize
@@ -21,11 +21,10 @@ from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
 from fmapper.tree.keypath import KeyPath, name_of
 from fmapper.tree.nodes import sync
-from fmapper.tree.walk import fcollect
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
-    from fmapper.checkpoints.rules import Rules
+    from fmapper.checkpoints.rules.rules import Rules
 
 T = TypeVar("T")
 _VALUES = (bool, int, float, str)
@@ -198,13 +197,3 @@ def _check_names(
             + "\nstrict=False leaves what is missing as it is, and ignores what is left over; "
             "rules= renames."
         )
-
-
-def transient_in(tree: Any) -> set[int]:
-    """Returns the identities of arrays that checkpoints of the frameworks leave out."""
-    return {
-        id(array)
-        for node in fcollect(tree)
-        for adapter in adapters(Nodes)
-        for array in adapter.transient(node)
-    }

@@ -88,6 +88,22 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
+def read_json_file(path: Path, most: int = 100_000_000) -> Any:
+    """Returns what a file in JSON says, of at most so many bytes.
+
+    Raises:
+        Misfit: It is not a regular file, too long, or not JSON.
+    """
+    with open_regular(path) as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise Misfit("is too long")
+    try:
+        return read_json(text.decode())
+    except UnicodeDecodeError:
+        raise Misfit("is no text") from None
+
+
 @contextlib.contextmanager
 def open_regular(source: Path) -> Iterator[BinaryIO]:
     """Opens a file for reading, if it is one: a pipe would wait, a device never ends.

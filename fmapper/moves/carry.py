@@ -250,6 +250,31 @@ def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
 
 
 def _move(batch: _Batch, copy: bool | None) -> list[Any]:
+    """Returns the arrays where they are wanted; those that are read on the way in portions."""
+    portion = batch.source.portion
+    if portion is None or batch.source is batch.target:
+        return _move_at_once(batch, copy)
+    results: list[Any] = []
+    for ats in _portions(list(map(batch.source.nbytes, batch.arrays)), portion):
+        results += _move_at_once(batch.part(ats), copy)
+    return results
+
+
+def _portions(sizes: Sequence[int], most: int) -> Iterable[list[int]]:
+    """Yields the numbers of arrays that together have so many bytes, or of one that has more."""
+    ats: list[int] = []
+    size = 0
+    for at, nbytes in enumerate(sizes):
+        if ats and size + nbytes > most:
+            yield ats
+            ats, size = [], 0
+        ats.append(at)
+        size += nbytes
+    if ats:
+        yield ats
+
+
+def _move_at_once(batch: _Batch, copy: bool | None) -> list[Any]:
     if batch.device.kind == "meta" and copy is not False:
         return batch.done(lambda: _abstract(batch, copy))
     if batch.source is batch.target:

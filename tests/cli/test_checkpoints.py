@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fmapper
+from fmapper.checkpoints import Rename, Rules, Transpose
 from fmapper.cli.main import main
 
 
@@ -53,7 +54,9 @@ def test_wrong_usage_is_said(path, capsys):
 
 
 def test_rules_are_read_from_a_file(path, tmp_path, capsys):
-    pytest.importorskip("fmapper.checkpoints.rules")
     rules = tmp_path / "rules.toml"
-    rules.write_text("")
+    made = Rules([Rename("w", "v"), Transpose("v")])
+    rules.write_text(made.to_toml())
     assert main(["convert", str(path), str(tmp_path / "d.npz"), "--rules", str(rules)]) == 0
+    found = fmapper.to_numpy(fmapper.load(tmp_path / "d.npz"))
+    assert found["v"].tolist() == [[0, 3], [1, 4], [2, 5]]

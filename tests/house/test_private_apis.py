@@ -50,6 +50,16 @@ def test_what_a_module_does_not_save():
     assert [buffer.shape for buffer in _private.transient_buffers(module)] == [(2,)]
 
 
+def test_a_class_of_transformers_is_made_in_a_dtype():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9
+    )
+    made = _private.make_pretrained_class(transformers.BertModel, config, torch.bfloat16)
+    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
+    assert torch.get_default_dtype() is torch.float32
+
+
 def test_where_a_storage_lies_in_a_file(tmp_path):
     path = tmp_path / "x.pt"
     torch.save({"w": torch.arange(6.0)[2:]}, path)

@@ -32,6 +32,13 @@ class FlaxAdapter(JaxModels, Nodes):
 
         return (Orbax(), Msgpack())
 
+    def transient(self, node: Any) -> Iterable[Any]:
+        """Returns what is in a variable of NNX that says it is not persistent."""
+        metadata = getattr(type(node), "get_metadata", None)
+        if metadata is None or not str(type(node).__module__).startswith(("flax", "fmapper")):
+            return ()
+        return [node.get_value()] if node.get_metadata().get("persistent") is False else ()
+
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
         """Computes `nnx.Param` and what derives from it, and nothing else of NNX."""
         if not any(str(base.__module__).startswith("flax.nnx") for base in cls.__mro__):

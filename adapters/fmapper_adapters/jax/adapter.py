@@ -426,6 +426,27 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         """Tells whether it is a `JaxModel`."""
         return self.is_model(model)
 
+    def transient(self, node: Any) -> Iterable[Any]:
+        """Returns the buffers of a converted model that its module does not save."""
+        if not self.is_model(node):
+            return ()
+        return [node.buffers[n] for n in node.program.transient if n in node.buffers]
+
+    def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
+        """Returns parameters and buffers of a converted model."""
+        if not self.is_model(model):
+            return None
+        own = {**model.params, **model.buffers}
+        tied = {name: own[first] for name, first in model.aliases.items() if first in own}
+
+        def back(filled: Mapping[str, Any]) -> Any:
+            params = {name: filled[name] for name in model.params}
+            return model.replace(
+                params=params, buffers={name: filled[name] for name in model.buffers}
+            )
+
+        return {**own, **tied}, back
+
     def portable(self, array: Any) -> Any:
         """Returns the words of a PRNG key; integers of few bits in bytes."""
         from fmapper_adapters.jax.arrays import few_bits

@@ -238,6 +238,12 @@ def unwrap_parameters(module: torch.nn.Module) -> None:
     subclass_parametrization.unwrap_tensor_subclass_parameters(module)
 
 
+def make_pretrained_class(cls: Any, config: Any, dtype: torch.dtype) -> torch.nn.Module:
+    """Makes a model of a class of transformers, with parameters of a dtype."""
+    made: torch.nn.Module = cls._from_config(config, dtype=dtype)
+    return made
+
+
 def transient_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
     """Returns the buffers of a module itself that its `state_dict` leaves out."""
     buffers = (module._buffers[name] for name in sorted(module._non_persistent_buffers_set))

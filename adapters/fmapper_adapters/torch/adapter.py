@@ -22,15 +22,14 @@ from fmapper.backends import (
     NodeType,
     Observation,
 )
-from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import batches, casts, parameters, tensors, threads
 from fmapper_adapters.torch.arrays import devices as _devices
+from fmapper_adapters.torch.checkpoints.adapter import Files
 from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
 
 if TYPE_CHECKING:
     from fmapper.backends import Counts
-    from fmapper.checkpoints import Format
     from fmapper.generation import Generation
     from fmapper.programs import Lowering, Program
 
@@ -38,7 +37,7 @@ CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
 
 
-class TorchAdapter(Adapter):
+class TorchAdapter(Files, Adapter):
     """Arrays are tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"
@@ -357,16 +356,6 @@ class TorchAdapter(Adapter):
     def registered_type(self, cls: type) -> NodeType | None:
         """Returns what `torch.utils._pytree` has for exactly this class."""
         return pytrees.registered_type(cls)
-
-    def formats(self) -> Sequence[Format]:
-        """Returns what `torch.save` and `torch.distributed.checkpoint` write."""
-        from fmapper_adapters.torch.checkpoints.pt import PtFile
-
-        return (PtFile(),)
-
-    def transient(self, node: Any) -> Iterable[Any]:
-        """Returns the buffers of a module that are not persistent."""
-        return _private.transient_buffers(node) if isinstance(node, torch.nn.Module) else ()
 
     def register_functor(self, cls: type) -> None:
         """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""

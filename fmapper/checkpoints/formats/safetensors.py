@@ -15,11 +15,10 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError
 from fmapper.files.safetensors import lay_out, read_header
-from fmapper.files.untrusted import Misfit, open_regular, read_json, show
+from fmapper.files.untrusted import Misfit, open_regular, read_json, read_json_file, show
 
 ENDING = ".safetensors"
 INDEX = "model.safetensors.index.json"
-_MOST_INDEX = 100_000_000  # bytes
 _ABOUT = "fmapper"  # the key of what the format has no place for
 _SHARD = re.compile(r"[\w.=+-]{1,200}\.safetensors")
 
@@ -221,11 +220,7 @@ def _files(folder: Path) -> list[str]:
 def _read_index(path: Path) -> dict[str, str]:
     """Returns the file of each array. A file is a name in the same folder, and nothing else."""
     try:
-        with open_regular(path) as file:
-            text = file.read(_MOST_INDEX + 1)
-        if len(text) > _MOST_INDEX:
-            raise Misfit("is too long")
-        index = read_json(text.decode())
+        index = read_json_file(path)
         places = index.get("weight_map") if type(index) is dict else None
         if type(places) is not dict or not places:
             raise Misfit("has no weight_map")
@@ -234,6 +229,6 @@ def _read_index(path: Path) -> dict[str, str]:
                 raise Misfit(
                     f"{show(name)} would be in {show(file_name)}, not a file of the folder"
                 )
-    except (Misfit, UnicodeDecodeError) as error:
+    except Misfit as error:
         raise CheckpointError(f"{path}: {error}") from None
     return places

@@ -172,6 +172,12 @@ class Writer:
         self._check = check
         self._written: list[tuple[Piece, int | None]] = []
 
+    def inside(self, name: str) -> Writer:
+        """Returns what writes one file of the folder in the same way."""
+        return Writer(
+            self.path / name, journal=self._journal, check=self._check, on_bytes=self.on_bytes
+        )
+
     @contextmanager
     def open(self, name: str | None = None) -> Iterator[BinaryIO]:
         """Opens the file, or one of a folder, for writing from its beginning."""

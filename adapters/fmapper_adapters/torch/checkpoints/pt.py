@@ -7,6 +7,7 @@ memory. They say where their values lie, which are then read like those of any f
 from __future__ import annotations
 
 import math
+import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,19 @@ from typing import Any, ClassVar
 import torch
 
 from fmapper import CheckpointError
-from fmapper.checkpoints import Contents, Format, LazyArray, SourceFile, StoredArray, Writer
+from fmapper.checkpoints import (
+    Contents,
+    Format,
+    LazyArray,
+    SourceFile,
+    StoredArray,
+    Writer,
+    read_settings,
+)
 from fmapper_adapters.torch._private import FakeTensorMode, storage_place
 
+_FILE = "pytorch_model.bin"
+_INDEX = "pytorch_model.bin.index.json"
 _MOST_PICKLE = 256 << 20  # bytes; the arrays are not in it
 _MOST_MEMBERS = 2_000_000
 _DEEPEST = 256
@@ -30,6 +41,10 @@ class PtFile(Format):
 
     name: ClassVar[str] = "pt"
     endings: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin")
+
+    def for_path(self, path: Path) -> Format:
+        """Returns this for a name that ends as files do, else the folder."""
+        return self if path.suffix in self.endings else PtFolder()
 
     def is_at(self, path: Path) -> bool:
         """Tells whether a file is a zip file with a `data.pkl` in it."""
@@ -87,6 +102,44 @@ class PtFile(Format):
             source.seek(file.tell())
             file.write(source.read())
         layout.unlink()
+
+
+class PtFolder(Format):
+    """A folder with `pytorch_model.bin`, or several of such files and their index."""
+
+    name: ClassVar[str] = "pt"
+    is_folder: ClassVar[bool] = True
+
+    def for_path(self, path: Path) -> Format:
+        """Returns the form for one file where the name ends so."""
+        return PtFile().for_path(path)
+
+    def is_at(self, path: Path) -> bool:
+        """Tells whether such a file or index is there."""
+        return path.is_dir() and ((path / _FILE).is_file() or (path / _INDEX).is_file())
+
+    def read(self, path: Path) -> Contents:
+        """Reads all files that the index names."""
+        names = [_FILE]
+        if (path / _INDEX).is_file():
+            places = read_settings(path / _INDEX).get("weight_map")
+            names = sorted({*places.values()}) if isinstance(places, dict) else []
+            if not names or not all(re.fullmatch(r"[\w.=+-]{1,200}\.bin", str(n)) for n in names):
+                raise CheckpointError(f"{path / _INDEX}: names what is no file of the folder")
+        whole = Contents({}, files=tuple(path / name for name in names))
+        for name in names:
+            part = PtFile().read(path / name)
+            twice = sorted({*whole.arrays, *whole.ties} & {*part.arrays, *part.ties})
+            if twice:
+                raise CheckpointError(f"{path / name}: {twice[0]!a} is in another file, too")
+            whole.arrays |= part.arrays
+            whole.ties |= part.ties
+            whole.values |= part.values
+        return whole
+
+    def write(self, out: Writer, contents: Contents) -> None:
+        """Writes one file in the folder."""
+        PtFile().write(out.inside(_FILE), contents)
 
 
 def _has_pickle(path: Path) -> bool:

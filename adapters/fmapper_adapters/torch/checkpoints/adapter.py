@@ -1,0 +1,35 @@
+"""What torch's adapter says about files: formats, folders of transformers, what is not saved."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fmapper.checkpoints import Format, Pretrained
+from fmapper_adapters.torch import _private
+
+
+class Files:
+    """A part of the adapter."""
+
+    def formats(self) -> Sequence[Format]:
+        """Returns what `torch.save` and `torch.distributed.checkpoint` write."""
+        from fmapper_adapters.torch.checkpoints.pt import PtFile, PtFolder
+
+        return (PtFile(), PtFolder())
+
+    def pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
+        """Returns what a folder of transformers holds, if that is installed."""
+        if importlib.util.find_spec("transformers") is None:
+            return None
+        from fmapper_adapters.torch.pretrained import folder as _folder
+
+        return _folder.read(folder, dtype)
+
+    def transient(self, node: Any) -> Iterable[Any]:
+        """Returns the buffers of a module that are not persistent."""
+        return _private.transient_buffers(node) if isinstance(node, torch.nn.Module) else ()

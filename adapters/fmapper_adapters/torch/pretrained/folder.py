@@ -1,0 +1,150 @@
+"""What a folder in the Hub's layout holds: a class of transformers, its configuration, no code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fmapper import CheckpointError
+from fmapper.checkpoints import Pretrained, read_settings
+from fmapper_adapters.torch._private import make_pretrained_class
+from fmapper_adapters.torch.pretrained import inputs
+from fmapper_adapters.torch.pretrained.tables import transformers_rules
+
+_CONFIG = "config.json"
+_TEXTS = (
+    _CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+
+
+def read(folder: Path, dtype: str | None) -> Pretrained | None:
+    """Returns what is in a folder; None if it has no configuration of transformers.
+
+    Raises:
+        CheckpointError: It is of a class that transformers has not, or is damaged.
+    """
+    if not (folder / _CONFIG).is_file():
+        return None
+    settings = read_settings(folder / _CONFIG)
+    kind = settings.get("model_type")
+    if not isinstance(kind, str):
+        return None
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if kind not in CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{folder / _CONFIG}: model_type {kind[:60]!r} is not in the installed transformers "
+            f"({transformers.__version__}). Code that comes with a folder is not run: update "
+            "transformers, or make the module yourself and use fmapper.load(folder, like=module)."
+        )
+    config = CONFIG_MAPPING[kind].from_dict(settings)
+    cls = _class(folder, settings, config)
+    wanted = dtype or _dtype(settings)
+    model = _without_memory(cls, config, wanted)
+    examples = inputs.example_kwargs(model)
+    return Pretrained(
+        model,
+        "torch",
+        examples,
+        inputs.sizes_that_vary(examples),
+        partial(transformers_rules, model),
+        partial(transformers_rules, model, back=True),
+        _matcher(getattr(model, "_keys_to_ignore_on_load_missing", None)),
+        _matcher(getattr(model, "_keys_to_ignore_on_load_unexpected", None)),
+        dict(_texts(folder, wanted)),
+    )
+
+
+def _class(folder: Path, settings: dict[str, Any], config: Any) -> Any:
+    """Returns the class of transformers that a configuration names."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    names = settings.get("architectures") or []
+    for name in names if isinstance(names, list) else []:
+        cls = getattr(transformers, name, None) if isinstance(name, str) else None
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            return cls
+    if type(config) in MODEL_MAPPING and not names:
+        return MODEL_MAPPING[type(config)]
+    raise CheckpointError(
+        f"{folder / _CONFIG}: architectures {str(names)[:80]} is no class of the installed "
+        f"transformers ({transformers.__version__}). Make the module yourself and use "
+        "fmapper.load(folder, like=module)."
+    )
+
+
+def _dtype(settings: dict[str, Any]) -> str:
+    """Returns the dtype that a configuration has for the weights."""
+    inner = settings.get("text_config") or {}
+    for value in (settings.get("dtype"), settings.get("torch_dtype"), inner.get("dtype")):
+        name = str(value).removeprefix("torch.")
+        if isinstance(getattr(torch, name, None), torch.dtype):
+            return name
+    return "float32"
+
+
+def _without_memory(cls: Any, config: Any, dtype: str) -> torch.nn.Module:
+    """Makes a module whose parameters have no memory, and whose buffers have values."""
+    with _parameters_on_meta():
+        model = make_pretrained_class(cls, config, getattr(torch, dtype))
+    return model.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Has modules keep no memory for parameters: an empty one takes none before it is written to.
+
+    Initialisation then writes to nothing; buffers are computed as ever.
+    """
+    module_class: Any = torch.nn.Module
+    register = module_class.register_parameter
+
+    def on_meta(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None and not parameter.is_meta:
+            new = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+            vars(new).update(vars(parameter))
+            parameter = new
+        register(module, name, parameter)
+
+    module_class.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        module_class.register_parameter = register
+
+
+def _matcher(patterns: Iterable[str] | None) -> Callable[[str], bool]:
+    """Returns what tells whether a name matches one of a class's own patterns."""
+    found = [re.compile(pattern) for pattern in patterns or ()]
+    return lambda name: any(pattern.search(name) for pattern in found)
+
+
+def _texts(folder: Path, dtype: str) -> Iterator[tuple[str, str]]:
+    """Yields the texts that stand beside the weights."""
+    for name in _TEXTS:
+        path = folder / name
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            if name == _CONFIG:
+                text = json.dumps({**read_settings(path), "dtype": dtype}, indent=2) + "\n"
+            yield name, text

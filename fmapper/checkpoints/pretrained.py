@@ -1,0 +1,307 @@
+"""`from_pretrained` and `save_pretrained`: a model with its weights, in the layout of the Hub."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from fmapper.backends.discovery import adapter_of, adapters, all_adapters
+from fmapper.backends.dtypes import dtype_name, is_inexact
+from fmapper.backends.models import Models
+from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
+from fmapper.checkpoints.checkpoint import read_checkpoint
+from fmapper.checkpoints.formats.format import Contents
+from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
+from fmapper.checkpoints.formats.writer import Writer
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.rules.naming import Drop
+from fmapper.checkpoints.rules.rules import Rules
+from fmapper.checkpoints.save import contents_of_tree
+from fmapper.checkpoints.transient import transient_in
+from fmapper.errors import CheckpointError, FmapperWarning, StructureMismatchError
+from fmapper.files.untrusted import Misfit, read_json_file
+from fmapper.files.whole import new_folder
+from fmapper.progress import step
+from fmapper.states.materialize import materialize
+from fmapper.states.state import named_arrays
+from fmapper.tracebacks import short_traceback
+from fmapper.warn import warn
+
+if TYPE_CHECKING:
+    from fmapper_adapters.flax import FlaxModel
+    from fmapper_adapters.jax import JaxModel
+
+_MOST_SETTINGS = 20_000_000  # bytes of a configuration
+
+
+@dataclass
+class Pretrained:
+    """What an adapter knows of a folder with a pretrained model.
+
+    Attributes:
+        model: The model without memory for its parameters.
+        backend: Whose model it is.
+        example_kwargs: What it can be called with, by keyword.
+        dynamic_shapes: Which sizes of those vary, as for `convert`.
+        rules: Makes of the arrays of the folder how they become those of the model.
+        rules_back: Makes how the arrays of the model become those of a folder.
+        may_lack: Tells of a name of the model whether folders need not have it.
+        may_have: Tells of a name of the folder whether the model need not have it.
+        files: Texts to keep beside the weights, by the names of their files: the configuration.
+    """
+
+    model: Any
+    backend: str
+    example_kwargs: dict[str, Any]
+    dynamic_shapes: Any = "auto"
+    rules: Callable[[Mapping[str, LazyArray]], Rules] = lambda arrays: Rules()
+    rules_back: Callable[[], Rules] = Rules
+    may_lack: Callable[[str], bool] = lambda name: False
+    may_have: Callable[[str], bool] = lambda name: False
+    files: dict[str, str] = field(default_factory=dict)
+
+
+@overload
+def from_pretrained(
+    folder: str | os.PathLike[str], to: Literal["jax"], **options: Any
+) -> JaxModel: ...
+@overload
+def from_pretrained(
+    folder: str | os.PathLike[str], to: Literal["flax"], **options: Any
+) -> FlaxModel: ...
+@overload
+def from_pretrained(folder: str | os.PathLike[str], to: str, **options: Any) -> Any: ...
+@short_traceback
+def from_pretrained(
+    folder: str | os.PathLike[str],
+    to: str,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = "auto",
+    rules: Rules | None = None,
+    **options: Any,
+) -> Any:
+    """Makes a model of a local folder in the Hub's layout, in any framework, with its weights.
+
+    The folder has a `config.json` of transformers and weights in safetensors (or of `torch.save`).
+    The class is made without memory, its program is recorded on shapes alone, and the weights are
+    read straight to where they belong, in the dtype that they are to have: torch never holds them.
+    Classes are those of the installed transformers; no code of the folder is run.
+
+    Args:
+        folder: The folder, as `snapshot_download` or `model.save_pretrained` leave it.
+        to: `torch`, `jax` or `flax`.
+        dtype: The dtype of floating parameters; None for that of the configuration.
+        device: Where the weights are to be; None for the CPU, or JAX's default device.
+        example_inputs: What the program is recorded for, as for `convert`.
+        example_kwargs: The same by keyword. Where neither is given they are made from the
+            configuration: two rows of eight tokens and their mask, pictures, sounds.
+        dynamic_shapes: As for `convert`. By default all sizes vary that the code does not fix; of
+            pictures and spectrograms their number.
+        rules: How names and shapes of the folder become those of the model; None for what
+            transformers itself has in its tables.
+        **options: As for `convert`.
+
+    Returns:
+        The module of transformers, in evaluation mode; or a `JaxModel` or `FlaxModel` of it, whose
+        parameters have torch's names.
+
+    Raises:
+        CheckpointError: The folder holds no model that is known here, or is damaged.
+        StructureMismatchError: Weights are missing, or have other shapes; lists them.
+        ConversionError: The model cannot be converted.
+    """
+    source = Path(folder)
+    with step(f"loading {source.name}") as say:
+        found = _find(source, None if dtype is None else dtype_name(dtype))
+        model = found.model
+        if to != found.backend:
+            inputs = {}
+            if not example_inputs and not example_kwargs:
+                inputs = found.example_kwargs
+                if dynamic_shapes == "auto":
+                    dynamic_shapes = found.dynamic_shapes
+            say(f"converting {type(model).__name__}")
+            model = _convert(
+                model,
+                to,
+                tuple(example_inputs or ()),
+                {**inputs, **(example_kwargs or {})},
+                dynamic_shapes=dynamic_shapes,
+                **options,
+            )
+        elif options:
+            raise TypeError(f"a model of {to} takes no {', '.join(options)}: it is not converted")
+        say(f"reading the weights of {source.name}")
+        checkpoint = read_checkpoint(source)
+        arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
+        chosen = found.rules(arrays) if rules is None else rules
+        _say_left(arrays, chosen, found, source)
+        return _fill(model, chosen.apply(arrays), found, device, source)
+
+
+def _convert(*args: Any, **options: Any) -> Any:
+    from fmapper.programs.convert import convert  # not for a model that stays in its framework
+
+    return convert(*args, **options)
+
+
+def _find(folder: Path, dtype: str | None) -> Pretrained:
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder}: there is no such folder. fmapper downloads nothing: "
+            "huggingface_hub.snapshot_download(name) does, and returns the folder."
+        )
+    for adapter in all_adapters():
+        if isinstance(adapter, Models):
+            found = adapter.pretrained(folder, dtype)
+            if found is not None:
+                return found
+    raise CheckpointError(f"{folder}: has no config.json of a model that is known here")
+
+
+def _say_left(
+    arrays: Mapping[str, LazyArray], rules: Rules, found: Pretrained, source: Path
+) -> None:
+    """Warns of arrays that rules drop, and that the model does not expect to be there."""
+    dropped = [
+        name
+        for rule in rules
+        if isinstance(rule, Drop)
+        for change in rule.changes(arrays)
+        for name in change.names
+        if not found.may_have(name)
+    ]
+    if dropped:
+        warn(
+            f"{source}: {len(dropped)} arrays belong nowhere in {type(found.model).__name__}, and "
+            f"were left: {', '.join(dropped[:5])}{' and others' * (len(dropped) > 5)}",
+            FmapperWarning,
+        )
+
+
+def _fill(
+    model: Any, arrays: dict[str, LazyArray], found: Pretrained, device: Any, source: Path
+) -> Any:
+    """Returns the model with the arrays of the folder."""
+    tree, back = _weights(model)
+    named = {name: array for name, (_, array) in named_arrays(tree).items()}
+    there = {id(named[name]) for name in arrays if name in named}
+    transient = transient_in(model)
+    lacking = [
+        name
+        for name, old in named.items()
+        if id(old) not in there and id(old) not in transient and not found.may_lack(name)
+    ]
+    if lacking:
+        raise StructureMismatchError(
+            f"{source}: has no weights for:\n" + "\n".join(f"  {name}" for name in lacking)
+        )
+    state = {name: _as(arrays[name], named[name]) for name in named if name in arrays}
+    return back(materialize(tree, state, device=device, strict=False))
+
+
+def _weights(model: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns a tree whose arrays have the names of the folder, and the way back to the model."""
+    found = (adapter.weights(model) for adapter in adapters(Models))
+    return next(filter(None, found), (model, lambda filled: filled))
+
+
+def _as(array: LazyArray, old: Any) -> LazyArray:
+    """Returns a stored array in the dtype of the one that it takes the place of."""
+    adapter = adapter_of(old)
+    assert adapter is not None
+    wanted = adapter.dtype(old)
+    return array.astype(wanted) if is_inexact(wanted) else array
+
+
+def _main_dtype(contents: Contents) -> str | None:
+    """Returns the floating dtype that most of the bytes have."""
+    sizes: Counter[str] = Counter()
+    for array in contents.arrays.values():
+        if is_inexact(array.dtype.name):
+            sizes[array.dtype.name] += array.nbytes
+    return max(sizes, key=sizes.__getitem__, default=None)
+
+
+def _widen(array: LazyArray, old: Any) -> LazyArray:
+    """Returns integers in the dtype that they had, where the model has been in JAX: counters."""
+    adapter = adapter_of(old)
+    assert adapter is not None
+    wanted = adapter.dtype(old)
+    if array.dtype.name == wanted or is_inexact(wanted) or wanted == "bool":
+        return array
+    return LazyArray.of(array.read().astype(wanted))
+
+
+@short_traceback
+def save_pretrained(
+    model: Any,
+    folder: str | os.PathLike[str],
+    *,
+    like: str | os.PathLike[str],
+    rules: Rules | None = None,
+) -> None:
+    """Writes a folder that `transformers.AutoModel.from_pretrained` opens, from any framework.
+
+    The weights get the names and shapes that transformers gives them when it saves, in shards of
+    at most 5 GB with an index; the configuration is that of the folder the model came from. The
+    folder appears when it is complete.
+
+    Args:
+        model: A model that `from_pretrained` gave, trained or not; or any tree whose arrays have
+            the names of such a one.
+        folder: The folder to write; it must not be there, or be empty.
+        like: The folder that the model came from: whose architecture, configuration and tokenizer
+            it has.
+        rules: How names and shapes of a folder become those of the model, the inverse of which is
+            used; None for what transformers has in its tables.
+
+    Raises:
+        CheckpointError: `like` holds no model that is known here, or the rules have no inverse.
+        StructureMismatchError: The model has not the arrays that such a folder has.
+        FileExistsError: The folder is there, and not empty.
+    """
+    target, origin = Path(folder), Path(like)
+    with step(f"saving {target.name}"):
+        contents = contents_of_tree(_weights(model)[0])
+        found = _find(origin, _main_dtype(contents))
+        wanted = {name: array for name, (_, array) in named_arrays(found.model).items()}
+        leave = transient_in(found.model)
+        tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
+        own = {**contents.arrays, **tied}
+        missing = [n for n, a in wanted.items() if n not in own and id(a) not in leave]
+        if missing:
+            raise StructureMismatchError(
+                f"the model is not one of {origin}: it has no\n"
+                + "\n".join(f"  {name}" for name in missing)
+            )
+        arrays = {n: _widen(own[n], a) for n, a in wanted.items() if id(a) not in leave}
+        back = found.rules_back() if rules is None else rules.inverse()
+        made = back.apply(arrays)
+        with new_folder(target) as beside:
+            for name, text in found.files.items():
+                (beside / name).write_text(text, encoding="utf-8")
+            SafetensorsFolder().write(Writer(beside), Contents(made))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Reads a configuration, an object in JSON with bounds.
+
+    Raises:
+        CheckpointError: It is none.
+    """
+    try:
+        found = read_json_file(path, _MOST_SETTINGS)
+        if type(found) is not dict:
+            raise Misfit("is not an object")
+    except (Misfit, RecursionError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return found

@@ -1,0 +1,207 @@
+"""`from_pretrained` and `save_pretrained`: folders as transformers writes and reads them."""
+
+import json
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import fmapper
+from fmapper.checkpoints import diff
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("flax")
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+MODELS = {
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            **SMALL,
+            vocab_size=100,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+    ),
+    "bert": lambda: transformers.BertForSequenceClassification(
+        transformers.BertConfig(**SMALL, vocab_size=100, num_attention_heads=4)
+    ),
+    "resnet": lambda: transformers.ResNetForImageClassification(
+        transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+    ),
+}
+INPUTS = {
+    "llama": lambda: {
+        "input_ids": torch.arange(12).reshape(2, 6),
+        "attention_mask": torch.ones(2, 6, dtype=torch.int64),
+    },
+    "bert": lambda: {
+        "input_ids": torch.arange(12).reshape(2, 6),
+        "attention_mask": torch.ones(2, 6, dtype=torch.int64),
+    },
+    "resnet": lambda: {"pixel_values": torch.randn(3, 3, 224, 224)},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder of each, and the module that is in it."""
+    made = {}
+    for name, make in MODELS.items():
+        torch.manual_seed(0)
+        module = make().eval()
+        for name_of_array, array in module.state_dict().items():
+            if "running" in name_of_array:  # not what a fresh model has
+                array.mul_(1.25)
+        path = tmp_path_factory.mktemp(name) / "folder"
+        module.save_pretrained(path)
+        made[name] = path, module
+    return made
+
+
+@pytest.mark.parametrize("to", ["torch", "flax", "jax"])
+@pytest.mark.parametrize("name", ["bert", "resnet"])
+def test_a_folder_becomes_a_model_and_a_folder_again(folders, tmp_path, name, to):
+    folder, module = folders[name]
+    kwargs = INPUTS[name]()
+    model = fmapper.from_pretrained(folder, to)
+    given = kwargs if to == "torch" else fmapper.to_numpy(kwargs)
+    wanted = module(**kwargs).logits.detach().numpy()
+    found = model(**given).logits
+    found = found.detach() if to == "torch" else found
+    np.testing.assert_allclose(np.asarray(found), wanted, atol=2e-5)
+    fmapper.save_pretrained(model, tmp_path / "out", like=folder)
+    assert not diff(folder, tmp_path / "out")
+    back = type(module).from_pretrained(tmp_path / "out")
+    assert all(map(torch.equal, back.state_dict().values(), module.state_dict().values()))
+
+
+def test_sizes_vary_ties_hold_and_a_trained_model_is_saved(folders, tmp_path):
+    folder, module = folders["llama"]
+    model = fmapper.from_pretrained(folder, "flax")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    for shape in ((2, 6), (3, 11)):
+        ids = np.arange(np.prod(shape)).reshape(shape)
+        mask = np.ones_like(ids)
+        wanted = module(torch.from_numpy(ids), torch.from_numpy(mask)).logits.detach().numpy()
+        np.testing.assert_allclose(
+            model(input_ids=ids, attention_mask=mask).logits, wanted, atol=2e-5
+        )
+    trained = fmapper.fmap(lambda x: x + 1 if x.ndim else x, model)
+    fmapper.save_pretrained(trained, tmp_path / "out", like=folder)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name, weight in module.state_dict().items():
+        assert torch.equal(back.state_dict()[name], weight + 1), name
+    assert back.lm_head.weight is back.model.embed_tokens.weight
+
+
+def test_a_dtype_is_cast_while_it_is_read(folders):
+    folder, module = folders["llama"]
+    model = fmapper.from_pretrained(folder, "torch", dtype="bfloat16")
+    assert all(map(torch.equal, model.parameters(), module.to(torch.bfloat16).parameters()))
+    module.to(torch.float32)
+    in_jax = fmapper.from_pretrained(folder, "jax", dtype="bfloat16", dynamic_shapes=None)
+    assert {str(array.dtype) for array in in_jax.params.values()} == {"bfloat16"}
+
+
+def test_a_model_is_saved_in_the_dtype_that_it_has(folders, tmp_path):
+    folder, module = folders["llama"]
+    model = fmapper.from_pretrained(folder, "torch", dtype="bfloat16")
+    fmapper.save_pretrained(model, tmp_path / "half", like=folder)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half")
+    assert back.dtype is torch.bfloat16
+    assert torch.equal(back.model.norm.weight, module.model.norm.weight.bfloat16())
+
+
+def test_shards_and_files_of_torch_are_read(folders, tmp_path):
+    folder, module = folders["bert"]
+    module.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
+    model = fmapper.from_pretrained(tmp_path / "shards", "torch")
+    assert all(map(torch.equal, model.state_dict().values(), module.state_dict().values()))
+    (tmp_path / "old").mkdir()
+    shutil.copy(folder / "config.json", tmp_path / "old")
+    torch.save(module.state_dict(), tmp_path / "old" / "pytorch_model.bin")
+    model = fmapper.from_pretrained(tmp_path / "old", "torch")
+    assert all(map(torch.equal, model.state_dict().values(), module.state_dict().values()))
+
+
+def test_torch_allocates_no_parameter(folders, monkeypatch):
+    folder, _ = folders["llama"]
+    seen = []
+    original = torch.nn.Module.register_parameter
+
+    def watch(module, name, parameter):
+        seen.append(parameter)
+        original(module, name, parameter)
+
+    fmapper.from_pretrained(folder, "torch")
+    monkeypatch.setattr(torch.nn.Module, "register_parameter", watch)
+    fmapper.from_pretrained(folder, "jax", dynamic_shapes=None)
+    assert seen
+    assert all(parameter is None or parameter.is_meta for parameter in seen)
+    assert torch.nn.Module.register_parameter is watch, "what was patched is as before"
+
+
+def change(folder, tmp_path, **settings):
+    shutil.copytree(folder, tmp_path / "changed")
+    path = tmp_path / "changed" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return path.parent
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"model_type": "of-my-own"}, "Code that comes with a folder is not run"),
+        ({"architectures": ["os"]}, "is no class of the installed transformers"),
+        ({"architectures": ["LlamaConfig"]}, "is no class of the installed transformers"),
+        ({"architectures": 3}, "is no class of the installed transformers"),
+    ],
+)
+def test_what_is_not_known_is_refused(folders, tmp_path, settings, said):
+    with pytest.raises(fmapper.CheckpointError, match=said):
+        fmapper.from_pretrained(change(folders["llama"][0], tmp_path, **settings), "torch")
+
+
+def test_code_in_a_folder_is_not_run(folders, tmp_path):
+    auto = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    folder = change(folders["llama"][0], tmp_path, **auto)
+    (folder / "evil.py").write_text("raise SystemExit('was run')")
+    fmapper.from_pretrained(folder, "torch")
+
+
+def test_missing_and_left_over_weights_are_said(folders, tmp_path):
+    folder, module = folders["bert"]
+    shutil.copytree(folder, tmp_path / "less")
+    arrays = dict(fmapper.to_numpy(fmapper.load(folder)))
+    weight = arrays.pop("classifier.weight")
+    fmapper.save(arrays, tmp_path / "less" / "model.safetensors")
+    with pytest.raises(
+        fmapper.StructureMismatchError, match=r"no weights for:\n  classifier.weight$"
+    ):
+        fmapper.from_pretrained(tmp_path / "less", "torch")
+    more = {**arrays, "classifier.weight": weight, "other": weight}
+    fmapper.save(more, tmp_path / "less" / "model.safetensors")
+    with pytest.warns(fmapper.FmapperWarning, match="1 arrays belong nowhere in BertFor.*: other"):
+        model = fmapper.from_pretrained(tmp_path / "less", "torch")
+    assert torch.equal(model.classifier.weight, module.classifier.weight)
+
+
+def test_a_name_of_the_hub_says_how_to_get_the_folder():
+    with pytest.raises(FileNotFoundError, match="snapshot_download"):
+        fmapper.from_pretrained("meta-llama/Llama-3.2-1B", "flax")
+
+
+def test_another_model_is_not_saved_in_its_place(folders, tmp_path):
+    with pytest.raises(fmapper.StructureMismatchError, match="is not one of"):
+        fmapper.save_pretrained(torch.nn.Linear(2, 2), tmp_path / "out", like=folders["bert"][0])
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_said_of_what_is_right(folders):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fmapper.from_pretrained(folders["bert"][0], "torch")
