@@ -12,6 +12,7 @@ FACES = (
     "fmapper",
     "fmapper.backends",
     "fmapper.checkpoints",
+    "fmapper.generation",
     "fmapper.programs",
     "fmapper.random",
     "fmapper.nn.functional",
