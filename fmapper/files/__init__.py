@@ -6,5 +6,6 @@ written lies beside its target until it is complete.
     untrusted    the error of what does not fit; JSON with bounds; regular files only
     whole        files and folders that appear when they are complete
     safetensors  the header of that format
+    gguf         the header of that format
     dtypes       dtypes by name, as NumPy has them
 """

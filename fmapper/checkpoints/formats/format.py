@@ -80,10 +80,11 @@ class Format(ABC):
 
 def formats() -> Iterator[Format]:
     """Yields every format: those that need no framework first, then those of frameworks in use."""
+    from fmapper.checkpoints.formats.gguf import Gguf
     from fmapper.checkpoints.formats.npz import Npz
     from fmapper.checkpoints.formats.safetensors import Safetensors, SafetensorsFolder
 
-    yield from (Safetensors(), SafetensorsFolder(), Npz())
+    yield from (Safetensors(), SafetensorsFolder(), Npz(), Gguf())
     for adapter in all_adapters():
         yield from adapter.formats()
 

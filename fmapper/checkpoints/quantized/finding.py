@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
+from fmapper.checkpoints.quantized.ggml import Ggml
 from fmapper.errors import CheckpointError
 
 Arrays: TypeAlias = Mapping[str, LazyArray]
@@ -38,6 +39,7 @@ def find_quantized(
     - FP8: `W` and `W_scale_inv` or `W_scale`;
     - MXFP4: `W_blocks` and `W_scales`;
     - AWQ, GPTQ: `L.qweight`, `L.qzeros`, `L.scales` and `L.g_idx`, for `L.weight`;
+    - GGUF: each array of blocks that was read from such a file;
     - torchao: `L._weight_qdata`, `L._weight_scale`, `L._weight_zero_point`, for `L.weight`.
 
     Args:
@@ -66,7 +68,13 @@ def find_quantized(
         new = found[name].name if name in found else name
         if new in result:
             raise CheckpointError(f"{new}: there is a quantised array of this name and another")
-        result[new] = _made(found[name], arrays) if name in found else array
+        if name in found:
+            result[new] = _made(found[name], arrays)
+        elif isinstance(array, Ggml):
+            layout = QuantizedLayout("ggml", type=array.kind)
+            result[new] = QuantizedArray(layout, array.operands[0])
+        else:
+            result[new] = array
     return result
 
 

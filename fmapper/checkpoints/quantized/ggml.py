@@ -31,17 +31,13 @@ class Ggml(Dequantize):
     def __init__(self, data: LazyArray, kind: str) -> None:
         import numpy as np
 
-        try:
-            import gguf
-        except ImportError:
-            raise BackendUnavailableError(
-                "the blocks of GGUF are read with gguf, which is not installed: pip install gguf"
-            ) from None
+        gguf = _package()
         expect(data, "the blocks", None, ("uint8",))
-        self._kind: Any = getattr(gguf.GGMLQuantizationType, kind, None)
-        if self._kind is None or not data.ndim:
+        self.kind = kind
+        number = getattr(gguf.GGMLQuantizationType, kind, None)
+        if number is None or not data.ndim:
             raise CheckpointError(f"GGUF has no blocks of the type {kind!r}")
-        elements, self._bytes = gguf.GGML_QUANT_SIZES[self._kind]
+        elements, self._bytes = gguf.GGML_QUANT_SIZES[number]
         if data.shape[-1] % self._bytes:
             raise CheckpointError(
                 f"a row of {data.shape[-1]} bytes has no whole blocks of {kind}, "
@@ -57,8 +53,41 @@ class Ggml(Dequantize):
 
     def _values(self, arrays: Arrays, box: Box) -> np.ndarray[Any, Any]:
         import numpy as np
-        from gguf import quants
 
+        gguf = _package()
+        number = gguf.GGMLQuantizationType[self.kind]
         with np.errstate(all="ignore"):
-            found = quants.dequantize(np.ascontiguousarray(arrays[0]), self._kind)
-        return found.astype(np.float32, copy=False)
+            try:
+                found = gguf.quants.dequantize(np.ascontiguousarray(arrays[0]), number)
+            except NotImplementedError:
+                raise CheckpointError(f"gguf does not dequantise blocks of {self.kind}") from None
+        return np.asarray(found, np.float32)
+
+
+def row_bytes(number: int, elements: int) -> tuple[str, int]:
+    """Returns the name of a type of blocks, and the bytes of a row of so many elements.
+
+    Raises:
+        CheckpointError: There is no such type, or the row has no whole blocks.
+        BackendUnavailableError: The gguf package is not installed.
+    """
+    gguf = _package()
+    try:
+        kind = gguf.GGMLQuantizationType(number)
+    except ValueError:
+        raise CheckpointError(f"GGUF has no blocks of the type {number}") from None
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    if elements % block:
+        raise CheckpointError(f"a row of {elements} has no whole blocks of {kind.name}")
+    return str(kind.name), elements // block * size
+
+
+def _package() -> Any:
+    try:
+        import gguf
+        import gguf.quants
+    except ImportError:
+        raise BackendUnavailableError(
+            "the blocks of GGUF are read with gguf, which is not installed: pip install gguf"
+        ) from None
+    return gguf

@@ -1,0 +1,81 @@
+"""Checkpoints in the GGUF format, of llama.cpp: quantised arrays are dequantised when read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from fmapper.checkpoints.formats.format import Contents, Format
+from fmapper.checkpoints.formats.writer import Writer
+from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.quantized.ggml import Ggml, row_bytes
+from fmapper.checkpoints.stored import SourceFile, StoredArray
+from fmapper.errors import CheckpointError
+from fmapper.files.gguf import MAGIC, GgufEntry, read_gguf_header
+from fmapper.files.untrusted import Misfit, open_regular, show
+
+_PLAIN = {  # types of arrays that are no blocks
+    0: "float32",
+    1: "float16",
+    24: "int8",
+    25: "int16",
+    26: "int32",
+    27: "int64",
+    28: "float64",
+    30: "bfloat16",
+}
+
+
+class Gguf(Format):
+    """One file, which is read and not written. Names and layouts are llama.cpp's.
+
+    Arrays of blocks such as Q4_K are float32; `find_quantized` gives them as they are. Numbers and
+    texts of the file, such as `general.architecture`, are metadata; its vocabulary is left out.
+    """
+
+    name: ClassVar[str] = "gguf"
+    endings: ClassVar[tuple[str, ...]] = (".gguf",)
+
+    def is_at(self, path: Path) -> bool:
+        """Tells whether a file begins as one does, or is called so."""
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return path.suffix in self.endings or file.read(len(MAGIC)) == MAGIC
+
+    def read(self, path: Path) -> Contents:
+        """Reads the header."""
+        file = SourceFile(path)
+        try:
+            with open_regular(path) as handle:
+                header = read_gguf_header(handle, file.size)
+        except Misfit as error:
+            raise CheckpointError(f"{path}: {error}") from None
+        arrays = {}
+        for name, entry in header.arrays.items():
+            try:
+                arrays[name] = _array(file, entry)
+            except CheckpointError as error:
+                raise CheckpointError(f"{path}: {show(name)}: {error}") from None
+        metadata = {name: str(value) for name, value in header.values.items()}
+        return Contents(arrays, metadata=metadata, files=(path,))
+
+    def write(self, out: Writer, contents: Contents) -> None:
+        """Refuses."""
+        raise CheckpointError(
+            "GGUF is read and not written: write safetensors, and llama.cpp's "
+            "convert_hf_to_gguf.py makes GGUF of it"
+        )
+
+
+def _array(file: SourceFile, entry: GgufEntry) -> LazyArray:
+    if entry.type in _PLAIN:
+        dtype = _PLAIN[entry.type]
+        stored = StoredArray(file, entry.start, entry.shape, dtype)
+    else:
+        kind, width = row_bytes(entry.type, entry.shape[-1] if entry.shape else 0)
+        shape = (*entry.shape[:-1], width)
+        stored = StoredArray(file, entry.start, shape, "uint8")
+    if entry.start + stored.nbytes > file.size:
+        raise CheckpointError("ends behind the end of the file")
+    return stored if entry.type in _PLAIN else Ggml(stored, kind)
