@@ -87,6 +87,13 @@ def zoo(session: nox.Session) -> None:
 
 
 @nox.session
+def pretrained(session: nox.Session) -> None:
+    """Take folders of transformers to its models by rules, and back: `nox -s pretrained -- llama`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    program(session, "pretrained", *session.posargs)
+
+
+@nox.session
 def uses(session: nox.Session) -> None:
     """Train, cast and decode with 40 converted models: `nox -s uses -- ':gradients$' '^bert/'`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))

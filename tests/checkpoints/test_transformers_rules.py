@@ -48,7 +48,7 @@ CLASSES = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rules_do_what_transformers_does(name):
     model = getattr(transformers, CLASSES[name])(CONFIGS[name]())
-    rules, wrong = rules_against_transformers(model)
+    rules, wrong = rules_against_transformers(model, saved(model))
     assert wrong is None
     assert len(rules) < 12  # layers and experts are not named one by one
 
@@ -97,7 +97,8 @@ def test_a_folder_of_a_base_model_and_its_old_names():
 def test_rules_tell_arrays_apart_that_differ_in_one_layer():
     """Layers 0 and 2 have what layer 1 has not, or has in another form."""
     config = qwen3_moe(mlp_only_layers=[1])
-    _, wrong = rules_against_transformers(transformers.Qwen3MoeForCausalLM(config))
+    model = transformers.Qwen3MoeForCausalLM(config)
+    _, wrong = rules_against_transformers(model, saved(model))
     assert wrong is None
 
 

@@ -52,9 +52,10 @@ def difference(
     return None
 
 
-def rules_against_transformers(model: Any) -> tuple[Rules, str | None]:
-    """The rules of a model, and the first thing that is not as transformers has it."""
-    folder = saved(model)
+def rules_against_transformers(
+    model: Any, folder: dict[str, np.ndarray[Any, Any]]
+) -> tuple[Rules, str | None]:
+    """The rules of a model and what was saved of it, and what is not as transformers has it."""
     state = {name: numpy_of(tensor) for name, tensor in model.state_dict().items()}
     rules = transformers_rules(model, folder)
     loaded = rules.apply(folder)
