@@ -88,7 +88,7 @@ def zoo(session: nox.Session) -> None:
 
 @nox.session
 def pretrained(session: nox.Session) -> None:
-    """Take folders of transformers to its models by rules, and back: `nox -s pretrained -- llama`."""
+    """Take folders of transformers to models by rules, and back: `nox -s pretrained -- llama`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
     program(session, "pretrained", *session.posargs)
 

@@ -1,7 +1,7 @@
 """Every architecture of transformers: its folder as transformers writes it, by rules and back.
 
-`nox -s pretrained` runs one class of each; `nox -s pretrained -- '^mixtral'` runs some. Nothing is computed with
-the models; what is compared is names, shapes, dtypes and bits.
+`nox -s pretrained` runs one class of each; `nox -s pretrained -- '^mixtral'` runs some. Nothing is
+computed with the models; what is compared is names, shapes, dtypes and bits.
 """
 
 from __future__ import annotations
