@@ -1,5 +1,6 @@
 """Dequantised values against those of each format's own library, to the bit."""
 
+import json
 import math
 from unittest import mock
 
@@ -149,7 +150,7 @@ def affine(values, block, scales, zeros, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 @pytest.mark.parametrize("scales", [np.float32, BFLOAT16])
-@pytest.mark.parametrize("zeros", [None, np.int8, np.int32, np.float32])
+@pytest.mark.parametrize("zeros", [None, np.int8, np.int32])
 @pytest.mark.parametrize("block", [(1, 64), (1, 16), (8, 16)])
 def test_integers_as_torchao_has_them(block, zeros, scales, dtype):
     values = every_byte((32, 64), np.int8)
@@ -163,6 +164,58 @@ def test_integers_as_torchao_has_them(block, zeros, scales, dtype):
     assert list(found) == ["a.weight", "a.bias"]
     arguments = to_torch(scale), None if zero is None else to_torch(zero), getattr(torch, dtype)
     assert_same(found["a.weight"], to_numpy(affine(to_torch(values), block, *arguments)))
+
+
+def torchao_says(kind, block, dtype="bfloat16"):
+    about = {"_type": kind, "_data": {"block_size": block, "dtype": {"_data": dtype}}}
+    return {"a.weight": json.dumps(about), "tensor_names": '["a.weight"]'}
+
+
+def test_the_metadata_of_torchao_is_followed():
+    values, scales = every_byte((32, 64), np.int8), np.ones((4, 4), np.float32)
+    zeros = RNG.integers(-8, 8, (4, 4)).astype(np.float32)
+    arrays = {
+        f"a._weight_{part}": LazyArray.of(x) for part, x in (("qdata", values), ("scale", scales))
+    }
+    arrays["a._weight_zero_point"] = LazyArray.of(zeros)
+    found = dequantize(arrays, metadata=torchao_says("Int8Tensor", [8, 16], "float16"))
+    wanted = affine(to_torch(values), (8, 16), to_torch(scales), to_torch(zeros), torch.float16)
+    assert_same(found["a.weight"], to_numpy(wanted))
+    for metadata, message in (
+        (None, "a.weight: what its zeros mean is in the metadata"),
+        (torchao_says("Int4Tensor", [1, 32]), "a.weight: is 'Int4Tensor' of torchao"),
+        (torchao_says("Float8Tensor", [1, 64]), "a.weight: is 'Float8Tensor' of torchao"),
+        (torchao_says("Int8Tensor", [8, 32]), r"a.weight: .* have \[4, 2\] scales"),
+        (torchao_says("Int8Tensor", "x"), "the sizes of a block are 'x'"),
+        (torchao_says("Int8Tensor", [8, 16], "int8"), "stands for an array of 'int8'"),
+        ({"a.weight": "["}, "its metadata is not torchao's"),
+        ({"a.weight": "[]"}, "its metadata is not torchao's"),
+    ):
+        with pytest.raises(fmapper.CheckpointError, match=message):
+            dequantize(arrays, metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    "config", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig", "Float8WeightOnlyConfig"]
+)
+def test_what_torchao_writes(config):
+    quantization = pytest.importorskip("torchao.quantization")
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    options = {"weight_dtype": torch.int4} if config == "Intx" else {"version": 2}
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32).bfloat16())
+    quantization.quantize_(model, getattr(quantization, f"{config}WeightOnlyConfig")(**options))
+    tensors, metadata = flatten_tensor_state_dict(model.state_dict())
+    arrays = {}
+    for name, tensor in tensors.items():
+        array = tensor.detach()
+        is_float8 = array.dtype == torch.float8_e4m3fn
+        arrays[name] = LazyArray.of(
+            array.view(torch.int8).numpy().view(E4M3) if is_float8 else to_numpy(array)
+        )
+    found = dequantize(arrays, metadata=metadata)
+    assert found.keys() == {"0.weight", "0.bias"}
+    assert_same(found["0.weight"], to_numpy(model[0].weight.dequantize().detach()))
 
 
 def test_torchao_itself():

@@ -10,9 +10,16 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.quantized.array import QuantizedArray, QuantizedLayout
 from fmapper.checkpoints.quantized.ggml import Ggml
 from fmapper.errors import CheckpointError
+from fmapper.files.untrusted import Misfit, read_json, show
 
 Arrays: TypeAlias = Mapping[str, LazyArray]
 Config: TypeAlias = Mapping[str, Any]
+_METADATA = " metadata"  # beside what a quantization_config has
+_OF_TORCHAO = {
+    "Float8Tensor": "float8",
+    "Int8Tensor": "integers",
+    "IntxUnpackedToInt8Tensor": "integers",
+}
 
 
 class _Found(NamedTuple):
@@ -30,7 +37,7 @@ class _Found(NamedTuple):
 
 
 def find_quantized(
-    arrays: Arrays, config: Config | None = None
+    arrays: Arrays, config: Config | None = None, metadata: Mapping[str, str] | None = None
 ) -> dict[str, LazyArray | QuantizedArray]:
     """Returns the arrays of a checkpoint, those that are quantised as one each.
 
@@ -40,23 +47,25 @@ def find_quantized(
     - MXFP4: `W_blocks` and `W_scales`;
     - AWQ, GPTQ: `L.qweight`, `L.qzeros`, `L.scales` and `L.g_idx`, for `L.weight`;
     - GGUF: each array of blocks that was read from such a file;
-    - torchao: `L._weight_qdata`, `L._weight_scale`, `L._weight_zero_point`, for `L.weight`.
+    - torchao: `L._w_qdata`, `L._w_scale` and `L._w_zero_point`, for `L.w`.
 
     Args:
         arrays: The arrays by name.
         config: The `quantization_config` of the checkpoint's `config.json`: the sizes of blocks,
             bits, the version of a format.
+        metadata: The texts in the checkpoint's files, in which torchao says how arrays lie.
 
     Raises:
         CheckpointError: A part is missing, or has the wrong shape or dtype. Names the array.
     """
+    about = {**(config or {}), _METADATA: metadata or {}}
     found: dict[str, _Found] = {}
     used: set[str] = set()
     for name in arrays:
         for suffix, look in _SUFFIXES.items():
             if not name.endswith(suffix):
                 continue
-            one = look(name.removesuffix(suffix), arrays, config or {})
+            one = look(name.removesuffix(suffix), arrays, about)
             if one is not None:
                 found[name] = one
                 used.update(one.parts)
@@ -79,7 +88,10 @@ def find_quantized(
 
 
 def dequantize(
-    arrays: Arrays, config: Config | None = None, dtype: str | None = None
+    arrays: Arrays,
+    config: Config | None = None,
+    dtype: str | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, LazyArray]:
     """Returns the arrays of a checkpoint with those that are quantised as plain ones.
 
@@ -88,14 +100,15 @@ def dequantize(
     Args:
         arrays: The arrays by name.
         config: The `quantization_config` of the checkpoint's `config.json`.
-        dtype: The dtype of those that were quantised. If None, bfloat16, or that of the scales
-            for AWQ and GPTQ, which compute in it.
+        dtype: The dtype of those that were quantised. If None, what the file says; else bfloat16,
+            or that of the scales for AWQ and GPTQ, which compute in it.
+        metadata: The texts in the checkpoint's files, as for `find_quantized`.
 
     Raises:
         CheckpointError: A part is missing, or has the wrong shape or dtype. Names the array.
     """
     result: dict[str, LazyArray] = {}
-    for name, array in find_quantized(arrays, config).items():
+    for name, array in find_quantized(arrays, config, metadata).items():
         if isinstance(array, LazyArray):
             result[name] = array
         elif dtype is None:
@@ -134,7 +147,7 @@ def _float8(name: str, arrays: Arrays, config: Config) -> _Found | None:
 
 def _sizes(block: Any) -> tuple[int, ...]:
     if not isinstance(block, list | tuple) or not all(type(size) is int for size in block):
-        raise CheckpointError("the quantization_config has a weight_block_size that is no sizes")
+        raise CheckpointError(f"the sizes of a block are {show(block)}")
     return tuple(block)
 
 
@@ -146,10 +159,37 @@ def _mxfp4(name: str, arrays: Arrays, config: Config) -> _Found | None:
 
 
 def _torchao(name: str, arrays: Arrays, config: Config) -> _Found | None:
-    is_float = arrays[f"{name}._weight_qdata"].dtype.name.startswith("float8")
+    """Reads what torchao says of the array in the metadata of its file, where it is there."""
+    module, dot, parameter = name.rpartition(".")
+    if not parameter.startswith("_"):
+        return None
+    new = f"{module}{dot}{parameter[1:]}"
+    values, scales, zeros = (f"{name}_{part}" for part in ("qdata", "scale", "zero_point"))
+    is_float = arrays[values].dtype.name.startswith("float8")
     layout = QuantizedLayout("float8" if is_float else "integers")
-    parts = [f"{name}._weight_{part}" for part in ("qdata", "scale", "zero_point")]
-    return _Found(f"{name}.weight", layout, tuple(parts[:2] if is_float else parts))
+    about = config.get(_METADATA, {}).get(new)
+    if about is not None:
+        layout = _as_torchao_says(layout, new, about)
+    elif zeros in arrays and arrays[zeros].dtype.kind not in "iu":  # those of an Int4Tensor
+        raise CheckpointError(
+            f"{new}: what its zeros mean is in the metadata of its file: pass that"
+        )
+    return _Found(new, layout, (values, scales) if is_float else (values, scales, zeros))
+
+
+def _as_torchao_says(layout: QuantizedLayout, name: str, text: str) -> QuantizedLayout:
+    try:
+        about = read_json(text)
+        data = about["_data"]
+        block, dtype, kind = data["block_size"], data["dtype"]["_data"], about["_type"]
+    except (Misfit, KeyError, TypeError):
+        raise CheckpointError(f"{name}: its metadata is not torchao's") from None
+    if kind not in _OF_TORCHAO or _OF_TORCHAO[kind] != layout.kind:
+        known = ", ".join(_OF_TORCHAO)
+        raise CheckpointError(f"{name}: is {show(kind)} of torchao; those that are read: {known}")
+    if dtype not in ("bfloat16", "float16", "float32"):
+        raise CheckpointError(f"{name}: stands for an array of {show(dtype)}")
+    return dataclasses.replace(layout, block=_sizes(block), dtype=dtype)
 
 
 def _packed(name: str, arrays: Arrays, config: Config) -> _Found | None:
@@ -171,6 +211,6 @@ def _packed(name: str, arrays: Arrays, config: Config) -> _Found | None:
 _SUFFIXES: dict[str, Callable[[str, Arrays, Config], _Found | None]] = {
     ".qweight": _packed,
     "_blocks": _mxfp4,
-    "._weight_qdata": _torchao,
+    "_qdata": _torchao,
     "": _float8,
 }
