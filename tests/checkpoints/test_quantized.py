@@ -195,9 +195,7 @@ def test_the_metadata_of_torchao_is_followed():
             dequantize(arrays, metadata=metadata)
 
 
-@pytest.mark.parametrize(
-    "config", ["Int8WeightOnlyConfig", "IntxWeightOnlyConfig", "Float8WeightOnlyConfig"]
-)
+@pytest.mark.parametrize("config", ["Int8", "Intx", "Float8"])
 def test_what_torchao_writes(config):
     quantization = pytest.importorskip("torchao.quantization")
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
