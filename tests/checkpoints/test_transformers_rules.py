@@ -30,6 +30,9 @@ def qwen3_moe(**fields):
 
 
 CONFIGS = {
+    "marian": lambda: transformers.MarianConfig(
+        d_model=32, encoder_layers=2, decoder_layers=2, vocab_size=64, pad_token_id=0
+    ),
     "llama, tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
     "qwen3_moe": qwen3_moe,
     "mixtral": lambda: transformers.MixtralConfig(**SMALL, num_local_experts=12),
@@ -37,6 +40,7 @@ CONFIGS = {
     "t5": lambda: transformers.T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4),
 }
 CLASSES = {
+    "marian": "MarianMTModel",
     "llama, tied": "LlamaForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",

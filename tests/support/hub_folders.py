@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fmapper.checkpoints import LazyArray, Rules
+from fmapper_adapters.torch._private import names_not_to_save
 from fmapper_adapters.torch.pretrained.tables import transformers_rules
 
 
@@ -59,8 +60,9 @@ def rules_against_transformers(
     state = {name: numpy_of(tensor) for name, tensor in model.state_dict().items()}
     rules = transformers_rules(model, folder)
     loaded = rules.apply(folder)
+    left_out = names_not_to_save(model)  # sinusoids, which the class computes
     ways = {
-        "forward": (loaded, state),
+        "forward": (loaded, {name: x for name, x in state.items() if name not in left_out}),
         "back": (transformers_rules(model, back=True).apply(state), folder),
         "inverse": (rules.inverse().apply(loaded), folder),
     }

@@ -39,7 +39,8 @@ def transformers_rules(
 
     Returns:
         The rules. Arrays of the folder that the model has no place for are dropped; tied ones that
-        it lacks are tied. Dtypes stay as they are.
+        it lacks are tied. Dtypes stay as they are. What a folder never has, such as sinusoids, the
+        model computes itself.
 
     Raises:
         CheckpointError: transformers does something to the arrays that rules cannot say.
