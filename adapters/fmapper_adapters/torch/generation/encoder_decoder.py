@@ -36,6 +36,8 @@ class EncoderDecoder(torch.nn.Module):
         self.max_length = max_length
         self.start = start
         self.config = model.config
+        # Its decoder is any causal model; several look positions up by the length of the cache.
+        self.gives_positions = model.config.model_type == "encoder-decoder"
 
     def prefill(self, tokens: torch.Tensor, mask: torch.Tensor) -> Result:
         """Returns the logits of the first token of the answer, and the cache.
@@ -49,7 +51,8 @@ class EncoderDecoder(torch.nn.Module):
         own, cross = cache_layers.for_prompt(self.config), DynamicCache(config=self.config)
         begin = torch.tensor(self.start).expand(len(tokens), -1)
         cache = EncoderDecoderCache(own, cross)
-        logits = self._call(begin, mask, hidden, cache, first=True)
+        positions = torch.arange(len(self.start))[None]
+        logits = self._call(begin, mask, hidden, cache, positions, first=True)
         length = torch.full((), len(self.start), dtype=torch.int64)
         places = Places(0, length, len(self.start), self.max_length)
         state = cache_layers.states(own, cache_layers.windows(self.config), places)
@@ -72,7 +75,8 @@ class EncoderDecoder(torch.nn.Module):
         own = cache_layers.for_step(self.config, state, length, self.max_length)
         known = {name.removeprefix(_CROSS): one for name, one in cross.items()}
         both = cache_layers.crossed(self.config, known, own)
-        logits = self._call(tokens[:, None], mask, hidden, both, first=False)
+        at = length.reshape(1, 1)
+        logits = self._call(tokens[:, None], mask, hidden, both, at, first=False)
         new = cache_layers.after_step(own, state) | cross
         return logits, new | {"mask": mask, "hidden": hidden, "length": length + 1}
 
@@ -84,8 +88,11 @@ class EncoderDecoder(torch.nn.Module):
             found[name] = {one: columns} if one == 2 or name in ("mask", "hidden") else None
         return found
 
-    def _call(self, tokens: Any, mask: Any, hidden: Any, cache: Any, *, first: bool) -> Any:
+    def _call(
+        self, tokens: Any, mask: Any, hidden: Any, cache: Any, positions: Any, *, first: bool
+    ) -> Any:
         """Calls the model as `generate` does, and returns the logits of the last token."""
+        given = {"decoder_position_ids": positions} if self.gives_positions else {}
         inputs = self.model.prepare_inputs_for_generation(
             tokens,
             next_sequence_length=None,
@@ -94,5 +101,6 @@ class EncoderDecoder(torch.nn.Module):
             attention_mask=mask,
             encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
             use_cache=True,
+            **given,
         )
         return self.model(**inputs, return_dict=True).logits[:, -1].float()
