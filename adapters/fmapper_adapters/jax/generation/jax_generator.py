@@ -188,7 +188,7 @@ class _Call:
             self.prompt,
             self.prompt + count,
         )
-        self.arrays = own._held, own.buffers
+        self.arrays = loop.pick(own._codes.run_step, own._held, own.buffers)
 
     def first(self) -> loop.State:
         """Returns the state after the first token."""
@@ -196,8 +196,9 @@ class _Call:
         code, step = own._codes.run_first, own._codes.run_step
         given = self.given
         if code is not None:
+            arrays = loop.pick(code, own._held, own.buffers)
             logits, cache, holds = loop.prefill(
-                code, own.precision, self.arrays, given.columns, given.column_mask
+                code, own.precision, arrays, given.columns, given.column_mask
             )
             execute.check_assertions(code, holds if code.checks else None)
         else:

@@ -22,14 +22,17 @@ State = dict[str, Any]
 Arrays = dict[str, Any]
 
 
+def pick(code: StaticProgram, params: Arrays, buffers: Arrays) -> tuple[Any, Any]:
+    """Returns the arrays that a program takes, without their names, which cost time per call."""
+    return code.pick_params(params), code.pick_buffers(buffers)
+
+
 def call(
-    code: StaticProgram, precision: str | None, arrays: tuple[Arrays, Arrays], *given: Any
+    code: StaticProgram, precision: str | None, arrays: tuple[Any, Any], *given: Any
 ) -> tuple[Any, Any, Any]:
     """Returns the logits and the cache that a program gives, and whether what it asserts holds."""
     leaves, _ = check_inputs.check(code, code.program.bind(given, {}))
-    params, buffers = arrays
-    own = code.pick_params(params), code.pick_buffers(buffers)
-    users, _, _, checks = execute.run_program(code, (), precision, *own, leaves, None)
+    users, _, _, checks = execute.run_program(code, (), precision, *arrays, leaves, None)
     values = iter(users)
     outputs = [next(values) if fixed is None else fixed[0] for fixed in code.fixed_outputs]
     found = code.program.out_spec.unflatten(outputs)
@@ -60,7 +63,7 @@ def prefill_by_steps(
     Args:
         code: The program of a step.
         precision: Of matrix products.
-        arrays: Parameters and buffers.
+        arrays: As `pick` gives them.
         prompts: Tokens and mask, both of shape (batch, columns), and how many columns there are.
         cache: An empty one.
     """
