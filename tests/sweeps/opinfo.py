@@ -359,8 +359,9 @@ def examined(samples: list[Any]) -> list[tuple[str, str]]:
 
     class Calls(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None):
+            before = described((args, kwargs or {}))
             found = func(*args, **(kwargs or {}))
-            calls.append((func, args, kwargs or {}, found))
+            calls.append((func, *before, described(found)))
             return found
 
     outcomes = []
@@ -382,12 +383,27 @@ def examined(samples: list[Any]) -> list[tuple[str, str]]:
             with Calls():
                 sample.op.op(first, *args, **kwargs)
         problems = dict.fromkeys(filter(None, (kind_problem(*call) for call in calls)))
-        outcomes.append(("MISMATCH", "; ".join(problems)) if problems else ("exact", ""))
+        worst = min((kind for kind, _ in problems), default="exact")
+        outcomes.append((worst, "; ".join(text for _, text in problems)))
     return outcomes
 
 
-def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> str:
-    """What is wrong with the dtypes and shapes that the lowering of an operation gives."""
+def described(values: Any) -> Any:
+    """Tensors as shapes and dtypes: torch changes some in place later, as by `squeeze_`."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def one(x: Any) -> Any:
+        return torch.empty(x.shape, dtype=x.dtype, device="meta") if type(x) is torch.Tensor else x
+
+    return tree_map(one, values)
+
+
+def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> tuple[str, str] | None:
+    """What is wrong with the dtypes and shapes that the lowering of an operation gives.
+
+    A lowering that raises, for values that it has to see among other reasons, is `refused`.
+    """
     import jax
     import torch
     from torch.utils._pytree import tree_leaves, tree_map
@@ -402,7 +418,7 @@ def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> str:
     except KeyError:
         entry = None
     if entry is None or func._schema.is_mutable or entry.data_dependent_shape:
-        return ""
+        return None
     arrays: list[Any] = []
 
     def plain(x: Any) -> Any:
@@ -437,16 +453,17 @@ def kind_problem(func: Any, args: Any, kwargs: Any, found: Any) -> str:
     try:
         got = jax.tree.leaves(jax.eval_shape(run, *arrays))
     except Exception as error:
-        return f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        return "refused", f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
     wanted = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
     if len(got) != len(wanted):
-        return ""
+        return None
     for one, other in zip(got, wanted, strict=True):
         dtype = str(other.dtype).removeprefix("torch.")
         if one.dtype != _types.dtype_of(dtype) or tuple(one.shape) != tuple(other.shape):
             kinds = [str(array.dtype) for array in arrays]
-            return f"{name} of {kinds} gives {one} for {dtype}{list(other.shape)}"
-    return ""
+            text = f"{name} of {kinds} gives {one} for {dtype}{list(other.shape)}"
+            return "MISMATCH", text
+    return None
 
 
 def compared(samples: list[Any]) -> list[tuple[str, str]] | None:
