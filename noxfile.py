@@ -199,6 +199,13 @@ def fuzz_files(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz_checkpoints(session: nox.Session) -> None:
+    """Damage a million checkpoints of all formats: `nox -s fuzz_checkpoints -- --seed 3`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    program(session, "fuzz_checkpoints", *session.posargs)
+
+
+@nox.session
 def oldest(session: nox.Session) -> None:
     """Run the tests with the oldest supported version of everything."""
     session.install("-e", ".[all]", *oldest_versions(), *group("test-core", "programs"))

@@ -27,7 +27,7 @@ from fmapper.lazy import surface as _surface
 if TYPE_CHECKING:
     from fmapper.checkpoints.checkpoint import Checkpoint
     from fmapper.checkpoints.conversion import Converted, convert_checkpoint
-    from fmapper.checkpoints.formats.format import Contents, Format, nest
+    from fmapper.checkpoints.formats.format import Contents, Format, file_in, nest
     from fmapper.checkpoints.formats.writer import Writer
     from fmapper.checkpoints.inspection import (
         ArrayDifference,
@@ -87,6 +87,7 @@ __all__ = [
     "convert_checkpoint",
     "dequantize",
     "diff",
+    "file_in",
     "find_quantized",
     "inspect",
     "nest",
@@ -97,7 +98,7 @@ __all__ = [
 _PLACES = {
     "fmapper.checkpoints.checkpoint": "Checkpoint",
     "fmapper.checkpoints.conversion": "Converted convert_checkpoint",
-    "fmapper.checkpoints.formats.format": "Contents Format nest",
+    "fmapper.checkpoints.formats.format": "Contents Format file_in nest",
     "fmapper.checkpoints.inspection": (
         "ArrayDifference ArrayRow Difference Inspection diff inspect"
     ),

@@ -95,13 +95,34 @@ def read_json_file(path: Path, most: int = 100_000_000) -> Any:
         Misfit: It is not a regular file, too long, or not JSON.
     """
     with open_regular(path) as file:
-        text = file.read(most + 1)
-    if len(text) > most:
-        raise Misfit("is too long")
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise Misfit("is too long")
+        text = file.read(size)
     try:
         return read_json(text.decode())
     except UnicodeDecodeError:
         raise Misfit("is no text") from None
+
+
+def member(folder: Path, name: str) -> Path:
+    """Returns the path of a file in a folder, where it is one and lies there.
+
+    A link may lead to another file of the folder, or from a snapshot in the cache of the Hub to the
+    blobs of the same repository, and nowhere else.
+
+    Raises:
+        Misfit: It leads elsewhere, or to nothing.
+    """
+    path = folder / name
+    try:
+        real, home = path.resolve(strict=True), folder.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise Misfit(f"{show(name)} is not there: {error}") from None
+    in_cache = home.parent.name == "snapshots" and real.parent == home.parents[1] / "blobs"
+    if real.parent != home and not in_cache:
+        raise Misfit(f"{show(name)} is a link out of the folder")
+    return path
 
 
 @contextlib.contextmanager

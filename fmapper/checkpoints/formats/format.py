@@ -12,6 +12,7 @@ from fmapper.backends.discovery import all_adapters
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
+from fmapper.files.untrusted import Misfit, member
 from fmapper.suggest import did_you_mean
 
 MOST_BYTES_OF_A_SHARD = 5_000_000_000  # as the Hub has them
@@ -154,3 +155,15 @@ def nest(named: Mapping[str, Any]) -> Any:
             raise CheckpointError(f"{name}: there is no place for it beside what is below it")
         node[last] = value
     return tree.get("", tree) if [*tree] == [""] else tree
+
+
+def file_in(folder: Path, name: str) -> Path:
+    """Returns the path of a file in a folder of a checkpoint, where it lies there.
+
+    Raises:
+        CheckpointError: It is not there, or a link that leads out of the folder.
+    """
+    try:
+        return member(folder, name)
+    except Misfit as error:
+        raise CheckpointError(f"{folder}: {error}") from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -33,12 +35,14 @@ _DAMAGED = (
     struct.error,
     EOFError,
     KeyError,
+    OSError,
     NotImplementedError,
     RuntimeError,
     UnicodeError,
     OverflowError,
     SyntaxError,
     ValueError,
+    tokenize.TokenError,
 )
 
 
@@ -69,6 +73,8 @@ class Npz(Format):
             return _read(path)
         except (*_DAMAGED, Misfit) as error:
             if isinstance(error, CheckpointError):
+                raise
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             raise CheckpointError(f"{path}: {str(error) or type(error).__name__}") from None
 

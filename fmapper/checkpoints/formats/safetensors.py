@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from fmapper.checkpoints.formats.format import MOST_BYTES_OF_A_SHARD, Contents, Format
+from fmapper.checkpoints.formats.format import MOST_BYTES_OF_A_SHARD, Contents, Format, file_in
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import SourceFile, StoredArray
@@ -64,16 +65,16 @@ class SafetensorsFolder(Format):
 
     def is_at(self, path: Path) -> bool:
         """Tells whether a folder has an index, or files with that ending."""
-        return path.is_dir() and ((path / INDEX).exists() or any(path.glob(f"*{ENDING}")))
+        return path.is_dir() and (_is_there(path / INDEX) or any(path.glob(f"*{ENDING}")))
 
     def read(self, path: Path) -> Contents:
         """Reads the headers of all shards; those that an index names, if there is one."""
         arrays: dict[str, LazyArray] = {}
         metadata: dict[str, Any] = {}
-        index = _read_index(path / INDEX) if (path / INDEX).exists() else None
+        index = _read_index(file_in(path, INDEX)) if _is_there(path / INDEX) else None
         names = sorted(set(index.values())) if index is not None else _files(path)
         for name in names:
-            found, own = _read_file(path / name)
+            found, own = _read_file(file_in(path, name))
             twice = sorted({*arrays} & {*found})
             if twice:
                 raise CheckpointError(f"{path / name}: {show(twice[0])} is in another shard, too")
@@ -213,8 +214,13 @@ def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, Any]]:
     return arrays, header.metadata
 
 
+def _is_there(path: Path) -> bool:
+    """Tells whether there is something of this name, a link to nothing too."""
+    return os.path.lexists(path)
+
+
 def _files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob(f"*{ENDING}") if path.is_file())
+    return sorted(path.name for path in folder.glob(f"*{ENDING}"))
 
 
 def _read_index(path: Path) -> dict[str, str]:

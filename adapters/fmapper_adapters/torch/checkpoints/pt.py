@@ -23,6 +23,7 @@ from fmapper.checkpoints import (
     SourceFile,
     StoredArray,
     Writer,
+    file_in,
     read_settings,
 )
 from fmapper_adapters.torch._private import FakeTensorMode, storage_place
@@ -122,13 +123,13 @@ class PtFolder(Format):
         """Reads all files that the index names."""
         names = [_FILE]
         if (path / _INDEX).is_file():
-            places = read_settings(path / _INDEX).get("weight_map")
+            places = read_settings(file_in(path, _INDEX)).get("weight_map")
             names = sorted({*places.values()}) if isinstance(places, dict) else []
             if not names or not all(re.fullmatch(r"[\w.=+-]{1,200}\.bin", str(n)) for n in names):
                 raise CheckpointError(f"{path / _INDEX}: names what is no file of the folder")
         whole = Contents({}, files=tuple(path / name for name in names))
         for name in names:
-            part = PtFile().read(path / name)
+            part = PtFile().read(file_in(path, name))
             twice = sorted({*whole.arrays, *whole.ties} & {*part.arrays, *part.ties})
             if twice:
                 raise CheckpointError(f"{path / name}: {twice[0]!a} is in another file, too")

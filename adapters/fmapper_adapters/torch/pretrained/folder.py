@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fmapper import CheckpointError
-from fmapper.checkpoints import Pretrained, read_settings
+from fmapper.checkpoints import Pretrained, file_in, read_settings
 from fmapper_adapters.torch._private import make_pretrained_class
 from fmapper_adapters.torch.pretrained import inputs
 from fmapper_adapters.torch.pretrained.tables import transformers_rules
@@ -43,7 +43,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
     """
     if not (folder / _CONFIG).is_file():
         return None
-    settings = read_settings(folder / _CONFIG)
+    settings = read_settings(file_in(folder, _CONFIG))
     kind = settings.get("model_type")
     if not isinstance(kind, str):
         return None
@@ -144,7 +144,7 @@ def _texts(folder: Path, dtype: str) -> Iterator[tuple[str, str]]:
     for name in _TEXTS:
         path = folder / name
         if path.is_file():
-            text = path.read_text(encoding="utf-8")
+            text = file_in(folder, name).read_text(encoding="utf-8")
             if name == _CONFIG:
                 text = json.dumps({**read_settings(path), "dtype": dtype}, indent=2) + "\n"
             yield name, text

@@ -1,0 +1,156 @@
+"""What is refused of checkpoints that anybody may have written, each with the one error."""
+
+import json
+import os
+import pickle
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+
+import fmapper
+from sweeps import fuzz_checkpoints
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("flax")
+
+
+def test_damaged_checkpoints_give_the_documented_error():
+    findings = []
+    outcomes = fuzz_checkpoints.run(300, seed=11, on_finding=findings.append)
+    assert findings == []
+    assert outcomes["refused"] > 200
+    assert outcomes["read"] > 5
+
+
+def header(path, fields, data=b"", length=None):
+    text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+def entry(start, end, shape=(2,), dtype="F32"):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "data", "said"),
+    [
+        ({"a": entry(0, 8), "b": entry(4, 12)}, 12, "its place does not fit"),
+        ({"a": entry(0, 8), "b": entry(12, 20)}, 20, "its place does not fit"),
+        ({"a": entry(0, 8)}, 4, "longer or shorter"),
+        ({"a": entry(0, 8)}, 12, "longer or shorter"),
+        ({"a": entry(0, 4)}, 4, "its place does not fit"),
+        ({"a": entry(0, 8, (2**62, 2**62))}, 8, "its place does not fit"),
+        ({"a": entry(0, 8, (-2,))}, 8, "a size that is not one"),
+        ({"a": entry(0, 8, (2.0,))}, 8, "a size that is not one"),
+        ({"a": entry(0, 8, (1,) * 65 + (2,))}, 8, "a size that is not one"),
+        ({"a": entry(0, 8, dtype="F33")}, 8, "unknown dtype"),
+        ({"a\x1b[2J": entry(0, 8)}, 8, "not for reading"),
+        ({"a" * 5000: entry(0, 8)}, 8, "a name that is too long"),
+        (b'{"a": 1, "a": 2}', 0, "a key twice"),
+        (b"[" * 100_000, 0, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", 0, "a number that is too long"),
+        (b"[]", 0, "not an object"),
+    ],
+)
+def test_headers_of_safetensors(tmp_path, fields, data, said):
+    path = header(tmp_path / "x.safetensors", fields, b"\0" * data)
+    with pytest.raises(fmapper.CheckpointError, match=said):
+        fmapper.load(path)
+
+
+def test_a_header_longer_than_the_file_is_not_read(tmp_path):
+    path = header(tmp_path / "x.safetensors", {}, length=2**63)
+    with pytest.raises(fmapper.CheckpointError, match="header would be too long"):
+        fmapper.load(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", "x", 3]
+)
+def test_an_index_names_files_of_its_folder_only(tmp_path, name):
+    fmapper.save({"w": np.ones(2)}, tmp_path / "x.safetensors")
+    (tmp_path / "folder").mkdir()
+    index = tmp_path / "folder" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": name}}))
+    with pytest.raises(fmapper.CheckpointError, match="not a file of the folder"):
+        fmapper.load(tmp_path / "folder")
+
+
+def test_links_lead_to_the_folder_or_the_cache_of_the_hub(tmp_path):
+    fmapper.save({"w": np.ones(2)}, tmp_path / "secret.safetensors")
+    (tmp_path / "folder").mkdir()
+    os.symlink(tmp_path / "secret.safetensors", tmp_path / "folder" / "model.safetensors")
+    with pytest.raises(fmapper.CheckpointError, match="a link out of the folder"):
+        fmapper.load(tmp_path / "folder")
+    snapshot, blobs = tmp_path / "repo" / "snapshots" / "1", tmp_path / "repo" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    os.rename(tmp_path / "secret.safetensors", blobs / "abc")
+    os.symlink("../../blobs/abc", snapshot / "model.safetensors")
+    assert fmapper.load(snapshot)["w"].read().tolist() == [1, 1]
+
+
+def test_pipes_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "x.safetensors")
+    with pytest.raises(fmapper.CheckpointError):
+        fmapper.load(tmp_path / "x.safetensors")
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("was-run",)
+
+
+def test_pickles_are_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(2), "evil": Evil()}, tmp_path / "x.pt")
+    with pytest.raises(fmapper.CheckpointError, match="could run code"):
+        fmapper.load(tmp_path / "x.pt")
+    (tmp_path / "old.pt").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(fmapper.CheckpointError, match="not a zip file"):
+        fmapper.load(tmp_path / "old.pt")
+    np.savez(tmp_path / "x.npz", w=np.array([Evil()], dtype=object))
+    with pytest.raises(fmapper.CheckpointError, match="its pickle is not read"):
+        fmapper.load(tmp_path / "x.npz")
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_tensor_that_was_expanded_is_not_taken_for_a_large_one(tmp_path):
+    torch.save({"w": torch.ones(1).expand(10**12)}, tmp_path / "x.pt")
+    with pytest.raises(fmapper.CheckpointError, match=r"w: .*expanded"):
+        fmapper.load(tmp_path / "x.pt")
+
+
+def test_a_zip_bomb_is_looked_into_without_unpacking(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, w=np.zeros(10**8, np.uint8))
+    assert path.stat().st_size < 200_000
+    stored = fmapper.load(path)["w"]
+    assert stored.shape == (10**8,)
+    assert stored.read(((0, 3),)).tolist() == [0, 0, 0]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        head = (
+            b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '|u1', 'fortran_order': False, 'shape': (9,), }"
+        )
+        archive.writestr("w.npy", head.ljust(128) + b"0" * 10**7)
+    with pytest.raises(fmapper.CheckpointError, match="its place does not fit"):
+        fmapper.load(path)
+
+
+def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):
+    path = tmp_path / "x.safetensors"
+    fmapper.save({"w": np.ones(1000)}, path)
+    stored = fmapper.load(path)
+    with path.open("r+b") as file:
+        file.truncate(500)
+    with pytest.raises(fmapper.CheckpointError, match="has changed"):
+        stored["w"].read()
+
+
+def test_a_bool_is_true_or_false(tmp_path):
+    path = header(tmp_path / "x.safetensors", {"a": entry(0, 2, dtype="BOOL")}, b"\1\2")
+    with pytest.raises(fmapper.CheckpointError, match="neither true nor false"):
+        fmapper.load(path)["a"].read()
