@@ -145,7 +145,7 @@ def test_no_torch_is_needed_for_a_call(llama: Any) -> None:
 
 
 MODELS: dict[str, Any] = {
-    "learned positions": ("GPT2LMHeadModel", {"n_positions": 128}, {60}),
+    "learned positions": ("GPT2LMHeadModel", {}, {60}),
     "a window": ("MistralForCausalLM", {"sliding_window": 6}, {6}),
     "a window and softcaps": ("Gemma2ForCausalLM", {"sliding_window": 6, "head_dim": 8}, {6, 60}),
     "layers of both kinds": (
@@ -206,3 +206,9 @@ def cache_sizes(generator: Any) -> set[int]:
 
 def test_a_cache_is_not_longer_than_it_is_asked_to_be(llama: Any) -> None:
     assert cache_sizes(llama[1]) == {80}
+
+
+def test_more_places_than_positions_are_refused() -> None:
+    model = tiny("GPT2LMHeadModel", max_position_embeddings=16, num_hidden_layers=1)
+    with pytest.raises(fmapper.ConversionError, match="max_length=17 is more than the model has"):
+        fmapper.generator(model, max_length=17)

@@ -92,6 +92,7 @@ def _export(
             prefill = export_program(_Prefill(own), (tokens, mask), {}, **settings)
     with mode(own, train=False), torch.no_grad():
         logits, cache = own.prefill(tokens, mask)
+        _refuse_too_long(own, logits, cache, max_length)
     sizes = None
     if hasattr(own, "sizes") and not lengths:
         sizes = {"tokens": None, "cache": own.sizes(cache, columns)}
@@ -115,6 +116,28 @@ def _export(
         lengths=lengths,
         name=type(model).__name__,
     )
+
+
+def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None:
+    """Refuses a cache with more places than the model has positions: JAX would not say so.
+
+    Raises:
+        ConversionError: The model has no such position.
+    """
+    if not isinstance(cache, dict) or not hasattr(own, "model") or "length" not in cache:
+        return
+    full = torch.full((), max_length - 1, dtype=torch.int64)
+    last = {"length": full}
+    if "position" in cache:
+        last["position"] = torch.full_like(cache["position"], max_length - 1)
+    try:
+        own.step(logits.argmax(-1), {**cache, **last})
+    except (IndexError, RuntimeError) as error:
+        raise ConversionError(
+            f"{type(own.model).__name__}: max_length={max_length} is more than the model has "
+            f"positions for ({str(error).splitlines()[0]}). Make the generator with a smaller "
+            "max_length."
+        ) from error
 
 
 def _protocol_of(model: Any, max_length: int) -> tuple[Any, str]:
