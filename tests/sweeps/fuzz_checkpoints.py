@@ -43,6 +43,7 @@ FORMATS = {
     "a.pt": "pt",
     "a.msgpack": "msgpack",
 }
+CHECKPOINTS = [*FORMATS, "a.gguf"]
 NUMBERS = [0, 1, -1, 2**31, 2**32 - 1, 2**53, 2**63, 2**64 - 1, 10**30, 1.5, "1", None, [], {}]
 TEXTS = [
     "",
@@ -70,8 +71,26 @@ def tree() -> dict[str, Any]:
     }
 
 
+def write_gguf(path: Path) -> None:
+    """Writes arrays of numbers and of blocks, and a vocabulary."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(["a", "bb", "ccc"])
+    writer.add_token_scores([0.5, 1.5])
+    writer.add_tensor("w", np.ones((2, 4), np.float32))
+    kinds = gguf.GGMLQuantizationType
+    writer.add_tensor("blocks", np.ones((2, 34), np.uint8), raw_dtype=kinds.Q8_0)
+    writer.add_tensor("more", np.ones((1, 144), np.uint8), raw_dtype=kinds.Q4_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write(folder: Path) -> None:
-    """Writes the checkpoint in every format."""
+    """Writes the checkpoint in every format, and one in the format that is only read."""
+    write_gguf(folder / "a.gguf")
     for name, form in FORMATS.items():
         fmapper.save(tree(), folder / name, form)
     parts = fmapper.load(folder / "a.safetensors")
@@ -121,7 +140,7 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 def case(source: Path, folder: Path, rng: random.Random) -> tuple[Path, str]:
     """Puts a damaged checkpoint into a folder; tells where and what is changed."""
-    name = rng.choice([*FORMATS])
+    name = rng.choice(CHECKPOINTS)
     place = folder / name
     if (source / name).is_dir():
         shutil.copytree(source / name, place)
@@ -213,7 +232,7 @@ def run(
         source = Path(name) / "source"
         source.mkdir()
         write(source)
-        for form in FORMATS:  # what is imported late is there
+        for form in CHECKPOINTS:  # what is imported late is there
             read(source / form)
             (source / "out.npz").unlink(missing_ok=True)
         tracemalloc.start()
