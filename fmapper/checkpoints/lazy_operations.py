@@ -137,8 +137,14 @@ class Concatenate(Operation):
             array._fill(inner, out[place])
 
 
+_LEAST_PIECE = 4096  # bytes that are worth a read of their own
+
+
 class Reshape(Operation):
-    """Splits and merges dimensions; a box is read as the smallest rows that cover it."""
+    """Splits and merges dimensions; a box is read as the smallest rows that cover it.
+
+    Where these are more than twice as many, it is read in pieces, unless they are small.
+    """
 
     def __init__(self, array: LazyArray, shape: Sequence[int]) -> None:
         super().__init__([array], shape, array.dtype)
@@ -149,9 +155,15 @@ class Reshape(Operation):
         return self.operands[0].byte_runs()
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
+        import numpy as np
         from numpy.lib.stride_tricks import as_strided
 
         rows = list(self._rows(box))
+        pieces = list(self._pieces(box, rows))
+        if pieces:
+            out = np.empty(box_shape(box), self.dtype)
+            self._fill(box, out)
+            return out
         found = self.operands[0]._read(tuple(bound for part in rows for bound in part.box))
         sizes = tuple(math.prod(box_shape(part.box)) for part in rows)
         flat = found if found.shape == sizes else dense(found).reshape(sizes)
@@ -161,7 +173,13 @@ class Reshape(Operation):
         return as_strided(flat, box_shape(box), steps, writeable=False)
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
-        inner = tuple(bound for part in self._rows(box) for bound in part.box)
+        rows = list(self._rows(box))
+        pieces = list(self._pieces(box, rows))
+        for piece, place in pieces:
+            self._fill(piece, out[place])
+        if pieces:
+            return
+        inner = tuple(bound for part in rows for bound in part.box)
         if math.prod(box_shape(inner)) == out.size:  # nothing is read beside it
             try:
                 view = out.reshape(box_shape(inner), copy=False)
@@ -171,6 +189,26 @@ class Reshape(Operation):
                 self.operands[0]._fill(inner, view)
                 return
         copy_into(out, self._read(box))
+
+    def _pieces(self, box: Box, rows: list[_Rows]) -> Iterator[tuple[Box, tuple[slice, ...]]]:
+        """Yields parts of a box, and where they belong, if rows between them would be read."""
+        wanted = math.prod(box_shape(box))
+        if math.prod(math.prod(box_shape(part.box)) for part in rows) <= 2 * wanted:
+            return
+        wastes = [
+            (math.prod(box_shape(part.box)) / math.prod(box_shape(box[new])), new)
+            for part, (_, new) in zip(rows, self._groups, strict=True)
+        ]
+        _, new = max(wastes, key=lambda pair: pair[0])
+        dims = [at for at in range(new.start, new.stop) if box[at][1] - box[at][0] > 1]
+        if len(dims) < 2:
+            return
+        axis, (start, stop) = dims[0], box[dims[0]]
+        if wanted * self.dtype.itemsize // (stop - start) < _LEAST_PIECE:
+            return
+        for at in range(start, stop):
+            place = (*[slice(None)] * axis, slice(at - start, at - start + 1))
+            yield (*box[:axis], (at, at + 1), *box[axis + 1 :]), place
 
     def _rows(self, box: Box) -> Iterator[_Rows]:
         """Yields, group by group, what is to be read of the operand."""

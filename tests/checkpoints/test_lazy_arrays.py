@@ -1,11 +1,14 @@
 """Lazy arrays against NumPy, bit for bit, and what they read meanwhile."""
 
+import tracemalloc
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmapper
-from fmapper.checkpoints import ByteRun, LazyArray, concatenate, stack
+from fmapper.checkpoints import ByteRun, LazyArray, concatenate, lazy_operations, stack
 from fmapper.checkpoints.dense import copy_into, dense
 
 np = pytest.importorskip("numpy")
@@ -107,6 +110,12 @@ def same(a, b):
 def test_an_expression_is_what_numpy_computes(data):
     lazy, array = data.draw(expressions())
     assert (lazy.shape, lazy.dtype, lazy.nbytes) == (array.shape, array.dtype, array.nbytes)
+    least = data.draw(st.sampled_from([1, 4096]))
+    with mock.patch.object(lazy_operations, "_LEAST_PIECE", least):
+        is_as_numpy_has_it(data, lazy, array)
+
+
+def is_as_numpy_has_it(data, lazy, array):
     assert same(lazy.read(), np.ascontiguousarray(array).reshape(array.shape))
     box = data.draw(boxes(array.shape))
     part = array[tuple(slice(*bound) for bound in box)]
@@ -155,6 +164,41 @@ def test_a_stack_reads_one_array_after_the_other_into_its_place():
         assert same(found, np.stack(arrays, axis))
         found = stack([Filled(array) for array in arrays], axis).transpose((2, 0, 1)).read()
         assert same(found, np.ascontiguousarray(np.stack(arrays, axis).transpose(2, 0, 1)))
+
+
+class Made(LazyArray):
+    """An array that is made when it is read, as if from a file."""
+
+    def __init__(self, shape, dtype):
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+    def _read(self, box):
+        return np.ones([stop - start for start, stop in box], self.dtype)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a: stack([a] * 64),
+        lambda a: stack([a.transpose()] * 64),
+        lambda a: concatenate([a] * 64, axis=1),
+        lambda a: concatenate([a] * 64).interleave(2),
+        lambda a: stack([a] * 64).astype("float16"),
+        lambda a: concatenate([a] * 64, axis=1).transpose().view(np.uint16),
+    ],
+)
+def test_the_memory_is_that_of_some_panels(make):
+    """64 MiB go through in panels of 1 MiB."""
+    lazy = make(Made((512, 512), np.float32))
+    list(lazy.slice(0, 2).panels(1 << 20))  # what is imported late is there
+    tracemalloc.start()
+    try:
+        size = sum(panel.nbytes for _, panel in lazy.panels(1 << 20))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert size == lazy.nbytes > 30 << 20
+    assert peak < 7 << 20
 
 
 def test_byte_runs_name_the_bytes_that_can_be_copied():
