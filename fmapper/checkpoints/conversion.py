@@ -64,8 +64,8 @@ def convert_checkpoint(
 
     What is written lies in the folder `TARGET.partial` until it is complete. A run that was
     interrupted is continued by the next one with the same arguments: what its journal has is
-    neither written nor compared again, for the formats that are not streams (all but npz, orbax
-    and dcp, which are written anew).
+    neither written nor compared again, for the formats that are not streams (npz and orbax are
+    written anew).
 
     Args:
         source: A checkpoint of any format.

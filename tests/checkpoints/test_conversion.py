@@ -208,11 +208,12 @@ def kill_at_random(source: Path, target: Path, kills: int, seed: int) -> int:
     return killed
 
 
-def test_a_killed_run_leaves_the_target_whole_or_absent(tmp_path):
+@pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_killed_run_leaves_the_target_whole_or_absent(tmp_path, kills):
     source, target = tmp_path / "s.safetensors", tmp_path / "x.safetensors"
     big = {name: np.ones((1000, 4000), np.float32) * at for at, name in enumerate("abc")}
     fmapper.save(big, source)
-    killed = kill_at_random(source, target, 4, seed=0)
+    killed = kill_at_random(source, target, kills, seed=0)
     assert killed
     convert_checkpoint(source, target, dtype="float64")
     assert not diff(target, {name: array.astype(np.float64) for name, array in big.items()})

@@ -1,0 +1,177 @@
+"""How fast do checkpoints get from one form to another, and what memory does that take?
+
+    python benchmarks/checkpoints.py [--gigabytes 4] [--folder /tmp/x] [--rounds 3] [--json FILE]
+
+A synthetic checkpoint like Llama's, bfloat16 in 8 shards, goes through fmapper and through the
+scripts that people write, interleaved, each in a process of its own. The peak is that of the
+resident memory above what the process has after its imports. `cp` is the bound where bytes do not
+change. The bars:
+
+    memory   64 MiB and the largest panel, whatever the size of the checkpoint
+    copy     at least 0.8 of the rate of `cp`; with `check` the result is read back as well
+    load     no slower than safetensors' own loader
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from _report import machine
+
+MAKE = """
+import sys, ml_dtypes, numpy as np, fmapper
+from fmapper.checkpoints.formats import safetensors
+gigabytes, folder = float(sys.argv[1]), sys.argv[2]
+d, f = 2048, 5632
+shapes = {"q_proj": (d, d), "k_proj": (d // 4, d), "v_proj": (d // 4, d), "o_proj": (d, d),
+          "gate_proj": (f, d), "up_proj": (f, d), "down_proj": (d, f), "norm": (d,)}
+rng = np.random.default_rng(0)
+base = {n: rng.integers(0, 2**14, s, dtype=np.uint16).view(ml_dtypes.bfloat16)
+        for n, s in shapes.items()}
+layers = max(1, round(gigabytes * 1e9 / sum(a.nbytes for a in base.values())))
+tree = {f"model.layers.{i}.{n}.weight": a[:] for i in range(layers) for n, a in base.items()}
+size = sum(a.nbytes for a in tree.values())
+safetensors.MOST_BYTES_OF_A_SHARD = size // 8 + max(a.nbytes for a in tree.values())
+fmapper.save(tree, folder, "safetensors")
+"""
+RULES = """
+rules = Rules([Transpose("model.layers.{i}.up_proj.weight"),
+               Stack("model.layers.{i}.up_proj.weight", "model.layers.up_proj.weight", over="i")])
+"""
+OURS = "from fmapper.checkpoints import *\n" + RULES
+LIBRARY = """
+from pathlib import Path
+from safetensors.{0} import load_file, save_file
+arrays = {{}}
+"""
+READ = "for path in sorted(Path(source).glob('*.safetensors')): arrays |= load_file(path)\n"
+CASES: dict[str, dict[str, tuple[str, str]]] = {
+    "copy": {
+        "cp -r": ("import shutil", "shutil.copytree(source, target)"),
+        "fmapper": (OURS, "convert_checkpoint(source, target, 'safetensors', check=False)"),
+        "fmapper, compared": (OURS, "convert_checkpoint(source, target, 'safetensors')"),
+        "load all, save": (
+            LIBRARY.format("torch"),
+            READ + "Path(target).mkdir(); save_file(arrays, target + '/model.safetensors')",
+        ),
+    },
+    "float32": {
+        "fmapper": (
+            OURS,
+            "convert_checkpoint(source, target, 'safetensors', dtype='float32', check=False)",
+        ),
+        "load all, cast, save": (
+            LIBRARY.format("torch"),
+            READ + "arrays = {n: a.float() for n, a in arrays.items()}\n"
+            "Path(target).mkdir(); save_file(arrays, target + '/model.safetensors')",
+        ),
+    },
+    "transpose and stack": {
+        "fmapper": (
+            OURS,
+            "convert_checkpoint(source, target, 'safetensors', rules=rules, check=False)",
+        ),
+        "load all, stack, save": (
+            LIBRARY.format("torch") + "import torch",
+            READ + "ups = [n for n in arrays if 'up_proj' in n]\n"
+            "arrays['up'] = torch.stack([arrays.pop(n).t() for n in ups]).contiguous()\n"
+            "Path(target).mkdir(); save_file(arrays, target + '/model.safetensors')",
+        ),
+    },
+    "load into torch": {
+        "fmapper": (
+            "import fmapper, torch",
+            "kept = fmapper.to_torch(fmapper.load(source))",
+        ),
+        "safetensors.torch": (
+            LIBRARY.format("torch"),
+            READ + "kept = {n: a.clone() for n, a in arrays.items()}",
+        ),
+    },
+    "load into JAX": {
+        "fmapper": (
+            "import fmapper, jax",
+            "kept = jax.block_until_ready(fmapper.to_jax(fmapper.load(source)))",
+        ),
+        "safetensors.flax": (
+            LIBRARY.format("flax") + "import jax",
+            READ + "jax.block_until_ready(arrays)",
+        ),
+    },
+}
+RUN = """
+import json, sys, time
+source, target = sys.argv[1:3]
+{setup}
+def memory(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) // 1024
+open("/proc/self/clear_refs", "w").write("5")
+before = memory("VmRSS")
+start = time.perf_counter()
+{work}
+print(json.dumps([time.perf_counter() - start, memory("VmHWM") - before]))
+"""
+
+
+def measure(setup: str, work: str, source: Path, target: Path) -> tuple[float, int]:
+    """Runs one way in a process of its own; returns its seconds and its MiB."""
+    code = RUN.format(setup=setup, work=work)
+    command = [sys.executable, "-c", code, str(source), str(target)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    shutil.rmtree(target, ignore_errors=True)
+    seconds, mebibytes = json.loads(done.stdout.splitlines()[-1])
+    return seconds, mebibytes
+
+
+def rounds(count: int, source: Path, target: Path, say: Callable[[str], None]) -> dict[str, object]:
+    """Measures every case; returns the medians."""
+    found: dict[str, object] = {}
+    for case, ways in CASES.items():
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        peaks: dict[str, int] = dict.fromkeys(ways, 0)
+        for _ in range(count):
+            for way, (setup, work) in ways.items():
+                seconds, mebibytes = measure(setup, work, source, target)
+                times[way].append(seconds)
+                peaks[way] = max(peaks[way], mebibytes)
+        size = sum(path.stat().st_size for path in source.iterdir())
+        for way in ways:
+            seconds = median(times[way])
+            say(
+                f"{case:20} {way:22} {seconds:7.2f} s {size / seconds / 1e9:6.2f} GB/s "
+                f"{peaks[way]:7} MiB"
+            )
+            found[f"{case}: {way}"] = {"seconds": seconds, "mebibytes": peaks[way]}
+    return found
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gigabytes", type=float, default=4)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    about = machine(["fmapper", "torch", "jax", "safetensors", "numpy"])
+    print(about)
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        source = Path(name) / "source"
+        command = [sys.executable, "-c", MAKE, str(options.gigabytes), str(source)]
+        subprocess.run(command, check=True)
+        found = rounds(options.rounds, source, Path(name) / "target", print)
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": about, "found": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
