@@ -221,7 +221,11 @@ class Models(Framework):
         Raises:
             ConversionError: It cannot be recorded, or does not generate.
         """
-        raise ConversionError(f"models of {self.name} cannot be recorded to generate")
+        raise ConversionError(
+            f"models of {self.name} cannot be recorded to generate. Of a model that was converted: "
+            "make the generator from the one that it was converted from, and give it these arrays, "
+            "generator.replace(params=model)."
+        )
 
     def from_generation(
         self,

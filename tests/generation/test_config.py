@@ -108,6 +108,9 @@ def test_a_model_that_does_not_generate_is_refused() -> None:
     pytest.importorskip("jax")
     with pytest.raises(fmapper.ConversionError, match="Linear does not generate"):
         fmapper.generator(torch.nn.Linear(2, 2), max_length=5)
+    converted = fmapper.convert(torch.nn.Linear(2, 2), "jax", (torch.ones(1, 2),))
+    with pytest.raises(fmapper.ConversionError, match=r"generator\.replace\(params=model\)"):
+        fmapper.generator(converted, max_length=5)
     for options in ({"max_length": 1}, {"max_length": 5, "batch": 0}):
         with pytest.raises(fmapper.ConversionError, match=r"max_length=1|batch=0"):
             fmapper.generator(torch.nn.Linear(2, 2), **options)
