@@ -37,7 +37,8 @@ class Decoding:
         max_new_tokens: How many may come; None for as many as the cache holds.
         max_length: How many there may be, with the prompt; `max_new_tokens` goes first.
         eos_token_id: The tokens after which a row stops.
-        pad_token_id: What a row has after that.
+        pad_token_id: What a row has after that, and the padding of a prompt that has no mask. None:
+            the first of the stop tokens, and no padding.
     """
 
     repetition_penalty: float = 1.0
@@ -58,7 +59,7 @@ class Decoding:
     max_new_tokens: int | None = None
     max_length: int | None = None
     eos_token_id: tuple[int, ...] = ()
-    pad_token_id: int = 0
+    pad_token_id: int | None = None
 
     def with_options(self, options: Mapping[str, Any]) -> Decoding:
         """Returns this with some of it changed.
@@ -223,6 +224,6 @@ _READERS: dict[str, Any] = {
     "max_new_tokens": _limit,
     "max_length": _limit,
     "eos_token_id": _tokens,
-    "pad_token_id": _token,
+    "pad_token_id": _maybe_token,
 }
 assert set(_READERS) == {one.name for one in fields(Decoding)}

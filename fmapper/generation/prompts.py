@@ -107,9 +107,9 @@ def _arrays(
             f"{tokens.shape} was given"
         )
     if attention_mask is None:
-        pads = tokens == decoding.pad_token_id
-        tells = decoding.pad_token_id not in decoding.eos_token_id
-        return tokens, ~pads if tells else np.ones_like(pads)
+        pad = decoding.pad_token_id
+        tells = pad is not None and pad not in decoding.eos_token_id
+        return tokens, tokens != pad if tells else np.ones(tokens.shape, bool)
     mask = np.atleast_2d(np.asarray(to_numpy(attention_mask))) != 0
     if mask.shape != tokens.shape:
         raise ProgramInputError(

@@ -30,7 +30,12 @@ def test_a_configuration_is_read() -> None:
     )
     assert missing == ()
     assert decoding == Decoding(
-        eos_token_id=(2, 3), do_sample=True, top_k=50, temperature=0.7, max_new_tokens=5
+        eos_token_id=(2, 3),
+        pad_token_id=0,
+        do_sample=True,
+        top_k=50,
+        temperature=0.7,
+        max_new_tokens=5,
     )
 
 

@@ -76,6 +76,13 @@ def test_a_module_with_prefill_and_step_generates(made: Any) -> None:
     assert set(generator.params) == {"embed.weight", "out.weight", "out.bias"}
 
 
+def test_no_token_is_padding_where_nobody_says_so(made: Any) -> None:
+    module, generator = made
+    rows = [[0, 2, 0], [3, 0, 0]]
+    found = np.asarray(generator(np.array(rows), max_new_tokens=12))[:, 3:].tolist()
+    assert found == by_hand(module, rows, 12)
+
+
 def test_random_tokens_are_those_of_the_key(made: Any) -> None:
     _, generator = made
     options: dict[str, Any] = {"do_sample": True, "temperature": 2.0}

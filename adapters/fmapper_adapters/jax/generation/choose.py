@@ -49,7 +49,7 @@ def settings(
     rest = among(decoding.eos_token_id)
     found: Knobs = {
         "prompt": np.int32(prompt),
-        "pad": np.int32(decoding.pad_token_id),
+        "pad": np.int32(_pad(decoding)),
         "stops": np.stack(own + [rest] * (batch - len(own))),
     }
     if decoding.repetition_penalty != 1:
@@ -78,6 +78,13 @@ def settings(
             if getattr(decoding, name) != idle:
                 found[name] = np.float32(getattr(decoding, name))
     return found
+
+
+def _pad(decoding: Decoding) -> int:
+    """Returns what a row that has stopped is filled with."""
+    if decoding.pad_token_id is None:
+        return (*decoding.eos_token_id, 0)[0]
+    return decoding.pad_token_id
 
 
 def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen: Any) -> Any:
