@@ -18,6 +18,7 @@ from fmapper.checkpoints.formats.format import Contents
 from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.quantized.finding import dequantize
 from fmapper.checkpoints.rules.naming import Drop
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.checkpoints.save import contents_of_tree
@@ -51,6 +52,7 @@ class Pretrained:
         rules_back: Makes how the arrays of the model become those of a folder.
         may_lack: Tells of a name of the model whether folders need not have it.
         may_have: Tells of a name of the folder whether the model need not have it.
+        quantization: How the weights of the folder are quantised, as its configuration says.
         files: Texts to keep beside the weights, by the names of their files: the configuration.
     """
 
@@ -62,6 +64,7 @@ class Pretrained:
     rules_back: Callable[[], Rules] = Rules
     may_lack: Callable[[str], bool] = lambda name: False
     may_have: Callable[[str], bool] = lambda name: False
+    quantization: Mapping[str, Any] | None = None
     files: dict[str, str] = field(default_factory=dict)
 
 
@@ -93,6 +96,7 @@ def from_pretrained(
     The folder has a `config.json` of transformers and weights in safetensors (or of `torch.save`).
     The class is made without memory, its program is recorded on shapes alone, and the weights are
     read straight to where they belong, in the dtype that they are to have: torch never holds them.
+    Quantised weights are dequantised on the way.
     Classes are those of the installed transformers; no code of the folder is run.
 
     Args:
@@ -142,6 +146,8 @@ def from_pretrained(
         say(f"reading the weights of {source.name}")
         checkpoint = read_checkpoint(source)
         arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
+        if found.quantization is not None:
+            arrays = dequantize(arrays, found.quantization, metadata=checkpoint.metadata)
         chosen = found.rules(arrays) if rules is None else rules
         _say_left(arrays, chosen, found, source)
         return _fill(model, chosen.apply(arrays), found, device, source)

@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -113,6 +114,32 @@ def test_a_model_is_saved_in_the_dtype_that_it_has(folders, tmp_path):
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "half")
     assert back.dtype is torch.bfloat16
     assert torch.equal(back.model.norm.weight, module.model.norm.weight.bfloat16())
+
+
+def test_quantised_weights_are_dequantised_on_the_way(folders, tmp_path):
+    folder, _ = folders["llama"]
+    method = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    path = change(folder, tmp_path, quantization_config=method, dtype="bfloat16")
+    arrays = dict(fmapper.to_numpy(fmapper.load(folder)))
+    wanted = {}
+    for name in [n for n in arrays if n.endswith("_proj.weight")]:
+        rows, columns = arrays[name].shape
+        blocks = arrays[name].reshape(rows // 16, 16, columns // 16, 16)
+        scale = np.abs(blocks).max((1, 3), keepdims=True) / 448
+        values = (blocks / scale).astype(ml_dtypes.float8_e4m3fn)
+        arrays[name] = values.reshape(rows, columns)
+        arrays[f"{name}_scale_inv"] = scale[:, 0, :, 0]
+        wanted[name] = (values.astype(np.float32) * scale).reshape(rows, columns)
+    fmapper.save(arrays, path / "model.safetensors")
+    model = fmapper.from_pretrained(path, "torch")
+    for name, weight in model.named_parameters():
+        expected = wanted.get(name, arrays.get(name))
+        assert torch.equal(weight, torch.from_numpy(expected).bfloat16()), name
+    fmapper.save_pretrained(model, tmp_path / "plain", like=path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert torch.equal(
+        again.model.layers[0].mlp.up_proj.weight, model.model.layers[0].mlp.up_proj.weight
+    )
 
 
 def test_shards_and_files_of_torch_are_read(folders, tmp_path):

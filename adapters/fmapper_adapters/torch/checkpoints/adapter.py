@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fmapper.checkpoints import Format, Pretrained
 from fmapper_adapters.torch import _private
+
+if TYPE_CHECKING:  # else an adapter that loads while checkpoints are imported would go in a circle
+    from pathlib import Path
+
+    from fmapper.checkpoints import Format, Pretrained
 
 
 class Files:

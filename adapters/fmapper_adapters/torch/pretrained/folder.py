@@ -19,6 +19,7 @@ from fmapper_adapters.torch.pretrained import inputs
 from fmapper_adapters.torch.pretrained.tables import transformers_rules
 
 _CONFIG = "config.json"
+_QUANTIZATION = "quantization_config"
 _TEXTS = (
     _CONFIG,
     "generation_config.json",
@@ -56,6 +57,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
             f"({transformers.__version__}). Code that comes with a folder is not run: update "
             "transformers, or make the module yourself and use fmapper.load(folder, like=module)."
         )
+    quantization = settings.pop(_QUANTIZATION, None)  # the model is made of plain arrays
     config = CONFIG_MAPPING[kind].from_dict(settings)
     cls = _class(folder, settings, config)
     wanted = dtype or _dtype(settings)
@@ -70,7 +72,8 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
         partial(transformers_rules, model, back=True),
         _matcher(getattr(model, "_keys_to_ignore_on_load_missing", None)),
         _matcher(getattr(model, "_keys_to_ignore_on_load_unexpected", None)),
-        dict(_texts(folder, wanted)),
+        quantization if isinstance(quantization, dict) else None,
+        dict(_texts(folder, {**settings, "dtype": wanted})),
     )
 
 
@@ -139,12 +142,12 @@ def _matcher(patterns: Iterable[str] | None) -> Callable[[str], bool]:
     return lambda name: any(pattern.search(name) for pattern in found)
 
 
-def _texts(folder: Path, dtype: str) -> Iterator[tuple[str, str]]:
+def _texts(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields the texts that stand beside the weights."""
     for name in _TEXTS:
         path = folder / name
         if path.is_file():
             text = file_in(folder, name).read_text(encoding="utf-8")
             if name == _CONFIG:
-                text = json.dumps({**read_settings(path), "dtype": dtype}, indent=2) + "\n"
+                text = json.dumps(settings, indent=2) + "\n"
             yield name, text
