@@ -64,7 +64,7 @@ def convert_checkpoint(
 
     What is written lies in the folder `TARGET.partial` until it is complete. A run that was
     interrupted is continued by the next one with the same arguments: what its journal has is
-    neither written nor compared again, for the formats that are not streams (npz and orbax are
+    neither written nor compared again, for the formats that are not streams (npz, orbax and dcp are
     written anew).
 
     Args:

@@ -297,7 +297,9 @@ class _InMemory(LazyArray):
         self.shape, self.dtype = self._array.shape, self._array.dtype
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
-        return self._array[box_slices(box)]
+        index: Any = (*box_slices(box), ...)  # gives an array, also of no dimension
+        found: np.ndarray[Any, Any] = self._array[index]
+        return found
 
 
 def concatenate(arrays: Sequence[LazyArray], axis: int = 0) -> LazyArray:

@@ -47,7 +47,7 @@ def save(
         tree: A model, an optimizer, a state dict, a checkpoint that `load` gave: any tree.
         path: The file or folder. A file is replaced; a folder must not be there, or be empty.
         format: `safetensors` (a file for a name that ends so, else a folder of shards with an
-            index as the Hub has it) or `npz`; with torch `pt`, with Flax `msgpack` and
+            index as the Hub has it) or `npz`; with torch `pt` and `dcp`, with Flax `msgpack` and
             `orbax`. None goes by how the path ends.
         metadata: Texts to keep beside the arrays, where the format has a place for some.
 
@@ -114,4 +114,4 @@ class _InMemory(LazyArray):
         part = tuple(slice(*pair) for pair in box)
         if self._adapter.device(self._array).kind != HOST.kind:
             return to_numpy(self._array[part])
-        return self._adapter.export([self._array], HOST).data[0][part]
+        return self._adapter.export([self._array], HOST).data[0][(*part, ...)]

@@ -30,7 +30,7 @@ Examples:
 @click.option(
     "--to",
     metavar="FRAMEWORK | FORMAT",
-    help="jax, flax or torch; for a checkpoint safetensors, orbax, msgpack, npz, pt, or what "
+    help="jax, flax or torch; for a checkpoint safetensors, orbax, msgpack, npz, pt, dcp, or what "
     "the name OUT ends with.",
 )
 @click.option("--dtype", help="Of a checkpoint: the dtype of floating arrays.")

@@ -1,6 +1,10 @@
 """`save` and `load`: every format gives back what it got, to its own library as well."""
 
+import dataclasses
+import io
 import json
+import os
+import pickle
 import struct
 
 import ml_dtypes
@@ -21,6 +25,7 @@ FORMATS = {
     "pt": "x.pt",
     "msgpack": "x.msgpack",
     "orbax": "x.orbax",
+    "dcp": "x.dcp",
 }
 EVERY = pytest.mark.parametrize("form", FORMATS)
 
@@ -221,6 +226,51 @@ def test_orbax_reads_what_is_saved_and_is_read(tmp_path):
     assert not diff(tmp_path / "theirs", {**tree, "step": 3})
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_distributed_reads_what_is_saved_and_is_read(tmp_path):
+    from torch.distributed import checkpoint
+
+    module = net()
+    fmapper.save({"net": module, "step": 3}, tmp_path / "ours", "dcp")
+    found = {f"net.{name}": torch.empty_like(x) for name, x in module.state_dict().items()}
+    checkpoint.load(found, checkpoint_id=tmp_path / "ours", no_dist=True)
+    assert all(torch.equal(found[f"net.{k}"], v) for k, v in module.state_dict().items())
+    tree = {"net": module.state_dict(), "list": [torch.arange(6).view(2, 3).t(), 1.5], "step": 3}
+    checkpoint.save(tree, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    assert not diff(tmp_path / "theirs", tree)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_an_array_in_pieces_of_several_ranks(tmp_path):
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import metadata as parts
+
+    whole = np.arange(35, dtype=np.float32).reshape(5, 7)
+    checkpoint.save({"w": torch.from_numpy(whole)}, checkpoint_id=tmp_path / "x", no_dist=True)
+    place = tmp_path / "x" / ".metadata"
+    about = checkpoint.FileSystemReader(tmp_path / "x").read_metadata()
+    data, storage, chunks = b"", {}, []
+    for start, stop in ((0, 2), (2, 5)):
+        file = io.BytesIO()
+        torch.save(torch.from_numpy(whole[start:stop].copy()), file)
+        offsets = torch.Size([start, 0])
+        info = next(iter(about.storage_data.values()))
+        info = dataclasses.replace(info, offset=len(data), length=len(file.getvalue()))
+        storage[parts.MetadataIndex("w", offsets)] = info
+        chunks.append(parts.ChunkStorageMetadata(offsets, torch.Size([stop - start, 7])))
+        data += file.getvalue()
+    about.state_dict_metadata["w"].chunks[:] = chunks
+    about.storage_data = storage
+    (tmp_path / "x" / "__0_0.distcp").write_bytes(data)
+    place.write_bytes(pickle.dumps(about))
+    found = fmapper.load(tmp_path / "x")["w"]
+    assert found.read().tolist() == whole.tolist()
+    assert found.read(((1, 4), (2, 5))).tolist() == whole[1:4, 2:5].tolist()
+    place.write_bytes(pickle.dumps(os.system))
+    with pytest.raises(fmapper.CheckpointError, match="is not part of a checkpoint"):
+        fmapper.load(tmp_path / "x")
+
+
 def test_numpy_reads_what_is_saved_and_is_read(tmp_path):
     path = tmp_path / "x.npz"
     arrays = {"w": np.arange(6.0).reshape(2, 3), "f": np.asfortranarray(np.eye(3, dtype="f4"))}
@@ -260,6 +310,12 @@ def test_a_stored_array_moves_like_any_other(tmp_path):
     assert fmapper.to_torch(stored, dtype="bfloat16")["w"].dtype is torch.bfloat16
     row = fmapper.plan(fmapper.to_jax, stored)
     assert "w" in str(row)
+
+
+def test_an_array_of_no_dimension_stays_an_array():
+    lazy = LazyArray.of(np.array(3))
+    assert fmapper.to_torch({"n": lazy})["n"].shape == ()
+    assert fmapper.to_numpy({"n": lazy.transpose()})["n"].tolist() == 3
 
 
 def test_two_loads_share_no_memory(tmp_path):

@@ -42,6 +42,7 @@ FORMATS = {
     "a.npz": "npz",
     "a.pt": "pt",
     "a.msgpack": "msgpack",
+    "a.dcp": "dcp",
 }
 CHECKPOINTS = [*FORMATS, "a.gguf"]
 NUMBERS = [0, 1, -1, 2**31, 2**32 - 1, 2**53, 2**63, 2**64 - 1, 10**30, 1.5, "1", None, [], {}]

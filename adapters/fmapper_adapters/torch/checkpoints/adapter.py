@@ -21,9 +21,10 @@ class Files:
 
     def formats(self) -> Sequence[Format]:
         """Returns what `torch.save` and `torch.distributed.checkpoint` write."""
+        from fmapper_adapters.torch.checkpoints.dcp import Dcp
         from fmapper_adapters.torch.checkpoints.pt import PtFile, PtFolder
 
-        return (PtFile(), PtFolder())
+        return (PtFile(), PtFolder(), Dcp())
 
     def pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
         """Returns what a folder of transformers holds, if that is installed."""

@@ -74,7 +74,7 @@ class PtFile(Format):
                 if first.setdefault(place, name) != name:
                     contents.ties[name] = first[place]
                 else:
-                    contents.arrays[name] = _array(file, name, leaf)
+                    contents.arrays[name] = stored(file, name, leaf)
             else:
                 contents.values[name] = leaf
         return contents
@@ -187,15 +187,22 @@ def _leaves(tree: Any, path: Path) -> Iterator[tuple[str, Any]]:
             yield ".".join(keys), node
 
 
-def _array(file: SourceFile, name: str, tensor: torch.Tensor) -> LazyArray:
-    """Returns the array that a tensor without memory stands for."""
+def stored(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 0) -> LazyArray:
+    """Returns the array that a tensor without memory stands for.
+
+    Args:
+        file: The file.
+        name: What to call the array in errors.
+        tensor: The tensor, as torch has loaded it.
+        base: Where what torch has loaded begins in the file.
+    """
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise CheckpointError(f"{file.path}: {name}: is not dense: {tensor.layout}")
     offset, size = storage_place(tensor)
     item = tensor.element_size()
     shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
     last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True) if n)
-    begin = offset + int(tensor.storage_offset()) * item
+    begin = base + offset + int(tensor.storage_offset()) * item
     if tensor.numel() and (tensor.storage_offset() + last + 1) * item > size:
         raise CheckpointError(f"{file.path}: {name}: is damaged: it does not lie in its storage")
     if begin + tensor.numel() * item > file.size:
@@ -209,9 +216,9 @@ def _array(file: SourceFile, name: str, tensor: torch.Tensor) -> LazyArray:
         raise CheckpointError(
             f"{file.path}: {name}: a view with holes in it; save tensor.contiguous()"
         )
-    stored = StoredArray(file, begin, dense, str(tensor.dtype).removeprefix("torch."))
+    array = StoredArray(file, begin, dense, str(tensor.dtype).removeprefix("torch."))
     back = [order.index(axis) for axis in range(len(shape))]
-    return stored if back == [*range(len(shape))] else stored.transpose(back)
+    return array if back == [*range(len(shape))] else array.transpose(back)
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
