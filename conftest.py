@@ -30,7 +30,7 @@ pytest_collect_file = Sybil(
 collect_ignore_glob = ["docs/*.py", "docs/**/*.py"]  # programs that need more than the tests do
 
 WORKERS = 8  # each may take 5 GB
-LONG = 5.0  # seconds
+LONG = 4.0  # seconds
 DURATIONS = Path(__file__).parent / "tests" / "durations.json"
 
 

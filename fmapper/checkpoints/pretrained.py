@@ -18,7 +18,6 @@ from fmapper.checkpoints.formats.format import Contents
 from fmapper.checkpoints.formats.safetensors import SafetensorsFolder
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
-from fmapper.checkpoints.quantized.finding import dequantize
 from fmapper.checkpoints.rules.naming import Drop
 from fmapper.checkpoints.rules.rules import Rules
 from fmapper.checkpoints.save import contents_of_tree
@@ -147,6 +146,8 @@ def from_pretrained(
         checkpoint = read_checkpoint(source)
         arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
         if found.quantization is not None:
+            from fmapper.checkpoints.quantized.finding import dequantize  # for few folders
+
             arrays = dequantize(arrays, found.quantization, metadata=checkpoint.metadata)
         chosen = found.rules(arrays) if rules is None else rules
         _say_left(arrays, chosen, found, source)

@@ -194,10 +194,17 @@ def test_what_is_not_known_is_refused(folders, tmp_path, settings, said):
 
 
 def test_code_in_a_folder_is_not_run(folders, tmp_path):
-    auto = {"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    auto = {
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        "attn_implementation": "evil/kernel",
+        "_attn_implementation": "evil/kernel",
+        "_attn_implementation_internal": "evil/kernel",
+        "use_kernels": True,
+    }
     folder = change(folders["llama"][0], tmp_path, **auto)
     (folder / "evil.py").write_text("raise SystemExit('was run')")
-    fmapper.from_pretrained(folder, "torch")
+    model = fmapper.from_pretrained(folder, "torch")
+    assert "evil" not in str(model.config)
 
 
 def test_missing_and_left_over_weights_are_said(folders, tmp_path):

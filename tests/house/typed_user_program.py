@@ -17,6 +17,7 @@ import torch
 import fmapper
 from fmapper import KeyPath
 from fmapper.checkpoints import Checkpoint
+from fmapper.generation import Generator
 from fmapper.programs import Program
 from fmapper_adapters.flax import FlaxModel, LinenModel
 from fmapper_adapters.jax import JaxModel
@@ -149,6 +150,7 @@ def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path) -> None:
     assert_type(report, fmapper.Report)
     print(report.plot().get_label(), [layer.path for layer in report.layers])
     print(report.ok, report.first, [output.error for output in report.outputs])
+    assert_type(fmapper.generator(module, max_length=8), Generator)
     assert_type(fmapper.from_pretrained(path, "jax"), JaxModel)
     assert_type(fmapper.from_pretrained(path, "flax", dtype="bfloat16"), FlaxModel)
     fmapper.save_pretrained(model, path, like=path)

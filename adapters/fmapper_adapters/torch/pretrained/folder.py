@@ -20,6 +20,7 @@ from fmapper_adapters.torch.pretrained.tables import transformers_rules
 
 _CONFIG = "config.json"
 _QUANTIZATION = "quantization_config"
+_CODE = {"auto_map", "custom_pipelines", "trust_remote_code", "use_kernels"}
 _TEXTS = (
     _CONFIG,
     "generation_config.json",
@@ -58,7 +59,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
             "transformers, or make the module yourself and use fmapper.load(folder, like=module)."
         )
     quantization = settings.pop(_QUANTIZATION, None)  # the model is made of plain arrays
-    config = CONFIG_MAPPING[kind].from_dict(settings)
+    config = CONFIG_MAPPING[kind].from_dict(_without_code(settings))
     cls = _class(folder, settings, config)
     wanted = dtype or _dtype(settings)
     model = _without_memory(cls, config, wanted)
@@ -75,6 +76,22 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
         quantization if isinstance(quantization, dict) else None,
         dict(_texts(folder, {**settings, "dtype": wanted})),
     )
+
+
+def _without_code(settings: Any) -> Any:
+    """Returns settings without those that have transformers fetch or import code.
+
+    Kernels for attention and experts may be repositories of the Hub.
+    """
+    if isinstance(settings, list):
+        return [_without_code(value) for value in settings]
+    if not isinstance(settings, dict):
+        return settings
+    return {
+        name: _without_code(value)
+        for name, value in settings.items()
+        if name not in _CODE and "implementation" not in name and "kernel_config" not in name
+    }
 
 
 def _class(folder: Path, settings: dict[str, Any], config: Any) -> Any:
