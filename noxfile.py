@@ -88,7 +88,10 @@ def zoo(session: nox.Session) -> None:
 
 @nox.session
 def pretrained(session: nox.Session) -> None:
-    """Take folders of transformers to models by rules, and back: `nox -s pretrained -- llama`."""
+    """Take folders of transformers to models by rules, and back: `nox -s pretrained -- llama`.
+
+    To models of Flax, and to folders again: `nox -s pretrained -- --to flax llama`.
+    """
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
     program(session, "pretrained", *session.posargs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -53,6 +53,7 @@ class Pretrained:
         may_have: Tells of a name of the folder whether the model need not have it.
         quantization: How the weights of the folder are quantised, as its configuration says.
         files: Texts to keep beside the weights, by the names of their files: the configuration.
+        names: The names of the model's arrays that a folder has; None for all.
     """
 
     model: Any
@@ -65,6 +66,7 @@ class Pretrained:
     may_have: Callable[[str], bool] = lambda name: False
     quantization: Mapping[str, Any] | None = None
     files: dict[str, str] = field(default_factory=dict)
+    names: Collection[str] | None = None
 
 
 @overload
@@ -280,7 +282,11 @@ def save_pretrained(
     with step(f"saving {target.name}"):
         contents = contents_of_tree(_weights(model)[0])
         found = _find(origin, _main_dtype(contents))
-        wanted = {name: array for name, (_, array) in named_arrays(found.model).items()}
+        wanted = {
+            name: array
+            for name, (_, array) in named_arrays(found.model).items()
+            if found.names is None or name in found.names
+        }
         leave = transient_in(found.model)
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
         own = {**contents.arrays, **tied}

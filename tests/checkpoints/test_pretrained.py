@@ -10,6 +10,7 @@ import pytest
 
 import fmapper
 from fmapper.checkpoints import diff
+from sweeps import pretrained
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -239,3 +240,16 @@ def test_nothing_is_said_of_what_is_right(folders):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fmapper.from_pretrained(folders["bert"][0], "torch")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("MixtralForCausalLM", "mixtral"),  # experts that are stacked
+        ("T5ForConditionalGeneration", "t5"),  # ties
+        ("ParakeetForRNNT", "parakeet_rnnt"),  # an LSTM, which has its weights in a list as well
+    ],
+)
+def test_a_folder_is_the_same_after_flax(name, kind):
+    assert pretrained.folder_case(name, kind, "flax")["class"] == "ok"

@@ -115,6 +115,49 @@ def test_the_inverse_gives_everything_back():
     same(dict(sorted(back.items())), dict(sorted(given_.items())))
 
 
+def test_one_name_stands_for_a_list_of_one():
+    text = """
+        [[rules]]
+        do = "rename"
+        from = "a.{i}"
+        to = "b.{i}"
+
+        [[rules]]
+        do = "concatenate"
+        from = "b.{i}"
+        to = "c.{i}"
+
+        [[rules]]
+        do = "split"
+        from = "c.{i}"
+        to = "deep.{i}"
+
+        [[rules]]
+        do = "transpose"
+        names = "deep.*"
+    """
+    rules = Rules.from_toml(text)
+    assert list(rules.apply({"a.0": np.zeros((2, 3))})) == ["deep.0"]
+    assert Split("c", "deep").to == Split("c", ["deep"]).to
+    assert Concatenate("deep", "c") == Concatenate(["deep"], "c")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ('do = "rename"\nfrom = 3\nto = "b"', r"from is 3: write a name .*, or a list of names"),
+        ('do = "split"\nfrom = "a"\nto = ["b", 3]', r"to is a list: .* list of names"),
+        ('do = "transpose"\nnames = [["a"]]', r"names is a list: .* list of names"),
+        ('do = "transpose"\nnames = "a"\naxes = 1', r"axes is 1: write a list of numbers"),
+        ('do = "cast"\nnames = "a"\ndtype = ["b"]', r'dtype is a list: write a text as "\.\.\."'),
+        ('do = "unstack"\nfrom = "a"\nto = "a.{i}"\nover = "i"\naxis = "0"', "a whole number"),
+    ],
+)
+def test_another_type_is_said_with_what_to_write(fields, said):
+    with pytest.raises(fmapper.CheckpointError, match=f"rule 1, .*{said}"):
+        Rules.from_toml(f"[[rules]]\n{fields}\n")
+
+
 def test_rules_go_to_toml_and_back():
     text = RULES.to_toml()
     assert Rules.from_toml(text) == RULES

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -138,6 +139,29 @@ def test_a_zip_bomb_is_looked_into_without_unpacking(tmp_path):
         archive.writestr("w.npy", head.ljust(128) + b"0" * 10**7)
     with pytest.raises(fmapper.CheckpointError, match="its place does not fit"):
         fmapper.load(path)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compression_without_bounds_is_refused(tmp_path, kind):
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", kind) as archive:
+        archive.writestr("__fmapper__.json", b" " * 10**6)
+    with pytest.raises(fmapper.CheckpointError, match="in a way that NumPy does not write"):
+        fmapper.load(path)
+
+
+def test_a_member_longer_than_the_file_takes_no_memory(tmp_path):
+    path = tmp_path / "x.npz"
+    fmapper.save({"w": np.ones(2), "step": 1}, path)
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\1\2")  # of the member with what fmapper keeps
+    data[at + 20 : at + 24] = (1_275_068_574).to_bytes(4, "little")
+    path.write_bytes(data)
+    tracemalloc.start()
+    with pytest.raises(fmapper.CheckpointError, match="is longer than the file"):
+        fmapper.load(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):

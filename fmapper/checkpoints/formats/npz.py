@@ -115,10 +115,12 @@ def _read(path: Path) -> Contents:
         if len(members) > _MOST_MEMBERS:
             raise Misfit("holds more arrays than any model has")
         for member in members:
+            _check(file, member)
             if member.filename == _ABOUT:
                 if member.file_size > _MOST_ABOUT:
                     raise Misfit(f"{_ABOUT} is too long")
-                about = _about(archive.read(member))
+                with archive.open(member) as stream:
+                    about = _about(b"".join(_parts(stream, member.file_size)))
         dtypes = about.get("dtypes", {})
         for member in members:
             name = member.filename.removesuffix(".npy")
@@ -129,6 +131,14 @@ def _read(path: Path) -> Contents:
             arrays[name] = _member(archive, file, member, dtypes.get(name))
     ties, values = about_from_text(about.get("about", ""), arrays)
     return Contents(arrays, ties, values, about.get("metadata", {}), (path,))
+
+
+def _check(file: SourceFile, member: zipfile.ZipInfo) -> None:
+    """Refuses a member that takes memory before it is read: the library bounds deflate alone."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise Misfit(f"{show(member.filename)} is compressed in a way that NumPy does not write")
+    if member.header_offset < 0 or member.header_offset + member.compress_size > file.size:
+        raise Misfit(f"{show(member.filename)} is longer than the file")
 
 
 def _about(data: bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from fmapper.checkpoints.rules.rule import (
     about,
     groups,
     matches,
+    names_of,
     same_captures,
 )
 from fmapper.errors import CheckpointError
@@ -40,7 +41,7 @@ class Split(Rule):
     sizes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "to", tuple(self.to))
+        object.__setattr__(self, "to", names_of(self.to))
         same_captures(self, (self.from_, *self.to))
         _check_sizes(self, self.to, self.sizes)
 
@@ -75,7 +76,7 @@ class Concatenate(Rule):
     sizes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "from_", tuple(self.from_))
+        object.__setattr__(self, "from_", names_of(self.from_))
         same_captures(self, (*self.from_, self.to))
         _check_sizes(self, self.from_, self.sizes)
 

@@ -137,7 +137,10 @@ def _rule(table: Any, number: int) -> Rule:
             allowed = ", ".join(types_of)
             raise CheckpointError(f"rule {number}, {kind.do}: has {show(name)}; it takes {allowed}")
         if not _is_of(value, types_of[name]):
-            raise CheckpointError(f"rule {number}, {kind.do}: {name} is {show(value)}")
+            raise CheckpointError(
+                f"rule {number}, {kind.do}: {name} is {_show(value)}: write "
+                f"{_wanted(types_of[name])}"
+            )
         values["from_" if name == "from" else name] = value
     try:
         return kind(**values)
@@ -160,6 +163,27 @@ def _fields(kind: type[Rule]) -> dict[str, Any]:
     }
 
 
+def _wanted(hint: Any) -> str:
+    """Returns what a field of a type takes, for an error."""
+    if typing.get_origin(hint) in (Sequence, tuple):
+        of = typing.get_args(hint)[0]
+        return 'a name as "...", or a list of names' if of is str else "a list of numbers"
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        wanted = (_wanted(one) for one in typing.get_args(hint) if one is not type(None))
+        return max(wanted, key=len)  # what takes a list says what else it takes
+    known = {
+        str: 'a text as "..."',
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+    }
+    return known[hint]
+
+
+def _show(value: Any) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, list | dict) else show(value)
+
+
 def _is_of(value: Any, hint: Any) -> bool:
     if hint in (str, bool):
         return type(value) is hint
@@ -173,5 +197,7 @@ def _is_of(value: Any, hint: Any) -> bool:
         return False
     if typing.get_origin(hint) in (Sequence, tuple):
         of = typing.get_args(hint)[0]
+        if of is str and type(value) is str:
+            return True  # a list of one
         return type(value) is list and all(_is_of(item, of) for item in value)
     raise TypeError(f"a field of the type {hint}")

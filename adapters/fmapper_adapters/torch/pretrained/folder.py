@@ -75,6 +75,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
         _matcher(getattr(model, "_keys_to_ignore_on_load_unexpected", None)),
         quantization if isinstance(quantization, dict) else None,
         dict(_texts(folder, {**settings, "dtype": wanted})),
+        model.state_dict().keys(),  # an LSTM has its weights in a list, too
     )
 
 
