@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.checkpoints.pretrained import from_pretrained, save_pretrained
     from fmapper.checkpoints.save import save
     from fmapper.generation.generator import generator
+    from fmapper.meshes.sharding import shard
     from fmapper.moves.inplace import move_
     from fmapper.moves.loader import DeviceLoader
     from fmapper.moves.place import Placement, cast, keep, place
@@ -181,6 +182,7 @@ __all__ = [
     "save_program",
     "set_path",
     "settings",
+    "shard",
     "state",
     "structural_walk",
     "summary",
@@ -203,6 +205,7 @@ _PLACES = {
     "fmapper.checkpoints.pretrained": "from_pretrained save_pretrained",
     "fmapper.checkpoints.save": "save",
     "fmapper.generation.generator": "generator",
+    "fmapper.meshes.sharding": "shard",
     "fmapper.moves.inplace": "move_",
     "fmapper.moves.loader": "DeviceLoader",
     "fmapper.moves.place": "Placement cast keep place",
@@ -228,7 +231,7 @@ _PARTS = {
     "fmapper.programs.verify": "Difference",
     "fmapper.states.inventory": "SummaryRow",
 }
-_MODULES = ("checkpoints", "generation", "nn", "random")
+_MODULES = ("checkpoints", "generation", "meshes", "nn", "random")
 _find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=_MODULES)
 
 

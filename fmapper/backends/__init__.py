@@ -8,6 +8,7 @@ An adapter derives from the facets that its framework has, `Arrays`, `Nodes`, `C
     nodes       which classes are taken apart
     node_type   how, and what moves and transforms ask of their nodes
     compute     kernels, transformations, compiled calls
+    meshes      arrays that are divided among many devices
     models      models as programs, and back; an adapter with all four facets
     discovery   how adapters are found
     device      names of devices, and what is here
@@ -16,7 +17,6 @@ An adapter derives from the facets that its framework has, `Arrays`, `Nodes`, `C
     undeclared  objects that hold arrays and were never declared
     registries  functors in the pytree registries of others
     equality    when two constants are the same
-    machine     processor and memory of the host
 """
 
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fmapper.backends.compute import Compute, Counts
     from fmapper.backends.discovery import get_adapter, register_adapter, unregister_adapter
     from fmapper.backends.equality import equals
+    from fmapper.backends.meshes import Box, Meshes, Spec
     from fmapper.backends.models import Adapter, Models, Observation
     from fmapper.backends.node_type import Aside, NodeType
     from fmapper.backends.nodes import Nodes
@@ -52,6 +53,7 @@ __all__ = [
     "Adapter",
     "Arrays",
     "Aside",
+    "Box",
     "BoxKey",
     "Compute",
     "Constant",
@@ -59,11 +61,13 @@ __all__ = [
     "Exchange",
     "Fitting",
     "Memory",
+    "Meshes",
     "Models",
     "NodeType",
     "Nodes",
     "Observation",
     "PyTreeRules",
+    "Spec",
     "Static",
     "at_end",
     "equals",
@@ -83,6 +87,7 @@ __all__ = [
 _PLACES = {
     "fmapper.backends.arrays": "Arrays DEVICE_KINDS Exchange Memory USUAL_GPU",
     "fmapper.backends.compute": "Compute Counts",
+    "fmapper.backends.meshes": "Box Meshes Spec",
     "fmapper.backends.models": "Adapter Models Observation",
     "fmapper.backends.node_type": "Aside NodeType",
     "fmapper.backends.nodes": "Nodes",

@@ -8,11 +8,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from fmapper.backends.dtypes import itemsize
 from fmapper.backends.framework import Framework
 from fmapper.errors import DeviceUnavailableError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DEVICE_KINDS: Final = {
     **{kind: kind for kind in ("cpu", "gpu", "tpu", "mps", "xpu", "hpu", "npu", "meta")},
@@ -249,7 +252,7 @@ class Arrays(Framework):
         """Returns what a device is called, and its memory; every adapter knows the host."""
         if device.kind != "cpu":
             return DeviceInfo(device)
-        from fmapper.backends.machine import host_memory, processor_name
+        from fmapper.machine import host_memory, processor_name
 
         return DeviceInfo(device, processor_name(), *host_memory())
 
@@ -355,6 +358,13 @@ class Arrays(Framework):
         Raises:
             TypeError: The values of one of them cannot leave; see `check`.
         """
+
+    def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+        """Returns a range of each dimension of an array, in memory of the host that nobody has."""
+        (data,) = self.export([array], HOST).data
+        index = tuple(slice(start, stop) for start, stop in box)
+        found: np.ndarray[Any, Any] = data[(*index, ...)].copy()
+        return found
 
     def is_view(self, data: Any, array: Any) -> bool:
         """Tells whether what `export` gave, and did not call private, is in an array's memory.

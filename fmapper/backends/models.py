@@ -128,6 +128,10 @@ class Models(Framework):
 
     # programs
 
+    def program_of(self, model: Any) -> Program | None:
+        """Returns the program that a model of this framework was made of; None if it has none."""
+        return None
+
     def export_program(
         self,
         model: Any,

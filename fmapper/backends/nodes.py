@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.framework import Framework
@@ -48,5 +48,14 @@ class Nodes(Framework):
         """Returns the arrays of a node of this framework that its own checkpoints leave out.
 
         They are computed when a model is made, as tables of positions are.
+        """
+        return ()
+
+    def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
+        """Returns what a node says of how arrays below it are divided on a mesh.
+
+        Returns:
+            For each array that it says something of: its name there, the array, and an axis for
+            each dimension, in the words of the node; None for one that is not divided.
         """
         return ()

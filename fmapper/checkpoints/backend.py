@@ -66,6 +66,11 @@ class FileAdapter(Arrays):
         work = [(at, a, next(buffers) if _is_plain(a) else None) for at, a in enumerate(arrays)]
         return Exchange(list(in_order(_read, work)), private=range(len(arrays)))
 
+    def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> Any:
+        """Reads a box, and no more of the file than that."""
+        values = array.read(box)
+        return values if values.flags.owndata and values.flags.writeable else values.copy()
+
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
         """Refuses: what is to be in a file is saved."""
         raise TypeError("arrays come into a file by fmapper.save(tree, path)")

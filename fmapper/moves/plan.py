@@ -162,7 +162,7 @@ class Plan:
 
 
 @short_traceback
-def plan(mover: Router, tree: Any) -> Plan:
+def plan(mover: Router, tree: Any) -> Any:
     """Tells what a mover would do to each leaf of a tree. Nothing is moved or allocated.
 
     What depends on the values is not known: whether integers fit a narrower dtype, for example.
@@ -173,7 +173,8 @@ def plan(mover: Router, tree: Any) -> Plan:
 
     Returns:
         A plan: print it, or look at its `leaves`, `refused` and `bytes_by_way()`. The same comes
-        from a move that is really made, with `report=`: `to_gpu(model, report=print)`.
+        from a move that is really made, with `report=`: `to_gpu(model, report=print)`. Of a
+        `fmapper.meshes.Sharding`, a `fmapper.meshes.ShardPlan`.
 
     Raises:
         TypeError: `mover` is not a mover.
@@ -190,6 +191,9 @@ def plan(mover: Router, tree: Any) -> Plan:
             f"plan takes a mover first, such as fmapper.to_gpu, not {mover!r}; then the tree."
         )
     sync()
+    own = mover.plan(tree)
+    if own is not None:
+        return own
     move = Move(mover, tree, None, ())
     refused: dict[KeyPath, PlannedLeaf] = {}
 

@@ -44,6 +44,10 @@ class Router:
         """Says why no mover takes a leaf."""
         return "it stays with its node"
 
+    def plan(self, tree: Any) -> Any:
+        """Returns a plan of its own kind; None for the usual one of `fmapper.plan`."""
+        return None
+
     def __fmap__(
         self, tree: Any, is_leaf: Callable[[Any], bool] | None, cache: dict[Any, Any] | None
     ) -> tuple[dict[int, Any], Callable[[Any], Any]]:

@@ -367,6 +367,16 @@ def _check_names(program: Program, whole: Program) -> None:
         _check_choice(FEW_BITS, dtype, "few_bits")
         if arrays[name].dtype.name != FEW_BITS[dtype]:
             raise Misfit(f"{show(name)} holds no {dtype}", "few_bits")
+    _check_class(dict, program.axes, "axes")
+    for name, axes in program.axes.items():
+        if type(name) is not str or name not in arrays:
+            raise Misfit(f"there is no {show(name)}", "axes")
+        _check_class(tuple, axes, "axes")
+        if len(axes) > len(arrays[name].shape):
+            raise Misfit(f"{show(name)} has fewer dimensions", "axes")
+        for axis in axes:
+            for one in axis if type(axis) is tuple else (axis,):
+                _check_class((str, type(None)), one, "axes")
 
 
 # --- graphs ---------------------------------------------------------------------------------------

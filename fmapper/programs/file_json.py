@@ -35,7 +35,7 @@ _APART = {"parameters", "buffers", "constants", "evaluation", "lines"}
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 
 # Not in files that were written before, nor where they are empty.
-_LATER = {"guards", "fixed", "variable_types", "few_bits"}
+_LATER = {"guards", "fixed", "variable_types", "few_bits", "axes"}
 _LARGEST = 1 << 64
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_FINITE = {"inf", "-inf", "nan"}

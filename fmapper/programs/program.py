@@ -269,6 +269,8 @@ class Program:
             name. It is never looked up by import.
         few_bits: For arrays of bytes that hold integers of fewer bits: their names -> the dtype of
             those, one of `FEW_BITS`.
+        axes: How the model says that its arrays are divided on a mesh: their names -> an axis for
+            each dimension, in its own words, as `("tensor", None)`.
         symbols: Sizes that may vary -> the smallest and largest value, None for no bound.
         guards: What must hold of those sizes beside, since Python decided something by it.
         fixed: Sizes that were to vary and do not, each in a sentence with the reason.
@@ -297,6 +299,7 @@ class Program:
     transient: tuple[str, ...] = ()
     variable_types: dict[str, str] = field(default_factory=dict)
     few_bits: dict[str, str] = field(default_factory=dict)
+    axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     symbols: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     fixed: tuple[str, ...] = ()
@@ -312,12 +315,8 @@ class Program:
         """Takes what was pickled, also before some of the fields were there."""
         _, values = state
         for one in fields(self):
-            if one.name in values:
-                setattr(self, one.name, values[one.name])
-            elif one.default_factory is not MISSING:
-                setattr(self, one.name, one.default_factory())
-            else:
-                setattr(self, one.name, one.default)
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            setattr(self, one.name, values.get(one.name, default))
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False

@@ -259,20 +259,20 @@ MIB = 2**20
     ],
 )
 def test_host_memory(tmp_path: Path, files: dict[str, Any], total: int, free: int) -> None:
-    from fmapper.backends.machine import host_memory
+    from fmapper.machine import host_memory
 
     assert host_memory(machine(tmp_path, files)) == (total * MIB, free * MIB)
 
 
 def test_a_host_that_says_nothing(tmp_path: Path) -> None:
-    from fmapper.backends.machine import host_memory, processor_name
+    from fmapper.machine import host_memory, processor_name
 
     assert host_memory(tmp_path) == (None, None)
     assert processor_name(tmp_path) == platform.processor() or platform.machine()
 
 
 def test_the_name_of_the_processor(tmp_path: Path) -> None:
-    from fmapper.backends.machine import processor_name
+    from fmapper.machine import processor_name
 
     root = machine(tmp_path, {"proc/cpuinfo": "processor\t: 0\nmodel name\t: Abacus: 3000\n"})
     assert processor_name(root) == "Abacus: 3000"

@@ -23,6 +23,7 @@ FLOORS = (
         "errors",
         "warn",
         "lazy",
+        "machine",
         "renames",
         "suggest",
         "switches",
@@ -36,7 +37,7 @@ FLOORS = (
     ("moves", "random", "nn"),
     ("states", "transforms"),
     ("programs",),
-    ("checkpoints", "generation"),
+    ("checkpoints", "generation", "meshes"),
     ("profiles", "cli"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -45,6 +46,7 @@ FACES = (
     "fmapper.backends",
     "fmapper.checkpoints",
     "fmapper.generation",
+    "fmapper.meshes",
     "fmapper.programs",
     "fmapper.random",
 )

@@ -39,6 +39,21 @@ class FlaxAdapter(JaxModels, Nodes):
             return ()
         return [node.get_value()] if node.get_metadata().get("persistent") is False else ()
 
+    def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
+        """Returns the axes in the metadata of variables of NNX and boxes of Linen."""
+        if not any(str(base.__module__).startswith("flax.") for base in type(node).__mro__):
+            return ()
+        from fmapper_adapters.flax import axes as _axes
+
+        return _axes.of_node(node)
+
+    def program_of(self, model: Any) -> Program | None:
+        """Returns the program of a converted model, for evaluation if it has two."""
+        if not self.is_converted(model):
+            return None
+        found: Program = model._programs.any.program
+        return found
+
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
         """Computes `nnx.Param` and what derives from it, and nothing else of NNX."""
         if not any(str(base.__module__).startswith("flax.nnx") for base in cls.__mro__):

@@ -11,6 +11,7 @@ from flax import linen
 from flax.core import unfreeze
 
 from fmapper import ConversionError
+from fmapper_adapters.flax import axes as _axes
 from fmapper_adapters.jax.libraries import Source
 
 OPTIONS = ("method", "mutable", "capture_intermediates")
@@ -106,6 +107,7 @@ def of(
         function=function,
         skipped=1,
         name=type(module).__name__,
+        axes=_axes.by_name(variables, arrays),
     )
     if "rngs" in rest:
         source.defaults = {"rngs": None}

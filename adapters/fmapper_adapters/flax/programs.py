@@ -29,6 +29,7 @@ class Programs:
         kinds: The name of each array -> param, frozen, statistic or buffer.
         aliases: Other names of tied arrays -> the name in `kinds`.
         transient: Names of buffers that the state dict of the module does not have.
+        axes: Names of arrays -> how the source said that they are divided on a mesh.
         types: Names of arrays -> the types of the variables in which they were, if known.
     """
 
@@ -45,6 +46,7 @@ class Programs:
         self.aliases = dict(program.aliases)
         self.transient = frozenset(program.transient)
         self.types = variables.types_of(program.variable_types)
+        self.axes = dict(program.axes)
         self._names = names
 
     @property

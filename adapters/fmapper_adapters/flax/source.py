@@ -11,6 +11,7 @@ from typing import Any
 from flax import linen, nnx
 
 from fmapper import ConversionError, fmap
+from fmapper_adapters.flax import axes as _axes
 from fmapper_adapters.flax import linen_source, variables
 from fmapper_adapters.jax.libraries import Lifted, Source, train_flags
 
@@ -162,6 +163,7 @@ def of_nnx(model: Any) -> Source:
         suspects=held.suspects,
         refusal=held.refusal,
         variable_types=variables.names_of_types(model, held.arrays),
+        axes=_axes.by_name(model, held.arrays),
     )
     if _is_converted(model):
         program = model._programs.any.program

@@ -20,6 +20,7 @@ from fmapper.backends import DEVICE_KINDS, Compute, Exchange, Nodes, NodeType, O
 from fmapper_adapters.jax import tree
 from fmapper_adapters.jax.arrays import devices as _devices
 from fmapper_adapters.jax.arrays import host
+from fmapper_adapters.jax.arrays.sharding import JaxMeshes
 from fmapper_adapters.jax.compute import transforms
 from fmapper_adapters.jax.libraries import JaxModels
 
@@ -41,7 +42,7 @@ _shape_only: Any = jax.ShapeDtypeStruct
 _sharding = attrgetter("sharding")
 
 
-class JaxAdapter(JaxModels, Compute, Nodes):
+class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
     """Arrays are `jax.Array`s and tracers; PRNG keys stay in JAX.
 
     A `jax.ShapeDtypeStruct` is an array without values, on the device `meta`.
@@ -431,6 +432,17 @@ class JaxAdapter(JaxModels, Compute, Nodes):
         if not self.is_model(node):
             return ()
         return [node.buffers[n] for n in node.program.transient if n in node.buffers]
+
+    def program_of(self, model: Any) -> Program | None:
+        """Returns the program of a converted model."""
+        return model.program if self.is_model(model) else None
+
+    def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
+        """Returns what the module that a model was converted from says of its arrays."""
+        if not self.is_model(node):
+            return ()
+        own = {**node.params, **node.buffers}
+        return [(name, own[name], axes) for name, axes in node.program.axes.items() if name in own]
 
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
         """Returns parameters and buffers of a converted model."""

@@ -26,6 +26,7 @@ from fmapper_adapters.torch.arrays import batches, casts, parameters, tensors, t
 from fmapper_adapters.torch.arrays import devices as _devices
 from fmapper_adapters.torch.checkpoints.adapter import Files
 from fmapper_adapters.torch.compute import parameter_standin
+from fmapper_adapters.torch.meshes.dtensors import TorchMeshes
 from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
 
 
-class TorchAdapter(Files, Adapter):
+class TorchAdapter(Files, TorchMeshes, Adapter):
     """Arrays are tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"

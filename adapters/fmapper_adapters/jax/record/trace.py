@@ -41,6 +41,7 @@ class Source:
         transient: Names of buffers that are not part of a state dict.
         variable_types: Names of arrays -> the types of the variables that hold them, as a program
             has them.
+        axes: Names of arrays -> how the model says that they are divided on a mesh.
         function: Whose signature the model has.
         skipped: How many of its first parameters are no arguments of the model.
         signature: The signature itself, where it is known.
@@ -64,6 +65,7 @@ class Source:
     suspects: list[Any] = field(default_factory=list)
     refusal: NotAFunctorError | None = None
     variable_types: dict[str, str] = field(default_factory=dict)
+    axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
         """Tells whether arrays that a program holds are of objects that nobody declared."""
@@ -202,6 +204,7 @@ def record_with_equations(
             for n, x in (*source.parameters.items(), *source.buffers.items())
             if few_bits.holder(str(x.dtype)) != str(x.dtype)
         },
+        axes=source.axes,
         symbols=outcome.symbols,
         guards=outcome.guards,
         fixed=tuple(

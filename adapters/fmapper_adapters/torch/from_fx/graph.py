@@ -20,6 +20,7 @@ from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import guards
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
 from fmapper_adapters.torch.from_fx.treespec import tree_spec
+from fmapper_adapters.torch.meshes import tp_plan
 from fmapper_adapters.torch.passes import order
 from fmapper_adapters.torch.passes.backward import fold_backward
 from fmapper_adapters.torch.passes.one_form import IN_PLACE
@@ -99,6 +100,7 @@ def program(
         transient=names.transient,
         variable_types=_from_parts(module, names, "_variable_types"),
         few_bits=_from_parts(module, names, "_few_bits"),
+        axes={names.canonical(n): axes for n, axes in tp_plan.axes_below(module)},
         symbols=_symbols(exported),
         default_dtype=_name(torch.get_default_dtype()),
         train=train,

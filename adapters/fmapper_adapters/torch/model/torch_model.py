@@ -62,6 +62,7 @@ class TorchModel(Part):
                       for name, first in program.aliases.items()}  # fmt: skip
         self._variable_types = {places.names[n]: t for n, t in program.variable_types.items()}
         self._few_bits = {places.names[n]: t for n, t in program.few_bits.items()}
+        self._mesh_axes = {places.names[n]: axes for n, axes in program.axes.items()}
         self._codes: dict[str, Code] = {}
         for mode, one in programs.items():
             constants = {}

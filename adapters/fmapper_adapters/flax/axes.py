@@ -1,0 +1,34 @@
+"""What variables of NNX and boxes of Linen say of how their arrays are divided on a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import fmapper
+
+Axes = tuple[Any, ...]
+_KEYS = ("out_sharding", "sharding_names", "sharding")  # in which versions of NNX have kept them
+
+
+def of_node(node: Any) -> Sequence[tuple[str, Any, Axes]]:
+    """Returns name, array and axes of what one variable, box or converted model says."""
+    programs = getattr(node, "_programs", None)
+    if programs is not None:
+        arrays = fmapper.state(node)
+        return [(n, arrays[n], axes) for n, axes in programs.axes.items() if n in arrays]
+    names = getattr(node, "names", None)
+    if names is not None and hasattr(node, "unbox"):  # linen.Partitioned, LogicallyPartitioned
+        return [("", node.value, tuple(names))]
+    if hasattr(type(node), "get_metadata") and hasattr(type(node), "get_value"):
+        metadata = node.get_metadata()
+        said = next(filter(None, map(metadata.get, _KEYS)), None)
+        if said is not None:
+            return [("", node.get_value(), tuple(said))]
+    return ()
+
+
+def by_name(model: Any, arrays: Mapping[str, Any]) -> dict[str, Axes]:
+    """Returns what the nodes of a model say of its arrays, by the names that those have."""
+    said = {id(array): axes for node in fmapper.fcollect(model) for _, array, axes in of_node(node)}
+    return {name: said[id(array)] for name, array in arrays.items() if id(array) in said}

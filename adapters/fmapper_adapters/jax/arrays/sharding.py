@@ -1,0 +1,99 @@
+"""Arrays on meshes: what is divided how, and arrays made of the parts of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from fmapper.backends import Box, Meshes, Spec
+
+_Spec: Any = jax.sharding.PartitionSpec  # untyped in JAX
+_shape_only: Any = jax.ShapeDtypeStruct
+
+
+class JaxMeshes(Meshes):
+    """A part of the adapter: `jax.sharding.Mesh`es, and arrays on them."""
+
+    def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
+        """Returns the axes of a mesh; one without devices, an `AbstractMesh`, takes shapes."""
+        return dict(mesh.shape) if isinstance(mesh, Mesh | AbstractMesh) else None
+
+    def shard(
+        self, arrays: Sequence[Any], mesh: Any, specs: Sequence[Spec], where: Callable[[int], str]
+    ) -> Iterable[Any]:
+        """Moves all with one `device_put`, which copies nothing that lies there already."""
+        wanted = [named_sharding(mesh, spec) for spec in specs]
+        results = list(arrays)
+        moving = []
+        for at, (array, sharding) in enumerate(zip(arrays, wanted, strict=True)):
+            if isinstance(array, jax.ShapeDtypeStruct):
+                results[at] = _shape_only(array.shape, array.dtype, sharding=sharding)
+            elif not _lies(array, sharding):
+                moving.append(at)
+        news = jax.device_put([arrays[at] for at in moving], [wanted[at] for at in moving])
+        for at, new in zip(moving, news, strict=True):
+            results[at] = new
+        return results
+
+    def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
+        """Returns the parts of the devices of this process."""
+        sharding = named_sharding(mesh, spec)
+        indices = sharding.addressable_devices_indices_map(tuple(shape)).values()
+        return list(dict.fromkeys(_box(index, shape) for index in indices))
+
+    def assemble(
+        self,
+        shape: Sequence[int],
+        dtype: str,
+        mesh: Any,
+        spec: Spec,
+        read: Callable[[Box], np.ndarray[Any, Any]],
+    ) -> Any:
+        """Reads each part once, and puts it on the devices that have it."""
+        sharding = named_sharding(mesh, spec)
+        devices: dict[Box, list[Any]] = {}
+        for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
+            devices.setdefault(_box(index, shape), []).append(device)
+        parts = []
+        for box, own in devices.items():
+            part = read(box)
+            parts += jax.device_put([part] * len(own), own)
+        dtype_: Any = np.dtype(jax.numpy.dtype(dtype))
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts, dtype=dtype_)
+
+    def layout(self, array: Any) -> tuple[Any, Spec] | None:
+        """Returns mesh and spec of an array whose sharding has some."""
+        sharding = getattr(array, "sharding", None)
+        if not isinstance(sharding, NamedSharding):
+            return None
+        entries = [_axes(entry) for entry in tuple(sharding.spec)]
+        return sharding.mesh, (*entries, *[()] * (len(array.shape) - len(entries)))
+
+
+def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
+    """Returns the sharding of a spec, in JAX's shortest words."""
+    entries = [axes[0] if len(axes) == 1 else axes or None for axes in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return NamedSharding(mesh, _Spec(*entries))
+
+
+def _lies(array: Any, sharding: NamedSharding) -> bool:
+    """Tells whether an array is divided so already, and by axes of that mesh."""
+    own = getattr(array, "sharding", None)
+    return not isinstance(array, jax.core.Tracer) and own == sharding and array.committed
+
+
+def _box(index: Any, shape: Sequence[int]) -> Box:
+    ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return tuple((start, stop) for start, stop, _ in ranges)
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)

@@ -1,0 +1,1 @@
+"""Tensors divided among the devices of a mesh, and what models say of that."""

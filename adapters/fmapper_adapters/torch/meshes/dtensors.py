@@ -1,0 +1,196 @@
+"""`DTensor`s: each process makes its own part, and nothing is sent unless one lies elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fmapper import PlacementError
+from fmapper.backends import Box, Meshes, Spec
+from fmapper.meshes import box_at
+from fmapper_adapters.torch.arrays import tensors, wrappers
+from fmapper_adapters.torch.meshes import tp_plan
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Placement
+
+
+class TorchMeshes(Meshes):
+    """A part of the adapter: `DeviceMesh`es, and tensors on them."""
+
+    def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
+        """Returns the dimensions of a `DeviceMesh`, which must have names."""
+        if not torch.distributed.is_available() or not type(mesh).__module__.startswith("torch."):
+            return None
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if not isinstance(mesh, DeviceMesh):
+            return None
+        names = mesh.mesh_dim_names
+        if names is None:
+            raise ValueError(
+                "the dimensions of this DeviceMesh have no names for rules to use: make it with "
+                "mesh_dim_names=('data', 'model')"
+            )
+        return dict(zip(names, mesh.shape, strict=True))
+
+    def shard(
+        self, arrays: Sequence[Any], mesh: Any, specs: Sequence[Spec], where: Callable[[int], str]
+    ) -> Iterator[Any]:
+        """Takes the part of this process out of tensors that every process has whole.
+
+        One that is a `DTensor` on this mesh is redistributed, which sends what others need.
+        """
+        planned = [placements(mesh, spec, where(at)) for at, spec in enumerate(specs)]
+        for at, tensor in enumerate(arrays):
+            _check(tensor, mesh, where(at))
+        for tensor, spec, wanted in zip(arrays, specs, planned, strict=True):
+            yield _divide(tensor, mesh, spec, wanted)
+
+    def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
+        """Returns the one part of this process; none for a process that is not on the mesh."""
+        place = mesh.get_coordinate()
+        if place is None:
+            return ()
+        axes = self.mesh_axes(mesh) or {}
+        return (box_at(spec, shape, axes, dict(zip(axes, place, strict=True))),)
+
+    def assemble(
+        self,
+        shape: Sequence[int],
+        dtype: str,
+        mesh: Any,
+        spec: Spec,
+        read: Callable[[Box], np.ndarray[Any, Any]],
+    ) -> Any:
+        """Makes a `DTensor` of the part of this process."""
+        wanted = placements(mesh, spec, "an array")
+        boxes = self.own_boxes(mesh, shape, spec)
+        part = read(boxes[0]) if boxes else np.empty(0, np.float32)
+        local = tensors.from_numpy(part)
+        return _as_dtensor(local.to(mesh.device_type), mesh, wanted, tuple(shape))
+
+    def prepare(self, nodes: Iterable[Any]) -> None:
+        """Has embeddings whose rows are divided add up what each process has looked up.
+
+        What they give is a sum that is not yet made, of which torch can make it once only.
+        """
+        for node in nodes:
+            if isinstance(node, torch.nn.Embedding | torch.nn.EmbeddingBag):
+                found = self.layout(node.weight)
+                if found is not None and found[1][0]:
+                    node.register_forward_hook(add_up)
+
+    def layout(self, array: Any) -> tuple[Any, Spec] | None:
+        """Returns mesh and placements of a `DTensor`."""
+        if not is_dtensor(array):
+            return None
+        mesh = array.device_mesh
+        spec: list[tuple[str, ...]] = [()] * array.ndim
+        for name, placement in zip(mesh.mesh_dim_names or (), array.placements, strict=True):
+            if placement.is_shard():
+                spec[placement.dim] = (*spec[placement.dim], name)
+        return mesh, tuple(spec)
+
+    def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
+        """Returns the `tp_plan` of a model of transformers."""
+        return tp_plan.axes(node)
+
+
+def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+    """Returns an output with the sums made that are left to make; a forward hook."""
+    if not is_dtensor(output):
+        return output
+    from torch.distributed.tensor import Replicate
+
+    wanted = [Replicate() if p.is_partial() else p for p in output.placements]
+    return output.redistribute(output.device_mesh, wanted)
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Tells whether a tensor is divided among processes."""
+    if type(tensor) is torch.Tensor or not isinstance(tensor, torch.Tensor):
+        return False
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    own = tensor.data if isinstance(tensor, torch.nn.Parameter) else tensor
+    return isinstance(own, DTensor)
+
+
+def placements(mesh: DeviceMesh, spec: Spec, where: str) -> tuple[Placement, ...]:
+    """Returns what torch says for a spec: for each axis of the mesh which dimension it divides.
+
+    Raises:
+        PlacementError: Axes divide a dimension in another order than the mesh has them.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    names = list(mesh.mesh_dim_names or ())
+    found: list[Placement] = [Replicate()] * len(names)
+    for dim, axes in enumerate(spec):
+        order = [names.index(axis) for axis in axes]
+        if order != sorted(order):
+            raise PlacementError(
+                f"{where}: dimension {dim} is divided by {', '.join(axes)}, and a DTensor is "
+                f"divided in the order of its mesh, {', '.join(names)}. Write the axes in that "
+                "order, or make the mesh in the other."
+            )
+        for at in order:
+            found[at] = Shard(dim)
+    return tuple(found)
+
+
+def _check(tensor: torch.Tensor, mesh: DeviceMesh, where: str) -> None:
+    if is_dtensor(tensor):
+        own: Any = tensor
+        if own.device_mesh != mesh:
+            raise PlacementError(
+                f"{where}: lies on another mesh, {own.device_mesh}. Bring it together first, "
+                "tensor.full_tensor(), or save it and load it on the new mesh."
+            )
+    elif wrappers.is_wrapper(tensor):
+        raise PlacementError(
+            f"{where}: a {type(tensor).__name__} keeps its values in other tensors, which are not "
+            "divided: dequantize it first, or keep it with fmapper.keep"
+        )
+
+
+def _divide(
+    tensor: torch.Tensor, mesh: DeviceMesh, spec: Spec, wanted: tuple[Placement, ...]
+) -> torch.Tensor:
+    own: Any = tensor.detach()
+    if is_dtensor(own):
+        if tuple(own.placements) == wanted:
+            return tensor
+        made: torch.Tensor = own.redistribute(mesh, wanted)
+        return made
+    place = mesh.get_coordinate()
+    names = mesh.mesh_dim_names or ()
+    sizes = dict(zip(names, mesh.shape, strict=True))
+    if place is None:
+        local = own.new_empty(0)
+    else:
+        box = box_at(spec, own.shape, sizes, dict(zip(names, place, strict=True)))
+        local = own[tuple(itertools.starmap(slice, box))]
+    if own.device.type != "meta":
+        local = local.to(mesh.device_type, copy=True).contiguous()
+    return _as_dtensor(local, mesh, wanted, tuple(own.shape))
+
+
+def _as_dtensor(
+    local: torch.Tensor, mesh: DeviceMesh, wanted: tuple[Placement, ...], shape: tuple[int, ...]
+) -> torch.Tensor:
+    from torch.distributed.tensor import DTensor
+
+    stride = torch.empty(shape, device="meta").stride()
+    made: torch.Tensor = DTensor.from_local(
+        local, mesh, wanted, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    return made

@@ -1,0 +1,70 @@
+"""What models say of how they are divided: transformers' `tp_plan`, as axes of arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+# Style -> the dimension that it divides, of weights and of biases; None for one that is whole.
+_STYLES: dict[str, tuple[int, int | None]] = {
+    "colwise": (-2, 0),
+    "colwise_rep": (-2, 0),
+    "colwise_gather_output": (-2, 0),
+    "packed_colwise": (-2, 0),
+    "rowwise": (-1, None),
+    "rowwise_rep": (-1, None),
+    "rowwise_split_input": (-1, None),
+    "packed_rowwise": (-1, None),
+    "embedding_rowwise": (0, 0),
+    "embedding_colwise": (1, None),
+}
+
+
+def axes(module: Any) -> Sequence[tuple[str, torch.Tensor, tuple[Any, ...]]]:
+    """Returns name, parameter and axes of what a module says of its parameters.
+
+    That is a model of transformers, or a converted one whose source said so.
+
+    An axis is `tensor` for a dimension that is divided. The other styles of a plan say how modules
+    talk to each other, which follows from where their arrays are.
+    """
+    if not isinstance(module, torch.nn.Module):
+        return ()
+    converted = vars(module).get("_mesh_axes")
+    if converted:
+        named = dict(module.named_parameters(remove_duplicate=False))
+        return [(name, named[name], own) for name, own in converted.items() if name in named]
+    plan = getattr(module, "tp_plan", None)
+    if not isinstance(plan, dict):
+        return ()
+    styles = [(_regex(pattern), style) for pattern, style in plan.items() if style in _STYLES]
+    found: list[tuple[str, torch.Tensor, tuple[Any, ...]]] = []
+    for name, parameter in module.named_parameters():
+        owner, _, last = name.rpartition(".")
+        style = next((s for r, s in styles if r.fullmatch(name) or r.fullmatch(owner)), None)
+        if style is None or parameter.ndim == 0:
+            continue
+        weights, biases = _STYLES[style]
+        is_vector = parameter.ndim == 1 or last.endswith("bias")
+        at = biases if is_vector else weights
+        if at is None:
+            found.append((name, parameter, (None,) * parameter.ndim))
+        else:
+            own: list[str | None] = [None] * parameter.ndim
+            own[parameter.ndim - 1 if is_vector else at] = "tensor"
+            found.append((name, parameter, tuple(own)))
+    return found
+
+
+def axes_below(module: torch.nn.Module) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yields name and axes of what a module and its parts say of their parameters."""
+    for path, part in module.named_modules():
+        for name, _, own in axes(part):
+            yield f"{path}.{name}" if path else name, own
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", r"\d+"))

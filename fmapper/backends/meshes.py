@@ -1,0 +1,84 @@
+"""The facet of an adapter whose framework divides arrays among the devices of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fmapper.backends.framework import Framework
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Spec: TypeAlias = "tuple[tuple[str, ...], ...]"
+"""The axes of a mesh that divide each dimension of an array, the outermost first."""
+
+Box: TypeAlias = "tuple[tuple[int, int], ...]"
+"""A range of each dimension of an array."""
+
+
+class Meshes(Framework):
+    """A framework whose arrays can be divided among the devices of a mesh.
+
+    Every process calls the same methods in the same order, and holds its own shards only.
+    """
+
+    lacking = "meshes"
+
+    def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
+        """Returns the sizes of the axes of a mesh by name; None if it is no mesh of this framework.
+
+        Raises:
+            ValueError: It is one whose axes have no names.
+        """
+        return None
+
+    def shard(
+        self, arrays: Sequence[Any], mesh: Any, specs: Sequence[Spec], where: Callable[[int], str]
+    ) -> Iterable[Any]:
+        """Divides arrays of this framework, one result per array, in order.
+
+        An array that lies as it is to lie is given back. One that has a shape and no values gets
+        shards without values.
+
+        Args:
+            arrays: The arrays.
+            mesh: The mesh.
+            specs: Which axes of the mesh divide each dimension.
+            where: Names an array by its index, for errors.
+
+        Raises:
+            PlacementError: The framework cannot divide an array so; names it.
+        """
+        raise NotImplementedError
+
+    def own_boxes(self, mesh: Any, shape: Sequence[int], spec: Spec) -> Sequence[Box]:
+        """Returns the parts of an array that devices of this process hold, each once."""
+        raise NotImplementedError
+
+    def assemble(
+        self,
+        shape: Sequence[int],
+        dtype: str,
+        mesh: Any,
+        spec: Spec,
+        read: Callable[[Box], np.ndarray[Any, Any]],
+    ) -> Any:
+        """Makes an array of this framework from the parts that this process is to hold.
+
+        Args:
+            shape: Its shape.
+            dtype: Its dtype.
+            mesh: The mesh.
+            spec: Which axes of the mesh divide each dimension.
+            read: Gives a part; called once for each of `own_boxes`. The result is memory that
+                nobody else writes to.
+        """
+        raise NotImplementedError
+
+    def prepare(self, nodes: Iterable[Any]) -> None:
+        """Prepares the nodes of a new tree, of this process alone, to compute with its shards."""
+
+    def layout(self, array: Any) -> tuple[Any, Spec] | None:
+        """Returns the mesh that an array is divided on, and how; None for one on no mesh."""
+        return None

@@ -1,0 +1,32 @@
+"""Meshes: how the arrays of a model are divided among many devices, by one set of rules.
+
+For users beside `fmapper.shard`.
+
+    sharding  `shard`, and `Sharding`, which is what it does, with a name
+    rules     what patterns, classes, functions and models say of arrays
+    layout    the axes of a mesh that divide an array, read and checked
+    plan      what sharding would do, and what it takes
+"""
+
+from typing import TYPE_CHECKING
+
+from fmapper.lazy import surface as _surface
+
+if TYPE_CHECKING:
+    from fmapper.meshes.layout import box_at
+    from fmapper.meshes.plan import PlannedShard, ShardPlan
+    from fmapper.meshes.sharding import Sharding
+
+__all__ = [
+    "PlannedShard",
+    "ShardPlan",
+    "Sharding",
+    "box_at",
+]
+
+_PLACES = {
+    "fmapper.meshes.layout": "box_at",
+    "fmapper.meshes.plan": "PlannedShard ShardPlan",
+    "fmapper.meshes.sharding": "Sharding",
+}
+__getattr__, __dir__ = _surface(__name__, _PLACES.items())

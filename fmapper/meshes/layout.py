@@ -1,0 +1,159 @@
+"""How an array is divided: the axes of a mesh for each of its dimensions, read and checked."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from fmapper.backends.meshes import Box, Spec
+from fmapper.errors import PlacementError
+
+Axes: TypeAlias = tuple[Any, ...]
+"""What a rule says of an array: an axis, several or None for each dimension, in its words."""
+
+LOGICAL: Mapping[str, tuple[str, ...]] = {
+    "tensor": ("tensor", "model", "tp", "mp"),
+    "expert": ("expert", "ep", "tensor", "model", "tp", "mp"),
+    "batch": ("data", "batch", "dp", "fsdp"),
+    "zero": ("fsdp", "zero"),
+}
+"""The words for axes that models and derived rules use, and the axes of a mesh that they mean.
+
+The first that the mesh has is meant; a word that means none divides nothing.
+"""
+
+
+def read_names(names: Mapping[str, Any] | None, mesh: Mapping[str, int]) -> dict[str, Any]:
+    """Returns what each word for an axis means on a mesh: its axes as a tuple.
+
+    Args:
+        names: The words of the user, and what they mean: an axis of the mesh, several, or None.
+        mesh: The sizes of the axes of the mesh.
+
+    Raises:
+        PlacementError: A word means an axis that the mesh does not have.
+    """
+    found: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in mesh}
+    for word, axes in LOGICAL.items():
+        found.setdefault(word, tuple(itertools.islice((a for a in axes if a in mesh), 1)))
+    for word, meant in (names or {}).items():
+        axes = _entry(meant)
+        for axis in axes:
+            if axis not in mesh:
+                raise PlacementError(
+                    f"names[{word!r}] is {meant!r}, but the mesh has no axis {axis!r}; "
+                    f"its axes are {', '.join(mesh)}."
+                )
+        found[word] = axes
+    return found
+
+
+def read_spec(
+    axes: Axes, shape: Sequence[int], mesh: Mapping[str, int], names: Mapping[str, Any]
+) -> Spec:
+    """Returns what a rule says of an array of a shape, in axes of the mesh.
+
+    Args:
+        axes: One entry for each dimension from the first on: an axis, a tuple of axes, or None.
+            `...` stands for as many dimensions as are left, which are not divided.
+        shape: The shape of the array; one without dimensions is not divided.
+        mesh: The sizes of the axes of the mesh.
+        names: What words for axes mean; see `read_names`.
+
+    Raises:
+        PlacementError: It cannot be read, or does not fit the shape; the message lacks the path.
+    """
+    if not shape:
+        return ()
+    entries = list(axes)
+    if entries.count(...) > 1:
+        raise PlacementError(f"{axes!r} has `...` more than once")
+    if ... in entries:
+        at = entries.index(...)
+        entries[at : at + 1] = [None] * max(0, len(shape) - len(entries) + 1)
+    if len(entries) > len(shape) and any(_entry(e) for e in entries[len(shape) :]):
+        raise PlacementError(
+            f"{axes!r} is for {len(entries)} dimensions, and its shape is {tuple(shape)}"
+        )
+    entries = entries[: len(shape)] + [None] * (len(shape) - len(entries))
+    spec = tuple(_axes(entry, mesh, names) for entry in entries)
+    used = [axis for dim in spec for axis in dim]
+    for axis in used:
+        if used.count(axis) > 1:
+            raise PlacementError(f"{axes!r} has the axis {axis!r} of the mesh more than once")
+    return spec
+
+
+def _axes(entry: Any, mesh: Mapping[str, int], names: Mapping[str, Any]) -> tuple[str, ...]:
+    found: list[str] = []
+    for word in _entry(entry):
+        if word not in names:
+            raise PlacementError(
+                f"{word!r} is neither an axis of the mesh ({', '.join(mesh)}) nor a name that "
+                f"names= gives a meaning, as in names={{{word!r}: {next(iter(mesh), 'model')!r}}}"
+            )
+        found += names[word]
+    return tuple(found)
+
+
+def _entry(entry: Any) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    if isinstance(entry, str):
+        return (entry,)
+    if isinstance(entry, Iterable):
+        parts = tuple(entry)
+        if all(isinstance(part, str) for part in parts):
+            return parts
+    raise PlacementError(f"{entry!r} is not an axis, a tuple of axes or None")
+
+
+def uneven_dimension(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) -> int | None:
+    """Returns the first dimension that does not divide evenly; None if all do."""
+    for at, (axes, size) in enumerate(zip(spec, shape, strict=True)):
+        if size % parts_of(axes, mesh):
+            return at
+    return None
+
+
+def parts_of(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
+    """Returns into how many parts axes divide a dimension."""
+    return math.prod(mesh[axis] for axis in axes)
+
+
+def shard_shape(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) -> tuple[int, ...]:
+    """Returns the shape of the parts of an array."""
+    return tuple(size // parts_of(axes, mesh) for axes, size in zip(spec, shape, strict=True))
+
+
+def box_at(
+    spec: Spec, shape: Sequence[int], mesh: Mapping[str, int], place: Mapping[str, int]
+) -> Box:
+    """Returns the part of an array that a device has.
+
+    Args:
+        spec: Which axes of the mesh divide each dimension.
+        shape: The shape of the array.
+        mesh: The sizes of the axes of the mesh.
+        place: The place of the device on each axis.
+
+    Examples:
+        >>> mesh = {"data": 2, "model": 2}
+        >>> box_at((("data", "model"), ()), (8, 3), mesh, {"data": 1, "model": 0})
+        ((4, 6), (0, 3))
+    """
+    box = []
+    for axes, size in zip(spec, shape, strict=True):
+        at = 0
+        for axis in axes:
+            at = at * mesh[axis] + place[axis]
+        step = size // parts_of(axes, mesh)
+        box.append((at * step, at * step + step))
+    return tuple(box)
+
+
+def show_spec(spec: Spec) -> str:
+    """Prints a spec: `data+expert, -, model` for three dimensions."""
+    return ", ".join("+".join(axes) or "-" for axes in spec) or "-"

@@ -1,0 +1,143 @@
+"""What sharding would do to a tree: how each array is divided, by which rule, and what it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fmapper.backends.dtypes import itemsize
+from fmapper.backends.meshes import Spec
+from fmapper.meshes.layout import shard_shape, show_spec
+from fmapper.render import as_html, as_text, readable_bytes
+from fmapper.tree.keypath import KeyPath, format_keys
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_SHOWN = 40  # arrays in the table that `print` gives
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedShard:
+    """What becomes of one array.
+
+    Attributes:
+        path: Where it is; a tied array is there once, with its first path.
+        shape: Its shape.
+        dtype: Its dtype.
+        spec: The axes of the mesh that divide each dimension; None for an array that stays.
+        rule: The rule that says so, as its user wrote it; empty where none names the array.
+        shard: The shape of the part that a device gets.
+        nbytes: Bytes of the whole array.
+        nbytes_per_device: Bytes of that part.
+        problem: Why it is refused; empty if it is not.
+    """
+
+    path: KeyPath
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec | None
+    rule: str
+    shard: tuple[int, ...]
+    nbytes: int
+    nbytes_per_device: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """How a tree is divided on a mesh; made by `fmapper.plan`, and given to `report=`.
+
+    Printing it gives a table; `leaves` has the same as data.
+
+    Attributes:
+        mesh: The sizes of the axes of the mesh.
+        leaves: What becomes of each array, in the order of the walk.
+    """
+
+    mesh: dict[str, int]
+    leaves: tuple[PlannedShard, ...]
+
+    def __iter__(self) -> Iterator[PlannedShard]:
+        return iter(self.leaves)
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+    @property
+    def refused(self) -> tuple[PlannedShard, ...]:
+        """The arrays that cannot be divided so; if there are any, nothing would be."""
+        return tuple(leaf for leaf in self.leaves if leaf.problem)
+
+    @property
+    def devices(self) -> int:
+        """How many devices the mesh has."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, each counted once."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    @property
+    def nbytes_per_device(self) -> int:
+        """Bytes that each device of the mesh gets."""
+        return sum(leaf.nbytes_per_device for leaf in self.leaves)
+
+    def __str__(self) -> str:
+        """Returns the table, as plain text."""
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def __rich__(self) -> RenderableType:
+        """Returns the table: those that are refused first, then as many of the others as fit."""
+        from rich.table import Table
+        from rich.text import Text
+
+        mesh = ", ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        table = Table(title=f"mesh of {mesh}", title_justify="left", caption_justify="left")
+        for name in ("path", "dtype", "shape", "divided by", "shard"):
+            table.add_column(name, overflow="fold")
+        table.add_column("per device", justify="right")
+        table.add_column("rule", overflow="fold")
+        ranked = sorted(self.leaves, key=lambda leaf: not leaf.problem)
+        for leaf in ranked[:_SHOWN]:
+            row = (
+                format_keys(leaf.path),
+                leaf.dtype,
+                str(leaf.shape),
+                "stays" if leaf.spec is None else show_spec(leaf.spec),
+                str(leaf.shard),
+                readable_bytes(leaf.nbytes_per_device),
+                leaf.problem or leaf.rule,
+            )
+            table.add_row(*map(Text, row), style="red" if leaf.problem else None)
+        rest = len(self) - _SHOWN
+        more = f"... and {rest} arrays more\n" if rest > 0 else ""
+        table.caption = (
+            f"{more}{readable_bytes(self.nbytes)} in all, "
+            f"{readable_bytes(self.nbytes_per_device)} on each of {self.devices} devices"
+        )
+        return table
+
+
+def planned(
+    path: KeyPath,
+    shape: tuple[int, ...],
+    dtype: str,
+    spec: Spec | None,
+    rule: str,
+    mesh: dict[str, int],
+    problem: str = "",
+) -> PlannedShard:
+    """Returns the line of a plan for one array."""
+    shard = () if spec is None else shape if problem else shard_shape(spec, shape, mesh)
+    size = itemsize(dtype)
+    mine = 0 if spec is None else math.prod(shard) * size
+    return PlannedShard(
+        path, shape, dtype, spec, rule, shard, math.prod(shape) * size, mine, problem
+    )

@@ -1,0 +1,194 @@
+"""Rules that say how arrays are divided: by pattern or class, by a function, or by the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.nodes import Nodes
+from fmapper.errors import PlacementError
+from fmapper.meshes.layout import Axes
+from fmapper.suggest import did_you_mean
+from fmapper.tree.keypath import KeyPath, Link, format_keys, name_of
+from fmapper.tree.node_type import NodeType
+from fmapper.tree.walk import walk
+
+if TYPE_CHECKING:
+    from fmapper.moves.place import Keep
+
+Rule: TypeAlias = "Axes | Keep | None"
+"""The axes of an array, `keep` for one that stays as it is, or None for one that is not divided."""
+
+Rules: TypeAlias = "Mapping[Any, Rule] | Callable[[str, Any], Rule] | Axes | str"
+
+MODEL = "model"
+_NO_RULE: Final = ""
+_RANGE = re.compile(r"\[-?\d*:-?\d*\]")
+_INDEX = re.compile(r"\[(\d+|\*)\]")
+
+
+class Found:
+    """What rules say of the arrays of one tree.
+
+    Attributes:
+        arrays: The arrays, each once, in the order of the walk.
+        names: The first name of each, by id.
+        links: The first place of each, by id.
+        rules: By id: what a rule says, and which one, as its user wrote it.
+    """
+
+    def __init__(self, rules: Rules, tree: Any) -> None:
+        self.arrays: list[Any] = []
+        self.names: dict[int, str] = {}
+        self.rules: dict[int, tuple[Rule, str]] = {}
+        self.links: dict[int, Link] = {}
+        self._leads: list[tuple[Any, Any]] = []
+        self._nodes: list[Any] = []
+        if isinstance(rules, Mapping):
+            self._by_patterns(rules, tree)
+        elif isinstance(rules, tuple):
+            self._by_patterns({"*": rules}, tree)
+        elif callable(rules):
+            self._walk(tree)
+            for array in self.arrays:
+                name = self.names[id(array)]
+                self.rules[id(array)] = rules(name, array), "the function"
+        else:
+            self._walk(tree)
+            self._by_model(rules)
+        for follower, lead in self._leads:
+            if id(lead) in self.rules and _shape(follower) == _shape(lead):
+                rule = self.rules[id(lead)][0]
+                self.rules[id(follower)] = rule, f"as {self.names[id(lead)]}"
+
+    def where(self, array: Any) -> str:
+        """Returns the path of an array, as errors have it."""
+        return format_keys(KeyPath.from_link(self.links[id(array)]))
+
+    def _walk(self, tree: Any, state: Any = None, down: Any = None) -> None:
+        for link, value, kind, inner in walk(tree, once=False, state=state, down=down):
+            if kind is not None:
+                self._nodes.append(value)
+                if isinstance(kind, NodeType) and kind.follows:
+                    self._leads += kind.follows(value)
+            elif adapter_of(value) is not None:
+                if id(value) not in self.names:
+                    self.arrays.append(value)
+                    self.names[id(value)] = name_of(link)
+                    self.links[id(value)] = link
+                self._meet(value, link, inner)
+
+    def _meet(self, array: Any, link: Link, state: Any) -> None:
+        """Notes what rules by pattern and class say of an array at one of its places."""
+
+    # --- patterns and classes -------------------------------------------------------------------
+
+    def _by_patterns(self, rules: Mapping[Any, Rule], tree: Any) -> None:
+        patterns = {rule: _pattern(rule) for rule in rules if isinstance(rule, str)}
+        classes = tuple(rule for rule in rules if isinstance(rule, type))
+        for rule in rules:
+            if not isinstance(rule, str | type):
+                raise PlacementError(
+                    f"a rule names its arrays by a path pattern or a class, not by {rule!r}."
+                )
+        order = {rule: at for at, rule in enumerate(sorted(rules, key=lambda r: r == "*"))}
+        met: dict[Any, str] = {}
+        won: set[Any] = set()
+
+        def down(above: frozenset[type], node: Any, key: Any, child: Any) -> frozenset[type]:
+            return above.union(cls for cls in classes if isinstance(child, cls))
+
+        def meet(array: Any, link: Link, state: frozenset[type]) -> None:
+            name = name_of(link)
+            taken = [rule for rule, p in patterns.items() if p.search(name)] + list(state)
+            for rule in taken:
+                met.setdefault(rule, name)
+            first = min(taken, key=order.__getitem__, default=None)
+            won.add(first)
+            said = (None, _NO_RULE) if first is None else (rules[first], _name(first))
+            known = self.rules.setdefault(id(array), said)
+            if known[1] == _NO_RULE:
+                self.rules[id(array)] = said
+            elif said[1] != _NO_RULE and _plain(known[0]) != _plain(said[0]):
+                raise PlacementError(
+                    f"{self.where(array)} and {format_keys(KeyPath.from_link(link))} are one "
+                    f"array, but the rule {known[1]} says {known[0]!r} and the rule {said[1]} "
+                    f"says {said[0]!r}. Have both say the same, or untie them."
+                )
+
+        self._meet = meet  # type: ignore[method-assign]
+        start = frozenset(cls for cls in classes if isinstance(tree, cls))
+        self._walk(tree, start, down if classes else None)
+        problems = []
+        for rule in order:
+            if rule not in met:
+                known = self.names.values()
+                close = did_you_mean(rule.strip("*."), known) if isinstance(rule, str) else ""
+                problems.append(f"the rule {_name(rule)} matches no array.{close}")
+            elif rule not in won:
+                problems.append(
+                    f"the rule {_name(rule)} comes too late: those before it take all that it "
+                    f"matches, such as {met[rule]}. The first match wins, so put it before them."
+                )
+        if problems:
+            raise PlacementError("\n".join(problems))
+
+    # --- what a model says itself ---------------------------------------------------------------
+
+    def _by_model(self, source: str) -> None:
+        named: dict[str, tuple[tuple[int, ...], Rule]] = {}
+        for node in self._nodes:
+            for name, array, axes in _said(node):
+                self.rules[id(array)] = axes, source
+                named[name] = _shape(array), axes
+        if not self.rules:
+            raise PlacementError(_NOTHING_SAID[source])
+        for array in self.arrays:
+            if id(array) in self.rules:
+                continue
+            name = self.names[id(array)]
+            parts = name.split(".")
+            ends = (".".join(parts[at:]) for at in range(len(parts)))
+            match = next((end for end in ends if end in named), None)
+            if match is not None and named[match][0] == _shape(array):  # an optimizer's, of it
+                self.rules[id(array)] = named[match][1], f"as {match}"
+
+
+_NOTHING_SAID = {
+    MODEL: (
+        "nothing in this tree says how it is divided: models of transformers do (tp_plan), what is "
+        "converted from them, and variables of Flax with axes in their metadata. Write rules, "
+        'such as {"up_proj.weight": ("model", None)}.'
+    ),
+}
+
+
+def _said(node: Any) -> list[tuple[str, Any, Axes]]:
+    """Returns name, array and axes of the arrays that a node says something of."""
+    said = (adapter.axes(node) for adapter in adapters(Nodes))
+    return [*next(filter(None, said), ())]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Returns what finds a pattern in the name of an array: whole keys, anywhere in it."""
+    if _RANGE.search(text):
+        raise PlacementError(f"{text!r}: a rule for a mesh has no ranges of indices; write `*`.")
+    dotted = _INDEX.sub(lambda found: f".{found[1]}", text)
+    body = ".*".join(map(re.escape, dotted.strip(".").split("*")))
+    return re.compile(rf"(?:^|\.){body}(?:\.|$)" if body != ".*" else "")
+
+
+def _plain(rule: Rule) -> Any:
+    return tuple(rule) if isinstance(rule, Iterable) else rule
+
+
+def _name(rule: Any) -> str:
+    return repr(rule) if isinstance(rule, str) else rule.__qualname__
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter.shape(array)

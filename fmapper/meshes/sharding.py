@@ -1,0 +1,312 @@
+"""`shard`: a tree whose arrays are divided among the devices of a mesh, by rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from fmapper.backends.arrays import Arrays
+from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.meshes import Box, Meshes, Spec
+from fmapper.errors import FmapperError, PlacementError
+from fmapper.meshes import rules as _rules
+from fmapper.meshes.layout import parts_of, read_names, read_spec, uneven_dimension
+from fmapper.meshes.plan import ShardPlan, planned
+from fmapper.moves.carry import UNTOUCHED
+from fmapper.moves.collect import Leaves
+from fmapper.moves.mover import Mover
+from fmapper.moves.place import Keep
+from fmapper.moves.router import Router
+from fmapper.tracebacks import short_traceback, shorten_traceback
+from fmapper.tree.fmap import fmap
+from fmapper.tree.keypath import KeyPath
+from fmapper.tree.nodes import sync
+from fmapper.tree.walk import visit
+
+T = TypeVar("T")
+Uneven = Literal["refuse", "replicate"]
+_SHOWN = 10  # arrays that an error lists
+
+
+class Sharding(Router):
+    """A mover that divides the arrays of a tree among the devices of a mesh.
+
+    `shard(tree, mesh, rules)` is `Sharding(mesh, rules)(tree)`; a sharding is worth a name where it
+    is used more than once, or looked at first: `fmapper.plan(sharding, tree)`.
+
+    Args:
+        mesh: A `jax.sharding.Mesh` or a `torch.distributed.device_mesh.DeviceMesh` whose axes have
+            names. For a plan, the sizes of its axes are enough: `{"data": 8, "model": 4}`.
+        rules: How arrays are divided; see `shard`.
+        names: What other words for axes mean.
+        uneven: What becomes of a dimension that does not divide evenly.
+        strict: False leaves objects alone that hold arrays but are not declared.
+        report: Called with the `ShardPlan` of what was done, such as `print`.
+
+    Raises:
+        PlacementError: The rules cannot be read.
+        TypeError: It is not a mesh.
+    """
+
+    def __init__(
+        self,
+        mesh: Any,
+        rules: _rules.Rules,
+        *,
+        names: Mapping[str, Any] | None = None,
+        uneven: Uneven = "refuse",
+        strict: bool | None = None,
+        report: Callable[[ShardPlan], object] | None = None,
+    ) -> None:
+        sync()
+        self.mesh, self.rules, self.names = mesh, rules, dict(names or {})
+        self.uneven, self.strict, self.report = uneven, strict, report
+        if isinstance(rules, str) and rules != _rules.MODEL:
+            raise PlacementError(
+                f"rules={rules!r}: write rules as a dict, such as "
+                '{"up_proj.weight": ("model", None)}, as a function of a name and an array, as a '
+                'tuple of axes for all arrays; or "model".'
+            )
+        if uneven not in ("refuse", "replicate"):
+            raise PlacementError(f"uneven= is 'refuse' or 'replicate', not {uneven!r}.")
+        self._adapter = _adapter_of_mesh(mesh)
+        axes = mesh if self._adapter is None else self._adapter.mesh_axes(mesh)
+        self.axes: dict[str, int] = dict(axes or {})
+        self._meanings = read_names(names, self.axes)
+
+    def __repr__(self) -> str:
+        return f"Sharding({self.axes}, {self.rules!r})"
+
+    def __call__(self, tree: T) -> T:
+        """Returns the tree, with its arrays divided on the mesh."""
+        try:
+            new = fmap(self, tree)
+            if self._adapter is not None:
+                self._adapter.prepare(node for _, node, kind in visit(new, once=True) if kind)
+            return new
+        except Exception as error:
+            shorten_traceback(error)
+            raise
+
+    def __fmap__(
+        self, tree: Any, is_leaf: Callable[[Any], bool] | None, cache: dict[Any, Any] | None
+    ) -> tuple[dict[int, Any], Callable[[Any], Any]]:
+        """Divides all arrays of a tree, or none; see `fmapper.tree.tree_map.TreeFunction`."""
+        adapter = self._needs_mesh()
+        leaves = Leaves(tree, is_leaf, cache or ())
+        self._check(leaves, adapter)
+        specs, found = self._specs(tree)
+        if self.report is not None:
+            self.report(self._plan(specs, found))
+        arrays = [array for array in found.arrays if specs[id(array)] is not None]
+        new = self._divide(arrays, [specs[id(a)] or () for a in arrays], adapter, found.where)
+        memo = {**leaves.by_id, **{id(old): one for old, one in zip(arrays, new, strict=True)}}
+        return memo, lambda leaf: leaf
+
+    def plan(self, tree: Any) -> ShardPlan:
+        """Tells how the arrays of a tree would be divided; see `fmapper.plan`."""
+        specs, found = self._specs(tree, refuse=False)
+        return self._plan(specs, found)
+
+    def specs(self, tree: Any) -> dict[str, Spec]:
+        """Returns the axes of the mesh that divide each array of a tree, by name.
+
+        Raises:
+            PlacementError: The rules cannot be followed.
+        """
+        specs, found = self._specs(tree)
+        named = {found.names[id(a)]: specs[id(a)] for a in found.arrays}
+        return {name: spec for name, spec in named.items() if spec is not None}
+
+    # --- what rules say -------------------------------------------------------------------------
+
+    def _needs_mesh(self) -> Meshes:
+        if self._adapter is None:
+            raise PlacementError(
+                f"{self.mesh!r} says how large a mesh is, which is enough for a plan; to divide "
+                "arrays, give a jax.sharding.Mesh or torch's DeviceMesh."
+            )
+        return self._adapter
+
+    def _specs(self, tree: Any, *, refuse: bool = True) -> tuple[dict[int, Any], _rules.Found]:
+        """Returns the spec of each array, None for one that stays, and what the rules found."""
+        found = _rules.Found(self.rules, tree)
+        specs: dict[int, Any] = {}
+        problems = []
+        for array in found.arrays:
+            rule, name = found.rules.get(id(array), (None, ""))
+            if isinstance(rule, Keep):
+                specs[id(array)] = None
+                continue
+            shape = _shape(array)
+            try:
+                spec = read_spec(tuple(rule or ()), shape, self.axes, self._meanings)
+                specs[id(array)] = self._even(spec, shape)
+            except (PlacementError, TypeError) as error:
+                said = f", by the rule {name}" if name else ""
+                problems.append(f"{found.where(array)}{said}: {error}")
+                specs[id(array)] = problems[-1]
+        if problems and refuse:
+            more = f"\n... and {len(problems) - _SHOWN} more" * (len(problems) > _SHOWN)
+            raise PlacementError("\n".join(problems[:_SHOWN]) + f"{more}\n{UNTOUCHED}")
+        return specs, found
+
+    def _even(self, spec: Spec, shape: Sequence[int]) -> Spec:
+        """Returns a spec by which every device gets as much.
+
+        Raises:
+            PlacementError: There is a dimension that does not divide.
+        """
+        while (at := uneven_dimension(spec, shape, self.axes)) is not None:
+            if self.uneven == "refuse":
+                axes = "+".join(spec[at])
+                raise PlacementError(
+                    f"dimension {at} of {tuple(shape)} does not divide evenly by "
+                    f"{parts_of(spec[at], self.axes)}, the size of {axes}; "
+                    "uneven='replicate' leaves such a dimension whole"
+                )
+            spec = (*spec[:at], (), *spec[at + 1 :])
+        return spec
+
+    def _plan(self, specs: Mapping[int, Any], found: _rules.Found) -> ShardPlan:
+        lines = []
+        for array in found.arrays:
+            spec, rule = specs[id(array)], found.rules.get(id(array), (None, ""))[1]
+            problem = spec if isinstance(spec, str) else ""
+            adapter = _arrays(array)
+            path = KeyPath.from_link(found.links[id(array)])
+            own = () if problem else spec
+            dtype = adapter.dtype(array)
+            lines.append(planned(path, _shape(array), dtype, own, rule, self.axes, problem))
+        return ShardPlan(self.axes, tuple(lines))
+
+    # --- what becomes of arrays -----------------------------------------------------------------
+
+    def _check(self, leaves: Leaves, adapter: Meshes) -> None:
+        """Raises for what would leave arrays behind."""
+        mover = Mover("shard", adapter.name, strict=self.strict)
+        for node, kind in leaves.nodes:
+            mover.check_node(node, kind, leaves.where)
+        for node, leaf in leaves.missing:
+            mover.check_borrowed(node, leaf, leaves.where)
+
+    def _divide(
+        self,
+        arrays: Sequence[Any],
+        specs: Sequence[Spec],
+        adapter: Meshes,
+        where: Callable[[Any], str],
+    ) -> list[Any]:
+        assert isinstance(adapter, Arrays)
+        own = [at for at, array in enumerate(arrays) if _arrays(array) is adapter]
+        results: list[Any] = list(arrays)
+        for at, array in enumerate(arrays):
+            if _arrays(array) is not adapter:
+                try:
+                    results[at] = self._bring(array, specs[at], adapter)
+                except (FmapperError, TypeError) as error:
+                    raise PlacementError(f"{where(array)}: {error} {UNTOUCHED}") from error
+        mine = [arrays[at] for at in own]
+        wanted = [specs[at] for at in own]
+        new = adapter.shard(mine, self.mesh, wanted, lambda at: where(mine[at]))
+        for at, one in zip(own, new, strict=True):
+            results[at] = adapter.like(one, arrays[at])
+        return results
+
+    def _bring(self, array: Any, spec: Spec, adapter: Meshes) -> Any:
+        """Returns an array of another backend on the mesh: the parts that belong here are read."""
+        assert isinstance(adapter, Arrays)
+        source = _arrays(array)
+        shape, dtype = source.shape(array), source.dtype(array)
+        if source.device(array).kind == "meta":
+            hollow = adapter.abstract(shape, adapter.storable(dtype) or dtype)
+            return next(iter(adapter.shard([hollow], self.mesh, [spec], lambda _: "")))
+        if adapter.storable(dtype) != dtype:
+            whole = Mover("shard", adapter.name)(array)
+            return next(iter(adapter.shard([whole], self.mesh, [spec], lambda _: "")))
+
+        def read(box: Box) -> Any:
+            return source.read_box(array, box)
+
+        return adapter.assemble(shape, dtype, self.mesh, spec, read)
+
+
+def _adapter_of_mesh(mesh: Any) -> Meshes | None:
+    """Returns the adapter whose mesh it is; None for the sizes of one."""
+    if isinstance(mesh, Mapping) and mesh and all(type(n) is int for n in mesh.values()):
+        return None
+    for adapter in adapters(Meshes):
+        if adapter.mesh_axes(mesh) is not None:
+            return adapter
+    raise TypeError(
+        f"{mesh!r} is not a mesh: give a jax.sharding.Mesh, as jax.make_mesh makes it, or torch's "
+        "DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes it."
+    )
+
+
+@short_traceback
+def shard(
+    tree: T,
+    mesh: Any,
+    rules: _rules.Rules,
+    *,
+    names: Mapping[str, Any] | None = None,
+    uneven: Uneven = "refuse",
+    strict: bool | None = None,
+    report: Callable[[ShardPlan], object] | None = None,
+) -> T:
+    """Returns a new tree whose arrays are divided among the devices of a mesh.
+
+    One set of rules serves JAX, where arrays get a `NamedSharding`, and torch, where they become
+    `DTensor`s. Every device is given its part alone: an array of another backend, or in a file, is
+    read a part at a time. What no rule names is whole on every device. Either everything is
+    divided or, when something fails, nothing.
+
+    A rule names arrays by a class, which takes what is below its instances, or by a pattern: whole
+    keys that follow one another anywhere in the name that `state` has, with `*` for anything.
+    `up_proj.weight` takes it in every layer, in a model converted to any framework, and the state
+    that an optimizer has for it. The first match wins; `"*"` is tried last. What a rule says is an
+    axis of the mesh for each dimension from the first on, or None: `("model", None)`,
+    `(("data", "model"),)` for two axes on one dimension, `(..., "model")` for the last dimension of
+    any number, as in stacked layers. None alone divides nothing, and `fmapper.keep` leaves an array
+    where it is.
+
+    Args:
+        tree: A model, an optimizer, a batch: anything.
+        mesh: A `jax.sharding.Mesh` or a `torch.distributed.device_mesh.DeviceMesh` whose axes have
+            names.
+        rules: `{pattern or class: axes}`; axes alone, for all arrays; a function of the name and
+            the array that gives axes; or `"model"` for what the model says itself (transformers'
+            `tp_plan`, also of what was converted; the metadata of Flax's variables).
+        names: What words for axes mean that are not the mesh's own: `{"mlp": "model", "embed":
+            None}`. Plans of models say `tensor`; by default the first axis of the mesh that has a
+            usual name for that is meant.
+        uneven: What becomes of a dimension that does not divide evenly: `refuse` raises, and
+            `replicate` leaves it whole.
+        strict: False leaves objects alone that hold arrays but are not declared.
+        report: Called with the `ShardPlan` of what was done, such as `print`.
+
+    Raises:
+        PlacementError: A rule cannot be read, matches nothing, comes too late or does not fit a
+            shape, or a tied array is to lie in two ways; names the arrays.
+        NotAFunctorError: An object that nobody declared holds arrays.
+
+    Examples:
+        >>> import fmapper, jax, numpy as np
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> model = {"up": {"weight": np.ones((4, 2), "float32"), "bias": np.ones(4, "float32")}}
+        >>> new = fmapper.shard(model, mesh, {"up": ("model",)})
+        >>> new["up"]["weight"].sharding.spec[0]
+        'model'
+    """
+    return Sharding(mesh, rules, names=names, uneven=uneven, strict=strict, report=report)(tree)
+
+
+def _arrays(array: Any) -> Arrays:
+    found = adapter_of(array)
+    assert found is not None
+    return found
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    return tuple(_arrays(array).shape(array))

@@ -1,0 +1,125 @@
+"""Checks of `fmapper.shard` by four processes of torch; `meshes/test_sharding.py` has them run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fmapper
+
+MESH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+RULES = {"up": ("model",), "down.weight": (None, "model")}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.head = nn.Linear(8, 8)
+        self.head.weight = self.back = nn.Parameter(torch.eye(8))
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.down(torch.relu(self.up(x))))
+
+
+def step(net: Any, optimizer: Any, x: Any) -> Any:
+    y = net(x)
+    (y**2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return y
+
+
+def check_a_model_and_its_optimizer_in_training() -> None:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(4, 8)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    step(net, optimizer, x)
+    with CommDebugMode() as sent:
+        new, new_optimizer = fmapper.shard((net, optimizer), MESH, RULES)
+        batch = fmapper.shard(x, MESH, ("data",))
+    assert sent.get_total_counts() == 0
+    assert isinstance(new.up.weight, nn.Parameter)
+    assert new.up.weight.placements == (Replicate(), Shard(0))
+    assert new.up.bias.placements == (Replicate(), Shard(0))
+    assert new.down.weight.placements == (Replicate(), Shard(1))
+    assert new.down.weight.to_local().shape == (8, 8)
+    assert new.head.weight is new.back
+    assert new_optimizer.state[new.down.weight]["exp_avg"].placements == (Replicate(), Shard(1))
+    assert not isinstance(net.up.weight, DTensor)
+    assert batch.placements == (Shard(0), Replicate())
+    for _ in range(2):
+        want = step(net, optimizer, x)
+        with implicit_replication():
+            got = step(new, new_optimizer, batch)
+        torch.testing.assert_close(got.full_tensor(), want, rtol=1e-5, atol=1e-6)
+    for (name, wanted), given in zip(net.named_parameters(), new.parameters(), strict=True):
+        torch.testing.assert_close(given.full_tensor(), wanted, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def check_arrays_of_others_are_read_a_part_at_a_time() -> None:
+    array = np.arange(64, dtype=np.float32).reshape(8, 8)
+    new = fmapper.shard({"w": array}, MESH, {"w": (("data", "model"),)})["w"]
+    array[:] = -1
+    rank = torch.distributed.get_rank()
+    want = torch.arange(64.0).reshape(8, 8)
+    assert torch.equal(new.to_local(), want[2 * rank : 2 * rank + 2])
+    assert torch.equal(new.full_tensor(), want)
+
+
+def check_what_lies_there_is_given_back_and_the_rest_is_sent() -> None:
+    once = fmapper.shard({"w": torch.arange(64.0).reshape(8, 8)}, MESH, {"w": ("data",)})
+    assert fmapper.shard(once, MESH, {"w": ("data",)})["w"] is once["w"]
+    other = fmapper.shard(once, MESH, {"w": (None, "model")})["w"]
+    assert other.placements == (Replicate(), Shard(1))
+    assert torch.equal(other.full_tensor(), torch.arange(64.0).reshape(8, 8))
+
+
+def check_what_a_dtensor_cannot_be_is_refused_by_name() -> None:
+    tree = {"w": torch.ones(8, 8), "b": torch.ones(3)}
+    with pytest.raises(fmapper.PlacementError, match=r"model.w: .*in the order of its mesh"):
+        fmapper.shard(tree, MESH, {"w": (("model", "data"),)})
+    with pytest.raises(fmapper.PlacementError, match=r"model.b.*does not divide evenly by 2"):
+        fmapper.shard(tree, MESH, {"*": ("model",)})
+    flat = init_device_mesh("cpu", (4,), mesh_dim_names=("model",))
+    on_flat = fmapper.shard(tree, flat, {"w": ("model",)})
+    with pytest.raises(fmapper.PlacementError, match=r"model.w: lies on another mesh"):
+        fmapper.shard(on_flat, MESH, {"w": ("model",)})
+    with pytest.raises(ValueError, match="have no names"):
+        fmapper.shard(tree, init_device_mesh("cpu", (4,)), {"w": ("model",)})
+
+
+def check_models_without_memory() -> None:
+    net = fmapper.shard(Net().to("meta"), MESH, RULES)
+    assert net.up.weight.is_meta
+    assert net.up.weight.to_local().shape == (8, 8)
+    assert net.up.weight.shape == (16, 8)
+
+
+def check_the_plan_of_transformers() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+    torch.manual_seed(0)
+    module = LlamaForCausalLM(config).eval()
+    new = fmapper.shard(module, MESH, "model")
+    assert new.lm_head.weight.placements == (Replicate(), Shard(0))
+    assert new.model.layers[0].mlp.down_proj.weight.placements == (Replicate(), Shard(1))
+    assert new.model.norm.weight.placements == (Replicate(), Replicate())
+    ids = torch.arange(16).reshape(2, 8)
+    # torch's own attention for CPUs knows no DTensors
+    with implicit_replication(), sdpa_kernel(SDPBackend.MATH):
+        got = new(input_ids=ids, use_cache=False).logits
+    want = module(input_ids=ids, use_cache=False).logits
+    torch.testing.assert_close(got.full_tensor(), want, rtol=1e-5, atol=1e-5)
