@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from fmapper.checkpoints.formats.format import Contents, format_of
+from fmapper.checkpoints.formats.format import Contents, read_contents
+from fmapper.files.urls import Place
 
 
 class Checkpoint(dict[str, Any]):
@@ -16,17 +16,17 @@ class Checkpoint(dict[str, Any]):
     (`checkpoint["w"].read()`). A tied array is one object under each of its names.
 
     Attributes:
-        path: The file or folder.
+        path: The file or folder, or the URL of it.
         format: The name of its format.
         metadata: Texts that stand beside the arrays.
     """
 
-    path: Path
+    path: Place
     format: str
     metadata: dict[str, str]
 
     @classmethod
-    def of(cls, path: Path, format: str, contents: Contents) -> Checkpoint:
+    def of(cls, path: Place, format: str, contents: Contents) -> Checkpoint:
         """Returns what was read, as a mapping."""
         made = cls(contents.arrays)
         made.update((name, contents.arrays[first]) for name, first in contents.ties.items())
@@ -41,12 +41,12 @@ class Checkpoint(dict[str, Any]):
         return f"<Checkpoint {self.path}: {self.format}, {len(arrays)} arrays, {size:,} bytes>"
 
 
-def read_checkpoint(path: Path, format: str | None = None) -> Checkpoint:
+def read_checkpoint(path: Place, format: str | None = None) -> Checkpoint:
     """Reads what is in a checkpoint, and no array.
 
     Raises:
         CheckpointError: It is damaged, or in no known format.
         FileNotFoundError: There is nothing of this name.
     """
-    form = format_of(path, format)
-    return Checkpoint.of(path, form.name, form.read(path))
+    form, contents = read_contents(path, format)
+    return Checkpoint.of(path, form.name, contents)

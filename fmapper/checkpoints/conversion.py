@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from fmapper import __version__ as VERSION
 from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
-from fmapper.checkpoints.formats.format import Contents, Format, format_for, format_of, merge_ties
+from fmapper.checkpoints.formats.format import (
+    Contents,
+    Format,
+    format_for,
+    merge_ties,
+    read_contents,
+)
 from fmapper.checkpoints.formats.writer import Journal, Writer
 from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.remote import url_writer
 from fmapper.errors import CheckpointError
+from fmapper.files.urls import Place, Url, place_of
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 
@@ -40,7 +48,7 @@ class Converted:
         seconds: What it took, comparing included.
     """
 
-    path: Path
+    path: Place
     format: str
     arrays: int
     nbytes: int
@@ -68,8 +76,9 @@ def convert_checkpoint(
     written anew).
 
     Args:
-        source: A checkpoint of any format.
-        target: The new file or folder, which must not be there, nor lie in the source.
+        source: A checkpoint of any format; of safetensors also a URL.
+        target: The new file or folder, which must not be there, nor lie in the source; for
+            safetensors also a URL, to which a stream is written that is not continued later.
         format: As for `save`.
         dtype: The dtype of floating and complex arrays; None for their own.
         rules: What is renamed and reshaped.
@@ -84,34 +93,46 @@ def convert_checkpoint(
             `TARGET.partial`, and the next run continues.
     """
     begin = time.perf_counter()
-    origin, goal = Path(source), Path(target)
+    origin, goal = place_of(source), place_of(target)
     _check_places(origin, goal)
     asked = None if dtype is None else dtype_name(dtype)
     with step(f"converting {origin.name}") as say:
-        read = format_of(origin)
-        contents = _change(read.read(origin), asked, rules)
+        contents = _change(read_contents(origin)[1], asked, rules)
         form = format_for(goal, format)
         total = sum(array.nbytes for array in contents.arrays.values())
+        on_bytes = _Meter(f"converting {origin.name}", total, say)
+        done = len(contents.arrays), total
+        if isinstance(goal, Url):
+            with url_writer(goal, check=check, on_bytes=on_bytes) as writer:
+                form.write(writer, contents)
+            return Converted(goal, form.name, *done, time.perf_counter() - begin)
         plan = _plan(origin, contents, form, asked, rules)
         partial = goal.with_name(f"{goal.name}.partial")
         with _Staging(partial, plan, form) as (out, journal):
-            on_bytes = _Meter(f"converting {origin.name}", total, say)
             form.write(Writer(out, journal=journal, check=check, on_bytes=on_bytes), contents)
             if goal.exists():
                 raise FileExistsError(f"{goal} has appeared meanwhile")
             out.rename(goal)
         shutil.rmtree(partial)
-    return Converted(goal, form.name, len(contents.arrays), total, time.perf_counter() - begin)
+    return Converted(goal, form.name, *done, time.perf_counter() - begin)
 
 
-def _check_places(source: Path, target: Path) -> None:
+def _check_places(source: Place, target: Place) -> None:
+    if isinstance(target, Url):
+        if target.exists() and not (target.is_dir() and not target.names()):
+            raise FileExistsError(f"{target} is there already: remove it, or give another name")
+        return
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise FileExistsError(f"{target} is there already: remove it, or give another name")
     if target.is_dir():
         target.rmdir()
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target.parent}: there is no such folder")
-    if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
+    if (
+        isinstance(source, Path)
+        and source.is_dir()
+        and target.resolve().is_relative_to(source.resolve())
+    ):
         raise CheckpointError(f"{target} would lie in {source}, which it is made of")
 
 
@@ -132,17 +153,20 @@ def _cast(array: LazyArray, dtype: str) -> LazyArray:
 
 
 def _plan(
-    source: Path, contents: Contents, form: Format, dtype: str | None, rules: Rules | None
+    source: Place, contents: Contents, form: Format, dtype: str | None, rules: Rules | None
 ) -> dict[str, Any]:
     """Returns what must be the same for a run to continue another one."""
-    files = []
+    files: list[Any] = []
     for file in contents.files:
+        if isinstance(file, Url):
+            files.append([str(file), file.size(), file.mark()])
+            continue
         status = file.stat()
         files.append([str(file.absolute()), status.st_size, status.st_mtime_ns])
     text = "" if rules is None else rules.to_toml()
     return {
         "fmapper": VERSION,
-        "source": str(source.absolute()),
+        "source": str(source if isinstance(source, Url) else source.absolute()),
         "files": files,
         "format": form.name,
         "dtype": dtype,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from fmapper.checkpoints.formats.format import format_of
+from fmapper.checkpoints.formats.format import read_contents
 from fmapper.checkpoints.formats.writer import panels
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.save import contents_of_tree
+from fmapper.files.urls import Place, place_of
 from fmapper.progress import step
 from fmapper.render import as_text, table
 from fmapper.tracebacks import short_traceback
@@ -42,12 +42,12 @@ class Inspection:
         files: The files that the arrays lie in.
     """
 
-    path: Path
+    path: Place
     format: str
     rows: tuple[ArrayRow, ...]
     values: Mapping[str, Any]
     metadata: Mapping[str, str]
-    files: tuple[Path, ...]
+    files: tuple[Place, ...]
 
     @property
     def nbytes(self) -> int:
@@ -80,10 +80,9 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     Raises:
         CheckpointError: It is damaged, or in no known format.
     """
-    source = Path(path)
+    source = place_of(path)
     with step(f"inspecting {source.name}"):
-        form = format_of(source)
-        contents = form.read(source)
+        form, contents = read_contents(source)
     rows = [
         ArrayRow(name, array.shape, array.dtype.name, array.nbytes)
         for name, array in contents.arrays.items()
@@ -173,7 +172,7 @@ def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
 
 def _named(source: Any) -> Mapping[str, Any]:
     if isinstance(source, str | os.PathLike):
-        return read_checkpoint(Path(source))
+        return read_checkpoint(place_of(source))
     if isinstance(source, Checkpoint):
         return source
     contents = contents_of_tree(source)

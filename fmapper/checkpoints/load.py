@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fmapper.backends.discovery import adapter_of
@@ -14,6 +13,7 @@ from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import PrecisionWarning, StructureMismatchError
+from fmapper.files.urls import place_of
 from fmapper.progress import step
 from fmapper.states.materialize import Default, is_abstract, materialize
 from fmapper.states.state import identity_of, named_arrays
@@ -68,7 +68,8 @@ def load(
     `weights_only`, and time and memory are in proportion to what is asked for.
 
     Args:
-        path: A file or folder that `save` or another library has written.
+        path: A file or folder that `save` or another library has written; for safetensors also a
+            URL such as `s3://bucket/model`, of which fsspec reads the bytes that are asked for.
         like: What is to be filled: a model, or any tree; it is not changed. It may have no memory
             (torch's device `meta`, `jax.ShapeDtypeStruct`). What is one object there is one in the
             result. None gives a `Checkpoint`, a dict from names to arrays that are not yet read.
@@ -92,7 +93,7 @@ def load(
         >>> fmapper.load(path)["weight"].shape
         (1, 2)
     """
-    source = Path(path)
+    source = place_of(path)
     with step(f"loading {source.name}"):
         checkpoint = read_checkpoint(source, format)
         if rules is not None:

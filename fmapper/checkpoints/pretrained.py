@@ -24,6 +24,7 @@ from fmapper.checkpoints.save import contents_of_tree
 from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import CheckpointError, FmapperWarning, StructureMismatchError
 from fmapper.files.untrusted import Misfit, read_json_file
+from fmapper.files.urls import local_place
 from fmapper.files.whole import new_folder
 from fmapper.progress import step
 from fmapper.states.materialize import materialize
@@ -123,7 +124,7 @@ def from_pretrained(
         StructureMismatchError: Weights are missing, or have other shapes; lists them.
         ConversionError: The model cannot be converted.
     """
-    source = Path(folder)
+    source = local_place(folder, "from_pretrained")
     with step(f"loading {source.name}") as say:
         found = _find(source, None if dtype is None else dtype_name(dtype))
         model = found.model
@@ -278,7 +279,7 @@ def save_pretrained(
         StructureMismatchError: The model has not the arrays that such a folder has.
         FileExistsError: The folder is there, and not empty.
     """
-    target, origin = Path(folder), Path(like)
+    target, origin = (local_place(path, "save_pretrained") for path in (folder, like))
     with step(f"saving {target.name}"):
         contents = contents_of_tree(_weights(model)[0])
         found = _find(origin, _main_dtype(contents))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fmapper.backends.arrays import HOST, Arrays
@@ -14,8 +13,10 @@ from fmapper.checkpoints.checkpoint import Checkpoint
 from fmapper.checkpoints.formats.format import Contents, format_for, merge_ties
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.remote import url_writer
 from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
+from fmapper.files.urls import Url, place_of
 from fmapper.files.whole import new_folder, new_path
 from fmapper.moves.mover import to_numpy
 from fmapper.progress import step
@@ -45,7 +46,8 @@ def save(
 
     Args:
         tree: A model, an optimizer, a state dict, a checkpoint that `load` gave: any tree.
-        path: The file or folder. A file is replaced; a folder must not be there, or be empty.
+        path: The file or folder. A file is replaced; a folder must not be there, or be empty. For
+            safetensors also a URL, to which fsspec writes a stream.
         format: `safetensors` (a file for a name that ends so, else a folder of shards with an
             index as the Hub has it) or `npz`; with torch `pt` and `dcp`, with Flax `msgpack` and
             `orbax`. None goes by how the path ends.
@@ -64,11 +66,17 @@ def save(
         7
     """
     sync()
-    target = Path(path)
+    target = place_of(path)
     form = format_for(target, format)
     with step(f"saving {target.name}"):
         contents = contents_of_tree(tree)
         contents.metadata |= metadata or {}
+        if isinstance(target, Url):
+            if form.is_folder and target.is_dir() and target.names():
+                raise FileExistsError(f"{target} is there already, and not an empty folder")
+            with url_writer(target) as writer:
+                form.write(writer, contents)
+            return
         place = new_folder if form.is_folder else new_path
         with place(target) as beside:
             form.write(Writer(beside), contents)

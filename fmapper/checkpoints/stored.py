@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fmapper.checkpoints.boxes import Box, box_shape, full_box
 from fmapper.checkpoints.lazy import LazyArray
@@ -27,6 +27,8 @@ class SourceFile:
     """
 
     __slots__ = ("_known", "path", "size")
+
+    is_local: ClassVar[bool] = True
 
     def __init__(self, path: Path) -> None:
         status = path.stat()
@@ -57,10 +59,6 @@ class SourceFile:
             if not count:
                 raise CheckpointError(f"{self.path}: became shorter while it was read")
             at += count
-
-    def fingerprint(self) -> list[int]:
-        """Returns what changes when the file does: size and time of the last change."""
-        return [self._known[1], self._known[2]]
 
 
 class StoredArray(LazyArray):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from fmapper.cli.output import PATH
 from fmapper.render import readable_bytes, readable_seconds
 
 INSPECT = """
@@ -14,6 +13,7 @@ INSPECT = """
 Examples:
   fmapper inspect model.safetensors
   fmapper inspect ~/models/llama          # a folder of shards
+  fmapper inspect s3://bucket/llama       # through fsspec; of safetensors
 """
 DIFF = """
 \b
@@ -24,8 +24,8 @@ Examples:
 
 
 @click.command(epilog=INSPECT)
-@click.argument("path", type=PATH)
-def inspect(path: Path) -> int:
+@click.argument("path")
+def inspect(path: str) -> int:
     """List the arrays of a checkpoint: names, shapes, dtypes, bytes, ties; from headers alone."""
     from fmapper.checkpoints import inspect as inspect_checkpoint
 
@@ -34,10 +34,10 @@ def inspect(path: Path) -> int:
 
 
 @click.command(epilog=DIFF)
-@click.argument("first", type=PATH)
-@click.argument("second", type=PATH)
+@click.argument("first")
+@click.argument("second")
 @click.option("--headers", is_flag=True, help="Compare names, shapes and dtypes alone.")
-def diff(first: Path, second: Path, headers: bool) -> int:
+def diff(first: str, second: str, headers: bool) -> int:
     """Say what differs between two checkpoints, and how far. Exit status 1 if anything does."""
     from fmapper.checkpoints import diff as diff_checkpoints
 
@@ -47,8 +47,8 @@ def diff(first: Path, second: Path, headers: bool) -> int:
 
 
 def convert_files(
-    source: Path,
-    target: Path,
+    source: str,
+    target: str,
     to: str | None,
     dtype: str | None,
     rules: Path | None,

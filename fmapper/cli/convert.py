@@ -26,7 +26,7 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("model", metavar="FILE:MODEL")
-@click.argument("target", metavar="[OUT]", type=PATH, required=False)
+@click.argument("target", metavar="[OUT]", required=False)
 @click.option(
     "--to",
     metavar="FRAMEWORK | FORMAT",
@@ -67,7 +67,7 @@ Examples:
 @click.option("--json", type=PATH, help="Write the report there.")
 def convert(
     model: str,
-    target: Path | None,
+    target: str | None,
     to: str | None,
     dtype: str | None,
     rules: Path | None,
@@ -93,7 +93,7 @@ def convert(
     if target is not None:
         from fmapper.cli.checkpoints import convert_files
 
-        return convert_files(Path(model), target, to, dtype, rules, verify)
+        return convert_files(model, target, to, dtype, rules, verify)
     if to is None:
         raise click.MissingParameter(param_type="option", param_hint="'--to'")
     if dtype is not None or rules is not None:

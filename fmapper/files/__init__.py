@@ -7,5 +7,6 @@ written lies beside its target until it is complete.
     whole        files and folders that appear when they are complete
     safetensors  the header of that format
     gguf         the header of that format
+    urls         files behind URLs, through fsspec
     dtypes       dtypes by name, as NumPy has them
 """

@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from fmapper.backends.discovery import all_adapters
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
 from fmapper.files.untrusted import Misfit, member
+from fmapper.files.urls import Place, Url
 from fmapper.suggest import did_you_mean
 
 MOST_BYTES_OF_A_SHARD = 5_000_000_000  # as the Hub has them
@@ -34,7 +35,7 @@ class Contents:
     ties: dict[str, str] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
-    files: tuple[Path, ...] = ()
+    files: tuple[Place, ...] = ()
 
 
 class Format(ABC):
@@ -44,11 +45,14 @@ class Format(ABC):
         name: What users call it.
         endings: How names of files or folders in it end, by custom.
         is_folder: It is written as a folder.
+        urls: It is read from URLs, by ranges of bytes, and written there as a stream: the methods
+            take a `Url` as well, which has what they ask of a path.
     """
 
     name: ClassVar[str]
     endings: ClassVar[tuple[str, ...]] = ()
     is_folder: ClassVar[bool] = False
+    urls: ClassVar[bool] = False
 
     def for_path(self, path: Path) -> Format:
         """Returns the form of this format for a path: one file, or a folder of several."""
@@ -90,29 +94,62 @@ def formats() -> Iterator[Format]:
         yield from adapter.formats()
 
 
-def format_of(path: Path, name: str | None = None) -> Format:
+def read_contents(place: Place, name: str | None = None) -> tuple[Format, Contents]:
+    """Returns the format of a checkpoint and what is in it; reads no array.
+
+    Raises:
+        CheckpointError: It is damaged, or in none that is known here.
+    """
+    form = format_of(place, name)
+    path = cast(Path, place)  # a URL has what the formats that take one ask of it
+    return form, form.read(path)
+
+
+def format_of(place: Place, name: str | None = None) -> Format:
     """Returns the format that a checkpoint is in, or that it is said to be in.
 
     Raises:
         CheckpointError: It is in none that is known here.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: there is no such file or folder")
+    if not place.exists():
+        raise FileNotFoundError(f"{place}: there is no such file or folder")
+    path = cast(Path, place)
     for candidate in formats():
-        if name in (None, candidate.name) and candidate.is_at(path):
+        if not (candidate.urls or isinstance(place, Path)):
+            if name == candidate.name or (name is None and place.suffix in candidate.endings):
+                raise _needs_a_file(place, candidate.name)
+        elif name in (None, candidate.name) and candidate.is_at(path):
             return candidate
     if name is not None:
         return format_for(path, name)
+    if isinstance(place, Url):
+        raise CheckpointError(f"{place}: holds no safetensors, which alone is read from URLs")
     known = ", ".join(f"{one.name} ({' '.join(one.endings) or 'a folder'})" for one in formats())
     raise CheckpointError(f"{path}: is in no format that is known here. Known: {known}.")
 
 
-def format_for(path: Path, name: str | None) -> Format:
+def _needs_a_file(url: Place, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{url}: {name} is in a real file or folder, and not behind a URL: its reader and writer "
+        "seek in it. Copy it, as with fsspec.filesystem(...).get(...) or .put(...); safetensors "
+        "goes to URLs and from them."
+    )
+
+
+def format_for(path: Place, name: str | None) -> Format:
     """Returns the format to write: by its name, or by how the path ends.
 
     Raises:
         ValueError: There is no format of this name, or none for this ending.
+        CheckpointError: It is not written behind a URL.
     """
+    found = _format_for(cast(Path, path), name)
+    if isinstance(path, Url) and not found.urls:
+        raise _needs_a_file(path, found.name)
+    return found
+
+
+def _format_for(path: Path, name: str | None) -> Format:
     if name is None:
         for candidate in formats():
             if path.suffix in candidate.endings:
@@ -163,6 +200,8 @@ def file_in(folder: Path, name: str) -> Path:
     Raises:
         CheckpointError: It is not there, or a link that leads out of the folder.
     """
+    if isinstance(folder, Url):  # its names lead to where its host says, and to no file of ours
+        return folder / name
     try:
         return member(folder, name)
     except Misfit as error:

@@ -7,16 +7,19 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from fmapper.checkpoints.formats.format import MOST_BYTES_OF_A_SHARD, Contents, Format, file_in
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.remote import UrlFile
 from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError
-from fmapper.files.safetensors import lay_out, read_header
+from fmapper.files.safetensors import MOST_HEADER, lay_out, read_header
 from fmapper.files.untrusted import Misfit, open_regular, read_json, read_json_file, show
+from fmapper.files.urls import Url
 
 ENDING = ".safetensors"
 INDEX = "model.safetensors.index.json"
@@ -29,6 +32,7 @@ class Safetensors(Format):
 
     name: ClassVar[str] = "safetensors"
     endings: ClassVar[tuple[str, ...]] = (ENDING,)
+    urls: ClassVar[bool] = True
 
     def for_path(self, path: Path) -> Format:
         """Returns this for a name that ends with .safetensors, else the folder of shards."""
@@ -38,9 +42,11 @@ class Safetensors(Format):
         """Tells whether a file begins as one does, or is called so."""
         if not path.is_file():
             return False
-        with path.open("rb") as file:
+        if path.suffix == ENDING:
+            return True
+        with _opened(path) as file:
             head = file.read(9)
-        return path.suffix == ENDING or (head[4:] == b"\0\0\0\0{" and len(head) == 9)
+        return head[4:] == b"\0\0\0\0{" and len(head) == 9
 
     def read(self, path: Path) -> Contents:
         """Reads the header."""
@@ -58,6 +64,7 @@ class SafetensorsFolder(Format):
 
     name: ClassVar[str] = "safetensors"
     is_folder: ClassVar[bool] = True
+    urls: ClassVar[bool] = True
 
     def for_path(self, path: Path) -> Format:
         """Returns the form for one file where the name ends so."""
@@ -65,7 +72,7 @@ class SafetensorsFolder(Format):
 
     def is_at(self, path: Path) -> bool:
         """Tells whether a folder has an index, or files with that ending."""
-        return path.is_dir() and (_is_there(path / INDEX) or any(path.glob(f"*{ENDING}")))
+        return path.is_dir() and (_is_there(path / INDEX) or bool(_files(path)))
 
     def read(self, path: Path) -> Contents:
         """Reads the headers of all shards; those that an index names, if there is one."""
@@ -94,7 +101,7 @@ class SafetensorsFolder(Format):
                 _write_file(out, file, arrays, metadata)
         index = index_of(contents.arrays)
         if index is not None:
-            (out.path / INDEX).write_text(index)
+            out.text(INDEX, index)
 
 
 def _write_file(
@@ -202,8 +209,8 @@ def _with_about(
 
 def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, Any]]:
     try:
-        file = SourceFile(path)
-        with open_regular(path) as handle:
+        file = UrlFile(path) if isinstance(path, Url) else SourceFile(path)
+        with _opened(path) as handle:
             header = read_header(handle, file.size)
     except (Misfit, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
@@ -216,17 +223,32 @@ def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, Any]]:
 
 def _is_there(path: Path) -> bool:
     """Tells whether there is something of this name, a link to nothing too."""
-    return os.path.lexists(path)
+    return path.exists() if isinstance(path, Url) else os.path.lexists(path)
+
+
+def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
+    return path.open() if isinstance(path, Url) else open_regular(path)
 
 
 def _files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob(f"*{ENDING}"))
+    names = folder.names() if isinstance(folder, Url) else sorted(os.listdir(folder))
+    return [name for name in names if name.endswith(ENDING)]
+
+
+def _json_of_url(url: Url) -> Any:
+    size = url.size()
+    if size > MOST_HEADER:
+        raise Misfit("is too long")
+    try:
+        return read_json(url.read_range(0, size).decode())
+    except UnicodeDecodeError:
+        raise Misfit("is no text") from None
 
 
 def _read_index(path: Path) -> dict[str, str]:
     """Returns the file of each array. A file is a name in the same folder, and nothing else."""
     try:
-        index = read_json_file(path)
+        index = _json_of_url(path) if isinstance(path, Url) else read_json_file(path)
         places = index.get("weight_map") if type(index) is dict else None
         if type(places) is not dict or not places:
             raise Misfit("has no weight_map")

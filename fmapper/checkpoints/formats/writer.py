@@ -64,8 +64,9 @@ def pieces(name: str, array: LazyArray, offset: int) -> Iterator[Piece]:
     if runs is not None and all(isinstance(run.array, StoredArray) for run in runs):
         for stored, start, stop in runs:
             assert isinstance(stored, StoredArray)
-            for at in range(start, stop, _COPY):
-                part = min(_COPY, stop - at)
+            most = _COPY if stored.file.is_local else _PANEL
+            for at in range(start, stop, most):
+                part = min(most, stop - at)
                 yield Piece(name, (stored.file, stored.offset + at), (), offset, part)
                 offset += part
         return
@@ -81,7 +82,7 @@ def write_piece(handle: int, piece: Piece) -> int | None:
     Returns:
         The checksum of what was written; None where the kernel has copied it.
     """
-    if isinstance(piece.array, tuple):
+    if isinstance(piece.array, tuple) and piece.array[0].is_local:
         file, start = piece.array
         with file.handle() as source:
             _copy(source, handle, start, piece.offset, piece.nbytes)
@@ -191,6 +192,10 @@ class Writer:
             self._compare(path)
         if self._journal is not None:
             self._journal.complete(path.name)
+
+    def text(self, name: str, text: str) -> None:
+        """Writes a text beside the files of a folder."""
+        (self.path / name).write_text(text, encoding="utf-8")
 
     def put(self, file: BinaryIO, name: str, array: LazyArray, offset: int | None = None) -> None:
         """Writes an array, where the file stands or at a place in it, and leaves it behind that."""

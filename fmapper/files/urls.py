@@ -1,0 +1,188 @@
+"""Files and folders behind URLs, on the file systems of fsspec; and paths, which most are."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from fmapper.errors import BackendUnavailableError, CheckpointError
+from fmapper.files.untrusted import Misfit
+
+_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+(://|::)")
+_COLLAPSED = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:/(?!/)")
+_LOCAL = ("file", "local")
+_BLOCK = 1 << 18  # bytes that are read ahead of a header
+
+
+class Url:
+    """A file or folder on a file system of fsspec.
+
+    It has of a path what reading and writing checkpoints asks for. There are no links to follow:
+    what a URL names is what its host gives.
+
+    Attributes:
+        text: The URL.
+    """
+
+    def __init__(self, text: str, system: Any, inner: str) -> None:
+        self.text = text
+        self.system = system
+        self._inner = inner
+
+    @classmethod
+    def of(cls, text: str) -> Url:
+        """Returns what a URL names.
+
+        Raises:
+            BackendUnavailableError: fsspec is not installed, or not what it needs for this URL.
+        """
+        try:
+            import fsspec
+        except ImportError:
+            raise BackendUnavailableError(
+                f"{text}: URLs are opened with fsspec, which is not installed: pip install fsspec"
+            ) from None
+        try:
+            # an instance of its own: transactions of several threads would be one otherwise
+            system, inner = fsspec.core.url_to_fs(text, skip_instance_cache=True)
+        except ImportError as error:  # which package is missing is what it says
+            raise BackendUnavailableError(f"{text}: {error}") from None
+        except ValueError as error:
+            raise CheckpointError(f"{text}: fsspec does not know it: {error}") from None
+        return cls(text, system, inner)
+
+    def __str__(self) -> str:
+        """Returns the URL."""
+        return self.text
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        """Tells whether it is the same URL."""
+        return isinstance(other, Url) and self.text == other.text
+
+    def __hash__(self) -> int:
+        """Returns the hash of the URL."""
+        return hash(self.text)
+
+    def __truediv__(self, name: str) -> Url:
+        """Returns a file in this folder."""
+        text = f"{self.text.rstrip('/')}/{name}"
+        return Url(text, self.system, f"{self._inner.rstrip('/')}/{name}")
+
+    @property
+    def name(self) -> str:
+        """Returns the last part."""
+        return posixpath.basename(self._inner.rstrip("/"))
+
+    @property
+    def suffix(self) -> str:
+        """Returns how the name ends, from its last dot on."""
+        return posixpath.splitext(self.name)[1]
+
+    def exists(self) -> bool:
+        """Tells whether there is something of this name."""
+        return bool(self.system.exists(self._inner))
+
+    def is_file(self) -> bool:
+        """Tells whether it is a file."""
+        return bool(self.system.isfile(self._inner))
+
+    def is_dir(self) -> bool:
+        """Tells whether it is a folder."""
+        return bool(self.system.isdir(self._inner))
+
+    def names(self) -> list[str]:
+        """Returns the names of what is in the folder."""
+        found = self.system.ls(self._inner, detail=False)
+        return sorted(posixpath.basename(str(path).rstrip("/")) for path in found)
+
+    def size(self) -> int:
+        """Returns how many bytes the file has.
+
+        Raises:
+            Misfit: The host does not say.
+        """
+        found = self.system.info(self._inner).get("size")
+        if type(found) is not int or found < 0:
+            raise Misfit("is on a host that does not say how long it is")
+        return found
+
+    def mark(self) -> str:
+        """Returns what changes when the file does, as far as the host has something of the kind."""
+        return str(self.system.ukey(self._inner))
+
+    def open(self) -> BinaryIO:
+        """Opens the file for reading, from its beginning."""
+        found: BinaryIO = self.system.open(self._inner, "rb", block_size=_BLOCK)
+        return found
+
+    def create(self) -> BinaryIO:
+        """Opens the file for writing; within a transaction of its system it appears at the end."""
+        found: BinaryIO = self.system.open(self._inner, "wb")
+        return found
+
+    def remove(self) -> None:
+        """Removes the file."""
+        self.system.rm_file(self._inner)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Reads a range of bytes.
+
+        Raises:
+            Misfit: The host gives more or less than that.
+        """
+        data: bytes = self.system.cat_file(self._inner, start=start, end=stop)
+        if len(data) != stop - start:
+            raise Misfit(f"its host gave {len(data)} bytes where {stop - start} were asked for")
+        return data
+
+
+Place: TypeAlias = Path | Url
+
+
+def place_of(path: str | os.PathLike[str] | Url) -> Place:
+    """Returns a path, or what a URL names; `file://` is a path.
+
+    Raises:
+        BackendUnavailableError: fsspec is not installed, or not what it needs for this URL.
+        CheckpointError: It is a URL that is none, or one that `Path` has damaged.
+    """
+    if isinstance(path, Url):
+        return path
+    text = os.fspath(path)
+    if _URL.match(text):
+        parts = urlsplit(text)
+        if parts.scheme not in _LOCAL or "::" in text:
+            return Url.of(text)
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise CheckpointError(f"{text}: write file:///folder/name, or a path")
+        return Path(url2pathname(parts.path))
+    found = Path(text)
+    if _COLLAPSED.match(text) and not found.exists() and not isinstance(path, str):
+        raise CheckpointError(
+            f"{text}: was a URL before it became a Path, which joins slashes: give it as a string"
+        )
+    return found
+
+
+def local_place(path: str | os.PathLike[str], what: str) -> Path:
+    """Returns a path, where a real folder is needed.
+
+    Raises:
+        CheckpointError: It is a URL.
+    """
+    text = os.fspath(path)
+    if _URL.match(text) and urlsplit(text).scheme not in _LOCAL:
+        raise CheckpointError(
+            f"{text}: {what} needs a real folder, and not a URL: copy it first, as with "
+            "fsspec.filesystem(...).get(...), or huggingface_hub.snapshot_download"
+        )
+    found = place_of(path)
+    assert isinstance(found, Path)
+    return found
