@@ -335,3 +335,68 @@ def test_an_array_begins_where_jax_takes_it_over(tmp_path):
     length = struct.unpack("<Q", data[:8])[0]
     assert (8 + length) % 64 == 0
     assert json.loads(data[8 : 8 + length])["__metadata__"]["format"] == "pt"
+
+
+class Seen(LazyArray):
+    """An array that notes which parts of it are read."""
+
+    def __init__(self, array):
+        self._array, self.shape, self.dtype, self.sizes = array, array.shape, array.dtype, []
+
+    def _read(self, box):
+        self.sizes.append(np.prod([stop - start for start, stop in box], dtype=int))
+        return self._array[tuple(slice(*pair) for pair in box)]
+
+
+def test_orbax_and_dcp_are_written_in_parts_and_read_by_their_libraries(tmp_path, monkeypatch):
+    from torch.distributed import checkpoint as dcp
+
+    from fmapper.checkpoints.formats import writer
+
+    ocp = pytest.importorskip("orbax.checkpoint")
+    monkeypatch.setattr(writer, "_PANEL", 800)
+    monkeypatch.setattr(writer, "_SHORTEST_RUN", 1)
+    arrays = {
+        "rows": np.arange(30 * 17, dtype=np.float32).reshape(30, 17),
+        "deep": np.arange(3 * 2 * 300, dtype=np.int16).reshape(3, 2, 300),
+        "line": np.arange(1001, dtype=np.float64),
+        "half": np.arange(1000).reshape(10, 100).astype(ml_dtypes.bfloat16),
+        "one": np.float32(3),
+    }
+    for form in ("orbax", "dcp"):
+        tree = {name: Seen(np.asarray(array)) for name, array in arrays.items()}
+        fmapper.save(tree, tmp_path / form, form)
+        for name, array in tree.items():
+            assert max(array.sizes) * array.dtype.itemsize <= 900, (form, name)
+        assert not diff(tmp_path / form, arrays)
+        part = fmapper.load(tmp_path / form)["deep"].read(((1, 3), (0, 1), (7, 299)))
+        np.testing.assert_array_equal(part, arrays["deep"][1:3, :1, 7:299])
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "orbax")
+    filled = {
+        n: torch.empty(a.shape, dtype=getattr(torch, a.dtype.name)) for n, a in arrays.items()
+    }
+    dcp.load(filled, storage_reader=dcp.FileSystemReader(tmp_path / "dcp"), no_dist=True)
+    assert not diff(restored, arrays)
+    assert not diff(filled, arrays)
+
+
+def test_a_large_chunk_of_orbax_is_unpacked_once(tmp_path, monkeypatch):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    pytest.importorskip("flax")
+    from fmapper_adapters.flax.checkpoints import orbax
+
+    array = np.random.default_rng(0).standard_normal((2000, 2000))  # one chunk
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "theirs", {"w": array, "v": array + 1})
+    opened = []
+    stores = orbax._Stores._opened
+    monkeypatch.setattr(
+        orbax._Stores, "_opened", lambda self, *a: opened.append(a) or stores(self, *a)
+    )
+    stored = fmapper.load(tmp_path / "theirs")
+    for start in range(0, 2000, 100):
+        part = stored["w"].read(((start, start + 100), (0, 2000)))
+        np.testing.assert_array_equal(part, array[start : start + 100])
+    np.testing.assert_array_equal(stored["v"].read(), array + 1)
+    assert len(opened) == 2

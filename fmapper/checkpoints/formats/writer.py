@@ -231,6 +231,10 @@ class Writer:
             self.on_bytes(piece.nbytes)
         file.seek(at)
 
+    def boxes(self, array: LazyArray) -> list[Box]:
+        """Returns the parts that `bytes_of` yields, for each dimension where they begin and end."""
+        return [box for box, nbytes in panels(array) if nbytes]
+
     def bytes_of(self, name: str, array: LazyArray) -> Iterator[memoryview]:
         """Yields an array in order, some 8 MiB at a time, for formats that must see the bytes."""
         for piece, data in in_order(lambda piece: (piece, read_bytes(piece)), _panels(name, array)):
@@ -289,7 +293,7 @@ def _in_panels(
 
 
 def _panels(name: str, array: LazyArray) -> Iterator[Piece]:
-    return (Piece(name, array, box, 0, nbytes) for box, nbytes in panels(array))
+    return (Piece(name, array, box, 0, nbytes) for box, nbytes in panels(array) if nbytes)
 
 
 class Journal:

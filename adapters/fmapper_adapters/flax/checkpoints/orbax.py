@@ -1,11 +1,15 @@
-"""Folders of Orbax, read and written by orbax itself, an array at a time.
+"""Folders of Orbax, read and written by orbax itself, a part of an array at a time.
 
-Orbax writes all arrays of a tree at once, and reads them whole. Its handler of arrays is told here
-to write one after the other; parts of arrays are read through tensorstore, which it stands on.
+Orbax writes all arrays of a tree at once, each as one chunk, and reads them whole. Its handler of
+arrays writes here one after the other, a chunk for each part, through tensorstore, on which it
+stands. What others have written is read in the chunks that it has: one is in memory, and is kept
+until another array is read.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +23,7 @@ from fmapper.checkpoints import DTYPES, Contents, Format, LazyArray, Writer, nes
 _SIGNS = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA")
 _ITEM = "default"  # the folder that a CheckpointManager has its arrays in
 _VALUES = (bool, int, float, str)
+_LARGE = 8 << 20  # bytes of a chunk that is kept, since less than it is read at a time
 
 
 class Orbax(Format):
@@ -52,11 +57,12 @@ class Orbax(Format):
         except Exception as error:  # of orbax and tensorstore: they raise anything
             raise CheckpointError(f"{path}: orbax does not read it: {error}") from None
         contents = Contents({}, files=(folder,))
+        stores = _Stores(folder)
         for name, leaf in _leaves(tree):
             if name in scalars:
                 contents.values[name] = scalars[name]
             else:
-                contents.arrays[name] = _Chunked(folder, name, leaf)
+                contents.arrays[name] = _Chunked(stores, name, leaf)
         return contents
 
     def write(self, out: Writer, contents: Contents) -> None:
@@ -72,7 +78,7 @@ class Orbax(Format):
             if not array.size:
                 raise CheckpointError(f"{name}: orbax holds no arrays without elements")
         registry = handlers.create_type_handler_registry(
-            (LazyArray, _one_by_one()),
+            (LazyArray, _in_parts(out)),
             (jax.Array, handlers.ArrayHandler()),  # there is none; without it orbax warns
             (int, handlers.ScalarHandler()),
             (float, handlers.ScalarHandler()),
@@ -117,53 +123,101 @@ def _scalars(checkpointer: Any, folder: Path, tree: Any) -> dict[str, Any]:
     }
 
 
+class _Stores:
+    """The arrays of a folder that are open: two, since what is read ahead may be of the next one.
+
+    A chunk that is larger than what is read of it is kept with its array, or each part would have
+    it unpacked anew.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._open: dict[str, Any] = {}
+
+    def open(self, name: str, shape: tuple[int, ...]) -> Any:
+        """Returns an array of tensorstore."""
+        with self._lock:
+            if name not in self._open:
+                if len(self._open) > 1:
+                    del self._open[next(iter(self._open))]
+                self._open[name] = self._opened(name, shape)
+            return self._open[name]
+
+    def _opened(self, name: str, shape: tuple[int, ...]) -> Any:
+        import tensorstore
+
+        store: dict[str, Any] = {"driver": "file", "path": f"{self.folder / name}/"}
+        if (self.folder / "manifest.ocdbt").exists():
+            base = f"file://{self.folder}/"
+            store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+        failed: Exception | None = None
+        for driver in ("zarr", "zarr3"):
+            spec: dict[str, Any] = {"driver": driver, "kvstore": store}
+            try:
+                array = tensorstore.open(spec, open=True, read=True).result()
+                if array.shape != shape:
+                    raise CheckpointError(f"{self.folder}: {name}: has another shape")
+                chunk: Any = array.chunk_layout.read_chunk.shape or shape
+                nbytes = math.prod(chunk) * np.dtype(array.dtype.numpy_dtype).itemsize
+                if nbytes > _LARGE:
+                    room = {"cache_pool": {"total_bytes_limit": nbytes + _LARGE}}
+                    context = tensorstore.Context(room)
+                    array = tensorstore.open(spec, open=True, read=True, context=context).result()
+                return array
+            except (ValueError, KeyError, OSError, RuntimeError) as error:
+                failed = failed or error
+        raise CheckpointError(f"{self.folder}: {name}: {failed}") from failed
+
+
 class _Chunked(LazyArray):
     """An array in a folder of Orbax."""
 
-    def __init__(self, folder: Path, name: str, about: Any) -> None:
+    def __init__(self, stores: _Stores, name: str, about: Any) -> None:
         dtype = np.dtype(about.dtype).name
         if dtype not in DTYPES:
-            raise CheckpointError(f"{folder}: {name}: is of an unknown dtype {dtype}")
+            raise CheckpointError(f"{stores.folder}: {name}: is of an unknown dtype {dtype}")
         self.shape, self.dtype = tuple(map(int, about.shape)), np.dtype(about.dtype)
-        self._folder, self._name = folder, name
+        self._stores, self._name = stores, name
 
     def _read(self, box: Any) -> Any:
-        import tensorstore
-
-        ocdbt = (self._folder / "manifest.ocdbt").exists()
-        store: dict[str, Any] = {"driver": "file", "path": f"{self._folder / self._name}/"}
-        if ocdbt:
-            base = f"file://{self._folder}/"
-            store = {"driver": "ocdbt", "base": base, "path": f"{self._name}/"}
-        failed: Exception | None = None
-        for driver in ("zarr", "zarr3"):
-            try:
-                spec = {"driver": driver, "kvstore": store}
-                array = tensorstore.open(spec, open=True, read=True).result()
-                if array.shape != self.shape:
-                    raise CheckpointError(f"{self._folder}: {self._name}: has another shape")
-                return array[tuple(slice(*pair) for pair in box)].read().result()
-            except (ValueError, KeyError, OSError, RuntimeError) as error:
-                failed = failed or error
-        raise CheckpointError(f"{self._folder}: {self._name}: {failed}") from failed
+        array = self._stores.open(self._name, self.shape)
+        try:
+            return array[tuple(slice(*pair) for pair in box)].read().result()
+        except (ValueError, KeyError, OSError, RuntimeError) as error:
+            raise CheckpointError(f"{self._stores.folder}: {self._name}: {error}") from error
 
 
-def _one_by_one() -> Any:
+def _in_parts(out: Writer) -> Any:
     import orbax.checkpoint as ocp
+    import tensorstore
 
-    class Handler(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]
-        """Writes arrays one after the other, so that one is in memory at a time."""
+    handlers: Any = ocp.type_handlers
 
-        def __init__(self) -> None:
-            super().__init__(deepcopy_host_arrays=False)
+    class Handler(handlers.NumpyHandler):  # type: ignore[misc]
+        """Writes arrays one after the other, and of each a part after the other."""
 
         async def serialize(
             self, values: Sequence[Any], infos: Sequence[Any], args: Sequence[Any] | None = None
         ) -> Sequence[Any]:
-            args = args or [ocp.SaveArgs()] * len(values)
-            for value, info, arg in zip(values, infos, args, strict=True):
-                for future in await super().serialize([value.read()], [info], [arg]):
-                    future.result()
+            for value, info in zip(values, infos, strict=True):
+                if hasattr(info, "await_path_creation"):  # Orbax makes its folder meanwhile
+                    await info.await_path_creation()
+                boxes = out.boxes(value)
+                spec = handlers.get_json_tspec_write(
+                    info,
+                    use_ocdbt=info.is_ocdbt_checkpoint,
+                    global_shape=value.shape,
+                    local_shape=tuple(stop - start for start, stop in boxes[0]),  # of a chunk
+                    dtype=value.dtype,
+                    process_index=jax.process_index() if info.is_ocdbt_checkpoint else None,
+                )
+                store = await tensorstore.open(
+                    tensorstore.Spec(spec), create=True, open=True, context=info.ts_context
+                )
+                for box, data in zip(boxes, out.bytes_of(info.name, value), strict=True):
+                    place = store[tuple(slice(*pair) for pair in box)]
+                    await place.write(np.asarray(data).view(value.dtype).reshape(place.shape))
             return []
 
     return Handler()

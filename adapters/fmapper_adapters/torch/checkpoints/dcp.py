@@ -73,10 +73,14 @@ class Dcp(Format):
             raise CheckpointError(f"{path}: is damaged: {reason}") from None
 
     def write(self, out: Writer, contents: Contents) -> None:
-        """Has torch write the folder, which reads each array when its turn comes."""
+        """Has torch write the folder, which reads a part of an array when its turn comes."""
         from torch.distributed import checkpoint as _checkpoint
+        from torch.distributed.checkpoint import metadata as _metadata
+        from torch.distributed.checkpoint import planner as _planner
 
         checkpoint: Any = _checkpoint  # it names its exports for nobody's type checker
+        about: Any = _metadata
+        plans: Any = _planner
 
         arrays = contents.arrays
         tied = {name: arrays[first] for name, first in contents.ties.items()}
@@ -88,9 +92,39 @@ class Dcp(Format):
             tree[name] = torch.empty(array.shape, dtype=dtype, device="meta")
 
         class Planner(checkpoint.DefaultSavePlanner):  # type: ignore[misc]
+            """Has arrays in pieces, as if several processes had them, each read for itself."""
+
+            def create_local_plan(self) -> Any:
+                items = []
+                for item in super().create_local_plan().items:
+                    array = arrays.get(item.index.fqn, tied.get(item.index.fqn))
+                    found = [] if array is None else out.boxes(array)
+                    items += [item] if len(found) < 2 else [piece(item, box) for box in found]
+                self.plan = plans.SavePlan(items, planner_data=self.mappings)
+                return self.plan
+
             def lookup_object(self, index: Any) -> Any:
                 array = arrays.get(index.fqn, tied.get(index.fqn))
-                return super().lookup_object(index) if array is None else _tensor(array)
+                if array is None:
+                    return super().lookup_object(index)
+                box = boxes.get((index.fqn, tuple(index.offset or ())))
+                return _tensor(array if box is None else array.part(box))
+
+        boxes: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+        def piece(item: Any, box: Any) -> Any:
+            offsets = torch.Size(start for start, _ in box)
+            sizes = torch.Size(stop - start for start, stop in box)
+            boxes[item.index.fqn, tuple(offsets)] = box
+            return plans.WriteItem(
+                index=about.MetadataIndex(item.index.fqn, offsets),
+                type=plans.WriteItemType.SHARD,
+                tensor_data=plans.TensorWriteData(
+                    chunk=about.ChunkStorageMetadata(offsets=offsets, sizes=sizes),
+                    properties=item.tensor_data.properties,
+                    size=item.tensor_data.size,
+                ),
+            )
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is no process group
