@@ -58,6 +58,8 @@ class LazyArray:
     @staticmethod
     def of(array: Any) -> LazyArray:
         """Returns an array in memory as a lazy one."""
+        from fmapper.checkpoints import backend as _backend  # noqa: F401  (it moves)
+
         return _InMemory(array)
 
     @staticmethod

@@ -8,6 +8,7 @@ from typing import Any
 
 from fmapper.backends.arrays import HOST, Arrays
 from fmapper.backends.discovery import adapter_of
+from fmapper.checkpoints import backend as _backend  # noqa: F401  (lazy arrays are arrays)
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.checkpoint import Checkpoint
 from fmapper.checkpoints.formats.format import Contents, format_for, merge_ties

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
-from fmapper.files.untrusted import Misfit, read_json, show, within
+from fmapper.files.untrusted import Misfit, read_json, show
 
 MOST_HEADER = 100_000_000  # bytes, the limit of the format
 _MOST_ARRAYS = 1_000_000
@@ -97,8 +97,11 @@ def read_header(file: BinaryIO, size: int) -> Header:
     begin = 8 + length
     entries = {}
     for name, entry in fields.items():
-        with within(ascii(name)[1:-1][:60]):
+        try:
             entries[name] = _entry(name, entry, begin)
+        except Misfit as error:
+            error.place.append(ascii(name)[1:-1][:60])
+            raise
     position = begin
     for name, entry in sorted(entries.items(), key=lambda item: item[1][:2]):
         if entry.end > size:

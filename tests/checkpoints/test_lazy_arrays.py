@@ -1,5 +1,7 @@
 """Lazy arrays against NumPy, bit for bit, and what they read meanwhile."""
 
+import subprocess
+import sys
 import tracemalloc
 from unittest import mock
 
@@ -320,3 +322,13 @@ def test_copies_of_another_order_are_exact(dtype, shape):
 def test_numpy_reads_a_lazy_array():
     assert same(np.asarray(Stored(count(2, 3)).transpose()), np.ascontiguousarray(count(2, 3).T))
     assert repr(LazyArray.of(count(2, 3)).transpose()) == "<Transpose int32[3, 2]>"
+
+
+def test_a_lazy_array_moves_though_nothing_was_loaded():
+    code = (
+        "import numpy as np, fmapper\n"
+        "from fmapper.checkpoints import LazyArray\n"
+        "print(fmapper.to_numpy(LazyArray.of(np.ones(2))).sum())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "2.0\n", done.stderr

@@ -82,9 +82,9 @@ class SafetensorsFolder(Format):
         names = sorted(set(index.values())) if index is not None else _files(path)
         for name in names:
             found, own = _read_file(file_in(path, name))
-            twice = sorted({*arrays} & {*found})
-            if twice:
-                raise CheckpointError(f"{path / name}: {show(twice[0])} is in another shard, too")
+            for twice in found:
+                if twice in arrays:
+                    raise CheckpointError(f"{path / name}: {show(twice)} is in another shard, too")
             arrays |= found
             metadata |= own
         for array, name in (index or {}).items():
