@@ -227,7 +227,8 @@ class Models(Framework):
         """
         raise ConversionError(
             f"models of {self.name} cannot be recorded to generate. Of a model that was converted: "
-            "make the generator from the one that it was converted from, and give it these arrays, "
+            "make the generator from the one that it was converted from, or from the folder that "
+            "from_pretrained made it of, fmapper.generator(folder, ...), and give it these arrays, "
             "generator.replace(params=model)."
         )
 

@@ -19,6 +19,8 @@ from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.warn import warn
 
+_FOLDERS_ARE_OF = "torch"  # whose classes are those of the Hub
+
 
 class Generated(NamedTuple):
     """Tokens with what they were chosen by.
@@ -201,7 +203,9 @@ def generator(
             `torch.nn.Module` with two methods: `prefill(tokens, mask)` takes the tokens of prompts
             that are padded on the left and 1 where there is one, both of shape (batch, columns);
             `step(tokens, cache)` takes one token per row. Each returns the logits, of shape (batch,
-            vocabulary), and the cache: tuples, lists and dicts of tensors, whose shapes stay.
+            vocabulary), and the cache: tuples, lists and dicts of tensors, whose shapes stay. Or
+            a folder in the Hub's layout, as `from_pretrained` takes it: tokens are then chosen as
+            its `generation_config.json` says.
         max_length: How many tokens the cache holds, those of the prompt among them.
         batch: How many prompts a call takes at most.
         to: The framework that computes; None for the one that can.
@@ -218,6 +222,10 @@ def generator(
     if max_length < 2:
         raise ConversionError("max_length=1 has no place for a new token")
     target = _target(to)
+    if isinstance(model, str | os.PathLike):
+        from fmapper.checkpoints.pretrained import from_pretrained
+
+        model = from_pretrained(model, _FOLDERS_ARE_OF)
     source = source_of(model)
     if source is None:
         raise ConversionError(

@@ -243,6 +243,50 @@ def test_nothing_is_said_of_what_is_right(folders):
 
 
 @pytest.mark.thorough
+def test_a_folder_says_how_its_model_generates(folders, tmp_path):
+    folder, _ = folders["llama"]
+    shutil.copytree(folder, tmp_path / "llama")
+    said = {
+        "eos_token_id": [7, 9],
+        "pad_token_id": 0,
+        "repetition_penalty": 3.0,
+        "max_new_tokens": 12,
+    }
+    (tmp_path / "llama" / "generation_config.json").write_text(json.dumps(said))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "llama")
+    tokens = torch.arange(10, 16).reshape(2, 3)
+    mask = torch.ones_like(tokens)
+    with torch.no_grad():
+        wanted = theirs.generate(tokens, attention_mask=mask)
+        plain = theirs.generate(tokens, attention_mask=mask, repetition_penalty=1.0)
+        ours = fmapper.from_pretrained(tmp_path / "llama", "torch")
+        assert torch.equal(ours.generate(tokens, attention_mask=mask), wanted)
+    assert not torch.equal(wanted, plain)
+    generator = fmapper.generator(tmp_path / "llama", max_length=24, batch=2)
+    found = generator(tokens, mask)
+    np.testing.assert_array_equal(found, wanted)
+    model = fmapper.from_pretrained(tmp_path / "llama", "flax")
+    np.testing.assert_array_equal(generator.replace(params=model)(tokens, mask), wanted)
+    with pytest.raises(fmapper.ConversionError, match=r"fmapper\.generator\(folder, \.\.\.\)"):
+        fmapper.generator(model, max_length=24)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "is not an object"),
+        ('{"max_new_tokens": {}}', "not supported"),
+        ('{"a": 1, "a": 2}', "a key twice"),
+    ],
+)
+def test_a_damaged_generation_config_is_the_one_error(folders, tmp_path, text, said):
+    shutil.copytree(folders["llama"][0], tmp_path / "llama")
+    (tmp_path / "llama" / "generation_config.json").write_text(text)
+    with pytest.raises(fmapper.CheckpointError, match=f"generation_config.json: .*{said}"):
+        fmapper.from_pretrained(tmp_path / "llama", "torch")
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -19,11 +19,12 @@ from fmapper_adapters.torch.pretrained import inputs
 from fmapper_adapters.torch.pretrained.tables import transformers_rules
 
 _CONFIG = "config.json"
+_GENERATION = "generation_config.json"
 _QUANTIZATION = "quantization_config"
 _CODE = {"auto_map", "custom_pipelines", "trust_remote_code", "use_kernels"}
 _TEXTS = (
     _CONFIG,
-    "generation_config.json",
+    _GENERATION,
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -63,6 +64,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
     cls = _class(folder, settings, config)
     wanted = dtype or _dtype(settings)
     model = _without_memory(cls, config, wanted)
+    _set_generation(model, folder)
     examples = inputs.example_kwargs(model)
     return Pretrained(
         model,
@@ -112,6 +114,20 @@ def _class(folder: Path, settings: dict[str, Any], config: Any) -> Any:
         f"transformers ({transformers.__version__}). Make the module yourself and use "
         "fmapper.load(folder, like=module)."
     )
+
+
+def _set_generation(model: Any, folder: Path) -> None:
+    """Has a model generate as its folder says, where that says so."""
+    if not (folder / _GENERATION).is_file() or not model.can_generate():
+        return
+    from transformers import GenerationConfig
+
+    settings = _without_code(read_settings(file_in(folder, _GENERATION)))
+    try:
+        model.generation_config = GenerationConfig.from_dict(settings)
+    except (TypeError, ValueError, AttributeError, KeyError) as error:  # of each setting its own
+        reason = str(error).partition("\n")[0][:200]
+        raise CheckpointError(f"{folder / _GENERATION}: {reason}") from None
 
 
 def _dtype(settings: dict[str, Any]) -> str:
