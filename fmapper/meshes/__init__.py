@@ -2,10 +2,12 @@
 
 For users beside `fmapper.shard`.
 
-    sharding  `shard`, and `Sharding`, which is what it does, with a name
-    rules     what patterns, classes, functions and models say of arrays
-    layout    the axes of a mesh that divide an array, read and checked
-    plan      what sharding would do, and what it takes
+    sharding    `shard`, and `Sharding`, which is what it does, with a name
+    rules       what patterns, classes, functions and models say of arrays
+    layout      the axes of a mesh that divide an array, read and checked
+    derivation  rules that follow from a program
+    dimensions  which dimensions of the arrays of a program are one
+    plan        what sharding would do, and what it takes
 """
 
 from typing import TYPE_CHECKING
@@ -13,18 +15,22 @@ from typing import TYPE_CHECKING
 from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
+    from fmapper.meshes.derivation import Derivation, derive
     from fmapper.meshes.layout import box_at
     from fmapper.meshes.plan import PlannedShard, ShardPlan
     from fmapper.meshes.sharding import Sharding
 
 __all__ = [
+    "Derivation",
     "PlannedShard",
     "ShardPlan",
     "Sharding",
     "box_at",
+    "derive",
 ]
 
 _PLACES = {
+    "fmapper.meshes.derivation": "Derivation derive",
     "fmapper.meshes.layout": "box_at",
     "fmapper.meshes.plan": "PlannedShard ShardPlan",
     "fmapper.meshes.sharding": "Sharding",

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from fmapper.backends.meshes import Box, Spec
+from fmapper.backends.discovery import adapters
+from fmapper.backends.meshes import Box, Meshes, Spec
 from fmapper.errors import PlacementError
 
 Axes: TypeAlias = tuple[Any, ...]
@@ -15,14 +16,40 @@ Axes: TypeAlias = tuple[Any, ...]
 
 LOGICAL: Mapping[str, tuple[str, ...]] = {
     "tensor": ("tensor", "model", "tp", "mp"),
-    "expert": ("expert", "ep", "tensor", "model", "tp", "mp"),
-    "batch": ("data", "batch", "dp", "fsdp"),
+    "expert": ("expert", "ep"),
     "zero": ("fsdp", "zero"),
 }
 """The words for axes that models and derived rules use, and the axes of a mesh that they mean.
 
 The first that the mesh has is meant; a word that means none divides nothing.
 """
+
+
+def adapter_of_mesh(mesh: Any) -> Meshes | None:
+    """Returns the adapter whose mesh it is; None for the sizes of one.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(mesh, Mapping) and mesh and all(type(n) is int for n in mesh.values()):
+        return None
+    for adapter in adapters(Meshes):
+        if adapter.mesh_axes(mesh) is not None:
+            return adapter
+    raise TypeError(
+        f"{mesh!r} is not a mesh: give a jax.sharding.Mesh, as jax.make_mesh makes it, or torch's "
+        "DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes it."
+    )
+
+
+def mesh_sizes(mesh: Any) -> dict[str, int]:
+    """Returns the sizes of the axes of a mesh by name.
+
+    Raises:
+        TypeError: It is not a mesh.
+    """
+    adapter = adapter_of_mesh(mesh)
+    return dict(mesh if adapter is None else adapter.mesh_axes(mesh) or {})
 
 
 def read_names(names: Mapping[str, Any] | None, mesh: Mapping[str, int]) -> dict[str, Any]:

@@ -55,10 +55,16 @@ class ShardPlan:
     Attributes:
         mesh: The sizes of the axes of the mesh.
         leaves: What becomes of each array, in the order of the walk.
+        sums: For derived rules: the parts of the model after which what devices have computed is
+            added up between them, in a forward pass, one for each time.
+        moves: For derived rules: the parts where shards change hands, since one array holds several
+            side by side, as gate and up of a perceptron.
     """
 
     mesh: dict[str, int]
     leaves: tuple[PlannedShard, ...]
+    sums: tuple[str, ...] = ()
+    moves: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[PlannedShard]:
         return iter(self.leaves)
@@ -122,6 +128,8 @@ class ShardPlan:
             f"{more}{readable_bytes(self.nbytes)} in all, "
             f"{readable_bytes(self.nbytes_per_device)} on each of {self.devices} devices"
         )
+        if self.sums:
+            table.caption += f"\na forward pass adds up between devices {len(self.sums)} times"
         return table
 
 

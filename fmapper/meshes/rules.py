@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.models import Models
 from fmapper.backends.nodes import Nodes
 from fmapper.errors import PlacementError
 from fmapper.meshes.layout import Axes
@@ -23,7 +24,9 @@ Rule: TypeAlias = "Axes | Keep | None"
 
 Rules: TypeAlias = "Mapping[Any, Rule] | Callable[[str, Any], Rule] | Axes | str"
 
-MODEL = "model"
+Said: TypeAlias = "list[tuple[str, Any, Axes]]"
+
+MODEL, DERIVE = "model", "derive"
 _NO_RULE: Final = ""
 _RANGE = re.compile(r"\[-?\d*:-?\d*\]")
 _INDEX = re.compile(r"\[(\d+|\*)\]")
@@ -32,14 +35,23 @@ _INDEX = re.compile(r"\[(\d+|\*)\]")
 class Found:
     """What rules say of the arrays of one tree.
 
+    Args:
+        rules: The rules.
+        tree: The tree.
+        parts: Into how many parts the words for axes of derived rules divide.
+
     Attributes:
         arrays: The arrays, each once, in the order of the walk.
         names: The first name of each, by id.
         links: The first place of each, by id.
         rules: By id: what a rule says, and which one, as its user wrote it.
+        sums: Where in the model parts are added up between devices, for derived rules.
+        moves: Where parts change hands.
     """
 
-    def __init__(self, rules: Rules, tree: Any) -> None:
+    def __init__(self, rules: Rules, tree: Any, parts: Mapping[str, int]) -> None:
+        self.sums: tuple[str, ...] = ()
+        self.moves: tuple[str, ...] = ()
         self.arrays: list[Any] = []
         self.names: dict[int, str] = {}
         self.rules: dict[int, tuple[Rule, str]] = {}
@@ -57,7 +69,7 @@ class Found:
                 self.rules[id(array)] = rules(name, array), "the function"
         else:
             self._walk(tree)
-            self._by_model(rules)
+            self._by_model(rules, parts)
         for follower, lead in self._leads:
             if id(lead) in self.rules and _shape(follower) == _shape(lead):
                 rule = self.rules[id(lead)][0]
@@ -137,10 +149,10 @@ class Found:
 
     # --- what a model says itself ---------------------------------------------------------------
 
-    def _by_model(self, source: str) -> None:
+    def _by_model(self, source: str, parts: Mapping[str, int]) -> None:
         named: dict[str, tuple[tuple[int, ...], Rule]] = {}
         for node in self._nodes:
-            for name, array, axes in _said(node):
+            for name, array, axes in self._derive(node, parts) if source == DERIVE else _said(node):
                 self.rules[id(array)] = axes, source
                 named[name] = _shape(array), axes
         if not self.rules:
@@ -149,26 +161,54 @@ class Found:
             if id(array) in self.rules:
                 continue
             name = self.names[id(array)]
-            parts = name.split(".")
-            ends = (".".join(parts[at:]) for at in range(len(parts)))
+            keys = name.split(".")
+            ends = (".".join(keys[at:]) for at in range(len(keys)))
             match = next((end for end in ends if end in named), None)
             if match is not None and named[match][0] == _shape(array):  # an optimizer's, of it
                 self.rules[id(array)] = named[match][1], f"as {match}"
+
+    def _derive(self, node: Any, parts: Mapping[str, int]) -> Said:
+        """Returns what follows from the program of a node, if it has one."""
+        from fmapper.meshes.derivation import derive_axes, program_of
+
+        program = program_of(node)
+        if program is None:
+            return []
+        found = derive_axes(program, parts)
+        self.sums += found.sums
+        self.moves += found.moves
+        arrays = _arrays_of(node)
+        return [(name, arrays[name], own) for name, own in found.axes.items() if name in arrays]
 
 
 _NOTHING_SAID = {
     MODEL: (
         "nothing in this tree says how it is divided: models of transformers do (tp_plan), what is "
         "converted from them, and variables of Flax with axes in their metadata. Write rules, "
-        'such as {"up_proj.weight": ("model", None)}.'
+        'such as {"up_proj.weight": ("model", None)}, or have them derived: rules="derive".'
+    ),
+    DERIVE: (
+        "nothing in this tree has a program that rules could be derived from: convert the model, "
+        'or write rules, such as {"up_proj.weight": ("model", None)}.'
     ),
 }
 
 
-def _said(node: Any) -> list[tuple[str, Any, Axes]]:
+def _said(node: Any) -> Said:
     """Returns name, array and axes of the arrays that a node says something of."""
     said = (adapter.axes(node) for adapter in adapters(Nodes))
     return [*next(filter(None, said), ())]
+
+
+def _arrays_of(model: Any) -> Mapping[str, Any]:
+    """Returns the arrays of a converted model by the names that its program has for them."""
+    found = (adapter.weights(model) for adapter in adapters(Models))
+    weights = next(filter(None, found), None)
+    if weights is not None:
+        return weights[0]
+    from fmapper.states.state import state
+
+    return state(model)
 
 
 def _pattern(text: str) -> re.Pattern[str]:

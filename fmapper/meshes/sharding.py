@@ -6,11 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from fmapper.backends.arrays import Arrays
-from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.discovery import adapter_of
 from fmapper.backends.meshes import Box, Meshes, Spec
 from fmapper.errors import FmapperError, PlacementError
 from fmapper.meshes import rules as _rules
-from fmapper.meshes.layout import parts_of, read_names, read_spec, uneven_dimension
+from fmapper.meshes.layout import (
+    adapter_of_mesh,
+    mesh_sizes,
+    parts_of,
+    read_names,
+    read_spec,
+    uneven_dimension,
+)
 from fmapper.meshes.plan import ShardPlan, planned
 from fmapper.moves.carry import UNTOUCHED
 from fmapper.moves.collect import Leaves
@@ -61,17 +68,16 @@ class Sharding(Router):
         sync()
         self.mesh, self.rules, self.names = mesh, rules, dict(names or {})
         self.uneven, self.strict, self.report = uneven, strict, report
-        if isinstance(rules, str) and rules != _rules.MODEL:
+        if isinstance(rules, str) and rules not in (_rules.MODEL, _rules.DERIVE):
             raise PlacementError(
                 f"rules={rules!r}: write rules as a dict, such as "
                 '{"up_proj.weight": ("model", None)}, as a function of a name and an array, as a '
-                'tuple of axes for all arrays; or "model".'
+                'tuple of axes for all arrays; or "model" or "derive".'
             )
         if uneven not in ("refuse", "replicate"):
             raise PlacementError(f"uneven= is 'refuse' or 'replicate', not {uneven!r}.")
-        self._adapter = _adapter_of_mesh(mesh)
-        axes = mesh if self._adapter is None else self._adapter.mesh_axes(mesh)
-        self.axes: dict[str, int] = dict(axes or {})
+        self._adapter = adapter_of_mesh(mesh)
+        self.axes: dict[str, int] = mesh_sizes(mesh)
         self._meanings = read_names(names, self.axes)
 
     def __repr__(self) -> str:
@@ -130,7 +136,8 @@ class Sharding(Router):
 
     def _specs(self, tree: Any, *, refuse: bool = True) -> tuple[dict[int, Any], _rules.Found]:
         """Returns the spec of each array, None for one that stays, and what the rules found."""
-        found = _rules.Found(self.rules, tree)
+        parts = {word: parts_of(axes, self.axes) for word, axes in self._meanings.items()}
+        found = _rules.Found(self.rules, tree, parts)
         specs: dict[int, Any] = {}
         problems = []
         for array in found.arrays:
@@ -178,7 +185,7 @@ class Sharding(Router):
             own = () if problem else spec
             dtype = adapter.dtype(array)
             lines.append(planned(path, _shape(array), dtype, own, rule, self.axes, problem))
-        return ShardPlan(self.axes, tuple(lines))
+        return ShardPlan(self.axes, tuple(lines), found.sums, found.moves)
 
     # --- what becomes of arrays -----------------------------------------------------------------
 
@@ -231,19 +238,6 @@ class Sharding(Router):
         return adapter.assemble(shape, dtype, self.mesh, spec, read)
 
 
-def _adapter_of_mesh(mesh: Any) -> Meshes | None:
-    """Returns the adapter whose mesh it is; None for the sizes of one."""
-    if isinstance(mesh, Mapping) and mesh and all(type(n) is int for n in mesh.values()):
-        return None
-    for adapter in adapters(Meshes):
-        if adapter.mesh_axes(mesh) is not None:
-            return adapter
-    raise TypeError(
-        f"{mesh!r} is not a mesh: give a jax.sharding.Mesh, as jax.make_mesh makes it, or torch's "
-        "DeviceMesh, as torch.distributed.device_mesh.init_device_mesh makes it."
-    )
-
-
 @short_traceback
 def shard(
     tree: T,
@@ -276,11 +270,12 @@ def shard(
         mesh: A `jax.sharding.Mesh` or a `torch.distributed.device_mesh.DeviceMesh` whose axes have
             names.
         rules: `{pattern or class: axes}`; axes alone, for all arrays; a function of the name and
-            the array that gives axes; or `"model"` for what the model says itself (transformers'
-            `tp_plan`, also of what was converted; the metadata of Flax's variables).
+            the array that gives axes; `"model"` for what the model says itself (transformers'
+            `tp_plan`, also of what was converted; the metadata of Flax's variables); or `"derive"`
+            for what follows from the program of a converted model.
         names: What words for axes mean that are not the mesh's own: `{"mlp": "model", "embed":
-            None}`. Plans of models say `tensor`; by default the first axis of the mesh that has a
-            usual name for that is meant.
+            None}`. Plans of models and derived rules say `tensor`, `expert` and `zero`; by default
+            the first axis of the mesh that has a usual name for that is meant.
         uneven: What becomes of a dimension that does not divide evenly: `refuse` raises, and
             `replicate` leaves it whole.
         strict: False leaves objects alone that hold arrays but are not declared.

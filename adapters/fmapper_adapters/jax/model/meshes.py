@@ -51,7 +51,8 @@ def run(
     mesh = explicit_mesh(arrays)
     if mesh is None:
         return function(*arrays)
-    shapes = jax.eval_shape(function, *jax.tree.map(_unplace, arrays))
+    with _no_mesh():  # where one is set JAX asks each operation how its result is sharded
+        shapes = jax.eval_shape(function, *jax.tree.map(_unplace, arrays))
     rows: dict[int, Any] = {}
     for array in batch:
         spec = _spec(array)
@@ -76,6 +77,11 @@ def gather(tree: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         return tree
     found: tuple[Any, Any, Any] = jax.tree.map(np.asarray, tree)
     return found
+
+
+def _no_mesh() -> Any:
+    sharding: Any = jax.sharding
+    return sharding.use_abstract_mesh(sharding.AbstractMesh((), ()))
 
 
 def _unplace(array: Any) -> Any:

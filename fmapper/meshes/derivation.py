@@ -1,0 +1,154 @@
+"""Rules that follow from a program: which dimensions to divide so that least is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fmapper.backends.discovery import adapters
+from fmapper.backends.models import Models
+from fmapper.errors import PlacementError
+from fmapper.meshes.dimensions import Dimensions, Group
+from fmapper.meshes.layout import Axes, mesh_sizes, parts_of, read_names
+from fmapper.programs.program import Program
+
+_SMALL = 2  # parameters of fewer dimensions, which do not pay for what is sent
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """What was derived from a program.
+
+    Attributes:
+        axes: For each parameter an axis for each dimension: `tensor`, `expert`, `zero` or None.
+        sums: The places in the model where parts are added up between devices in a forward pass.
+        moves: The places where parts change hands, since an array holds several side by side.
+    """
+
+    axes: dict[str, Axes] = field(default_factory=dict)
+    sums: tuple[str, ...] = ()
+    moves: tuple[str, ...] = ()
+
+
+def derive(model: Any, mesh: Any, *, names: Mapping[str, Any] | None = None) -> Derivation:
+    """Returns rules for `shard` that follow from what a model computes, to be looked at or changed.
+
+    `shard(model, mesh, "derive")` takes them as they are. The names are those of the model that was
+    converted, so that the rules hold for that, too.
+
+    Args:
+        model: A converted model, or a `Program`.
+        mesh: A mesh, or the sizes of its axes: `{"data": 8, "model": 4}`.
+        names: What the words `tensor`, `expert` and `zero` mean on it, as for `shard`.
+
+    Raises:
+        PlacementError: The model has no program, or a name means an axis that there is not.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> from fmapper.meshes import derive
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+        >>> found = derive(fmapper.convert(net, "jax", (torch.ones(2, 4),)), {"model": 2})
+        >>> found.axes["0.weight"], found.axes["2.weight"], found.sums
+        (('tensor', None), (None, 'tensor'), ('2',))
+    """
+    sizes = mesh_sizes(mesh)
+    program = model if isinstance(model, Program) else program_of(model)
+    if program is None:
+        raise PlacementError(
+            f"a {type(model).__name__} has no program that rules could be derived from: convert it"
+        )
+    meanings = read_names(names, sizes)
+    return derive_axes(program, {word: parts_of(axes, sizes) for word, axes in meanings.items()})
+
+
+def program_of(model: Any) -> Program | None:
+    """Returns the program of a converted model; None for what has none."""
+    found = (adapter.program_of(model) for adapter in adapters(Models))
+    return next(filter(None, found), None)
+
+
+def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
+    """Returns how the parameters of a program are divided with little to send.
+
+    Where two products follow each other, with nothing between them that needs a row as a whole, the
+    first is divided by its outputs and the second by its inputs, as Megatron-LM does
+    (https://arxiv.org/abs/1909.08053): the parts of the result are added up once. That holds for
+    the heads of an attention, the features between the layers of a perceptron or two convolutions,
+    and the rows of embeddings and heads. Of experts each device gets some.
+
+    Args:
+        program: The program.
+        parts: Into how many parts the axes `tensor`, `expert` and `zero` divide; 1 for none.
+    """
+    shapes = {str(spec.target): spec.shape for spec in program.inputs if spec.kind == "parameter"}
+    groups = [group for group in Dimensions(program).groups() if not group.whole]
+    axes: dict[str, list[str | None]] = {name: [None] * len(s) for name, s in shapes.items()}
+    chosen = []
+    for group in groups if parts["expert"] > 1 else ():
+        if group.experts and _divides(group, parts["expert"]):
+            chosen.append(group)
+            _mark(axes, group, "expert")
+    taken = {name for name, own in axes.items() if any(own)}
+    ranked = sorted(groups, key=lambda group: _rank(group, shapes))
+    for group in ranked if parts["tensor"] > 1 else ():
+        if group.experts or not _divides(group, parts["tensor"]):
+            continue
+        if taken & {name for name in group.parameters if len(shapes[name]) >= _SMALL}:
+            continue
+        if _pays(group, shapes):
+            chosen.append(group)
+            _mark(axes, group, "tensor")
+            taken |= set(group.parameters)
+    if parts["zero"] > 1:
+        for name, own in axes.items():
+            _mark_rest(own, shapes[name], parts)
+    return Derivation(
+        {name: tuple(own) for name, own in axes.items()},
+        tuple(call.module or call.name for group in chosen for call in group.sums),
+        tuple(call.module or call.name for group in chosen for call in group.moves),
+    )
+
+
+def _divides(group: Group, parts: int) -> bool:
+    return all(isinstance(size, int) and size % parts == 0 for size in group.sizes)
+
+
+def _pays(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> bool:
+    """Tells whether dividing a group saves more than it sends.
+
+    A sum between devices stands against at least two matrices, one that is divided by its outputs
+    and one by its inputs; a table that rows are looked up in stands by itself.
+    """
+    matrices = [name for name in group.parameters if len(shapes[name]) >= _SMALL]
+    lookups = [call for call in group.sums if call.op.startswith("aten::embedding")]
+    products = len(group.sums) - len(lookups)
+    return bool(matrices) and 2 * products <= len(matrices) - bool(lookups)
+
+
+def _rank(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[bool, float, int]:
+    """Returns what comes first: chains, with the fewest sums for what they divide."""
+    sizes = (shapes[name] for name in group.parameters)
+    numbers = sum(math.prod(n for n in shape if isinstance(n, int)) for shape in sizes)
+    return not group.sums, len(group.sums) / len(group.parameters), -numbers
+
+
+def _mark(axes: dict[str, list[str | None]], group: Group, word: str) -> None:
+    for name, at in group.parameters.items():
+        if not any(axes[name]):
+            axes[name][at] = word
+
+
+def _mark_rest(
+    own: list[str | None], shape: tuple[int | str, ...], parts: Mapping[str, int]
+) -> None:
+    """Divides the largest dimension that is left along `zero`."""
+    sizes = [
+        (size, -at)
+        for at, (word, size) in enumerate(zip(own, shape, strict=True))
+        if word is None and isinstance(size, int) and size % parts["zero"] == 0
+    ]
+    if sizes:
+        own[-max(sizes)[1]] = "zero"

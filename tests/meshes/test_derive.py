@@ -1,0 +1,181 @@
+"""Rules that follow from a program: what is divided, and what is sent for that."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("jax")
+
+import fmapper  # noqa: E402
+from fmapper.meshes import derive  # noqa: E402
+from support import many_devices  # noqa: E402
+
+nn = torch.nn
+COLUMNS, ROWS = ("tensor", None), (None, "tensor")
+
+
+@pytest.fixture(scope="module")
+def on_eight_devices():
+    return many_devices.run("jax", "derive")
+
+
+@pytest.mark.parametrize("check", many_devices.names("jax", "derive"))
+def test_jax(on_eight_devices, check):
+    assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")
+
+
+def derived(module, *inputs, mesh=None):
+    model = fmapper.convert(module.eval(), "jax", inputs, check=False)
+    return derive(model, mesh or {"model": 2})
+
+
+def test_of_two_products_the_first_is_divided_by_outputs_and_the_second_by_inputs():
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Dropout(), nn.Linear(8, 4))
+    found = derived(net, torch.ones(3, 4))
+    assert found.axes == {"0.weight": COLUMNS, "0.bias": ("tensor",), "3.weight": ROWS,
+                          "3.bias": (None,)}  # fmt: skip
+    assert found.sums == ("3",)
+
+
+@pytest.mark.parametrize("between", [nn.LayerNorm(8), nn.Softmax(-1)])
+def test_what_needs_a_row_as_a_whole_stands_between(between):
+    net = nn.Sequential(nn.Linear(4, 8), between, nn.Linear(8, 6))
+    found = derived(net, torch.ones(3, 4))
+    assert found.axes["0.weight"] == (None, None)
+    assert found.axes["2.weight"] == COLUMNS  # whose outputs nothing follows
+    assert found.sums == ()
+
+
+def test_of_three_products_the_chain_comes_before_what_is_left():
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4))
+    found = derived(net, torch.ones(3, 4))
+    matrices = [found.axes[f"{at}.weight"] for at in (0, 2, 4)]
+    assert matrices == [COLUMNS, ROWS, COLUMNS]
+    assert len(found.sums) == 1
+
+
+def test_a_size_that_does_not_divide_is_left():
+    net = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 4))
+    assert derived(net, torch.ones(3, 4)).axes["0.weight"] == (None, None)
+
+
+class Attention(nn.Module):
+    def __init__(self, heads, shared):
+        super().__init__()
+        self.heads, self.shared = heads, shared
+        self.q, self.k = nn.Linear(16, 16), nn.Linear(16, 16 * shared // heads)
+        self.v, self.o = nn.Linear(16, 16 * shared // heads), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (-1, 16 // self.heads)).transpose(1, 2)
+                   for f in (self.q, self.k, self.v))  # fmt: skip
+        several = self.heads // self.shared
+        k, v = (a.repeat_interleave(several, 1) if several > 1 else a for a in (k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize(
+    ("shared", "parts", "divided"), [(4, 4, True), (4, 8, False), (2, 2, True), (2, 4, False)]
+)
+def test_heads_are_divided_where_there_are_enough(shared, parts, divided):
+    found = derived(Attention(4, shared), torch.ones(2, 3, 16), mesh={"tp": parts})
+    assert found.axes["q.weight"] == found.axes["v.weight"] == (COLUMNS if divided else (None,) * 2)
+    assert found.axes["q.bias"] == ("tensor" if divided else None,)
+    assert (found.axes["o.weight"] == ROWS) == divided
+    assert found.sums == (("o",) if divided else ())
+
+
+def test_one_table_for_tokens_and_head():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.norm = nn.Embedding(8, 4), nn.LayerNorm(4)
+            self.head = nn.Linear(4, 8, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.head(self.norm(self.embed(ids)))
+
+    found = derived(Tied(), torch.arange(6).reshape(2, 3))
+    assert found.axes["embed.weight"] == COLUMNS
+    assert found.sums == ("embed",)
+
+
+def test_what_is_packed_in_one_array_is_divided_and_changes_hands():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both, self.down = nn.Linear(4, 16), nn.Linear(8, 4)
+
+        def forward(self, x):
+            gate, up = self.both(x).chunk(2, -1)
+            return self.down(torch.sigmoid(gate) * up)
+
+    found = derived(Gated(), torch.ones(3, 4))
+    assert (found.axes["both.weight"], found.axes["down.weight"]) == (COLUMNS, ROWS)
+    assert (found.sums, len(found.moves)) == (("down",), 1)
+
+
+def test_convolutions_are_divided_by_channels():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+                        nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.Conv2d(8, 5, 1))  # fmt: skip
+    found = derived(net, torch.ones(2, 3, 12, 12))
+    first = ("tensor", None, None, None)
+    assert found.axes["0.weight"] == found.axes["4.weight"] == first
+    assert found.axes["1.weight"] == ("tensor",)
+    assert found.axes["6.weight"] == (None, "tensor", None, None)
+    assert found.sums == ("6",)
+
+
+def test_what_is_left_is_divided_where_an_axis_is_for_that():
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), nn.LayerNorm(4))
+    found = derived(net, torch.ones(3, 4), mesh={"fsdp": 4, "model": 2})
+    assert found.axes["0.weight"] == ("tensor", "zero")
+    assert found.axes["2.weight"] == ("zero", "tensor")
+    assert found.axes["3.weight"] == ("zero",)
+    model = fmapper.convert(net, "jax", (torch.ones(3, 4),))
+    both = derive(model, {"data": 2}, names={"zero": "data"})
+    assert both.axes["0.weight"] == (None, "zero") or both.axes["0.weight"] == ("zero", None)
+
+
+def test_an_operation_that_is_not_known_leaves_its_operands_whole():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.down(torch.flip(self.up(x), (-1,)))
+
+    assert derived(Odd(), torch.ones(3, 4)).axes["up.weight"] == (None, None)
+
+
+def test_experts_are_divided_where_an_axis_is_for_them():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, num_local_experts=4)  # fmt: skip
+    module = transformers.MixtralForCausalLM(config).eval()
+    example = {"input_ids": torch.arange(6).reshape(2, 3), "use_cache": False}
+    model = fmapper.convert(module, "jax", example_kwargs=example, check=False)
+    experts = "model.layers.0.mlp.experts"
+    found = derive(model, {"model": 2})
+    assert found.axes[f"{experts}.gate_up_proj"] == (None, "tensor", None)
+    assert found.axes[f"{experts}.down_proj"] == (None, None, "tensor")
+    found = derive(model, {"ep": 2, "model": 2})
+    assert found.axes[f"{experts}.gate_up_proj"] == ("expert", None, None)
+    assert found.axes["model.layers.0.self_attn.o_proj.weight"] == ROWS
+
+
+def test_rules_can_be_changed_and_are_refused_for_what_has_no_program():
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = fmapper.convert(net, "jax", (torch.ones(3, 4),))
+    rules = derive(model, {"model": 2}).axes | {"2.bias": ("tensor",)}
+    sharding = fmapper.meshes.Sharding({"model": 2}, rules)
+    for tree in (model, net):  # of the converted model and of the one that it was converted from
+        plan = fmapper.plan(sharding, tree)
+        assert [leaf.shard for leaf in plan] == [(4, 4), (4,), (4, 4), (2,)]
+    with pytest.raises(fmapper.PlacementError, match="a Sequential has no program"):
+        derive(net, {"model": 2})
+    with pytest.raises(fmapper.PlacementError, match="nothing in this tree has a program"):
+        fmapper.plan(fmapper.meshes.Sharding({"model": 1}, "derive"), {"w": torch.ones(2)})

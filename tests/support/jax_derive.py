@@ -1,0 +1,98 @@
+"""Checks of derived rules on eight devices of JAX; `meshes/test_derive.py` has them run."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import torch
+from jax.sharding import AxisType
+
+import fmapper
+from fmapper.meshes import Sharding
+
+SENT = r" (all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+
+
+def mixtral() -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4)).eval()
+
+
+def convert(module: Any) -> Any:
+    example = {"input_ids": torch.arange(64).reshape(8, 8), "use_cache": False}
+    return fmapper.convert(module, "jax", example_kwargs=example)
+
+
+def mesh_of(kind: AxisType) -> Any:
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+
+
+def logits(model: Any, ids: Any) -> Any:
+    return model(input_ids=ids, use_cache=False)["logits"]
+
+
+def sent(model: Any, ids: Any) -> Counter[str]:
+    text = jax.jit(logits).lower(model, ids).compile().as_text()
+    return Counter(re.findall(SENT, text))
+
+
+def check_two_sums_a_layer_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    model = convert(llama())
+    ids = np.arange(64, dtype=np.int32).reshape(8, 8)
+    want = logits(model, ids)
+    optimizer = optax.adam(1e-2)
+
+    def step(model: Any, state: Any, ids: Any) -> Any:
+        def loss(params: Any) -> Any:
+            return (logits(model.replace(params=params), ids) ** 2).mean()
+
+        gradients = jax.grad(loss)(model.params)
+        updates, state = optimizer.update(gradients, state)
+        return gradients, optax.apply_updates(model.params, updates)
+
+    wanted = jax.jit(step)(model, optimizer.init(model.params), ids)
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = mesh_of(kind)
+        plan = fmapper.plan(Sharding(mesh, "derive"), model)
+        assert len(plan.sums) == 2 * 2 + 1  # and the embedding
+        assert plan.sums.count("model.layers.1.mlp.down_proj") == 1
+        new = fmapper.shard(model, mesh, "derive")
+        batch = fmapper.shard(ids, mesh, ("data",))
+        found = sent(new, batch)
+        assert found["all-reduce"] == len(plan.sums)
+        assert found == sent(fmapper.shard(model, mesh, "model"), batch)
+        # on an Explicit mesh results lie along the batch, so the logits are brought together
+        assert found.total() == len(plan.sums) + (kind is AxisType.Explicit)
+        np.testing.assert_allclose(jax.jit(logits)(new, batch), want, rtol=1e-5, atol=1e-5)
+        given = jax.jit(step)(new, optimizer.init(new.params), batch)
+        for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(given), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5)
+
+
+def check_experts_where_an_explicit_mesh_is_set() -> None:
+    torch.manual_seed(0)
+    model = convert(mixtral())
+    ids = np.arange(64, dtype=np.int32).reshape(8, 8)
+    mesh = mesh_of(AxisType.Explicit)
+    new, batch = fmapper.shard(model, mesh, "derive"), fmapper.shard(ids, mesh, ("data",))
+    with jax.set_mesh(mesh):
+        got = jax.jit(logits)(new, batch)
+    np.testing.assert_allclose(np.asarray(got), logits(model, ids), rtol=1e-5, atol=1e-5)
+    plan = fmapper.plan(Sharding(mesh, "derive"), model)
+    assert len(plan.sums) == 2 * 2 + 1
+    assert sent(new, batch) == sent(fmapper.shard(model, mesh, "model"), batch)
