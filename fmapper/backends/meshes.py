@@ -10,6 +10,8 @@ from fmapper.backends.framework import Framework
 if TYPE_CHECKING:
     import numpy as np
 
+    from fmapper.meshes.dimensions import DimensionRule
+
 Spec: TypeAlias = "tuple[tuple[str, ...], ...]"
 """The axes of a mesh that divide each dimension of an array, the outermost first."""
 
@@ -81,4 +83,12 @@ class Meshes(Framework):
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
         """Returns the mesh that an array is divided on, and how; None for one on no mesh."""
+        return None
+
+    def dimension_rule(self, op: str) -> DimensionRule | None:
+        """Returns what an operation of programs does with dimensions; None for one not known here.
+
+        Args:
+            op: The operation, without its overload: `aten::linear`.
+        """
         return None

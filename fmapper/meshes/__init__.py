@@ -16,12 +16,16 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.meshes.derivation import Derivation, derive
+    from fmapper.meshes.dimensions import DimensionRule, Dimensions, Dims
     from fmapper.meshes.layout import box_at
     from fmapper.meshes.plan import PlannedShard, ShardPlan
     from fmapper.meshes.sharding import Sharding
 
 __all__ = [
     "Derivation",
+    "DimensionRule",
+    "Dimensions",
+    "Dims",
     "PlannedShard",
     "ShardPlan",
     "Sharding",
@@ -31,6 +35,7 @@ __all__ = [
 
 _PLACES = {
     "fmapper.meshes.derivation": "Derivation derive",
+    "fmapper.meshes.dimensions": "DimensionRule Dimensions Dims",
     "fmapper.meshes.layout": "box_at",
     "fmapper.meshes.plan": "PlannedShard ShardPlan",
     "fmapper.meshes.sharding": "Sharding",

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fmapper.backends.discovery import adapters
+from fmapper.backends.meshes import Meshes
 from fmapper.backends.models import Models
 from fmapper.errors import PlacementError
-from fmapper.meshes.dimensions import Dimensions, Group
+from fmapper.meshes.dimensions import DimensionRule, Dimensions, Group
 from fmapper.meshes.layout import Axes, mesh_sizes, parts_of, read_names
 from fmapper.programs.program import Program
 
@@ -84,7 +85,7 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
         parts: Into how many parts the axes `tensor`, `expert` and `zero` divide; 1 for none.
     """
     shapes = {str(spec.target): spec.shape for spec in program.inputs if spec.kind == "parameter"}
-    groups = [group for group in Dimensions(program).groups() if not group.whole]
+    groups = [group for group in Dimensions(program, _rule).groups() if not group.whole]
     axes: dict[str, list[str | None]] = {name: [None] * len(s) for name, s in shapes.items()}
     chosen = []
     for group in groups if parts["expert"] > 1 else ():
@@ -112,6 +113,11 @@ def derive_axes(program: Program, parts: Mapping[str, int]) -> Derivation:
     )
 
 
+def _rule(op: str) -> DimensionRule | None:
+    found = (adapter.dimension_rule(op) for adapter in adapters(Meshes))
+    return next(filter(None, found), None)
+
+
 def _divides(group: Group, parts: int) -> bool:
     return all(isinstance(size, int) and size % parts == 0 for size in group.sizes)
 
@@ -123,9 +129,8 @@ def _pays(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> bool:
     and one by its inputs; a table that rows are looked up in stands by itself.
     """
     matrices = [name for name in group.parameters if len(shapes[name]) >= _SMALL]
-    lookups = [call for call in group.sums if call.op.startswith("aten::embedding")]
-    products = len(group.sums) - len(lookups)
-    return bool(matrices) and 2 * products <= len(matrices) - bool(lookups)
+    products = len(group.sums) - len(group.lookups)
+    return bool(matrices) and 2 * products <= len(matrices) - bool(group.lookups)
 
 
 def _rank(group: Group, shapes: Mapping[str, tuple[int | str, ...]]) -> tuple[bool, float, int]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from fmapper.backends import Box, Meshes, Spec
+
+if TYPE_CHECKING:
+    from fmapper.meshes import DimensionRule
 
 _Spec: Any = jax.sharding.PartitionSpec  # untyped in JAX
 _shape_only: Any = jax.ShapeDtypeStruct
@@ -64,6 +67,12 @@ class JaxMeshes(Meshes):
             parts += jax.device_put([part] * len(own), own)
         dtype_: Any = np.dtype(jax.numpy.dtype(dtype))
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts, dtype=dtype_)
+
+    def dimension_rule(self, op: str) -> DimensionRule | None:
+        """Returns what is known of an operation of torch."""
+        from fmapper_adapters.jax.aten.dimensions import RULES
+
+        return RULES.get(op)
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
         """Returns mesh and spec of an array whose sharding has some."""
