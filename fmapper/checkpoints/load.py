@@ -25,6 +25,7 @@ from fmapper.warn import warn
 
 if TYPE_CHECKING:
     from fmapper.checkpoints.rules.rules import Rules
+    from fmapper.meshes.sharding import Sharding
 
 T = TypeVar("T")
 _VALUES = (bool, int, float, str)
@@ -49,6 +50,7 @@ def load(
     dtype: Any = None,
     default: Default | None = None,
     strict: bool = True,
+    sharding: Sharding | None = None,
 ) -> T: ...
 @short_traceback
 def load(
@@ -61,6 +63,7 @@ def load(
     dtype: Any = None,
     default: Default | None = None,
     strict: bool = True,
+    sharding: Sharding | None = None,
 ) -> Any:
     """Reads a checkpoint: into a model, or as arrays by name that are read when they are moved.
 
@@ -79,6 +82,8 @@ def load(
         dtype: The dtype for floating and complex arrays; None for that of `like`.
         default: What the checkpoint does not have: a mapping like it, or `default(name, array)`.
         strict: False ignores what is left over in the checkpoint, and leaves what it lacks.
+        sharding: How the arrays are divided among the devices of a mesh: each process reads the
+            bytes of its own shards, straight to their devices.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or in no known format.
@@ -100,7 +105,7 @@ def load(
             checkpoint = _renamed(checkpoint, rules)
         if like is None:
             return checkpoint
-        return _fill(like, checkpoint, device, dtype, default, strict)
+        return _fill(like, checkpoint, device, dtype, default, strict, sharding)
 
 
 def _renamed(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
@@ -118,6 +123,7 @@ def _fill(
     dtype: Any,
     default: Default | None,
     strict: bool,
+    sharding: Sharding | None,
 ) -> Any:
     """Returns a tree with the arrays and values of a checkpoint."""
     sync()
@@ -141,7 +147,13 @@ def _fill(
         _check_names(checkpoint, tree, named, default)
     try:
         filled = materialize(
-            tree, state, device=device, dtype=dtype, default=default, strict=strict
+            tree,
+            state,
+            device=device,
+            dtype=dtype,
+            default=default,
+            strict=strict,
+            sharding=sharding,
         )
     except StructureMismatchError as error:
         text = str(error).replace("the state", "the checkpoint")

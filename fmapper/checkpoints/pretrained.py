@@ -27,12 +27,13 @@ from fmapper.files.untrusted import Misfit, read_json_file
 from fmapper.files.urls import local_place
 from fmapper.files.whole import new_folder
 from fmapper.progress import step
-from fmapper.states.materialize import materialize
+from fmapper.states.materialize import fill
 from fmapper.states.state import named_arrays
 from fmapper.tracebacks import short_traceback
 from fmapper.warn import warn
 
 if TYPE_CHECKING:
+    from fmapper.meshes.sharding import Sharding
     from fmapper_adapters.flax import FlaxModel
     from fmapper_adapters.jax import JaxModel
 
@@ -91,6 +92,7 @@ def from_pretrained(
     example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = "auto",
     rules: Rules | None = None,
+    sharding: Sharding | None = None,
     **options: Any,
 ) -> Any:
     """Makes a model of a local folder in the Hub's layout, in any framework, with its weights.
@@ -113,6 +115,8 @@ def from_pretrained(
             pictures and spectrograms their number.
         rules: How names and shapes of the folder become those of the model; None for what
             transformers itself has in its tables.
+        sharding: How the weights are divided among the devices of a mesh:
+            `fmapper.meshes.Sharding(mesh, "model")`. Each process reads its own shards.
         **options: As for `convert`.
 
     Returns:
@@ -154,7 +158,7 @@ def from_pretrained(
             arrays = dequantize(arrays, found.quantization, metadata=checkpoint.metadata)
         chosen = found.rules(arrays) if rules is None else rules
         _say_left(arrays, chosen, found, source)
-        return _fill(model, chosen.apply(arrays), found, device, source)
+        return _fill(model, chosen.apply(arrays), found, device, source, sharding)
 
 
 def _convert(*args: Any, **options: Any) -> Any:
@@ -198,7 +202,12 @@ def _say_left(
 
 
 def _fill(
-    model: Any, arrays: dict[str, LazyArray], found: Pretrained, device: Any, source: Path
+    model: Any,
+    arrays: dict[str, LazyArray],
+    found: Pretrained,
+    device: Any,
+    source: Path,
+    sharding: Sharding | None,
 ) -> Any:
     """Returns the model with the arrays of the folder."""
     tree, back = _weights(model)
@@ -215,7 +224,9 @@ def _fill(
             f"{source}: has no weights for:\n" + "\n".join(f"  {name}" for name in lacking)
         )
     state = {name: _as(arrays[name], named[name]) for name in named if name in arrays}
-    return back(materialize(tree, state, device=device, strict=False))
+    place = None if sharding is None else sharding.placer(model)
+    filled = back(fill(tree, state, device=device, strict=False, place=place))
+    return filled if sharding is None else sharding(filled)
 
 
 def _weights(model: Any) -> tuple[Any, Callable[[Any], Any]]:

@@ -17,6 +17,7 @@ from fmapper.errors import CheckpointError
 from fmapper.files.dtypes import numpy_dtype
 
 _COVER = 1 << 20  # bytes: up to that what lies between wanted runs is read, too
+_RUN = 4 << 10  # bytes: runs of a local file that are longer are read one by one
 _PIECE = 8 << 20  # bytes that one call reads
 
 
@@ -106,11 +107,21 @@ class StoredArray(LazyArray):
             self.file.read_into(handle, _bytes(out), offset + begin)
             return
         start, stop = box[axis]
-        if (stop - start) * strides[axis] <= _COVER:
+        is_short = not self.file.is_local or self._run(box[axis + 1 :]) < _RUN
+        if is_short and (stop - start) * strides[axis] <= _COVER:
             self._cover(handle, out, box[axis:], self.shape[axis:], offset)
             return
         for row, at in zip(out, range(start, stop), strict=True):
             self._gather(handle, row, box, offset + at * strides[axis])
+
+    def _run(self, box: Box) -> int:
+        """Returns how many bytes of the last dimensions' box lie side by side."""
+        run = self.dtype.itemsize
+        for (low, high), size in zip(reversed(box), reversed(self.shape), strict=False):
+            run *= high - low
+            if high - low < size:
+                break
+        return run
 
     def _cover(self, handle: int, out: Any, box: Box, shape: Sequence[int], offset: int) -> None:
         """Reads all rows that have wanted elements, and takes those."""

@@ -20,7 +20,11 @@ Dims: TypeAlias = "list[int]"
 """A number for each dimension of an array; two numbers may be joined, and are one then."""
 
 DimensionRule: TypeAlias = "Callable[[Dimensions, Call, list[Any], list[Dims]], None]"
-"""Says what a call does with dimensions: takes those, the call, operands by position, results."""
+"""Says what a call does with dimensions: takes those, the call, operands by position, results.
+
+Where it raises an IndexError, TypeError or ValueError, as for a form of the operation that it does
+not know, the call counts as one that needs its operands whole.
+"""
 
 
 @dataclass(slots=True)
@@ -196,19 +200,23 @@ class Dimensions:
         self._values[call.name] = results
         says = self._rule(call.op.partition(".")[0])
         operands = [self._dims(value) for value in call.args]
-        if says is None or not results:
-            self.need([d for dims in self._all_of(call) for d in dims], call)
-            self.need([d for dims in results for d in dims], call)
-        else:
-            says(self, call, operands, results)
+        try:
+            if says is not None and results:
+                says(self, call, operands, results)
+                return
+        except (IndexError, TypeError, ValueError):  # a form of the operation that the rule lacks
+            pass
+        self.need([d for dims in self._all_of(call) for d in dims], call)
+        self.need([d for dims in results for d in dims], call)
 
     def _dims(self, value: Any) -> Any:
         """Returns the dimensions of an operand; a list of those of several, None for a number."""
         if isinstance(value, Ref):
             found = self._values.get(value.name, [])
             return found[0] if len(found) == 1 else None
-        if isinstance(value, tuple) and any(isinstance(part, Ref) for part in value):
-            return [self._dims(part) for part in value]
+        if isinstance(value, tuple):
+            parts = [self._dims(part) for part in value]
+            return parts if any(part is not None for part in parts) else None
         return None
 
     def _all_of(self, call: Call) -> Iterator[Dims]:

@@ -124,6 +124,23 @@ class Sharding(Router):
         named = {found.names[id(a)]: specs[id(a)] for a in found.arrays}
         return {name: spec for name, spec in named.items() if spec is not None}
 
+    def placer(self, tree: Any) -> Callable[[Any, Any], Any]:
+        """Returns `place(old, new)`: new values, divided as the rules say of an array of a tree.
+
+        The parts that belong here are read, and nothing else of arrays in files.
+        """
+        adapter = self._needs_mesh()
+        specs, _ = self._specs(tree)
+
+        def place(old: Any, new: Any) -> Any:
+            spec = specs[id(old)]
+            assert isinstance(adapter, Arrays)
+            if spec is None:
+                return _arrays(old).like(Mover("load", _arrays(old).name)(new), old)
+            return adapter.like(self._bring(new, spec, adapter), old)
+
+        return place
+
     # --- what rules say -------------------------------------------------------------------------
 
     def _needs_mesh(self) -> Meshes:
@@ -224,6 +241,8 @@ class Sharding(Router):
         """Returns an array of another backend on the mesh: the parts that belong here are read."""
         assert isinstance(adapter, Arrays)
         source = _arrays(array)
+        if source is adapter:
+            return next(iter(adapter.shard([array], self.mesh, [spec], lambda _: "")))
         shape, dtype = source.shape(array), source.dtype(array)
         if source.device(array).kind == "meta":
             hollow = adapter.abstract(shape, adapter.storable(dtype) or dtype)

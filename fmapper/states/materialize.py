@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fmapper.backends.arrays import Arrays, Device
 from fmapper.backends.device import DeviceSpec, parse_device
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.dtypes import dtype_name, is_inexact
+from fmapper.backends.dtypes import dtype_name, is_inexact, wanted_dtype
 from fmapper.backends.equality import equal_arrays
 from fmapper.errors import DeviceError, StructureMismatchError
 from fmapper.moves.carry import carry_out
@@ -33,6 +33,7 @@ def materialize(
     dtype: Any = None,
     default: Default | None = None,
     strict: bool = True,
+    sharding: Any = None,
 ) -> T:
     """Returns a new tree with values where `tree` has arrays with a shape but none: from a state.
 
@@ -57,6 +58,8 @@ def materialize(
             gives a new array. Buffers that torch leaves out of a `state_dict` are such.
         strict: False ignores what is left over in the state, and leaves what is missing without
             values.
+        sharding: A `fmapper.meshes.Sharding`, by which the arrays of the result are divided. Of
+            those of a checkpoint each process reads its own shards.
 
     Raises:
         StructureMismatchError: Names are missing or left over, a shape or dtype differs, or the
@@ -71,10 +74,27 @@ def materialize(
         >>> fmapper.materialize(model, state)(torch.ones(3, 2)).tolist()
         [[2.0], [2.0], [2.0]]
     """
+    place = None if sharding is None else sharding.placer(tree)
+    new = fill(tree, state, device=device, dtype=dtype, default=default, strict=strict, place=place)
+    return new if sharding is None else cast("T", sharding(new))
+
+
+def fill(
+    tree: T,
+    state: Mapping[str, Any],
+    *,
+    device: Any = None,
+    dtype: Any = None,
+    default: Default | None = None,
+    strict: bool = True,
+    place: Callable[[Any, Any], Any] | None = None,
+) -> T:
+    """Returns what `materialize` does, the new arrays as `place(old, new)` gives them."""
     sync()
     filling = _Filling(
         None if device is None else parse_device(device),
         None if dtype is None else dtype_name(dtype),
+        place,
     )
     named = named_arrays(tree)
     for name, (link, old) in named.items():
@@ -130,8 +150,13 @@ class _Filling:
         problems: What is wrong.
     """
 
-    def __init__(self, spec: DeviceSpec | None, dtype: str | None) -> None:
-        self.spec, self.dtype = spec, dtype
+    def __init__(
+        self,
+        spec: DeviceSpec | None,
+        dtype: str | None,
+        place: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.spec, self.dtype, self.place = spec, dtype, place
         self.sources: dict[Any, tuple[str, Link, Any, Any]] = {}
         self.problems: list[str] = []
 
@@ -185,11 +210,14 @@ class _Filling:
         """Returns the new arrays, by the identity of those that they replace."""
         self._untie()
         groups: dict[tuple[Mover, str | None], list[Any]] = {}
-        for identity, (_, _, old, _) in self.sources.items():
+        filled = {}
+        for identity, (_, _, old, new) in self.sources.items():
+            if self.place is not None and self._is_right(old, new):
+                filled[identity] = self.place(old, new)
+                continue
             dtype = _adapter(old).dtype(old)
             whole = dtype if dtype.startswith(_INTEGERS) else None
             groups.setdefault((self._mover(old), whole), []).append(identity)
-        filled = {}
         for (mover, whole), identities in groups.items():
             links = [self.sources[identity][1] for identity in identities]
             values = [self.sources[identity][3] for identity in identities]
@@ -200,8 +228,14 @@ class _Filling:
             news = carry_out(routes, values, links.__getitem__, copy=None)
             for identity, new in zip(identities, news, strict=True):
                 old = self.sources[identity][2]
-                filled[identity] = _adapter(old).like(new, old)
+                made = _adapter(old).like(new, old)
+                filled[identity] = made if self.place is None else self.place(old, made)
         return filled
+
+    def _is_right(self, old: Any, new: Any) -> bool:
+        """Tells whether values have the dtype that they are to have."""
+        own, wanted = _adapter(new).dtype(new), _adapter(old).dtype(old)
+        return own == (wanted if self.dtype is None else wanted_dtype(wanted, self.dtype))
 
     def _mover(self, old: Any) -> Mover:
         adapter = _adapter(old)

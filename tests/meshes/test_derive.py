@@ -138,6 +138,15 @@ def test_what_is_left_is_divided_where_an_axis_is_for_that():
     assert both.axes["0.weight"] == (None, "zero") or both.axes["0.weight"] == ("zero", None)
 
 
+def test_sizes_that_vary_are_not_divided_and_are_not_in_the_way():
+    module = Attention(4, 4).eval()
+    model = fmapper.convert(
+        module, "jax", (torch.ones(2, 3, 16),), dynamic_shapes=["batch, length, _"], check=False
+    )
+    found = derive(model, {"model": 2})
+    assert (found.axes["q.weight"], found.axes["o.weight"], found.sums) == (COLUMNS, ROWS, ("o",))
+
+
 def test_an_operation_that_is_not_known_leaves_its_operands_whole():
     class Odd(nn.Module):
         def __init__(self):

@@ -238,7 +238,7 @@ def _index(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]
 def _cat(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     (y,) = results
     at = _argument(call, 1, "dim", 0) % len(y)
-    parts = [part for part in operands[0] or () if part]
+    parts = [part for part in operands[0] or () if part and len(part) == len(y)]
     own.need([dims[at] for dims in (y, *parts)], call)
     for part in parts:
         _join_but(own, at, part, y)
