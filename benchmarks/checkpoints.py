@@ -1,6 +1,10 @@
 """How fast do checkpoints get from one form to another, and what memory does that take?
 
     python benchmarks/checkpoints.py [--gigabytes 4] [--folder /tmp/x] [--rounds 3] [--json FILE]
+    python benchmarks/checkpoints.py --gigabytes 16 --only '^(copy|transpose).*: fmapper$'
+    python benchmarks/checkpoints.py --gigabytes 6 --only from_pretrained
+
+`--only` runs the cases that match, by `case: way`.
 
 A synthetic checkpoint like Llama's, bfloat16 in 8 shards, goes through fmapper and through the
 scripts that people write, interleaved, each in a process of its own. The peak is that of the
@@ -10,12 +14,16 @@ change. The bars:
     memory   64 MiB and the largest panel, whatever the size of the checkpoint
     copy     at least 0.8 of the rate of `cp`; with `check` the result is read back as well
     load     no slower than safetensors' own loader
+    model    `from_pretrained` in less than 4/3 of the weights, and no slower than transformers' own
+             by more than 20 % and the recording, which "record alone" has
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +49,21 @@ tree = {f"model.layers.{i}.{n}.weight": a[:] for i in range(layers) for n, a in 
 size = sum(a.nbytes for a in tree.values())
 safetensors.MOST_BYTES_OF_A_SHARD = size // 8 + max(a.nbytes for a in tree.values())
 fmapper.save(tree, folder, "safetensors")
+"""
+MODEL = """
+import sys, json, torch, transformers, ml_dtypes, fmapper
+from pathlib import Path
+from fmapper.checkpoints import LazyArray
+gigabytes, folder = float(sys.argv[1]), Path(sys.argv[2])
+d, f = 2048, 5632
+config = transformers.LlamaConfig(hidden_size=d, intermediate_size=f, num_attention_heads=16,
+    num_key_value_heads=4, vocab_size=32000, num_hidden_layers=max(1, round(gigabytes * 1e9 / 9e7)),
+    dtype="bfloat16", architectures=["LlamaForCausalLM"])
+with torch.device("meta"):
+    model = transformers.LlamaForCausalLM(config)
+tree = {n: LazyArray.full(p.shape, 0.5, ml_dtypes.bfloat16) for n, p in model.named_parameters()}
+fmapper.save(tree, folder, "safetensors")
+config.save_pretrained(folder)
 """
 RULES = """
 rules = Rules([Transpose("model.layers.{i}.up_proj.weight"),
@@ -107,6 +130,29 @@ CASES: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
 }
+MODELS: dict[str, dict[str, tuple[str, str]]] = {
+    "from_pretrained": {
+        "transformers": (
+            "import torch, transformers",
+            "kept = transformers.AutoModelForCausalLM.from_pretrained(source)",
+        ),
+        "fmapper, torch": (
+            "import fmapper, torch, transformers",
+            "kept = fmapper.from_pretrained(source, 'torch')",
+        ),
+        "fmapper, flax": (
+            "import fmapper, torch, transformers, jax, flax",
+            "kept = jax.block_until_ready(fmapper.from_pretrained(source, 'flax'))",
+        ),
+        "record alone": (
+            "import fmapper, torch, transformers, jax, flax\n"
+            "from pathlib import Path\n"
+            "from fmapper_adapters.torch.pretrained import folder\n",
+            "found = folder.read(Path(source), None)\n"
+            "kept = fmapper.convert(found.model, 'flax', (), found.example_kwargs)",
+        ),
+    },
+}
 RUN = """
 import json, sys, time
 source, target = sys.argv[1:3]
@@ -132,10 +178,16 @@ def measure(setup: str, work: str, source: Path, target: Path) -> tuple[float, i
     return seconds, mebibytes
 
 
-def rounds(count: int, source: Path, target: Path, say: Callable[[str], None]) -> dict[str, object]:
+def rounds(
+    cases: dict[str, dict[str, tuple[str, str]]],
+    count: int,
+    source: Path,
+    target: Path,
+    say: Callable[[str], None],
+) -> dict[str, object]:
     """Measures every case; returns the medians."""
     found: dict[str, object] = {}
-    for case, ways in CASES.items():
+    for case, ways in cases.items():
         times: dict[str, list[float]] = {way: [] for way in ways}
         peaks: dict[str, int] = dict.fromkeys(ways, 0)
         for _ in range(count):
@@ -148,7 +200,7 @@ def rounds(count: int, source: Path, target: Path, say: Callable[[str], None]) -
             seconds = median(times[way])
             say(
                 f"{case:20} {way:22} {seconds:7.2f} s {size / seconds / 1e9:6.2f} GB/s "
-                f"{peaks[way]:7} MiB"
+                f"{peaks[way]:7} MiB",
             )
             found[f"{case}: {way}"] = {"seconds": seconds, "mebibytes": peaks[way]}
     return found
@@ -161,14 +213,26 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="", help="a regular expression")
     options = parser.parse_args()
     about = machine(["fmapper", "torch", "jax", "safetensors", "numpy"])
-    print(about)
+    say = functools.partial(print, flush=True)
+    say(about)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        source = Path(name) / "source"
-        command = [sys.executable, "-c", MAKE, str(options.gigabytes), str(source)]
-        subprocess.run(command, check=True)
-        found = rounds(options.rounds, source, Path(name) / "target", print)
+        found: dict[str, object] = {}
+        for make, all_cases in ((MAKE, CASES), (MODEL, MODELS)):
+            cases = {
+                case: {w: way for w, way in ways.items() if re.search(options.only, f"{case}: {w}")}
+                for case, ways in all_cases.items()
+            }
+            cases = {case: ways for case, ways in cases.items() if ways}
+            if not cases:
+                continue
+            source = Path(name) / "source"
+            command = [sys.executable, "-c", make, str(options.gigabytes), str(source)]
+            subprocess.run(command, check=True)
+            found |= rounds(cases, options.rounds, source, Path(name) / "target", say)
+            shutil.rmtree(source)
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": about, "found": found}, indent=2))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,24 +56,31 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
 
 
 def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
-    """Returns arrays without values, of such shapes and dtypes, in memory like that of copies."""
+    """Returns arrays without values, of such shapes and dtypes, in memory like that of copies.
+
+    It is not asked to be of huge pages, as NumPy asks for its own: a virtual machine gives those
+    that are free back to its host, which takes four times as long to bring them again as a file
+    in the cache takes to be read.
+    """
     import numpy as np
 
     shapes = [np.broadcast_to(np.empty((), dtype), shape) for shape, dtype in wanted]
     return [
         np.ndarray(like.shape, like.dtype, *place)
-        for like, place in zip(shapes, _places(shapes), strict=True)
+        for like, place in zip(shapes, _places(shapes, _mapped_block), strict=True)
     ]
 
 
-def _places(arrays: Sequence[Array]) -> Iterator[tuple[Array, int]]:
+def _places(
+    arrays: Sequence[Array], new_block: Callable[[int], Array] | None = None
+) -> Iterator[tuple[Array, int]]:
     """Yields the block and the offset where the copy of each array will be."""
     left = sum(_pad(a) for a in arrays)
     block, at = None, 0
     for a in arrays:
         size = _pad(a)
         if block is None or at + size > block.nbytes:
-            block, at = _aligned_block(max(size, min(left, _SLAB))), 0
+            block, at = (new_block or _aligned_block)(max(size, min(left, _SLAB))), 0
         yield block, at
         at += size
         left -= size
@@ -89,6 +96,17 @@ def _aligned_block(size: int) -> Array:
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
+
+
+def _mapped_block(size: int) -> Array:
+    import mmap
+
+    import numpy as np
+
+    if not hasattr(mmap, "MAP_PRIVATE"):  # on Windows
+        return _aligned_block(size)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, max(size, 1), flags), np.uint8)
 
 
 def _laid_out(a: Array, order: str, block: Array, at: int) -> Array:

@@ -403,3 +403,19 @@ def test_a_large_chunk_of_orbax_is_unpacked_once(tmp_path, monkeypatch):
         np.testing.assert_array_equal(part, array[start : start + 100])
     np.testing.assert_array_equal(stored["v"].read(), array + 1)
     assert len(opened) == 2
+
+
+def test_memory_for_what_is_read_is_private_and_aligned():
+    from fmapper.moves.host_copy import ALIGNMENT, host_buffers
+
+    small, large, none = host_buffers([((3,), "f4"), ((100, 1 << 18), "u1"), ((0, 2), "f8")])
+    assert {a.ctypes.data % ALIGNMENT for a in (small, large)} == {0}
+    large[:] = 1
+    assert none.size == 0
+    if hasattr(os, "fork"):
+        child = os.fork()
+        if not child:
+            large[:] = 2
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert large.max() == 1
