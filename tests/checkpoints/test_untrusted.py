@@ -119,6 +119,24 @@ def test_pickles_are_not_run(tmp_path, monkeypatch):
     assert not (tmp_path / "was-run").exists()
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"\x96" + (1 << 31).to_bytes(8, "little"),  # a bytearray of that size
+        b"Nr" + (1 << 29).to_bytes(4, "little"),  # a place in the memo, of eight bytes each
+        b"Np500000000\n",
+    ],
+)
+def test_metadata_of_dcp_reserve_no_memory(tmp_path, code):
+    fmapper.save({"w": np.ones(2)}, tmp_path / "x.dcp")
+    (tmp_path / "x.dcp" / ".metadata").write_bytes(b"\x80\x05" + code + b".")
+    tracemalloc.start()
+    with pytest.raises(fmapper.CheckpointError, match=r"x\.dcp"):
+        fmapper.load(tmp_path / "x.dcp")
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+
+
 def test_a_tensor_that_was_expanded_is_not_taken_for_a_large_one(tmp_path):
     torch.save({"w": torch.ones(1).expand(10**12)}, tmp_path / "x.pt")
     with pytest.raises(fmapper.CheckpointError, match=r"w: .*expanded"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,16 @@ _METADATA = ".metadata"
 _MOST_METADATA = 256 << 20  # bytes
 _MOST_VALUE = 1 << 20  # bytes of a number or string
 _VALUES = (bool, int, float, str)
+_CODES_LEFT_OUT = {  # arrays of a size that is only said, and what refers to other data
+    "BYTEARRAY8",
+    "NEXT_BUFFER",
+    "READONLY_BUFFER",
+    "PERSID",
+    "BINPERSID",
+    "EXT1",
+    "EXT2",
+    "EXT4",
+}
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata",
@@ -143,6 +154,13 @@ def _tensor(array: LazyArray) -> torch.Tensor:
     return found  # type: ignore[no-any-return]
 
 
+def _check_pickle(place: Path, data: bytes) -> None:
+    """Refuses a pickle that has memory reserved before it is read: the library has no bounds."""
+    for count, (code, value, _) in enumerate(pickletools.genops(data), 1):
+        if code.name in _CODES_LEFT_OUT or ("PUT" in code.name and int(value or 0) > count):
+            raise CheckpointError(f"{place}: has {code.name}, which no such file has")
+
+
 class _Unpickler(pickle.Unpickler):
     """Makes what such a file consists of, and nothing else."""
 
@@ -158,8 +176,9 @@ def _read(path: Path) -> Contents:
     place = file_in(path, _METADATA)
     if SourceFile(place).size > _MOST_METADATA:
         raise CheckpointError(f"{place}: is too long")
-    with place.open("rb") as file:
-        metadata = _Unpickler(io.BytesIO(file.read())).load()
+    data = place.read_bytes()
+    _check_pickle(place, data)
+    metadata = _Unpickler(io.BytesIO(data)).load()
     files: dict[str, SourceFile] = {}
     pieces: dict[str, dict[tuple[int, ...] | None, Any]] = {}
     for index, info in metadata.storage_data.items():
