@@ -85,6 +85,24 @@ class Meshes(Framework):
         """Returns the mesh that an array is divided on, and how; None for one on no mesh."""
         return None
 
+    def process(self) -> tuple[int, int]:
+        """Returns the number of this process and how many there are, without starting anything."""
+        return 0, 1
+
+    def writers(self, array: Any) -> Mapping[Box, int] | None:
+        """Returns the parts of an array that is spread over processes, and who is to write each.
+
+        None for an array that this process has whole.
+
+        Raises:
+            TypeError: What processes hold are not parts, but sums that are yet to be made.
+        """
+        return None
+
+    def own_part(self, array: Any, box: Box) -> np.ndarray[Any, Any]:
+        """Returns one of those parts, which this process holds, as an array of the host."""
+        raise NotImplementedError
+
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns what an operation of programs does with dimensions; None for one not known here.
 

@@ -11,6 +11,7 @@ from fmapper.backends.discovery import adapter_of
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (lazy arrays are arrays)
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.checkpoint import Checkpoint
+from fmapper.checkpoints.formats import together
 from fmapper.checkpoints.formats.format import Contents, format_for, merge_ties
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
@@ -45,6 +46,10 @@ def save(
     What is tied is written once. The result appears when it is complete; until then it lies beside
     its place, as `NAME.PID-THREAD.tmp`.
 
+    Arrays that several processes hold parts of, of JAX or torch, are written by all of them: each
+    calls `save` with the same path, on a file system that they share, and writes its own parts to
+    the one result. Where one of them dies the others raise within half a minute.
+
     Args:
         tree: A model, an optimizer, a state dict, a checkpoint that `load` gave: any tree.
         path: The file or folder. A file is replaced; a folder must not be there, or be empty. For
@@ -72,6 +77,10 @@ def save(
     with step(f"saving {target.name}"):
         contents = contents_of_tree(tree)
         contents.metadata |= metadata or {}
+        spread = together.spread_arrays(contents)
+        if spread is not None:
+            together.save(target, form, contents, spread)
+            return
         if isinstance(target, Url):
             if form.is_folder and target.is_dir() and target.names():
                 raise FileExistsError(f"{target} is there already, and not an empty folder")
@@ -116,11 +125,11 @@ class _InMemory(LazyArray):
 
     def __init__(self, adapter: Arrays, array: Any) -> None:
         self.shape, self.dtype = adapter.shape(array), numpy_dtype(adapter.dtype(array))
-        self._array = array
-        self._adapter = adapter
+        self.array = array
+        self.adapter = adapter
 
     def _read(self, box: Box) -> Any:
         part = tuple(slice(*pair) for pair in box)
-        if self._adapter.device(self._array).kind != HOST.kind:
-            return to_numpy(self._array[part])
-        return self._adapter.export([self._array], HOST).data[0][(*part, ...)]
+        if self.adapter.device(self.array).kind != HOST.kind:
+            return to_numpy(self.array[part])
+        return self.adapter.export([self.array], HOST).data[0][(*part, ...)]

@@ -14,6 +14,7 @@ from fmapper.meshes.layout import Axes
 from fmapper.suggest import did_you_mean
 from fmapper.tree.keypath import KeyPath, Link, format_keys, name_of
 from fmapper.tree.node_type import NodeType
+from fmapper.tree.nodes import kind_of
 from fmapper.tree.walk import walk
 
 if TYPE_CHECKING:
@@ -109,12 +110,20 @@ class Found:
         met: dict[Any, str] = {}
         won: set[Any] = set()
 
-        def down(above: frozenset[type], node: Any, key: Any, child: Any) -> frozenset[type]:
-            return above.union(cls for cls in classes if isinstance(child, cls))
+        lent: list[tuple[Any, Link, Any]] = []
 
-        def meet(array: Any, link: Link, state: frozenset[type]) -> None:
+        def down(above: Any, node: Any, key: Any, child: Any) -> Any:
+            kind = kind_of(type(node))
+            is_lent = isinstance(kind, NodeType) and key in kind.borrowed
+            inside = (cls for cls in classes if isinstance(child, cls))
+            return above[0].union(inside), above[1] or is_lent
+
+        def meet(array: Any, link: Link, state: Any) -> None:
+            if state[1]:  # an optimizer has it of a model, whose rule decides
+                lent.append((array, link, (state[0], False)))
+                return
             name = name_of(link)
-            taken = [rule for rule, p in patterns.items() if p.search(name)] + list(state)
+            taken = [rule for rule, p in patterns.items() if p.search(name)] + list(state[0])
             for rule in taken:
                 met.setdefault(rule, name)
             first = min(taken, key=order.__getitem__, default=None)
@@ -132,7 +141,11 @@ class Found:
 
         self._meet = meet  # type: ignore[method-assign]
         start = frozenset(cls for cls in classes if isinstance(tree, cls))
-        self._walk(tree, start, down if classes else None)
+        self._walk(tree, (start, False), down)
+        here = set(self.rules)
+        for array, link, state in lent:
+            if id(array) not in here:
+                meet(array, link, state)
         problems = []
         for rule in order:
             if rule not in met:

@@ -26,3 +26,14 @@ def test_jax(on_eight_devices, check):
 @pytest.mark.parametrize("check", many_devices.names("gloo", "loading"))
 def test_torch(by_four_processes, check):
     assert by_four_processes.get(check, "did not run") == "", by_four_processes.get("")
+
+
+@pytest.fixture(scope="module")
+def by_four_processes_of_jax():
+    return many_devices.run("jaxes", "loading", ranks=4)
+
+
+@pytest.mark.parametrize("check", many_devices.names("jaxes", "loading"))
+def test_processes_of_jax(by_four_processes_of_jax, check):
+    outcome = by_four_processes_of_jax
+    assert outcome.get(check, "did not run") == "", outcome.get("")

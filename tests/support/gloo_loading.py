@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +21,7 @@ MESH = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
 
 
 def check_a_module_without_memory_reads_its_own_shards() -> None:
-    path = FOLDER.parent / f"{torch.distributed.get_world_size()}-ranks.safetensors"
+    path = FOLDER / "whole.safetensors"
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2048, 1024), nn.Linear(1024, 2048))
     if torch.distributed.get_rank() == 0:
@@ -49,6 +50,42 @@ def check_a_module_without_memory_reads_its_own_shards() -> None:
     assert new[0].weight.placements == (Replicate(), Shard(0))
     for (name, want), got in zip(net.named_parameters(), new.parameters(), strict=True):
         assert torch.equal(got.full_tensor(), want), name
+
+
+def check_each_process_writes_its_part() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8))
+    net.register_buffer("count", torch.arange(3))
+    optimizer = torch.optim.Adam(net.parameters())
+    net[1](net[0](torch.ones(8))).sum().backward()
+    optimizer.step()
+    rules = {"0": (("data", "model"),), "1.weight": ("data", "model")}
+    whole = {"net": net, "optimizer": optimizer, "epoch": 3}
+    tree = fmapper.shard(whole, MESH, rules)
+    for name in ("net.safetensors", "folder"):
+        fmapper.save(tree, FOLDER / name, "safetensors")
+        found = fmapper.load(FOLDER / name)
+        assert found["epoch"] == 3
+        for key, want in fmapper.state(whole).items():
+            assert torch.equal(torch.from_numpy(found[key].read()), want.detach()), (name, key)
     torch.distributed.barrier()
-    if torch.distributed.get_rank() == 0:
-        path.unlink()
+    with pytest.raises(FileExistsError, match="not an empty folder"):
+        fmapper.save(tree, FOLDER / "folder", "safetensors")
+    torch.distributed.barrier()
+    assert sorted(path.name for path in FOLDER.iterdir() if "parts" not in path.name) == [
+        "folder", "net.safetensors", "whole.safetensors"]  # fmt: skip
+    flat = init_device_mesh("cpu", (4,), mesh_dim_names=("model",))
+    like = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)).to("meta")
+    like.register_buffer("count", torch.arange(3, device="meta"))
+    new = fmapper.load(
+        FOLDER / "net.safetensors", like={"net": like}, strict=False,
+        sharding=Sharding(flat, {"0.weight": (None, "model")}),
+    )["net"]  # fmt: skip
+    assert new[0].weight.placements == (Shard(1),)
+    assert torch.equal(new[0].weight.full_tensor(), net[0].weight)
+
+
+def check_formats_that_one_process_writes_are_refused() -> None:
+    tree = fmapper.shard({"w": torch.ones(8)}, MESH, {"w": ("data",)})
+    with pytest.raises(fmapper.CheckpointError, match="several processes write safetensors"):
+        fmapper.save(tree, FOLDER / "tree.npz")

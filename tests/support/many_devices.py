@@ -2,6 +2,7 @@
 
 python tests/support/many_devices.py jax sharding        # eight devices that XLA makes of this CPU
 python tests/support/many_devices.py gloo sharding 4     # four processes that talk over loopback
+python tests/support/many_devices.py jaxes loading 4     # the same of JAX, two devices each
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def run(kind: str, name: str, *, ranks: int = 1, timeout: int = 600) -> dict[str
     The text is empty for one that passed. With several ranks each runs all, in the same order.
     """
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    if kind == "jax":
-        environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    if kind in ("jax", "jaxes"):
+        count = 8 if kind == "jax" else 2
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -76,6 +78,11 @@ def main(kind: str, name: str, ranks: int, port: int, folder: str, rank: int) ->
         torch.distributed.init_process_group(
             "gloo", rank=rank, world_size=ranks, init_method=f"tcp://127.0.0.1:{port}"
         )
+    if kind == "jaxes":
+        import jax
+
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", ranks, rank)
     spec: Any = importlib.util.spec_from_file_location("checks", HERE / f"{kind}_{name}.py")
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules["checks"] = module

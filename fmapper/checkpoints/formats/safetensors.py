@@ -104,6 +104,27 @@ class SafetensorsFolder(Format):
             out.text(INDEX, index)
 
 
+def layout(
+    form: Format, contents: Contents, target: str
+) -> tuple[dict[str, tuple[bytes, dict[str, int], int]], dict[str, str]]:
+    """Returns the files that a form writes: beginning, where arrays begin, size; and texts."""
+    is_folder = isinstance(form, SafetensorsFolder)
+    parts = shards(contents.arrays) if is_folder else [(target, contents.arrays)]
+    metadata = _metadata(contents)
+    files = {}
+    for name, arrays in parts:
+        rows = ((n, array.dtype.name, array.shape) for n, array in arrays.items())
+        try:
+            head, header = lay_out(rows, metadata)
+        except Misfit as error:
+            raise CheckpointError(str(error)) from None
+        starts = {n: entry.start for n, entry in header.entries.items()}
+        size = max((entry.end for entry in header.entries.values()), default=len(head))
+        files[name] = head, starts, size
+    index = index_of(contents.arrays) if is_folder else None
+    return files, {} if index is None else {INDEX: index}
+
+
 def _write_file(
     out: Writer, file: BinaryIO, arrays: Mapping[str, LazyArray], metadata: Mapping[str, str]
 ) -> None:

@@ -68,6 +68,29 @@ class JaxMeshes(Meshes):
         dtype_: Any = np.dtype(jax.numpy.dtype(dtype))
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts, dtype=dtype_)
 
+    def process(self) -> tuple[int, int]:
+        """Returns what `jax.distributed` was told; one process where it was not started."""
+        if not jax.distributed.is_initialized():
+            return 0, 1
+        return jax.process_index(), jax.process_count()
+
+    def writers(self, array: Any) -> Mapping[Box, int] | None:
+        """Returns the parts of an array that has devices of other processes."""
+        if not isinstance(array, jax.Array) or array.is_fully_addressable:
+            return None
+        found: dict[Box, int] = {}
+        places: Mapping[Any, Any] = array.sharding.devices_indices_map(array.shape)
+        for device, index in places.items():
+            box = _box(index, array.shape)
+            found[box] = min(device.process_index, found.get(box, device.process_index))
+        return found
+
+    def own_part(self, array: Any, box: Box) -> np.ndarray[Any, Any]:
+        """Returns the shard on one of the devices of this process."""
+        shards = array.addressable_shards
+        shard = next(one for one in shards if _box(one.index, array.shape) == box)
+        return np.asarray(shard.data)
+
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns what is known of an operation of torch."""
         from fmapper_adapters.jax.aten.dimensions import RULES

@@ -97,6 +97,35 @@ class TorchMeshes(Meshes):
                 spec[placement.dim] = (*spec[placement.dim], name)
         return mesh, tuple(spec)
 
+    def process(self) -> tuple[int, int]:
+        """Returns rank and world size; one process where no group was made."""
+        own = torch.distributed
+        if not own.is_available() or not own.is_initialized():
+            return 0, 1
+        return own.get_rank(), own.get_world_size()
+
+    def writers(self, array: Any) -> Mapping[Box, int] | None:
+        """Returns the parts of a `DTensor`."""
+        found = self.layout(array)
+        if found is None:
+            return None
+        mesh, spec = found
+        from torch.distributed.tensor import Shard
+
+        if any(not (p.is_replicate() or type(p) is Shard) for p in array.placements):
+            raise TypeError(f"placed as {array.placements}: redistribute it to Shard and Replicate")
+        axes = self.mesh_axes(mesh) or {}
+        boxes: dict[Box, int] = {}
+        for place in itertools.product(*map(range, mesh.shape)):
+            box = box_at(spec, array.shape, axes, dict(zip(axes, place, strict=True)))
+            rank = int(mesh.mesh[place])
+            boxes[box] = min(rank, boxes.get(box, rank))
+        return boxes
+
+    def own_part(self, array: Any, box: Box) -> np.ndarray[Any, Any]:
+        """Returns the local tensor."""
+        return tensors.to_numpy(array.detach().to_local().cpu().contiguous())
+
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
         """Returns the `tp_plan` of a model of transformers."""
         return tp_plan.axes(node)

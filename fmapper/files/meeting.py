@@ -1,0 +1,180 @@
+"""Several processes that write one result: they meet in a folder beside it, and it appears whole.
+
+They need no connection but the file system. Each says again and again that it is alive, so that the
+others end soon, with an error that names it, where one has died. What a meeting that did not end
+well has left goes with the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from fmapper.errors import CheckpointError
+
+PATIENCE = 20.0  # seconds that a process may be silent
+_BEAT = 0.25
+_LOOK = 0.02
+
+
+class Restart(Exception):
+    """The process with number 0 has begun a new meeting."""
+
+
+class Meeting:
+    """One process among several that write `target`, numbered from 0.
+
+    Args:
+        target: What they write.
+        rank: The number of this process.
+        count: How many there are.
+        is_folder: They write a folder, which must not be there or be empty; else one file.
+    """
+
+    def __init__(self, target: Path, rank: int, count: int, *, is_folder: bool = False) -> None:
+        self.target, self.rank, self.count, self.is_folder = target, rank, count, is_folder
+        self.folder = target.with_name(f"{target.name}.parts.tmp")
+        self.data = self.folder / "data"
+        self.token = ""
+        self._heard: dict[int, tuple[str, float]] = {}
+        self._stop = threading.Event()
+
+    def run(self, prepare: Callable[[], None], write: Callable[[], None]) -> None:
+        """Has process 0 prepare files in `data`, every process write to them, and 0 move them.
+
+        Raises:
+            CheckpointError: Another process has failed, or is silent for too long; says which.
+        """
+        with self._beating():
+            while True:
+                try:
+                    self._run(prepare, write)
+                except Restart:
+                    continue
+                except (Exception, KeyboardInterrupt) as error:
+                    self._put(f"failed-{self.rank}", f"{self.token}\n{error}")
+                    if self.rank == 0:
+                        shutil.rmtree(self.data, ignore_errors=True)
+                    raise
+                return
+
+    def _run(self, prepare: Callable[[], None], write: Callable[[], None]) -> None:
+        self.token = ""
+        if self.rank == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.data.mkdir(parents=True)
+            prepare()
+            self.token = uuid.uuid4().hex
+            self._put("begin", self.token)
+        else:
+            self.token = self._join()
+        try:
+            write()
+        except FileNotFoundError:
+            if self.rank == 0:
+                raise
+            until = time.monotonic() + PATIENCE  # has process 0 failed, or begun anew?
+            self._wait([0], lambda: time.monotonic() > until)
+            raise
+        self._put(f"done-{self.rank}", self.token)
+        if self.rank:
+            self._wait([0], lambda: self._read("end") == self.token)
+            self._put(f"left-{self.rank}", self.token)
+            return
+        others = range(1, self.count)
+        self._wait(others, lambda: all(self._says(f"done-{rank}") for rank in others))
+        if self.is_folder:
+            with contextlib.suppress(FileNotFoundError):
+                self.target.rmdir()
+            self.data.rename(self.target)
+        else:
+            next(self.data.iterdir()).replace(self.target)
+        self._put("end", self.token)
+        with contextlib.suppress(CheckpointError):  # what is saved is saved
+            self._wait(others, lambda: all(self._says(f"left-{rank}") for rank in others))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _join(self) -> str:
+        """Waits for a meeting that process 0 is alive in; what an earlier one has left is none."""
+        first, found = self._read("at-0"), [""]
+
+        def is_there() -> bool:
+            if self._read("at-0") == first:
+                return False
+            found[0] = self._read("begin")  # after the sign of life: an old one is gone by then
+            return found[0] not in ("", self._read("end"))
+
+        self._wait([0], is_there)
+        return found[0]
+
+    # --- who is there ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _beating(self) -> Iterator[None]:
+        def beat() -> None:
+            number = 0
+            while not self._stop.wait(_BEAT):
+                number += 1
+                self._beat(number)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            thread.join()
+
+    def _beat(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # the folder is not there yet
+            (self.folder / f"at-{self.rank}").write_text(f"{uuid.uuid4().hex} {number}")
+
+    def _wait(self, others: Iterable[int], is_met: Callable[[], bool]) -> None:
+        """Waits until something holds, as long as the others are alive and none has failed."""
+        since = time.monotonic()
+        while not is_met():
+            now = time.monotonic()
+            for rank in range(self.count):
+                failure = self._read(f"failed-{rank}")
+                if rank != self.rank and self.token and failure.startswith(f"{self.token}\n"):
+                    reason = failure.partition("\n")[2]
+                    raise CheckpointError(
+                        f"{self.target}: process {rank} has failed: {reason}. Nothing was saved."
+                    )
+            for rank in others:
+                text = self._read(f"at-{rank}")
+                known, when = self._heard.get(rank, ("", since))
+                if text != known:
+                    self._heard[rank] = text, now
+                elif now - max(when, since) > PATIENCE:
+                    raise CheckpointError(
+                        f"{self.target}: process {rank} of {self.count} has not been heard of for "
+                        f"{PATIENCE:.0f} seconds: it has died, or does not save. Nothing was saved."
+                    )
+            if self.rank and self.token and self._read("begin") not in ("", self.token):
+                raise Restart
+            time.sleep(_LOOK)
+
+    # --- what lies in the folder ----------------------------------------------------------------
+
+    def _says(self, name: str) -> bool:
+        """Tells whether a process has put a file for this meeting."""
+        return bool(self.token) and self._read(name) == self.token
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self.folder / name).read_text()
+        except OSError:
+            return ""
+
+    def _put(self, name: str, text: str) -> None:
+        """Writes a file that appears whole."""
+        with contextlib.suppress(OSError):
+            beside = self.folder / f"{name}.{self.rank}.new"
+            beside.write_text(text)
+            beside.replace(self.folder / name)
