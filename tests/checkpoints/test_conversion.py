@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import fmapper
-from fmapper.checkpoints import convert_checkpoint, diff
+from fmapper.checkpoints import LazyArray, concatenate, convert_checkpoint, diff, stack
 from fmapper.checkpoints.formats import safetensors, writer
 
 SHAPES = {"a": (300, 70), "b": (7,), "c": (64, 33, 5), "empty": (0, 4), "scalar": ()}
@@ -217,3 +217,19 @@ def test_a_killed_run_leaves_the_target_whole_or_absent(tmp_path, kills):
     assert killed
     convert_checkpoint(source, target, dtype="float64")
     assert not diff(target, {name: array.astype(np.float64) for name, array in big.items()})
+
+
+def test_panels_of_a_stack_of_transposed_matrices_do_not_grow_with_their_number():
+    from fmapper.checkpoints.formats.writer import panels
+
+    matrix = LazyArray.full((4096, 3000), 1, np.float16)
+    for stacked in (
+        stack([matrix.transpose()] * 50),
+        stack([matrix.astype("float32")] * 50).transpose((0, 2, 1)),
+        concatenate([matrix.transpose()] * 50),
+    ):
+        sizes = [nbytes for _, nbytes in panels(stacked)]
+        assert sum(sizes) == stacked.nbytes
+        assert max(sizes) <= 16 << 20
+    first = LazyArray.full((128, 256, 600), 1, np.float16).transpose((2, 0, 1))
+    assert max(nbytes for _, nbytes in panels(first)) == 512 * 128 * 256 * 2  # runs of 1 KiB

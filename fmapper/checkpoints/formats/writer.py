@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from fmapper.checkpoints.boxes import Box, box_shape, panel_boxes
-from fmapper.checkpoints.lazy import LazyArray
+from fmapper.checkpoints.lazy import LazyArray, Operation
+from fmapper.checkpoints.lazy_operations import Cast, Concatenate, Part, Reshape, Transpose
 from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError, LossyCastError
 
@@ -53,9 +54,32 @@ def panels(array: LazyArray) -> Iterator[tuple[Box, int]]:
     itemsize = array.dtype.itemsize
     most = _PANEL // itemsize
     if array.ndim > 1 and array.byte_runs() is None:
-        most = max(most, math.prod(array.shape[1:]) * _SHORTEST_RUN // itemsize)
+        axis = _axis_of_runs(array)
+        behind = array.shape[1:] if axis is None else array.shape[array.ndim + axis + 1 :]
+        most = max(most, math.prod(behind) * _SHORTEST_RUN // itemsize)
     for box in panel_boxes(array.shape, most):
         yield box, math.prod(box_shape(box)) * itemsize
+
+
+def _axis_of_runs(array: LazyArray) -> int | None:
+    """Returns the dimension whose elements lie side by side in files, counted from the end.
+
+    None where it is not known.
+    """
+    if isinstance(array, Transpose):
+        own = _axis_of_runs(array.operands[0])
+        return None if own is None else array.axes.index(array.ndim + own) - array.ndim
+    if isinstance(array, Concatenate | Cast | Part):
+        return _axis_of_runs(array.operands[0])
+    if isinstance(array, Reshape):
+        (before,) = array.operands
+        own = _axis_of_runs(before)
+        old = [at for at, n in enumerate(before.shape, -before.ndim) if n != 1]
+        new = [at for at, n in enumerate(array.shape, -array.ndim) if n != 1]
+        if own not in old or [before.shape[at] for at in old] != [array.shape[at] for at in new]:
+            return None
+        return new[old.index(own)]  # as in a stack, where a dimension of one is put in
+    return None if isinstance(array, Operation) else -1
 
 
 def pieces(name: str, array: LazyArray, offset: int) -> Iterator[Piece]:
