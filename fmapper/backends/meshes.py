@@ -99,8 +99,22 @@ class Meshes(Framework):
         """
         return None
 
-    def own_part(self, array: Any, box: Box) -> np.ndarray[Any, Any]:
-        """Returns one of those parts, which this process holds, as an array of the host."""
+    def held(self, array: Any) -> Mapping[Box, Any]:
+        """Returns the parts of an array on a mesh that this process holds, each as an array.
+
+        They are arrays of this framework on one device each, on the memory of the array itself.
+        """
+        raise NotImplementedError
+
+    def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
+        """Makes an array of the parts that this process is to hold, on their memory where it can.
+
+        Args:
+            shape: The shape of the array.
+            mesh: The mesh.
+            spec: Which axes of the mesh divide each dimension.
+            parts: An array of this framework for each of `own_boxes`.
+        """
         raise NotImplementedError
 
     def dimension_rule(self, op: str) -> DimensionRule | None:

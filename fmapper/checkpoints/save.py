@@ -11,7 +11,6 @@ from fmapper.backends.discovery import adapter_of
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (lazy arrays are arrays)
 from fmapper.checkpoints.boxes import Box
 from fmapper.checkpoints.checkpoint import Checkpoint
-from fmapper.checkpoints.formats import together
 from fmapper.checkpoints.formats.format import Contents, format_for, merge_ties
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
@@ -71,6 +70,8 @@ def save(
         >>> fmapper.load(path)["step"]
         7
     """
+    from fmapper.checkpoints.formats import together  # it imports much that others do not need
+
     sync()
     target = place_of(path)
     form = format_for(target, format)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from fmapper.backends.discovery import adapter_of, adapters
+from fmapper.backends.meshes import Meshes
 from fmapper.backends.models import Models
 from fmapper.backends.nodes import Nodes
 from fmapper.errors import PlacementError
@@ -27,7 +28,7 @@ Rules: TypeAlias = "Mapping[Any, Rule] | Callable[[str, Any], Rule] | Axes | str
 
 Said: TypeAlias = "list[tuple[str, Any, Axes]]"
 
-MODEL, DERIVE = "model", "derive"
+MODEL, DERIVE, LAYOUT = "model", "derive", "layout"
 _NO_RULE: Final = ""
 _RANGE = re.compile(r"\[-?\d*:-?\d*\]")
 _INDEX = re.compile(r"\[(\d+|\*)\]")
@@ -68,6 +69,13 @@ class Found:
             for array in self.arrays:
                 name = self.names[id(array)]
                 self.rules[id(array)] = rules(name, array), "the function"
+        elif rules == LAYOUT:
+            self._walk(tree)
+            for array in self.arrays:
+                try:
+                    self.rules[id(array)] = _layout(array), LAYOUT
+                except TypeError as error:
+                    raise PlacementError(f"{self.where(array)}: {error}") from None
         else:
             self._walk(tree)
             self._by_model(rules, parts)
@@ -222,6 +230,13 @@ def _arrays_of(model: Any) -> Mapping[str, Any]:
     from fmapper.states.state import state
 
     return state(model)
+
+
+def _layout(array: Any) -> Rule:
+    """Returns the axes that an array is divided by now; None for one that is on no mesh."""
+    adapter: Any = adapter_of(array)
+    found = adapter.layout(array) if isinstance(adapter, Meshes) else None
+    return None if found is None else found[1]
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.meshes import Box, Meshes, Spec
-from fmapper.errors import FmapperError, PlacementError
+from fmapper.errors import CopyNeededError, FmapperError, PlacementError
 from fmapper.meshes import rules as _rules
 from fmapper.meshes.layout import (
     adapter_of_mesh,
@@ -21,7 +21,7 @@ from fmapper.meshes.layout import (
 from fmapper.meshes.plan import ShardPlan, planned
 from fmapper.moves.carry import UNTOUCHED
 from fmapper.moves.collect import Leaves
-from fmapper.moves.mover import Mover
+from fmapper.moves.mover import Mover, to_numpy
 from fmapper.moves.place import Keep
 from fmapper.moves.router import Router
 from fmapper.tracebacks import short_traceback, shorten_traceback
@@ -47,6 +47,7 @@ class Sharding(Router):
         rules: How arrays are divided; see `shard`.
         names: What other words for axes mean.
         uneven: What becomes of a dimension that does not divide evenly.
+        copy: False shares the memory of shards with the framework that they come from.
         strict: False leaves objects alone that hold arrays but are not declared.
         report: Called with the `ShardPlan` of what was done, such as `print`.
 
@@ -62,17 +63,18 @@ class Sharding(Router):
         *,
         names: Mapping[str, Any] | None = None,
         uneven: Uneven = "refuse",
+        copy: bool | None = None,
         strict: bool | None = None,
         report: Callable[[ShardPlan], object] | None = None,
     ) -> None:
         sync()
         self.mesh, self.rules, self.names = mesh, rules, dict(names or {})
-        self.uneven, self.strict, self.report = uneven, strict, report
-        if isinstance(rules, str) and rules not in (_rules.MODEL, _rules.DERIVE):
+        self.uneven, self.copy, self.strict, self.report = uneven, copy, strict, report
+        if isinstance(rules, str) and rules not in (_rules.MODEL, _rules.DERIVE, _rules.LAYOUT):
             raise PlacementError(
                 f"rules={rules!r}: write rules as a dict, such as "
                 '{"up_proj.weight": ("model", None)}, as a function of a name and an array, as a '
-                'tuple of axes for all arrays; or "model" or "derive".'
+                'tuple of axes for all arrays; or "model", "derive" or "layout".'
             )
         if uneven not in ("refuse", "replicate"):
             raise PlacementError(f"uneven= is 'refuse' or 'replicate', not {uneven!r}.")
@@ -228,6 +230,8 @@ class Sharding(Router):
             if _arrays(array) is not adapter:
                 try:
                     results[at] = self._bring(array, specs[at], adapter)
+                except CopyNeededError as error:
+                    raise CopyNeededError(f"{where(array)}: {error}. {UNTOUCHED}") from error
                 except (FmapperError, TypeError) as error:
                     raise PlacementError(f"{where(array)}: {error} {UNTOUCHED}") from error
         mine = [arrays[at] for at in own]
@@ -244,6 +248,8 @@ class Sharding(Router):
         if source is adapter:
             return next(iter(adapter.shard([array], self.mesh, [spec], lambda _: "")))
         shape, dtype = source.shape(array), source.dtype(array)
+        if isinstance(source, Meshes) and source.layout(array) is not None:
+            return self._bridge(array, source, spec, adapter)
         if source.device(array).kind == "meta":
             hollow = adapter.abstract(shape, adapter.storable(dtype) or dtype)
             return next(iter(adapter.shard([hollow], self.mesh, [spec], lambda _: "")))
@@ -256,6 +262,27 @@ class Sharding(Router):
 
         return adapter.assemble(shape, dtype, self.mesh, spec, read)
 
+    def _bridge(self, array: Any, source: Meshes, spec: Spec, adapter: Meshes) -> Any:
+        """Returns an array that lies on a mesh of another framework, on this one.
+
+        Each process makes it of the parts that it holds; nothing is sent.
+        """
+        assert isinstance(source, Arrays)
+        assert isinstance(adapter, Arrays)
+        shape, held = source.shape(array), source.held(array)
+        move = Mover("shard", adapter.name, copy=self.copy)
+        parts = {}
+        for box in adapter.own_boxes(self.mesh, shape, spec):
+            if box in held:
+                parts[box] = move(held[box])
+            elif self.copy is False:
+                raise CopyNeededError(
+                    f"copy=False: this process holds {[*held]}, and is to hold {box} in one piece"
+                )
+            else:
+                parts[box] = move(_paste(box, held, str([*held])))
+        return adapter.join(shape, self.mesh, spec, parts)
+
 
 @short_traceback
 def shard(
@@ -265,6 +292,7 @@ def shard(
     *,
     names: Mapping[str, Any] | None = None,
     uneven: Uneven = "refuse",
+    copy: bool | None = None,
     strict: bool | None = None,
     report: Callable[[ShardPlan], object] | None = None,
 ) -> T:
@@ -289,18 +317,22 @@ def shard(
         mesh: A `jax.sharding.Mesh` or a `torch.distributed.device_mesh.DeviceMesh` whose axes have
             names.
         rules: `{pattern or class: axes}`; axes alone, for all arrays; a function of the name and
-            the array that gives axes; `"model"` for what the model says itself (transformers'
-            `tp_plan`, also of what was converted; the metadata of Flax's variables); or `"derive"`
-            for what follows from the program of a converted model.
+            the array that gives axes; or what says them: `"model"` for the model itself
+            (transformers' `tp_plan`, also of what was converted; the metadata of Flax's variables),
+            `"derive"` for what follows from the program of a converted model, `"layout"` for how
+            each array lies now on a mesh with such axes, of this framework or the other.
         names: What words for axes mean that are not the mesh's own: `{"mlp": "model", "embed":
             None}`. Plans of models and derived rules say `tensor`, `expert` and `zero`; by default
             the first axis of the mesh that has a usual name for that is meant.
         uneven: What becomes of a dimension that does not divide evenly: `refuse` raises, and
             `replicate` leaves it whole.
+        copy: For arrays that lie on a mesh of the other framework: False shares the memory of each
+            shard, and raises where that cannot be; None copies what could be written to.
         strict: False leaves objects alone that hold arrays but are not declared.
         report: Called with the `ShardPlan` of what was done, such as `print`.
 
     Raises:
+        CopyNeededError: `copy=False`, and the memory of a shard cannot be shared.
         PlacementError: A rule cannot be read, matches nothing, comes too late or does not fit a
             shape, or a tied array is to lie in two ways; names the arrays.
         NotAFunctorError: An object that nobody declared holds arrays.
@@ -313,7 +345,34 @@ def shard(
         >>> new["up"]["weight"].sharding.spec[0]
         'model'
     """
-    return Sharding(mesh, rules, names=names, uneven=uneven, strict=strict, report=report)(tree)
+    return Sharding(
+        mesh, rules, names=names, uneven=uneven, copy=copy, strict=strict, report=report
+    )(tree)
+
+
+def _paste(box: Box, held: Mapping[Box, Any], where: str) -> Any:
+    """Returns a part that several others make up, as an array of the host.
+
+    Raises:
+        PlacementError: They lack some of it.
+    """
+    import numpy as np
+
+    parts = {own: to_numpy(array) for own, array in held.items()}
+    new = np.empty([stop - start for start, stop in box], next(iter(parts.values())).dtype)
+    filled = np.zeros(new.shape, bool)
+    for own, values in parts.items():
+        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, own, strict=True)]
+        if all(start < stop for start, stop in common):
+            to = tuple(slice(s - a, e - a) for (s, e), (a, _) in zip(common, box, strict=True))
+            of = tuple(slice(s - c, e - c) for (s, e), (c, _) in zip(common, own, strict=True))
+            new[to], filled[to] = values[of], True
+    if not filled.all():
+        raise PlacementError(
+            f"process holds {where}, and is to hold {box}: other processes have the rest. Divide "
+            "it so in its own framework first."
+        )
+    return new
 
 
 def _arrays(array: Any) -> Arrays:

@@ -29,7 +29,7 @@ def run(kind: str, name: str, *, ranks: int = 1, timeout: int = 600) -> dict[str
     """
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     if kind in ("jax", "jaxes"):
-        count = 8 if kind == "jax" else 2
+        count = 8 if kind == "jax" else 1 if name == "bridge" else 2
         environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -53,6 +53,8 @@ def run(kind: str, name: str, *, ranks: int = 1, timeout: int = 600) -> dict[str
             for process in processes:
                 process.kill()
         for rank, (process, output) in enumerate(zip(processes, outputs, strict=True)):
+            if __name__ == "__main__" and rank == 0:
+                print(*(line for line in output.splitlines() if line.startswith("note: ")))
             lines = [line for line in output.splitlines() if line.startswith(MARK)]
             for line in lines:
                 check, text = json.loads(line.removeprefix(MARK))
@@ -72,7 +74,7 @@ def names(kind: str, name: str) -> list[str]:
 
 def main(kind: str, name: str, ranks: int, port: int, folder: str, rank: int) -> None:
     """Runs the checks in this process."""
-    if kind == "gloo":
+    if kind == "gloo" or name == "bridge":
         import torch
 
         torch.distributed.init_process_group(
@@ -82,7 +84,7 @@ def main(kind: str, name: str, ranks: int, port: int, folder: str, rank: int) ->
         import jax
 
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", ranks, rank)
+        jax.distributed.initialize(f"127.0.0.1:{port + 1}", ranks, rank)
     spec: Any = importlib.util.spec_from_file_location("checks", HERE / f"{kind}_{name}.py")
     module: Any = importlib.util.module_from_spec(spec)
     sys.modules["checks"] = module

@@ -16,6 +16,7 @@ from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
 from fmapper.files.meeting import Meeting
 from fmapper.files.urls import Place, Url
+from fmapper.moves.mover import to_numpy
 
 Spread = Mapping[str, tuple[Meshes, Any, Mapping[Box, int]]]
 
@@ -85,9 +86,10 @@ def _write_array(
             _write_box(handle, part, box, array, start)
         return
     adapter, own, writers = spread[name]
+    held = adapter.held(own)
     for box, writer in writers.items():
         if writer == rank:
-            _write_box(handle, adapter.own_part(own, box), box, array, start)
+            _write_box(handle, to_numpy(held[box]), box, array, start)
 
 
 def _write_box(handle: int, part: Any, box: Box, array: LazyArray, start: int) -> None:

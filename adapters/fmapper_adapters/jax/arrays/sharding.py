@@ -85,11 +85,16 @@ class JaxMeshes(Meshes):
             found[box] = min(device.process_index, found.get(box, device.process_index))
         return found
 
-    def own_part(self, array: Any, box: Box) -> np.ndarray[Any, Any]:
-        """Returns the shard on one of the devices of this process."""
-        shards = array.addressable_shards
-        shard = next(one for one in shards if _box(one.index, array.shape) == box)
-        return np.asarray(shard.data)
+    def held(self, array: Any) -> Mapping[Box, Any]:
+        """Returns the shards on devices of this process."""
+        return {_box(one.index, array.shape): one.data for one in array.addressable_shards}
+
+    def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
+        """Makes an array of parts; one that lies on its device already stays there."""
+        sharding = named_sharding(mesh, spec)
+        places = sharding.addressable_devices_indices_map(tuple(shape))
+        arrays = [jax.device_put(parts[_box(i, shape)], device) for device, i in places.items()]
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
         """Returns what is known of an operation of torch."""

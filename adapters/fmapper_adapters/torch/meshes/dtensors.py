@@ -90,9 +90,13 @@ class TorchMeshes(Meshes):
         """Returns mesh and placements of a `DTensor`."""
         if not is_dtensor(array):
             return None
+        from torch.distributed.tensor import Shard
+
         mesh = array.device_mesh
         spec: list[tuple[str, ...]] = [()] * array.ndim
         for name, placement in zip(mesh.mesh_dim_names or (), array.placements, strict=True):
+            if not (placement.is_replicate() or type(placement) is Shard):
+                raise TypeError(_not_in_parts(array))
             if placement.is_shard():
                 spec[placement.dim] = (*spec[placement.dim], name)
         return mesh, tuple(spec)
@@ -110,10 +114,6 @@ class TorchMeshes(Meshes):
         if found is None:
             return None
         mesh, spec = found
-        from torch.distributed.tensor import Shard
-
-        if any(not (p.is_replicate() or type(p) is Shard) for p in array.placements):
-            raise TypeError(f"placed as {array.placements}: redistribute it to Shard and Replicate")
         axes = self.mesh_axes(mesh) or {}
         boxes: dict[Box, int] = {}
         for place in itertools.product(*map(range, mesh.shape)):
@@ -122,9 +122,18 @@ class TorchMeshes(Meshes):
             boxes[box] = min(rank, boxes.get(box, rank))
         return boxes
 
-    def own_part(self, array: Any, box: Box) -> np.ndarray[Any, Any]:
+    def held(self, array: Any) -> Mapping[Box, Any]:
         """Returns the local tensor."""
-        return tensors.to_numpy(array.detach().to_local().cpu().contiguous())
+        found = self.layout(array)
+        assert found is not None
+        boxes = self.own_boxes(found[0], array.shape, found[1])
+        return {box: array.detach().to_local() for box in boxes}
+
+    def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
+        """Makes a `DTensor` of the part of this process."""
+        (local,) = parts.values()
+        wanted = placements(mesh, spec, "an array")
+        return _as_dtensor(local.to(mesh.device_type), mesh, wanted, tuple(shape))
 
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
         """Returns the `tp_plan` of a model of transformers."""
@@ -139,6 +148,13 @@ def add_up(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
 
     wanted = [Replicate() if p.is_partial() else p for p in output.placements]
     return output.redistribute(output.device_mesh, wanted)
+
+
+def _not_in_parts(array: Any) -> str:
+    return (
+        f"a DTensor placed as {array.placements} is not in parts that processes hold: redistribute "
+        "it to Shard and Replicate first"
+    )
 
 
 def is_dtensor(tensor: Any) -> bool:
