@@ -208,6 +208,12 @@ def test_code_in_a_folder_is_not_run(folders, tmp_path):
     assert "evil" not in str(model.config)
 
 
+def test_a_configuration_may_hold_infinity(folders, tmp_path):
+    limit = {"some_limit": [0.0, {"__float__": "Infinity"}]}
+    model = fmapper.from_pretrained(change(folders["llama"][0], tmp_path, **limit), "torch")
+    assert model.config.some_limit == [0.0, float("inf")]
+
+
 def test_missing_and_left_over_weights_are_said(folders, tmp_path):
     folder, module = folders["bert"]
     shutil.copytree(folder, tmp_path / "less")

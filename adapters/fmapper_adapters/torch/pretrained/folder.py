@@ -22,6 +22,7 @@ _CONFIG = "config.json"
 _GENERATION = "generation_config.json"
 _QUANTIZATION = "quantization_config"
 _CODE = {"auto_map", "custom_pipelines", "trust_remote_code", "use_kernels"}
+_FLOATS = ("Infinity", "-Infinity", "NaN")
 _TEXTS = (
     _CONFIG,
     _GENERATION,
@@ -90,6 +91,8 @@ def _without_code(settings: Any) -> Any:
         return [_without_code(value) for value in settings]
     if not isinstance(settings, dict):
         return settings
+    if set(settings) == {"__float__"} and settings["__float__"] in _FLOATS:
+        return float(settings["__float__"])  # transformers writes so what JSON has not
     return {
         name: _without_code(value)
         for name, value in settings.items()
