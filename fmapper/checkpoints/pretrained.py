@@ -80,11 +80,11 @@ def from_pretrained(
     folder: str | os.PathLike[str], to: Literal["flax"], **options: Any
 ) -> FlaxModel: ...
 @overload
-def from_pretrained(folder: str | os.PathLike[str], to: str, **options: Any) -> Any: ...
+def from_pretrained(folder: str | os.PathLike[str], to: str | None, **options: Any) -> Any: ...
 @short_traceback
 def from_pretrained(
     folder: str | os.PathLike[str],
-    to: str,
+    to: str | None,
     *,
     dtype: Any = None,
     device: Any = None,
@@ -105,7 +105,7 @@ def from_pretrained(
 
     Args:
         folder: The folder, as `snapshot_download` or `model.save_pretrained` leave it.
-        to: `torch`, `jax` or `flax`.
+        to: `torch`, `jax` or `flax`; None for the framework of the folder's own class.
         dtype: The dtype of floating parameters; None for that of the configuration.
         device: Where the weights are to be; None for the CPU, or JAX's default device.
         example_inputs: What the program is recorded for, as for `convert`.
@@ -132,7 +132,7 @@ def from_pretrained(
     with step(f"loading {source.name}") as say:
         found = _find(source, None if dtype is None else dtype_name(dtype))
         model = found.model
-        if to != found.backend:
+        if to is not None and to != found.backend:
             inputs = {}
             if not example_inputs and not example_kwargs:
                 inputs = found.example_kwargs

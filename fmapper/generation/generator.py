@@ -19,8 +19,6 @@ from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
 from fmapper.warn import warn
 
-_FOLDERS_ARE_OF = "torch"  # whose classes are those of the Hub
-
 
 class Generated(NamedTuple):
     """Tokens with what they were chosen by.
@@ -225,7 +223,7 @@ def generator(
     if isinstance(model, str | os.PathLike):
         from fmapper.checkpoints.pretrained import from_pretrained
 
-        model = from_pretrained(model, _FOLDERS_ARE_OF)
+        model = from_pretrained(model, None)
     source = source_of(model)
     if source is None:
         raise ConversionError(

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO, TypeVar
 
 from fmapper.checkpoints.boxes import Box, box_shape, panel_boxes
 from fmapper.checkpoints.lazy import LazyArray, Operation
-from fmapper.checkpoints.lazy_operations import Cast, Concatenate, Part, Reshape, Transpose
 from fmapper.checkpoints.stored import SourceFile, StoredArray
 from fmapper.errors import CheckpointError, LossyCastError
 
@@ -66,6 +65,8 @@ def _axis_of_runs(array: LazyArray) -> int | None:
 
     None where it is not known.
     """
+    from fmapper.checkpoints.lazy_operations import Cast, Concatenate, Part, Reshape, Transpose
+
     if isinstance(array, Transpose):
         own = _axis_of_runs(array.operands[0])
         return None if own is None else array.axes.index(array.ndim + own) - array.ndim
