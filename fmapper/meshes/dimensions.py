@@ -198,6 +198,8 @@ class Dimensions:
             return
         results = [self._fresh(shape) for _, shape in call.result]
         self._values[call.name] = results
+        if not any(self._all_of(call)):
+            return  # made from nothing, in parts as well as whole
         says = self._rule(call.op.partition(".")[0])
         operands = [self._dims(value) for value in call.args]
         try:

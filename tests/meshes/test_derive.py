@@ -138,6 +138,20 @@ def test_what_is_left_is_divided_where_an_axis_is_for_that():
     assert both.axes["0.weight"] == (None, "zero") or both.axes["0.weight"] == ("zero", None)
 
 
+def test_what_is_made_from_nothing_is_made_in_parts():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            y = self.up(x)
+            return self.down(y + torch.full((3, 8), 0.5) * y.new_ones((8,)))
+
+    found = derived(Masked(), torch.ones(3, 4))
+    assert (found.axes["up.weight"], found.axes["down.weight"]) == (COLUMNS, ROWS)
+
+
 def test_sizes_that_vary_are_not_divided_and_are_not_in_the_way():
     module = Attention(4, 4).eval()
     model = fmapper.convert(

@@ -43,6 +43,11 @@ def _pointwise(own: Dimensions, call: Call, operands: list[Any], results: list[D
                 own.align(operand, result)
 
 
+@_says("new_ones", "new_zeros", "new_full", "new_empty")
+def _new(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+    """Looks at the dtype of its operand only."""
+
+
 @_says("linear")
 def _linear(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     x, w, *bias = operands
