@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fmapper.backends.discovery import adapter_of
 from fmapper.backends.dtypes import dtype_name, is_inexact, itemsize, wanted_dtype
+from fmapper.backends.meshes import Meshes
 from fmapper.checkpoints import backend as _backend  # noqa: F401  (stored arrays are arrays)
 from fmapper.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from fmapper.checkpoints.lazy import LazyArray
@@ -15,7 +16,7 @@ from fmapper.checkpoints.transient import transient_in
 from fmapper.errors import PrecisionWarning, StructureMismatchError
 from fmapper.files.urls import place_of
 from fmapper.progress import step
-from fmapper.states.materialize import Default, is_abstract, materialize
+from fmapper.states.materialize import Default, fill, is_abstract
 from fmapper.states.state import identity_of, named_arrays
 from fmapper.tracebacks import short_traceback
 from fmapper.tree.fmap import fmap_with_path
@@ -78,7 +79,8 @@ def load(
             result. None gives a `Checkpoint`, a dict from names to arrays that are not yet read.
         format: As for `save`; None looks at what is there.
         rules: How the names and shapes of the checkpoint become those of `like`.
-        device: Where the arrays are to be; None for where those of `like` are, or on the CPU.
+        device: Where the arrays are to be; None for where those of `like` are, also on a mesh, or
+            on the CPU.
         dtype: The dtype for floating and complex arrays; None for that of `like`.
         default: What the checkpoint does not have: a mapping like it, or `default(name, array)`.
         strict: False ignores what is left over in the checkpoint, and leaves what it lacks.
@@ -145,19 +147,17 @@ def _fill(
         )
     if strict:
         _check_names(checkpoint, tree, named, default)
+    place: Callable[[Any, Any], Any] | None = _place_as_before if device is None else None
+    if sharding is not None:
+        place = sharding.placer(tree)
     try:
-        filled = materialize(
-            tree,
-            state,
-            device=device,
-            dtype=dtype,
-            default=default,
-            strict=strict,
-            sharding=sharding,
+        filled = fill(
+            tree, state, device=device, dtype=dtype, default=default, strict=strict, place=place
         )
     except StructureMismatchError as error:
         text = str(error).replace("the state", "the checkpoint")
         raise StructureMismatchError(f"{checkpoint.path}: {text}") from None
+    filled = filled if sharding is None else sharding(filled)
     values = {n: v for n, v in checkpoint.items() if isinstance(v, _VALUES)}
     if not values:
         return filled
@@ -166,6 +166,16 @@ def _fill(
         return values.get(name_of(path), leaf) if type(leaf) in _VALUES else leaf
 
     return fmap_with_path(value, filled)
+
+
+def _place_as_before(old: Any, new: Any) -> Any:
+    """Returns new values as an array on a mesh is divided; None for one that is on no mesh."""
+    adapter = adapter_of(old)
+    if not isinstance(adapter, Meshes) or adapter.layout(old) is None:
+        return None
+    from fmapper.meshes.sharding import place_as  # for few trees
+
+    return place_as(old, new)
 
 
 def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:

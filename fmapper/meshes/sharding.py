@@ -143,6 +143,10 @@ class Sharding(Router):
 
         return place
 
+    def bring(self, array: Any, spec: Spec) -> Any:
+        """Returns an array of any backend on the mesh, divided as a spec says."""
+        return self._bring(array, spec, self._needs_mesh())
+
     # --- what rules say -------------------------------------------------------------------------
 
     def _needs_mesh(self) -> Meshes:
@@ -348,6 +352,19 @@ def shard(
     return Sharding(
         mesh, rules, names=names, uneven=uneven, copy=copy, strict=strict, report=report
     )(tree)
+
+
+def place_as(old: Any, new: Any) -> Any:
+    """Returns new values, divided as an array on a mesh is; None where that is not even."""
+    adapter = _arrays(old)
+    assert isinstance(adapter, Meshes)
+    found = adapter.layout(old)
+    assert found is not None
+    mesh, spec = found
+    sharding = Sharding(mesh, _rules.LAYOUT)
+    if uneven_dimension(spec, _shape(old), sharding.axes) is not None:
+        return None
+    return adapter.like(sharding.bring(new, spec), old)
 
 
 def _paste(box: Box, held: Mapping[Box, Any], where: str) -> Any:

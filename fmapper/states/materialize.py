@@ -89,7 +89,10 @@ def fill(
     strict: bool = True,
     place: Callable[[Any, Any], Any] | None = None,
 ) -> T:
-    """Returns what `materialize` does, the new arrays as `place(old, new)` gives them."""
+    """Returns what `materialize` does, the new arrays as `place(old, new)` gives them.
+
+    Where that gives None they go where they go without it.
+    """
     sync()
     filling = _Filling(
         None if device is None else parse_device(device),
@@ -212,8 +215,9 @@ class _Filling:
         groups: dict[tuple[Mover, str | None], list[Any]] = {}
         filled = {}
         for identity, (_, _, old, new) in self.sources.items():
-            if self.place is not None and self._is_right(old, new):
-                filled[identity] = self.place(old, new)
+            made = self._place(old, new) if self._is_right(old, new) else None
+            if made is not None:
+                filled[identity] = made
                 continue
             dtype = _adapter(old).dtype(old)
             whole = dtype if dtype.startswith(_INTEGERS) else None
@@ -229,8 +233,12 @@ class _Filling:
             for identity, new in zip(identities, news, strict=True):
                 old = self.sources[identity][2]
                 made = _adapter(old).like(new, old)
-                filled[identity] = made if self.place is None else self.place(old, made)
+                placed = self._place(old, made)
+                filled[identity] = made if placed is None else placed
         return filled
+
+    def _place(self, old: Any, new: Any) -> Any:
+        return None if self.place is None else self.place(old, new)
 
     def _is_right(self, old: Any, new: Any) -> bool:
         """Tells whether values have the dtype that they are to have."""

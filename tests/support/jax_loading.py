@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import torch
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fmapper
@@ -85,6 +85,20 @@ def check_a_model_with_its_optimizer_from_one_mesh_to_another() -> None:
     assert new["step"] == 7
     batch = fmapper.shard(x.numpy(), flat, ("model",))
     np.testing.assert_allclose(new["model"](batch), net(x).detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+def check_what_is_on_a_mesh_is_read_as_it_lies() -> None:
+    tree = {"w": np.arange(64, dtype=np.float32).reshape(8, 8), "b": np.ones(3, np.float32)}
+    path = FOLDER / "lies.safetensors"
+    fmapper.save(tree, path)
+    spec = NamedSharding(MESH, P(None, "model"))
+    like = {"w": jax.ShapeDtypeStruct((8, 8), "float32", sharding=spec), "b": tree["b"]}
+    new = fmapper.load(path, like=like)
+    assert new["w"].sharding == spec
+    np.testing.assert_array_equal(np.asarray(new["w"]), tree["w"])
+    assert isinstance(new["b"], np.ndarray)
+    again = fmapper.load(path, like={**new, "w": new["w"] * 0})
+    assert again["w"].sharding.spec == P(None, "model")
 
 
 def check_folders_of_the_hub() -> None:
