@@ -57,6 +57,7 @@ def run(target, victim=-1, stage="", count=3):
     return list(zip((p.returncode for p in processes), lines, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "stage"),
     [(0, "prepare"), (0, "write"), (1, "start"), (2, "write"), (0, "done")],
@@ -90,6 +91,7 @@ def test_what_has_failed_in_one_fails_in_all(tmp_path, victim):
     assert not (tmp_path / "file").exists()
 
 
+@pytest.mark.slow
 def test_slow_processes_are_waited_for(tmp_path):
     for victim in (0, 2):
         assert [end for end in run(tmp_path / "file", victim, "slow") if end[0]] == []

@@ -18,6 +18,7 @@ def on_eight_devices():
     return many_devices.run("jax", "derive")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", many_devices.names("jax", "derive"))
 def test_jax(on_eight_devices, check):
     assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")
@@ -173,6 +174,7 @@ def test_an_operation_that_is_not_known_leaves_its_operands_whole():
     assert derived(Odd(), torch.ones(3, 4)).axes["up.weight"] == (None, None)
 
 
+@pytest.mark.slow
 def test_experts_are_divided_where_an_axis_is_for_them():
     transformers = pytest.importorskip("transformers")
     config = transformers.MixtralConfig(

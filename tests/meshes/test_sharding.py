@@ -23,6 +23,7 @@ def test_jax(on_eight_devices, check):
     assert on_eight_devices.get(check, "did not run") == "", on_eight_devices.get("")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", many_devices.names("gloo", "sharding"))
 def test_torch(by_four_processes, check):
     assert by_four_processes.get(check, "did not run") == "", by_four_processes.get("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import flax.linen
@@ -18,6 +19,7 @@ from torch import nn
 import fmapper
 from fmapper.meshes import Sharding
 
+FOLDER = Path()
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 
@@ -169,6 +171,8 @@ def check_axes_in_the_metadata_of_flax() -> None:
         back = fmapper.convert(fmapper.convert(source, "torch", (x,)), "jax", (torch.tensor(x),))
         kernel = next(n for n in back.program.axes if n.endswith("kernel"))
         assert back.program.axes[kernel] == ("embed", "mlp")
+    back.save(FOLDER / "program.safetensors")
+    assert fmapper.load_program(FOLDER / "program.safetensors").axes == back.program.axes
 
 
 def check_the_plan_of_a_model() -> None:
