@@ -92,6 +92,7 @@ if TYPE_CHECKING:  # imported when first asked for, see below
     from fmapper.transforms.grad import grad, value_and_grad
     from fmapper.transforms.jit import jit
     from fmapper.transforms.vmap import vmap
+    from fmapper.translation.source import source
 
 __version__ = "0.1.0"
 
@@ -183,6 +184,7 @@ __all__ = [
     "set_path",
     "settings",
     "shard",
+    "source",
     "state",
     "structural_walk",
     "summary",
@@ -222,6 +224,7 @@ _PLACES = {
     "fmapper.transforms.grad": "grad value_and_grad",
     "fmapper.transforms.jit": "jit",
     "fmapper.transforms.vmap": "vmap",
+    "fmapper.translation.source": "source",
 }
 # What results consist of: nobody makes them, and pickles say that they are to be found here.
 _PARTS = {
@@ -231,7 +234,7 @@ _PARTS = {
     "fmapper.programs.verify": "Difference",
     "fmapper.states.inventory": "SummaryRow",
 }
-_MODULES = ("checkpoints", "generation", "meshes", "nn", "random")
+_MODULES = ("checkpoints", "generation", "meshes", "nn", "random", "translation")
 _find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules=_MODULES)
 
 

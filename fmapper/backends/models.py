@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from fmapper.generation.decoding import Decoding
     from fmapper.generation.generation import Generation
     from fmapper.generation.generator import Generator
-    from fmapper.programs.program import Lowering, Program
+    from fmapper.programs.lowering import Lowering
+    from fmapper.programs.program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class Models(Framework):
         strict: bool | None,
         specialize: bool = False,
         whole: Collection[str] = (),
+        parts: bool = False,
     ) -> Program:
         """Records what a model of this framework computes for example inputs.
 
@@ -158,12 +160,49 @@ class Models(Framework):
             specialize: Whether sizes that depend on values are those of the examples.
             whole: The operations that the target lowers whole, as `lowers_whole` gives them. A
                 recorder that would take one apart leaves it. Without a target there are none.
+            parts: Whether the calls of submodules are recorded, too.
 
         Raises:
             ConversionError: It cannot be recorded; says why, and where. With `check`: what was
                 recorded gives other results for the examples.
         """
         raise ConversionError(f"models of {self.name} cannot be recorded")
+
+    def translate(self, program: Program) -> Any:
+        """Returns a program that was recorded with its parts as source code: a `Source`.
+
+        Raises:
+            ConversionError: This framework is not written, or something in the program is not.
+        """
+        raise ConversionError(f"models are not written as source code for {self.name}")
+
+    def build(self, program: Program) -> Any:
+        """Returns the model of the classes that `translate` writes, with the program's arrays.
+
+        Raises:
+            ConversionError: As `translate` does.
+        """
+        raise ConversionError(f"models are not written as source code for {self.name}")
+
+    def proof(self) -> str:
+        """Returns a script that runs a file of `translate` and compares.
+
+        Raises:
+            ConversionError: There is none.
+        """
+        raise ConversionError(f"models are not written as source code for {self.name}")
+
+    def training_steps(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> dict[str, Any]:
+        """Returns what a model of this framework gives, its gradients, and five steps of descent.
+
+        The loss is the mean of each floating output times `cos(0), cos(1), ...`, summed.
+
+        Returns:
+            NumPy arrays: `output.0` and so on, `gradient.NAME`, `after.NAME`.
+        """
+        raise ConversionError(f"models of {self.name} cannot be translated")
 
     def lowers(self, op: str) -> bool:
         """Tells whether a lowering of an operation that names no target is to this framework."""

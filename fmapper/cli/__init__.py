@@ -1,8 +1,9 @@
-"""The command line: `python -m fmapper devices | profile | convert`.
+"""The command line: `python -m fmapper devices | profile | convert | translate`.
 
 main        the commands and their exit status
 profile     `profile FILE:MODEL`
 convert     `convert FILE:MODEL --to FRAMEWORK`
+translate   `translate FILE:MODEL --to FRAMEWORK --out FILE`
 conversion  what `convert` reports: how exact, how fast, on which operations
 target      `FILE:NAME` on the command line
 """

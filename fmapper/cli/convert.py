@@ -106,8 +106,8 @@ def convert(
         report, converted = measure(
             load_model(model),
             to,
-            _args(example),
-            _kwargs(kwargs),
+            example_args(example),
+            example_kwargs(kwargs),
             dynamic_shapes=dynamic,
             train=train,
             compare=verify,
@@ -126,14 +126,15 @@ def convert(
     return 0
 
 
-def _args(text: str | None) -> tuple[Any, ...]:
+def example_args(text: str | None) -> tuple[Any, ...]:
+    """Returns the inputs by position."""
     if text is None:
         return ()
     found = _make_inputs(text)
     return found if isinstance(found, tuple) else (found,)
 
 
-def _kwargs(text: str | None) -> dict[str, Any]:
+def example_kwargs(text: str | None) -> dict[str, Any]:
     """Returns the inputs by keyword.
 
     Raises:

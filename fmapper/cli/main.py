@@ -14,6 +14,7 @@ from fmapper.cli.checkpoints import diff, inspect
 from fmapper.cli.convert import convert
 from fmapper.cli.devices import devices
 from fmapper.cli.profile import profile
+from fmapper.cli.translate import translate
 from fmapper.errors import FmapperError
 from fmapper.switches import settings
 
@@ -53,7 +54,7 @@ def completion(shell: str) -> None:
     click.echo(cls(command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())
 
 
-for _command in (devices, convert, inspect, diff, profile, completion):
+for _command in (devices, convert, translate, inspect, diff, profile, completion):
     command.add_command(_command)
 
 

@@ -25,20 +25,22 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.programs.echoes import Echoes
-    from fmapper.programs.lowering import LoweringTable
+    from fmapper.programs.lowering import Lowering, LoweringTable
     from fmapper.programs.program import (
         Call,
         DType,
         Graph,
         Guard,
         Input,
-        Lowering,
         Output,
         Parameter,
+        Part,
         Program,
         Ref,
         Scalar,
         Size,
+        map_arguments,
+        refs_in,
         substitute,
     )
     from fmapper.programs.sizes import size_of
@@ -55,22 +57,26 @@ __all__ = [
     "LoweringTable",
     "Output",
     "Parameter",
+    "Part",
     "Program",
     "Record",
     "Ref",
     "Scalar",
     "Size",
     "TreeSpec",
+    "map_arguments",
     "record_type",
+    "refs_in",
     "size_of",
     "substitute",
 ]
 
 _PLACES = {
     "fmapper.programs.echoes": "Echoes",
-    "fmapper.programs.lowering": "LoweringTable",
+    "fmapper.programs.lowering": "Lowering LoweringTable",
     "fmapper.programs.program": (
-        "Call DType Graph Guard Input Lowering Output Parameter Program Ref Scalar Size substitute"
+        "Call DType Graph Guard Input Output Parameter Part Program Ref Scalar Size "
+        "map_arguments refs_in substitute"
     ),
     "fmapper.programs.sizes": "size_of",
     "fmapper.programs.treespec": "Record TreeSpec record_type",

@@ -140,7 +140,9 @@ def convert(
             the values of the examples give: the program checks them, and compiles.
         options: For `jax`: `precision`, the precision of matrix products in float32, `highest`
             unless given; None leaves it to `jax.default_matmul_precision`. For `flax` the same and
-            `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen. For
+            `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen;
+            `structure=True` for a module with the model's own classes and layers of NNX in them,
+            whose code `fmapper.source` shows. For
             `torch`: `fused=False`, to compute everything as the program spells it out, where
             torch's own softmax, norms and attention will not do, as for second derivatives of
             attention.
@@ -193,6 +195,7 @@ def convert(
         )
     settings: dict[str, Any] = {"train": train, "check": check, "strict": strict}
     settings["specialize"] = specialize
+    settings["parts"] = bool(options.get("structure"))
 
     def record(shapes: Any) -> Program:
         given = example_inputs, example_kwargs or {}

@@ -5,12 +5,56 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from fmapper.backends.discovery import get_adapter
 from fmapper.backends.models import Models
 from fmapper.errors import DeclarationError, UnsupportedOpsError
-from fmapper.programs.program import Call, Int64, Lowering
+from fmapper.programs.program import Call
+
+Int64 = Literal["computes", "moves", "picks", "casts", "looks"]
+"""What an operation does with the elements of arrays of integers.
+
+`computes`: makes others of them. `moves`: gives elements of its arguments, or a choice between
+them. `picks`: moves, and its second result are their places. `casts`: moves if the dtype stays.
+`looks`: gives none, and the same for any two integers in one order.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """How one operation is computed in a target framework.
+
+    Attributes:
+        function: Takes the arguments of the operation as its schema has them, arrays as the
+            target's, and returns the results.
+        random: It takes a keyword `key`, the source of its random numbers; `optional` if that may
+            be None, for operations that draw numbers in training only.
+        data_dependent_shape: The shape of its result depends on values, so it cannot be compiled.
+        returns_number: It gives a number, no array, which counts as one when dtypes are promoted.
+        takes_numbers: It takes a `Scalar` beside an array as a Python number.
+        takes_avals: It takes a keyword `avals`, which tells the dtypes and shapes of operands
+            and results as the source framework has them.
+        whole: A recorder leaves the operation as it is. False where it may write it in terms of
+            others, as it does of those that nothing lowers.
+        int64: What it does with integers of 64 bits, for targets that hold 32: `Int64`, or a
+            function of the call that says so. Numbers that mark a place, as the ends of int64 do,
+            become the ends of int32 where no operation computes with them.
+        elements: Where it takes numbers that become elements, or are computed with them, by
+            position; those that do not fit into 32 bits are lost. All others are sizes and places.
+    """
+
+    function: Callable[..., Any]
+    random: bool | Literal["optional"] = False
+    data_dependent_shape: bool = False
+    returns_number: bool = False
+    takes_numbers: bool = False
+    takes_avals: bool = False
+    whole: bool = True
+    int64: Int64 | Callable[[Call], Int64] = "computes"
+    elements: tuple[int, ...] = ()
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.equality import equals
 from fmapper.programs.sizes import size_of, solve_names
@@ -69,6 +69,7 @@ class Call:
             higher-order operation takes a function.
         kwargs: The same by name.
         module: Path of the submodule that it comes from, as `layers.0.attn`; empty for the root.
+            With its parts recorded the name of that part: `layers.0.attn@1` for its second call.
         source: File and line that it comes from.
         result: dtype and shape of each array that it gave for the example inputs; a dimension that
             may vary is a string.
@@ -190,6 +191,31 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A call of a submodule while the model was recorded.
+
+    Attributes:
+        name: Its path; of a later call with its number, as `layers.0@1`. `Call.module` names it.
+        path: The path by which it was called.
+        parent: The name of the call inside which it was called; empty for the whole model.
+        arguments: What it was given, by the names that it has for them: `Ref`, `Size`, numbers,
+            strings, None, tuples and dicts of those. None also for what cannot be said.
+        result: What it gave.
+        source: File and line that it was called from.
+        other_names: How its code names arguments and variables beside: `residual` for what
+            `residual = hidden_states` says, `("cos", "sin")` for a tuple that it takes apart.
+    """
+
+    name: str
+    path: str
+    parent: str
+    arguments: Mapping[str, Any]
+    result: Any
+    source: str = ""
+    other_names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter of the signature that a program is called with.
 
@@ -283,6 +309,9 @@ class Program:
             its parameters and buffers are those of this one.
         lines: The lines of code that calls name as their source, where they were read when it was
             recorded. They are not saved, and nobody reads them later: a file may name any file.
+        parts: The calls of submodules, if they were asked for; they are not saved either.
+        types: With them, the paths of all submodules -> their classes.
+        first_paths: With them, these paths -> the first path of the same submodule.
     """
 
     graph: Graph
@@ -310,6 +339,9 @@ class Program:
     lacks_training: str = ""
     evaluation: Program | None = None
     lines: dict[str, str] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    types: dict[str, str] = field(default_factory=dict)
+    first_paths: dict[str, str] = field(default_factory=dict)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Takes what was pickled, also before some of the fields were there."""
@@ -416,49 +448,6 @@ class Program:
 
     def _repr_html_(self) -> str:
         return as_html(self)
-
-
-Int64 = Literal["computes", "moves", "picks", "casts", "looks"]
-"""What an operation does with the elements of arrays of integers.
-
-`computes`: makes others of them. `moves`: gives elements of its arguments, or a choice between
-them. `picks`: moves, and its second result are their places. `casts`: moves if the dtype stays.
-`looks`: gives none, and the same for any two integers in one order.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Lowering:
-    """How one operation is computed in a target framework.
-
-    Attributes:
-        function: Takes the arguments of the operation as its schema has them, arrays as the
-            target's, and returns the results.
-        random: It takes a keyword `key`, the source of its random numbers; `optional` if that may
-            be None, for operations that draw numbers in training only.
-        data_dependent_shape: The shape of its result depends on values, so it cannot be compiled.
-        returns_number: It gives a number, no array, which counts as one when dtypes are promoted.
-        takes_numbers: It takes a `Scalar` beside an array as a Python number.
-        takes_avals: It takes a keyword `avals`, which tells the dtypes and shapes of operands
-            and results as the source framework has them.
-        whole: A recorder leaves the operation as it is. False where it may write it in terms of
-            others, as it does of those that nothing lowers.
-        int64: What it does with integers of 64 bits, for targets that hold 32: `Int64`, or a
-            function of the call that says so. Numbers that mark a place, as the ends of int64 do,
-            become the ends of int32 where no operation computes with them.
-        elements: Where it takes numbers that become elements, or are computed with them, by
-            position; those that do not fit into 32 bits are lost. All others are sizes and places.
-    """
-
-    function: Callable[..., Any]
-    random: bool | Literal["optional"] = False
-    data_dependent_shape: bool = False
-    returns_number: bool = False
-    takes_numbers: bool = False
-    takes_avals: bool = False
-    whole: bool = True
-    int64: Int64 | Callable[[Call], Int64] = "computes"
-    elements: tuple[int, ...] = ()
 
 
 def graphs_in(value: Any) -> Iterator[Graph]:

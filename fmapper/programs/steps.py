@@ -60,6 +60,7 @@ def record_program(
     check: bool = True,
     strict: bool | None = None,
     specialize: bool = False,
+    parts: bool = False,
 ) -> Program:
     """Records the program of a model; for a target that has modes, both if it is to be trained."""
 
@@ -75,6 +76,7 @@ def record_program(
                 strict=strict,
                 whole=target.lowers_whole(added_for(target)),
                 **({"specialize": True} if specialize else {}),
+                **({"parts": True} if parts else {}),
             )
 
     if not target.has_modes:

@@ -37,7 +37,7 @@ FLOORS = (
     ("moves", "random", "nn"),
     ("states", "transforms"),
     ("programs",),
-    ("checkpoints", "generation", "meshes"),
+    ("checkpoints", "generation", "meshes", "translation"),
     ("profiles", "cli"),
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -49,6 +49,7 @@ FACES = (
     "fmapper.meshes",
     "fmapper.programs",
     "fmapper.random",
+    "fmapper.translation",
 )
 
 FILES_IN_A_FOLDER = 14

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +14,7 @@ from fmapper_adapters.jax.libraries import JaxModels
 
 if TYPE_CHECKING:
     from fmapper.checkpoints import Format
+    from fmapper.translation import Source
 
 
 class FlaxAdapter(JaxModels, Nodes):
@@ -20,7 +22,7 @@ class FlaxAdapter(JaxModels, Nodes):
 
     name: ClassVar[str] = "flax"
     compiles: ClassVar[bool] = True
-    conversion_options: ClassVar[tuple[str, ...]] = ("linen", "precision", "rngs")
+    conversion_options: ClassVar[tuple[str, ...]] = ("linen", "precision", "rngs", "structure")
     compares: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
     lowers_like: ClassVar[str] = "jax"
@@ -111,7 +113,28 @@ class FlaxAdapter(JaxModels, Nodes):
         """Returns a `FlaxModel`, or with `linen=True` a `LinenModel`."""
         from fmapper_adapters.flax import flax_model
 
+        if options.pop("structure", False):
+            return self.build(program)
         return flax_model.from_program(program, lowerings, **options)
+
+    def translate(self, program: Program) -> Source:
+        """Returns a file for NNX."""
+        from fmapper.translation import write
+        from fmapper_adapters.flax.translation.dialect import FlaxDialect
+
+        return write(program, FlaxDialect())
+
+    def build(self, program: Program) -> Any:
+        """Returns the module of NNX."""
+        from fmapper_adapters.flax.translation import build as _build
+
+        return _build.build(program, self.translate(program))
+
+    def proof(self) -> str:
+        """Returns the script for NNX."""
+        from fmapper_adapters.flax.translation import proof
+
+        return proof.SCRIPT
 
     def is_model(self, x: Any) -> bool:
         """Tells whether an object is a module of NNX, or one of Linen with its variables."""
@@ -138,9 +161,16 @@ class FlaxAdapter(JaxModels, Nodes):
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """Returns the program for evaluation, or the only one there is."""
+        """Returns the program for evaluation, or the only one there is.
+
+        A module of classes that were written for it is called.
+        """
         from fmapper_adapters.flax import programs
 
+        if not self.is_converted(model) and not isinstance(model, tuple):
+            known = inspect.signature(model.__call__).parameters
+            given = {key: value for key, value in kwargs.items() if key in known}
+            return (self.call(model, args, given),)
         found: tuple[Any] | None = programs.alone(model).examine(args, kwargs)
         return found
 

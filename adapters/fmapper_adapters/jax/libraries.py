@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from fmapper_adapters.jax.record import train_flags
     from fmapper_adapters.jax.record.closure import Lifted, classes_at
     from fmapper_adapters.jax.record.trace import Source
+    from fmapper_adapters.jax.translation.writing import JaxPrinters
     from fmapper_adapters.jax.tree import registered_type
 
 __all__ = [
     "JaxModels",
+    "JaxPrinters",
     "Lifted",
     "Source",
     "classes_at",
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "JaxPrinters": "translation.writing",
     "Lifted": "record.closure",
     "Source": "record.trace",
     "classes_at": "record.closure",

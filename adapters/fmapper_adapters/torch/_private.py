@@ -6,6 +6,8 @@ each promises, so that a release which changes one fails there, under its name.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -323,6 +325,100 @@ def set_replace_symbol(method: Any) -> None:
 def expression_of(symbol: Any) -> Any:
     """Returns the expression of a symbolic number, with what is known not put in."""
     return symbol._expr
+
+
+def place_in_recording() -> tuple[str, str, list[str]] | None:
+    """Returns where `torch.export` is: the call of a module, its path, and the inputs of the graph.
+
+    None where it records nothing. The call is named by the path, with `@1` for the second one.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    stack = getattr(getattr(mode, "tracer", None), "module_stack", None)
+    if mode is None or stack is None:
+        return None
+    key = next(reversed(stack), "")
+    path = name_of_place(key, stack[key][0]) if key else ("", "")
+    inputs = [node.name for node in mode.tracer.graph.nodes if node.op == "placeholder"]
+    return (*path, inputs)
+
+
+def name_of_place(key: str, path: str) -> tuple[str, str]:
+    """Returns the name of a call and its path, of an entry in torch's `nn_module_stack`."""
+    path = _SELF.sub("", path)
+    _, _, count = key.rpartition("@")
+    return (f"{path}@{count}" if "@" in key and count.isdigit() else path), path
+
+
+_SELF = re.compile(r"^(L\['self'\]|__self__|L__self__|_export_root(?=\.|$))\.?")
+
+
+def name_in_recording(tensor: torch.Tensor) -> str:
+    """Returns the name of the node that gave a tensor in a recording; empty if there is none.
+
+    The node is marked with it, which goes with it through what `torch.export` does later.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    mode = proxy_tensor.get_proxy_mode()
+    if isinstance(tensor, FunctionalTensor):
+        tensor = _torch._from_functional_tensor(tensor.elem)
+    slot = proxy_tensor.get_proxy_slot(tensor, mode.tracer, None) if mode is not None else None
+    if slot is None:
+        return ""
+    node = slot.proxy.node
+    if node.op != "placeholder":
+        mark = (node.name, str(tuple(tensor.shape)))
+        node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper": mark}
+    return str(node.name)
+
+
+def note_lines(code: Any) -> None:
+    """Has the recording note the line of a function in nodes for which torch notes none.
+
+    Those are the nodes of the outermost `forward`; `line_of_node` returns it.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    tracer: Any = getattr(proxy_tensor.get_proxy_mode(), "tracer", None)
+    if tracer is None or getattr(tracer, "_fmapper_lines", None) is code:
+        return
+    create = tracer.create_node
+
+    def create_node(*args: Any, **kwargs: Any) -> Any:
+        node = create(*args, **kwargs)
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code is not code:
+            frame = frame.f_back
+        if frame is not None and node.op == "call_function":
+            line = f"{code.co_filename}:{frame.f_lineno}"
+            node.meta["custom"] = {**node.meta.get("custom", {}), "fmapper_line": line}
+        return node
+
+    tracer.create_node = create_node
+    tracer._fmapper_lines = code
+
+
+def line_of_node(node: torch.fx.Node) -> str:
+    """Returns the line that `note_lines` has noted for a node; empty if there is none."""
+    return str((node.meta.get("custom") or {}).get("fmapper_line", ""))
+
+
+def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
+    """Returns the names that `name_in_recording` gave -> those of the same nodes in a graph.
+
+    Of the nodes that one was taken apart to it is the last one of its shape.
+    """
+    found: dict[str, tuple[bool, str]] = {}
+    for node in graph.nodes:
+        mark = (node.meta.get("custom") or {}).get("fmapper")
+        if mark is None or "assert" in node.name:
+            continue
+        fits = str(tuple(getattr(node.meta.get("val"), "shape", ()))) == mark[1]
+        if fits or not found.get(mark[0], (False, ""))[0]:
+            found[mark[0]] = fits, node.name
+    return {name: node for name, (_, node) in found.items()}
 
 
 # --- transformers ---------------------------------------------------------------------------------

@@ -378,6 +378,7 @@ class TorchAdapter(Files, TorchMeshes, Adapter):
         strict: bool | None,
         specialize: bool = False,
         whole: Collection[str] = (),
+        parts: bool = False,
     ) -> Program:
         """Returns what `torch.export` records."""
         from fmapper_adapters.torch.record import export as _export
@@ -391,11 +392,20 @@ class TorchAdapter(Files, TorchMeshes, Adapter):
             check=check,
             specialize=specialize,
             whole=whole,
+            parts=parts,
         )
         own = getattr(model, "program", None) if hasattr(model, "as_program") else None
         if own is not None:  # it was converted to torch: its forward takes anything
             program.signature, program.name = own.signature, own.name
         return program
+
+    def training_steps(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> dict[str, Any]:
+        """Returns what a copy of the module gives, its gradients, and five steps."""
+        from fmapper_adapters.torch.record import training_steps as _steps
+
+        return _steps.training_steps(model, args, kwargs, train=train)
 
     def export_generation(
         self,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import math
 import operator
 import re
 from collections.abc import Collection, Mapping
@@ -15,15 +13,26 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from fmapper import ConversionError
-from fmapper.programs import Call, DType, Graph, Input, Output, Parameter, Program, Ref
+from fmapper.programs import (
+    Call,
+    DType,
+    Graph,
+    Input,
+    Output,
+    Program,
+    Ref,
+)
 from fmapper_adapters.torch import _private
-from fmapper_adapters.torch.from_fx import guards
+from fmapper_adapters.torch.from_fx import guards, signature_of
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
 from fmapper_adapters.torch.from_fx.treespec import tree_spec
+from fmapper_adapters.torch.from_fx.with_parts import with_parts
 from fmapper_adapters.torch.meshes import tp_plan
 from fmapper_adapters.torch.passes import order
 from fmapper_adapters.torch.passes.backward import fold_backward
 from fmapper_adapters.torch.passes.one_form import IN_PLACE
+from fmapper_adapters.torch.record import statements
+from fmapper_adapters.torch.record.parts import PartCalls
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
 _DROPPED_KWARGS = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
@@ -42,6 +51,7 @@ def program(
     *,
     train: bool,
     whole: Collection[str] = (),
+    calls: PartCalls | None = None,
 ) -> Program:
     """Returns the program of what `torch.export` has recorded and taken apart.
 
@@ -51,13 +61,15 @@ def program(
         other_forms: Its operations that are still to be written as others, by name.
         train: Whether it was in training mode.
         whole: What the target lowers whole.
+        calls: The calls of submodules, if they are wanted.
 
     Raises:
         ConversionError: The graph holds what is not a plain data.
     """
     signature = exported.graph_signature
     nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
-    graph = _without_tokens(_GraphReader(exported.graph_module, whole).graph(), signature)
+    reader = _GraphReader(exported.graph_module, whole, by_call=calls is not None)
+    graph = _without_tokens(reader.graph(), signature)
     names = _Names(module, exported)
     inputs = tuple(
         names.input(spec, node, at)
@@ -91,7 +103,7 @@ def program(
         outputs=tuple(outputs),
         in_spec=tree_spec(spec.in_spec),
         out_spec=tree_spec(spec.out_spec),
-        signature=_signature(module),
+        signature=signature_of.parameters(module),
         parameters=names.parameters,
         buffers=names.buffers,
         constants=names.constants,
@@ -101,7 +113,7 @@ def program(
         variable_types=_from_parts(module, names, "_variable_types"),
         few_bits=_from_parts(module, names, "_few_bits"),
         axes={names.canonical(n): axes for n, axes in tp_plan.axes_below(module)},
-        symbols=_symbols(exported),
+        symbols=signature_of.symbols(exported),
         default_dtype=_name(torch.get_default_dtype()),
         train=train,
         name=type(module).__name__,
@@ -109,7 +121,17 @@ def program(
     given = [one for one in inputs if one.kind in ("user", "static")]
     found.guards, found.fixed = guards.of(exported, given, found.input_paths())
     facts = SizeFacts.read(exported.graph_module)
-    return order.run(found, other_forms=other_forms, facts=facts)
+    run = functools.partial(order.run, other_forms=other_forms, facts=facts)
+    if calls is None:
+        return run(found)
+    made = ("CONSTANT_TENSOR", "CUSTOM_OBJ", "TOKEN")
+    pairs = zip(signature.input_specs, nodes, strict=True)
+    own = [node.name for spec, node in pairs if spec.kind.name not in made]
+    found.parts = calls.parts(own, exported.graph)
+    found.types, found.first_paths = calls.types, calls.first_paths
+    sources = {call.source for call in graph.walk()} | {part.source for part in found.parts}
+    found.lines = statements.read(sources)
+    return with_parts(found, run)
 
 
 def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[str, str]:
@@ -224,9 +246,12 @@ class _Names:
 class _GraphReader:
     """Reads one graph; inner graphs by further readers."""
 
-    def __init__(self, owner: torch.fx.GraphModule, whole: Collection[str]) -> None:
+    def __init__(
+        self, owner: torch.fx.GraphModule, whole: Collection[str], *, by_call: bool = False
+    ) -> None:
         self._owner = owner
         self._whole = whole
+        self._by_call = by_call
         self._inner: dict[str, Graph | Ref] = {}
         self._effects: dict[str, int] = {}  # with the numbers of their results
 
@@ -297,7 +322,7 @@ class _GraphReader:
                 f"{node.name}: {node.target} is a {type(value).__name__} inside an inner function; "
                 "give it to that function as an argument"
             )
-        self._inner[node.name] = _GraphReader(value, self._whole).graph()
+        self._inner[node.name] = _GraphReader(value, self._whole, by_call=self._by_call).graph()
 
     def _call(self, node: torch.fx.Node, op: str, given: Any = None, results: Any = None) -> Call:
         args = self._plain(node.args if given is None else given, node)
@@ -306,7 +331,7 @@ class _GraphReader:
             for key, value in node.kwargs.items()
             if key not in _DROPPED_KWARGS
         }
-        path, source = place(node)
+        path, source = place(node, by_call=self._by_call)
         return Call(
             node.name,
             op,
@@ -352,11 +377,18 @@ def _is_of_storage(node: torch.fx.Node) -> bool:
     return False
 
 
-def place(node: torch.fx.Node) -> tuple[str, str]:
-    """Returns the path of the module a node comes from, and the innermost line not of torch."""
+def place(node: torch.fx.Node, *, by_call: bool = False) -> tuple[str, str]:
+    """Returns the path of the module a node comes from, and the innermost line not of torch.
+
+    With `by_call` its second call is another one, `path@1`.
+    """
     stack = node.meta.get("nn_module_stack") or {}
-    path = next(reversed(stack.values()))[0] if stack else ""
-    return _ALIASES.sub("", path), _source(node.meta.get("stack_trace") or "")
+    key = next(reversed(stack), "")
+    path = stack[key][0] if stack else ""
+    if by_call and stack:
+        path = _private.name_of_place(key, path)[0]
+    source = _source(node.meta.get("stack_trace") or "")
+    return _ALIASES.sub("", path), source or _private.line_of_node(node)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -454,46 +486,3 @@ def _shape(shape: Any) -> tuple[int | str, ...]:
     sizes = (size if isinstance(size, int) else str(size) for size in shape)
     # torch has symbols that have become a number
     return tuple(int(s) if isinstance(s, str) and s.isdigit() else s for s in sizes)
-
-
-def _symbols(
-    exported: torch.export.ExportedProgram,
-) -> dict[str, tuple[int | None, int | None]]:
-    return {
-        str(symbol): (_bound(span.lower), _bound(span.upper))
-        for symbol, span in exported.range_constraints.items()
-    }
-
-
-def _bound(value: Any) -> int | None:
-    """Returns a bound as an integer; None for infinity, for which torch has its own object."""
-    try:
-        return int(value) if math.isfinite(float(value)) and abs(int(value)) < 2**62 else None
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-_KINDS = {
-    inspect.Parameter.POSITIONAL_ONLY: "positional",
-    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional",
-    inspect.Parameter.KEYWORD_ONLY: "keyword",
-    inspect.Parameter.VAR_POSITIONAL: "args",
-    inspect.Parameter.VAR_KEYWORD: "kwargs",
-}
-
-
-def _signature(module: torch.nn.Module) -> tuple[Parameter, ...]:
-    found = []
-    for parameter in inspect.signature(module.forward).parameters.values():
-        default = parameter.default
-        required = default is inspect.Parameter.empty
-        plain = default is None or isinstance(default, bool | int | float | str)
-        found.append(
-            Parameter(
-                parameter.name,
-                _KINDS[parameter.kind],
-                default if plain and not required else None,
-                required,
-            )
-        )
-    return tuple(found)

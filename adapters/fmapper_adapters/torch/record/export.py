@@ -27,6 +27,7 @@ from fmapper_adapters.torch.from_fx import (
 )
 from fmapper_adapters.torch.passes.static_sizes import remaining
 from fmapper_adapters.torch.record import failures, obstacles, sizes
+from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import autograd, foreign_classes, keywords, packed
 from fmapper_adapters.torch.record.patches.encoders import leaving_out, that_leave_out
 from fmapper_adapters.torch.record.patches.restore import unwound
@@ -64,6 +65,7 @@ def export_program(
     check: bool = True,
     specialize: bool = False,
     whole: Collection[str] = (),
+    parts: bool = False,
 ) -> Program:
     """Returns the program of a module for example inputs.
 
@@ -85,7 +87,8 @@ def export_program(
     if obstacles.without_values(module, (args, inputs)):
         recording, (args, inputs) = obstacles.with_shapes(module, (args, inputs))
         check = False
-    settings: dict[str, Any] = {"check": check, "whole": whole}
+    calls = PartCalls(recording) if parts else None
+    settings: dict[str, Any] = {"check": check, "whole": whole, "calls": calls}
     with (
         contextlib.nullcontext() if turns.taken else turns,
         mode(recording, train=train),
@@ -96,12 +99,12 @@ def export_program(
             warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())
         with leaving_out(encoders):
             recorded = record(recording, args, inputs, dynamic_shapes, **settings)
-        found = graph.program(module, *recorded, train=train, whole=whole)
+        found = graph.program(module, *recorded, train=train, whole=whole, calls=calls)
         if specialize and remaining(found):
             ways = WAYS_FOR_VALUES[::-1]
             with leaving_out(encoders):
                 recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
-            found = graph.program(module, *recorded, train=train, whole=whole)
+            found = graph.program(module, *recorded, train=train, whole=whole, calls=calls)
     _warn_of_sizes(found, specialize=specialize)
     return graph.with_integers_as_buffers(found) if packed else found
 
@@ -134,6 +137,7 @@ def record(
     ways: Sequence[Way] = (),
     whole: Collection[str] = (),
     again: bool = False,
+    calls: PartCalls | None = None,
 ) -> Recording:
     """Records the program as torch has it, with nothing in place and what is not lowered apart.
 
@@ -146,6 +150,7 @@ def record(
         ways: The ways to go; all, if there are none.
         whole: The operations that are lowered whole.
         again: Have torch trace it again in any case, so that no operation is another form of one.
+        calls: Notes the calls of submodules, if they are wanted.
 
     Raises:
         ConversionError: torch cannot record it.
@@ -158,7 +163,7 @@ def record(
         keywords.name_keywords(module, kwargs, dynamic_shapes) as shapes,
     ):
         settings: dict[str, Any] = {"check": check, "ways": ways, "whole": whole}
-        return _try_ways(module, args, kwargs, shapes, **settings, again=again)
+        return _try_ways(module, args, kwargs, shapes, **settings, again=again, calls=calls)
 
 
 def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
@@ -209,6 +214,7 @@ def _try_ways(
     ways: Sequence[Way],
     whole: Collection[str],
     again: bool,
+    calls: PartCalls | None,
 ) -> Recording:
     reasons: list[Exception] = []
     for_values = [] if ways else [*WAYS_FOR_ANY_VALUES, *WAYS_FOR_VALUES]
@@ -218,7 +224,10 @@ def _try_ways(
         way = ways.pop(0)
         try:
             with unwound(), _without_hooks_left():
-                with guards.note_questions(dynamic_shapes):
+                watch = (
+                    contextlib.nullcontext() if calls is None or way is STRICTLY else calls.watch()
+                )
+                with watch, guards.note_questions(dynamic_shapes):
                     exported = way(module, args, kwargs, dynamic_shapes)
                 guards.want(exported, module, args, kwargs, dynamic_shapes)
                 overlaps.refuse(type(module).__name__, exported)

@@ -1,0 +1,100 @@
+"""Functions that a file of code for JAX has where an operation takes more than one line."""
+
+from __future__ import annotations
+
+from inspect import cleandoc
+
+HELPERS: dict[str, str] = {}
+
+
+def _enter(source: str) -> None:
+    source = cleandoc(source)
+    HELPERS[source.split("(")[0].split()[-1]] = source
+
+
+_enter('''
+def attention(query, key, value, mask=None, scale=None, is_causal=False):
+    """Computes scaled dot-product attention; fully masked rows give zeros."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    key = key.swapaxes(-1, -2)
+    logits = jnp.matmul(query, key, preferred_element_type=jnp.float32) * scale
+    if mask is not None and mask.dtype != bool:
+        logits = logits + mask
+    if is_causal:
+        mask = jnp.tri(*logits.shape[-2:], dtype=bool)
+    if mask is not None and mask.dtype == bool:
+        logits = jnp.where(mask, logits, -jnp.inf)
+    top = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+    weights = jnp.exp(logits - jnp.where(jnp.isfinite(top), top, 0))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = weights / jnp.where(total == 0, 1, total)
+    return (weights.astype(value.dtype) @ value).astype(query.dtype)
+''')
+_enter('''
+def max_with_index(x, axis, keepdims=False):
+    """Returns the largest elements along an axis and where they are."""
+    return x.max(axis=axis, keepdims=keepdims), x.argmax(axis=axis, keepdims=keepdims)
+''')
+_enter('''
+def min_with_index(x, axis, keepdims=False):
+    """Returns the smallest elements along an axis and where they are."""
+    return x.min(axis=axis, keepdims=keepdims), x.argmin(axis=axis, keepdims=keepdims)
+''')
+_enter('''
+def sort_with_index(x, axis=-1, descending=False):
+    """Sorts along an axis; returns the elements and where they were."""
+    index = jnp.argsort(x, axis=axis, descending=descending)
+    return jnp.take_along_axis(x, index, axis=axis), index
+''')
+_enter('''
+def top_k(x, k, axis=-1, largest=True):
+    """Returns the k largest or smallest elements along an axis, and where they are."""
+    index = jnp.argsort(x, axis=axis, descending=largest)
+    index = jax.lax.slice_in_dim(index, 0, k, axis=axis)
+    return jnp.take_along_axis(x, index, axis=axis), index
+''')
+_enter('''
+def layer_norm(x, axes=1, weight=None, bias=None, eps=1e-5):
+    """Normalises the last axes to zero mean and unit variance, in float32."""
+    axis = tuple(range(-axes, 0))
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    centred = y - y.mean(axis=axis, keepdims=True)
+    y = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=axis, keepdims=True) + eps)
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return y.astype(x.dtype)
+''')
+_enter('''
+def rms_norm(x, axes=1, weight=None, eps=None):
+    """Divides by the root mean square over the last axes, in float32."""
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    eps = jnp.finfo(y.dtype).eps if eps is None else eps
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=tuple(range(-axes, 0)), keepdims=True) + eps)
+    return (y if weight is None else y * weight).astype(x.dtype)
+''')
+_enter('''
+def group_norm(x, groups, weight=None, bias=None, eps=1e-5):
+    """Normalises groups of channels, of x with axes (batch, channels, ...), in float32."""
+    y = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(x.shape[0], groups, -1)
+    centred = y - y.mean(axis=-1, keepdims=True)
+    y = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + eps)
+    y, shape = y.reshape(x.shape), (1, -1, *(1,) * (x.ndim - 2))
+    y = y if weight is None else y * weight.reshape(shape)
+    y = y if bias is None else y + bias.reshape(shape)
+    return y.astype(x.dtype)
+''')
+_enter('''
+def conv(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    """Convolves x (batch, in, ...) with weight (out, in / groups, ...)."""
+    count = weight.ndim - 2
+    stride, padding, dilation = (
+        v * count if len(v) == 1 else v
+        for v in (v if isinstance(v, tuple) else (v,) for v in (stride, padding, dilation))
+    )
+    axes = ("NCDHW"[:2] + "DHW"[3 - count :], "OI" + "DHW"[3 - count :])
+    y = jax.lax.conv_general_dilated(
+        x, weight, stride, [(p, p) for p in padding], rhs_dilation=dilation,
+        dimension_numbers=(*axes, axes[0]), feature_group_count=groups,
+    )
+    return y if bias is None else y + bias.reshape(-1, *(1,) * count)
+''')

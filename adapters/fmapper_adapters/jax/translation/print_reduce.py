@@ -1,0 +1,240 @@
+"""Sums, means, extremes, orders and norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fmapper.translation import Printing, Value, expr
+from fmapper_adapters.jax.translation.promotion import (
+    call_of,
+    convert,
+    is_complex,
+    is_float,
+    is_half,
+    is_number,
+    is_simple,
+    method,
+    narrow,
+    widened,
+)
+from fmapper_adapters.jax.translation.table import prints
+
+
+def axis_of(x: Value, dim: Any) -> Any:
+    """Returns the axis of a reduction; None for all, which is what no dimensions mean."""
+    if dim is None or dim == () or not x.ndim:
+        return None
+    dims = dim if isinstance(dim, tuple) else (dim,)
+    if len({d % x.ndim for d in dims}) == x.ndim:
+        return None
+    return dims[0] if len(dims) == 1 else dims
+
+
+def reduced(x: Value, name: str, dim: Any, keepdim: bool, **more: Any) -> Any:
+    """Prints `x.name(axis=dim, keepdims=True)`."""
+    return method(x, name, axis=axis_of(x, dim), keepdims=True if keepdim else None, **more)
+
+
+@prints("aten::sum", "aten::prod")
+def total(
+    p: Printing, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Prints `x.sum(axis=dim)`; bool and small integers are added up as int32."""
+    name = "sum" if p.call.op.startswith("aten::sum") else "prod"
+    if p.dtype == "bool" or is_complex(x.dtype) != is_complex(p.dtype):
+        return None
+    counted = x.dtype == "bool" and narrow(p.dtype) == "int32" and name == "sum"
+    x = x if counted else convert(x, p.dtype)
+    if narrow(p.dtype) in ("int8", "int16", "uint8", "uint16", "uint32"):
+        return None
+    if is_half(p.dtype) and name == "prod":
+        return convert(reduced(widened(x), name, dim, keepdim), p.dtype)
+    return reduced(x, name, dim, keepdim)
+
+
+@prints("aten::mean")
+def mean(
+    p: Printing, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Prints `x.mean(axis=dim)`."""
+    return reduced(convert(x, p.dtype), "mean", dim, keepdim)
+
+
+def _spread(x: Value, name: str, dim: Any, correction: Any, keepdim: bool) -> Any:
+    if is_complex(x.dtype) or not float(correction).is_integer() or not x.ndim:
+        return None
+    return reduced(x, name, dim, keepdim, ddof=int(correction) or None)
+
+
+def _enter_spread(name: str) -> None:
+    @prints(f"aten::{name}.correction")
+    def by_correction(
+        p: Printing, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    ) -> Any:
+        return _either(x, name, dim, 1 if correction is None else correction, keepdim)
+
+    @prints(f"aten::{name}.default")
+    def of_all(p: Printing, x: Value, unbiased: bool = True) -> Any:
+        return _either(x, name, None, int(unbiased), False)
+
+    @prints(f"aten::{name}.dim")
+    def of_dims(
+        p: Printing, x: Value, dim: Any, unbiased: bool = True, keepdim: bool = False
+    ) -> Any:
+        return _either(x, name, dim, int(unbiased), keepdim)
+
+
+def _either(x: Value, name: str, dim: Any, correction: Any, keepdim: bool) -> Any:
+    spread = _spread(x, name.removesuffix("_mean"), dim, correction, keepdim)
+    if not name.endswith("_mean") or spread is None:
+        return spread
+    if is_simple(x):
+        return expr("({0}, {1})", spread, reduced(x, "mean", dim, keepdim))
+    return None
+
+
+for _name in ("var", "std", "var_mean", "std_mean"):
+    _enter_spread(_name)
+
+
+@prints("aten::amax", "aten::max.default")
+def highest(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+    """Prints `x.max(axis=dim)`."""
+    return reduced(x, "max", dim, keepdim)
+
+
+@prints("aten::amin", "aten::min.default")
+def lowest(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+    """Prints `x.min(axis=dim)`."""
+    return reduced(x, "min", dim, keepdim)
+
+
+@prints("aten::any", "aten::all")
+def some(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+    """Prints `x.any(axis=dim)`."""
+    if dim == ():
+        return None
+    found = reduced(x, p.call.op[6:9], dim, keepdim)
+    return found if p.dtype == "bool" else convert(found, p.dtype)
+
+
+@prints("aten::_is_all_true", "aten::_is_any_true")
+def whether(p: Printing, x: Value) -> Any:
+    """Prints `x.all()` or `x.any()`."""
+    return expr("{0}.all()" if "all" in p.call.op else "{0}.any()", x)
+
+
+@prints("aten::count_nonzero")
+def count_nonzero(p: Printing, x: Value, dim: Any = None) -> Any:
+    """Prints `jnp.count_nonzero(x, axis=dim)`."""
+    return call_of("jnp.count_nonzero", x, axis=axis_of(x, dim))
+
+
+@prints("aten::argmax", "aten::argmin")
+def place(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+    """Prints `x.argmax(axis=dim)`."""
+    if not x.ndim:
+        return None
+    name = p.call.op[6:12]
+    return method(x, name, axis=dim, keepdims=True if keepdim else None)
+
+
+@prints("aten::max.dim", "aten::min.dim")
+def extreme(p: Printing, x: Value, dim: int, keepdim: bool = False) -> Any:
+    """Prints `(x.max(axis=dim), x.argmax(axis=dim))`."""
+    if not x.ndim:
+        return None
+    name = p.call.op[6:9]
+    if is_simple(x):
+        more = ", keepdims=True" if keepdim else ""
+        template = f"({{0}}.{name}(axis={{1}}{more}), {{0}}.arg{name}(axis={{1}}{more}))"
+        return expr(template, x, dim)
+    return call_of(f"{name}_with_index", x, dim, keepdims=True if keepdim else None)
+
+
+@prints("aten::cumsum", "aten::cumprod")
+def running(p: Printing, x: Value, dim: int, *, dtype: Any = None) -> Any:
+    """Prints `jnp.cumsum(x, axis=dim)`."""
+    if not x.ndim or p.dtype == "bool":
+        return None
+    name = p.call.op.partition("::")[2].partition(".")[0]
+    if is_half(p.dtype):
+        return convert(expr(f"jnp.{name}({{0}}, axis={{1}})", convert(x, "float32"), dim), p.dtype)
+    if narrow(p.dtype) not in ("int32", "float32") and narrow(p.dtype) != narrow(x.dtype):
+        return None
+    return expr(f"jnp.{name}({{0}}, axis={{1}})", convert(x, p.dtype), dim)
+
+
+@prints("aten::linalg_vector_norm")
+def vector_norm(
+    p: Printing,
+    x: Value,
+    ord: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> Any:
+    """Prints `jnp.linalg.vector_norm(x, axis=dim)`, of halves in float32."""
+    if not is_float(x.dtype) or not x.ndim or not isinstance(ord, int | float):
+        return None
+    if ord not in (1, 2, float("inf")):
+        return None
+    y = convert(x, "float32" if is_half(p.dtype) else p.dtype)
+    order = None if is_number(ord, 2) else (1 if ord == 1 else expr("jnp.inf"))
+    node = call_of(
+        "jnp.linalg.vector_norm",
+        y,
+        axis=axis_of(x, dim),
+        keepdims=True if keepdim else None,
+        ord=order,
+    )
+    return convert(node, p.dtype) if is_half(p.dtype) else node
+
+
+@prints("aten::norm")
+def norm(
+    p: Printing, x: Value, p_: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Prints `jnp.linalg.vector_norm(x, axis=dim)`."""
+    return vector_norm(p, x, 2 if p_ is None else p_, dim, keepdim, dtype=dtype)
+
+
+# --- orders ---------------------------------------------------------------------------------
+
+
+@prints("aten::sort")
+def sort(
+    p: Printing, x: Value, dim: int = -1, descending: bool = False, *, stable: Any = None
+) -> Any:
+    """Prints `(jnp.sort(x), jnp.argsort(x))`."""
+    if not x.ndim:
+        return None
+    if is_simple(x):
+        more = ", descending=True" if descending else ""
+        template = "(jnp.sort({0}, axis={1}%s), jnp.argsort({0}, axis={1}%s))"
+        return expr(template % (more, more), x, dim)
+    return call_of("sort_with_index", x, dim, descending=True if descending else None)
+
+
+@prints("aten::argsort")
+def argsort(
+    p: Printing, x: Value, dim: int = -1, descending: bool = False, *, stable: Any = None
+) -> Any:
+    """Prints `jnp.argsort(x, axis=dim)`."""
+    if not x.ndim:
+        return None
+    more = True if descending else None
+    return call_of("jnp.argsort", x, axis=dim, descending=more)
+
+
+@prints("aten::topk")
+def topk(
+    p: Printing, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Any:
+    """Prints `jax.lax.top_k(x, k)`."""
+    if not x.ndim or x.dtype == "bool" or is_complex(x.dtype):
+        return None
+    if largest and dim % x.ndim == x.ndim - 1:
+        return expr("jax.lax.top_k({0}, {1})", x, k)
+    return call_of("top_k", x, k, dim, largest=None if largest else False)

@@ -1,0 +1,107 @@
+"""Subscripts of arrays, one for several of PyTorch's slices and new dimensions."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from fmapper.translation import Value, literal
+
+Items = list[ast.expr]
+
+
+def subscript(x: Value, items: Items) -> ast.expr:
+    """Returns an array with a subscript: whole dimensions at its end are left out."""
+    while items and _is_whole(items[-1]):
+        items = items[:-1]
+    if not items:
+        return literal(x)
+    return _written(x.node, items, x.ndim)
+
+
+def insert(x: Value, dim: int) -> ast.expr:
+    """Returns an array with a new dimension of size one."""
+    base, items = _taken(x)
+    at, left = 0, dim
+    while at < len(items) and (left > 0 or _is_index(items[at])):
+        left -= not _is_index(items[at])
+        at += 1
+    return _written(base, [*items[:at], ast.Constant(None), *items[at:]], _ndim(x, items))
+
+
+def replace(x: Value, dim: int, item: Any) -> ast.expr:
+    """Returns an array with a slice or an index of one dimension."""
+    base, items = _taken(x)
+    places = [i for i, one in enumerate(items) if not _is_index(one)]
+    if not _is_whole(items[places[dim]]):
+        base, items = x.node, [_whole() for _ in range(x.ndim)]
+        places = list(range(x.ndim))
+    items = list(items)
+    items[places[dim]] = item
+    return _written(base, items, _ndim(x, items))
+
+
+def slice_of(start: Any, stop: Any, step: Any = None) -> ast.expr:
+    """Returns a slice; None leaves a bound out."""
+    return ast.Slice(*(None if bound is None else literal(bound) for bound in (start, stop, step)))
+
+
+def _whole() -> ast.expr:
+    return ast.Slice()
+
+
+def _is_whole(item: ast.expr) -> bool:
+    return isinstance(item, ast.Slice) and item.lower is item.upper is item.step is None
+
+
+def _is_new(item: ast.expr) -> bool:
+    return isinstance(item, ast.Constant) and item.value is None
+
+
+def _is_index(item: ast.expr) -> bool:
+    return not isinstance(item, ast.Slice) and not _is_new(item)
+
+
+def _is_known(item: ast.expr) -> bool:
+    if isinstance(item, ast.UnaryOp):
+        item = item.operand
+    return isinstance(item, ast.Slice) or _is_new(item) or (
+        isinstance(item, ast.Constant) and isinstance(item.value, int)
+    )  # fmt: skip
+
+
+def _ndim(x: Value, items: Items) -> int:
+    return sum(not _is_new(item) for item in items)
+
+
+def _taken(x: Value) -> tuple[ast.expr, Items]:
+    """Returns the array below a subscript of slices, and an item for each of its dimensions."""
+    node = x.node
+    if isinstance(node, ast.Subscript):
+        index = node.slice
+        items = list(index.elts) if isinstance(index, ast.Tuple) else [index]
+        dots = [
+            i for i, one in enumerate(items) if isinstance(one, ast.Constant) and one.value is ...
+        ]
+        known = [one for i, one in enumerate(items) if i not in dots]
+        if all(map(_is_known, known)) and not all(map(_is_index, known)):
+            missing = x.ndim - sum(not _is_index(one) for one in known)
+            at = dots[0] if dots else len(items)
+            more = [_whole() for _ in range(missing)]
+            return node.value, [*items[:at], *more, *items[at + 1 :]]
+    return node, [_whole() for _ in range(x.ndim)]
+
+
+def _written(base: ast.expr, items: Items, ndim: int) -> ast.expr:
+    """Returns a subscript as short as it can be."""
+    first = next((i for i, one in enumerate(items) if not _is_whole(one)), len(items))
+    last = max((i for i, one in enumerate(items) if not _is_whole(one)), default=-1)
+    if last < 0:
+        return literal(base)
+    behind = len(items) - 1 - last
+    if first and not behind and (first > 1 or _is_new(items[first])):
+        items = [ast.Constant(...), *items[first:]]
+    else:
+        items = items[: last + 1]
+    index = items[0] if len(items) == 1 else ast.Tuple(items, ast.Load())
+    return ast.Subscript(literal(base), index, ast.Load())

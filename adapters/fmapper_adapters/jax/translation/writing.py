@@ -1,0 +1,68 @@
+"""What dialects of JAX and of libraries upon it write alike."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from fmapper import ConversionError
+from fmapper.programs import Call
+from fmapper.translation import Helper, expr
+from fmapper_adapters.jax.aten import table as lowerings
+from fmapper_adapters.jax.translation import table
+from fmapper_adapters.jax.translation.embed import Embedded
+
+
+class JaxPrinters:
+    """Operations of ATen in code for JAX, and the helpers that this code calls."""
+
+    def __init__(self) -> None:
+        self._table = table.load()
+        self._embedded = Embedded()
+
+    def printer(self, op: str) -> Any:
+        """Returns the printer of an operation."""
+        return self._table.find(op)
+
+    def helper(self, name: str) -> Helper | None:
+        """Returns a function that code may call by its name."""
+        if name in self._embedded.helpers:
+            return self._embedded.helpers[name]
+        source = table.helpers().get(name)
+        return None if source is None else Helper(source)
+
+    def imports(self) -> Mapping[str, str]:
+        """Returns what lowerings that were written need to import."""
+        return self._embedded.imports
+
+    def reserved(self) -> frozenset[str]:
+        """Returns the names of the helpers that printed code calls."""
+        return frozenset(table.helpers())
+
+    def fallback(self, call: Call) -> str:
+        """Returns the name of the function that is the lowering of a call.
+
+        Raises:
+            ConversionError: There is none, it draws random numbers, or it cannot be written.
+        """
+        lowering = lowerings.find(call.op, {})
+        if lowering is None:
+            raise ConversionError(f"{call.op} has no lowering to JAX")
+        if lowering.random is True:
+            raise ConversionError(f"{call.module}: {call.op} draws random numbers ({call.source})")
+        return self._embedded.add(lowering.function)
+
+    def dtype(self, name: str) -> ast.expr:
+        """Returns the code for a dtype."""
+        return table.dtype_code(name)
+
+    def packed(self, values: Any) -> ast.expr:
+        """Returns an array as its bytes."""
+        data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
+        raw = expr(
+            "np.frombuffer(zlib.decompress(base64.b85decode({0})), {1})", data, values.dtype.name
+        )
+        return expr("jnp.array({0}.reshape({1}))", raw, tuple(int(s) for s in values.shape))

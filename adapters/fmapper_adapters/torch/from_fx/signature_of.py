@@ -1,0 +1,56 @@
+"""The parameters of a module's forward, and the sizes in it that may vary."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+
+from fmapper.programs import Parameter
+
+
+def symbols(
+    exported: torch.export.ExportedProgram,
+) -> dict[str, tuple[int | None, int | None]]:
+    """Returns the sizes that may vary -> their bounds."""
+    return {
+        str(symbol): (_bound(span.lower), _bound(span.upper))
+        for symbol, span in exported.range_constraints.items()
+    }
+
+
+def _bound(value: Any) -> int | None:
+    """Returns a bound as an integer; None for infinity, for which torch has its own object."""
+    try:
+        return int(value) if math.isfinite(float(value)) and abs(int(value)) < 2**62 else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+_KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional",
+    inspect.Parameter.KEYWORD_ONLY: "keyword",
+    inspect.Parameter.VAR_POSITIONAL: "args",
+    inspect.Parameter.VAR_KEYWORD: "kwargs",
+}
+
+
+def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
+    """Returns the parameters of `forward`."""
+    found = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        default = parameter.default
+        required = default is inspect.Parameter.empty
+        plain = default is None or isinstance(default, bool | int | float | str)
+        found.append(
+            Parameter(
+                parameter.name,
+                _KINDS[parameter.kind],
+                default if plain and not required else None,
+                required,
+            )
+        )
+    return tuple(found)

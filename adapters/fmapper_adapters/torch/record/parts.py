@@ -1,0 +1,163 @@
+"""Notes which submodules are called while a module is recorded, with what, and what they give."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fmapper.programs import Part, Ref, Size, map_arguments
+from fmapper_adapters.torch import _private
+from fmapper_adapters.torch.record import statements
+
+
+class PartCalls:
+    """The calls of submodules in one recording, in order.
+
+    Args:
+        module: The module that is recorded.
+
+    Attributes:
+        types: The paths of all submodules -> their classes.
+        first_paths: Their paths -> the first path of the same submodule.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.types: dict[str, str] = {}
+        self.first_paths: dict[str, str] = {}
+        known: dict[int, str] = {}
+        for path, inner in module.named_modules(remove_duplicate=False):
+            cls = type(inner)
+            self.types[path] = f"{cls.__module__}.{cls.__qualname__}"
+            self.first_paths[path] = known.setdefault(id(inner), path)
+        self._module = module
+        self._open: list[dict[str, Any]] = []
+        self._noted: list[dict[str, Any]] = []
+        self._placeholders: list[str] = []
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Notes the calls inside; what was noted before is forgotten."""
+        self._open, self._noted, self._placeholders = [], [], []
+        handles = []
+        try:
+            for inner in self._module.modules():
+                handles.append(
+                    inner.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
+                )
+                handles.append(
+                    inner.register_forward_hook(self._leave, with_kwargs=True, always_call=False)
+                )
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        at = _private.place_in_recording()
+        if at is None:  # it runs, and is not recorded
+            return
+        name, path, self._placeholders = at
+        if not path:  # the whole module: torch may begin anew
+            self._open, self._noted = [], []
+            code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+            _private.note_lines(code)
+        noted = {
+            "name": name,
+            "path": path,
+            "parent": self._open[-1]["name"] if self._open else "",
+            "arguments": _by_name(module, args, kwargs),
+            "source": _caller(),
+            "other_names": statements.other_names(type(module).forward),
+        }
+        self._open.append(noted)
+        self._noted.append(noted)
+
+    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        at = _private.place_in_recording()
+        if at is None or not self._open:
+            return
+        while self._open and self._open[-1]["name"] != at[0]:
+            self._open.pop()  # it ended with an exception that its caller has caught
+        if self._open:
+            self._open.pop()["result"] = _with_refs(result)
+
+    def parts(self, inputs: list[str], graph: torch.fx.Graph) -> tuple[Part, ...]:
+        """Returns the calls.
+
+        Args:
+            inputs: The names of the graph's inputs, those apart that torch has made of constants.
+            graph: What the recording has become; what is not in it any more has a name with `?`.
+        """
+        names = _private.marks_of_recording(graph)
+        if len(inputs) == len(self._placeholders):
+            names |= dict(zip(self._placeholders, inputs, strict=True))
+
+        def rename(value: Any) -> Any:
+            return Ref(names.get(value.name, f"?{value.name}")) if isinstance(value, Ref) else value
+
+        return tuple(
+            Part(
+                noted["name"],
+                noted["path"],
+                noted["parent"],
+                map_arguments(noted["arguments"], rename),
+                map_arguments(noted["result"], rename),
+                noted["source"],
+                noted["other_names"],
+            )
+            for noted in self._noted
+            if "result" in noted
+        )
+
+
+def _caller() -> str:
+    """Returns the line that has called a module, as `file:line`."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("torch.", "fmapper_adapters.", "contextlib")):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _by_name(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments by the names of the parameters of `forward`."""
+    parameters = [
+        p
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind not in (p.VAR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    found: dict[str, Any] = {}
+    given = list(args)
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            for i, value in enumerate(given):
+                found[f"{parameter.name}_{i}"] = _with_refs(value)
+            given = []
+        elif given:
+            found[parameter.name] = _with_refs(given.pop(0))
+    for name, value in kwargs.items():
+        found[name] = _with_refs(value)
+    return found
+
+
+def _with_refs(value: Any) -> Any:
+    """Returns a structure of arguments or results as data, tensors by the calls they come from."""
+    if isinstance(value, torch.Tensor):
+        name = _private.name_in_recording(value)
+        return Ref(name) if name else None
+    if isinstance(value, torch.SymInt):
+        return Size(str(value.node.expr))
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple(_with_refs(inner) for inner in value)
+    if isinstance(value, Mapping):
+        return {str(key): _with_refs(inner) for key, inner in value.items()}
+    return None

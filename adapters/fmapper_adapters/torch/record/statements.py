@@ -1,0 +1,60 @@
+"""The statements of a model's code that calls come from, read while it is recorded."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+
+def read(sources: Iterable[str]) -> dict[str, str]:
+    """Returns the statements at places, each `file:line`; without those that cannot be read."""
+    found = {}
+    for source in sources:
+        file, _, line = source.rpartition(":")
+        text = _by_line(file).get(int(line)) if line.isdigit() else None
+        if text is not None:
+            found[source] = text
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _by_line(file: str) -> dict[int, str]:
+    """Returns the innermost statement at each line of a file, in one line."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    found: dict[int, str] = {}
+    for node in ast.walk(tree):  # outer ones first
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return | ast.Expr):
+            text = ast.unparse(node)
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                found[line] = text
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def other_names(function: Any) -> dict[str, str | tuple[str, ...]]:
+    """Returns what the code of a function calls its variables beside.
+
+    Of `residual = x` the second name of x, of `cos, sin = positions` the names of its parts.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return {}
+    found: dict[str, str | tuple[str, ...]] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Name):
+            continue
+        target = node.targets[0]
+        if isinstance(target, ast.Name):
+            found.setdefault(node.value.id, target.id)
+        elif isinstance(target, ast.Tuple) and all(isinstance(e, ast.Name) for e in target.elts):
+            found[node.value.id] = tuple(e.id for e in target.elts if isinstance(e, ast.Name))
+    return found

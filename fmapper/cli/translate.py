@@ -1,0 +1,73 @@
+"""`fmapper translate FILE:MODEL --to FRAMEWORK --out FILE`: a model as source code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from fmapper.cli.convert import example_args, example_kwargs
+from fmapper.cli.output import PATH, check_folders, write_text
+from fmapper.progress import step
+
+EXAMPLES = """
+\b
+Examples:
+  fmapper translate net.py:Net --to flax --example 'randn(2,3,32,32)' --out net_flax.py
+  fmapper translate net.py:make --to flax --example 'randn(8,16)' --train --tests --out net_flax.py
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("model", metavar="FILE:MODEL")
+@click.option("--to", required=True, metavar="FRAMEWORK", help="The target, as convert has it.")
+@click.option("--example", metavar="INPUTS", help="What it is called with; see `fmapper convert`.")
+@click.option("--example-kwargs", "--kwargs", "kwargs", metavar="DICT", help="By keyword.")
+@click.option(
+    "--fixed", is_flag=True, help="All sizes are those of the examples; else those vary that can."
+)
+@click.option("--train", is_flag=True, help="Write what it does in training, too.")
+@click.option("--tests", is_flag=True, help="Write a test of the file beside it, with its data.")
+@click.option("--out", type=PATH, required=True, help="The file.")
+def translate(
+    model: str,
+    to: str,
+    example: str | None,
+    kwargs: str | None,
+    fixed: bool,
+    train: bool,
+    tests: bool,
+    out: Path,
+) -> int:
+    """Write a model as source code of another framework, and prove that it computes the same.
+
+    The file is run in a process of its own: outputs, gradients and five steps of training must be
+    those of the model. Where they are not, nothing is written.
+    """
+    from fmapper.cli.target import load_model
+    from fmapper.translation.prove import write_test
+    from fmapper.translation.source import formatted
+    from fmapper.translation.source import translate as run
+
+    check_folders(out)
+    with step(f"loading {model}"):
+        loaded = load_model(model)
+    args, given = example_args(example), example_kwargs(kwargs)
+    shapes = None if fixed else "auto"
+    source, _, proof = run(loaded, to, args, given, shapes, train, proved=True)
+    assert proof is not None
+    title = type(loaded).__name__
+    held, whole = source.layers
+    print(f"{title}: {proof}")
+    print(f"{held:,} of {whole:,} parameters are in layers of {to}")
+    for part, reason in source.dissolved.items():
+        print(f"{part} has no code of its own: {reason}")
+    if not proof:
+        print(f"fmapper translate: {out} was not written: {title} differs", file=sys.stderr)
+        return 1
+    write_text(out, formatted(source.code))
+    print(f"written to {out}")
+    if tests:
+        print(f"its test is {write_test(out, proof)}")
+    return 0

@@ -1,0 +1,491 @@
+"""Writes what one call of a submodule computes as the statements of a function."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fmapper.errors import ConversionError
+from fmapper.programs.program import Call, DType, Graph, Ref, Size, refs_in
+from fmapper.translation import naming
+from fmapper.translation.code import Value, attribute, expr, identifier, literal, name
+from fmapper.translation.forms import Body, Form, Made, Statement, at, is_flat, places
+from fmapper.translation.printing import Printing
+from fmapper.translation.units import Structure, Unit, is_array, local_array, local_name
+from fmapper.translation.variables import DIMENSIONS, UnknownSize, Variables
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Dialect, Layer
+
+
+class BodyWriter:
+    """Writes the body of one unit; those in it are written already.
+
+    Args:
+        structure: The program.
+        dialect: The target.
+        forms: How the units in it are called.
+        hints: The names that values got elsewhere.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        dialect: Dialect,
+        forms: Mapping[int, Form],
+        hints: dict[str, str],
+        owners: Mapping[str, tuple[str, tuple[int, ...] | None]],
+    ) -> None:
+        self._structure = structure
+        self._dialect = dialect
+        self._forms = forms
+        self.hints = hints
+        self._owners = owners
+        self._size_names: dict[str, str] = {}
+
+    def write(self, unit: Unit, returns: Any) -> Form:
+        """Returns the form of a unit: its parameters, and its body.
+
+        Args:
+            unit: The unit.
+            returns: The structure of what it gives.
+        """
+        given, bare = self._parameters(unit)
+        sizes: tuple[str, ...] = ()
+        named: frozenset[str] = frozenset()
+        while True:
+            run = _Run(self, unit, given, bare, sizes, named)
+            try:
+                body = run.write(returns)
+            except UnknownSize as error:
+                if error.symbol in sizes:
+                    raise ConversionError(f"{unit.path}: the size {error.symbol}") from None
+                sizes = (*sizes, error.symbol)
+                continue
+            often = run.often_asked()
+            if not often <= named:
+                named |= often
+                continue
+            return Form(None, body, "", given, returns, sizes)
+
+    def size_name(self, symbol: str, at: int, ndim: int) -> str:
+        """Returns what to call a size that varies, after the dimension where it is first seen."""
+        if symbol not in self._size_names:
+            usual = DIMENSIONS.get(ndim, ())
+            wanted = usual[at] if at < len(usual) else "size"
+            self._size_names[symbol] = identifier(wanted, set(self._size_names.values()))
+        return self._size_names[symbol]
+
+    def _parameters(self, unit: Unit) -> tuple[tuple[tuple[str, Any], ...], set[str]]:
+        """Returns the parameters of a unit, each with the structure of values that it takes."""
+        wanted = {
+            value
+            for value in unit.given
+            if not local_array(self._structure, unit, value) and not self._is_constant(value)
+        }
+        found: list[tuple[str, Any]] = []
+        taken: set[str] = set()
+        for key, structure in unit.part.arguments.items():
+            values = [v for v in refs_in((structure,)) if v in wanted]
+            if values and not {*values} <= taken:
+                taken_names = {k for k, _ in found} | self._dialect.reserved()
+                found.append((identifier(key, taken_names), structure))
+                taken.update(values)
+        for value in unit.given:
+            if value in wanted - taken:
+                found.append((self._extra(value, {k for k, _ in found}), Ref(value)))
+        return tuple(found), wanted
+
+    def _extra(self, value: str, taken: set[str]) -> str:
+        given = self._structure.inputs.get(value)
+        if given is not None and is_array(self._structure, value):
+            return identifier("_".join(str(given.target).split(".")[-2:]), taken)
+        return identifier(self.hints.get(value) or re.sub(r"_\d+$", "", value), taken)
+
+    def _is_constant(self, value: str) -> bool:
+        given = self._structure.inputs.get(value)
+        return given is not None and given.kind in ("constant", "static")
+
+
+class _Run(Variables):
+    """One attempt to write a body."""
+
+    def __init__(
+        self,
+        writer: BodyWriter,
+        unit: Unit,
+        given: tuple[tuple[str, Any], ...],
+        wanted: set[str],
+        sizes: tuple[str, ...],
+        named: frozenset[str],
+    ) -> None:
+        parameters = (*(key for key, _ in given), *sizes)
+        reserved = writer._dialect.reserved()
+        super().__init__(writer._structure, unit, writer, parameters, sizes, named, reserved)
+        self._writer = writer
+        self._dialect = writer._dialect
+        self._given = given
+        self._wanted = wanted
+        self._layers = self._find_layers()
+        self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
+
+    # --- what there is ------------------------------------------------------------------------
+
+    def _find_layers(self) -> dict[str, Layer]:
+        """Returns the layers among the own calls, by the name of the call."""
+        found: dict[str, Layer] = {}
+        uses: Counter[str] = Counter()
+        for call in self._structure.program.graph.walk():
+            uses.update(refs_in((call.args, call.kwargs)))
+        for step in self._unit.steps:
+            if isinstance(step, Call):
+                layer = self._dialect.layer_of_call(self._structure, self._unit, step)
+                if layer is not None and all(uses[array] == 1 for array in layer.arrays):
+                    found[step.name] = layer
+        return found
+
+    def write(self, returns: Any) -> Body:
+        steps = self._unit.steps
+        self._count(steps, returns)
+        self._take_parameters()
+        for step in steps:
+            if isinstance(step, Call):
+                self._call(step)
+            else:
+                self._child(step)
+        self._mutations()
+        self._body.statements.append(Statement(None, self._structured(returns)))
+        return self._body
+
+    def _count(self, steps: list[Any], returns: Any) -> None:
+        """Counts how often each value is used, and by which steps."""
+
+        def use(value: str, step: Any) -> None:
+            self._left[value] += 1
+            self._users.setdefault(value, []).append(step)
+
+        for step in steps:
+            if isinstance(step, Call):
+                layer = self._layers.get(step.name)
+                refs = layer.inputs if layer else refs_in((step.args, step.kwargs))
+                for value in refs:
+                    use(value, step)
+            else:
+                form = self._writer._forms[id(step)]
+                for value in self._passed(form, step):
+                    use(value, step)
+        for value in refs_in((returns,)):
+            use(value, None)
+
+    def _passed(self, form: Form, unit: Unit) -> Iterator[str]:
+        """Yields the values that a unit is called with."""
+        if form.layer is not None:
+            yield from form.layer.inputs
+            return
+        for _, structure in form.given:
+            yield from refs_in((structure,))
+
+    def _take_parameters(self) -> None:
+        for parameter, _ in self._given:
+            self._names.holds[parameter] = f"parameter {parameter}"
+        for parameter, structure in self._given:
+            if isinstance(structure, Ref):
+                self._bind(structure.name, name(parameter))
+                self._names.holds[parameter] = structure.name
+            elif is_flat(structure):
+                self._whole[structure] = parameter
+                if not self._is_taken_apart(structure):
+                    self._left[f"parameter {parameter}"] = 10**6
+                    continue
+                targets = []
+                told = self._other_names.get(parameter, ())
+                for i, one in enumerate(structure):
+                    if isinstance(one, Ref) and one.name in self._wanted:
+                        fits = isinstance(told, tuple) and len(told) == len(structure)
+                        target = self._new_name(one.name, told[i] if fits else "")
+                        self._names.holds[target] = one.name
+                        self._bind(one.name, name(target))
+                        targets.append(target)
+                    else:
+                        targets.append("_")
+                self._body.statements.append(Statement(tuple(targets), name(parameter)))
+                if len(targets) == 1:
+                    self._body.statements[-1] = Statement(
+                        tuple(targets), expr("{0}[0]", name(parameter))
+                    )
+            else:
+                for path, value in places(structure):
+                    if value in self._wanted and value not in self._env:
+                        self._bind(value, at(name(parameter), path))
+
+    def _is_taken_apart(self, structure: Any) -> bool:
+        """Tells whether anything needs a value of a tuple alone."""
+        values = set(refs_in((structure,)))
+        for step in self._unit.steps:
+            if isinstance(step, Call):
+                if values & {*refs_in((step.args, step.kwargs))}:
+                    return True
+                continue
+            form = self._writer._forms[id(step)]
+            given = [one for _, one in form.given if values & {*refs_in((one,))}]
+            if form.layer is not None and values & {*form.layer.inputs}:
+                return True
+            if any(one != structure for one in given):
+                return True
+        return False
+
+    def _call(self, call: Call) -> None:
+        layer = self._layers.get(call.name)
+        if layer is not None:
+            self._layer_call(call, layer)
+            return
+        if call.op == "sym::getitem" and isinstance(call.args[0], Ref):
+            if call.name in self._env:  # it was unpacked
+                return
+            if call.args[0].name in self._dropped():
+                return
+        if call.op.partition("::")[2].startswith("_assert"):
+            raise ConversionError(
+                f"{self._unit.path or 'the model'}: it asserts what depends on values "
+                f"({call.source})"
+            )
+        node = self._printed(call)
+        count = len(call.result)
+        picks = self._picks(call)
+        if count > 1 and picks and len(picks) > 1:
+            targets = ["_"] * count
+            for pick in picks:
+                index = int(pick.args[1])
+                target = self._new_name(pick.name)
+                targets[index] = target
+            self._emit(tuple(targets), node)
+            for pick in picks:
+                target = targets[int(pick.args[1])]
+                self._names.holds[target] = pick.name
+                self._bind(pick.name, name(target))
+                self._hints[pick.name] = target
+            return
+        self._define(call.name, node, call.source, call.op)
+
+    def _dropped(self) -> set[str]:
+        return set(self._layers)
+
+    def _picks(self, call: Call) -> list[Call]:
+        """Returns the calls that pick a result, if nothing else uses the whole."""
+        users = self._users.get(call.name, [])
+        picks = [u for u in users if isinstance(u, Call) and u.op == "sym::getitem"]
+        return picks if len(picks) == len(users) else []
+
+    def _layer_call(self, call: Call, layer: Layer) -> None:
+        attr = self._layer_name(layer)
+        self._body.layers[attr] = layer
+        inputs = [self._use(value) for value in layer.inputs]
+        node = ast.Call(expr(attribute("self", attr)), inputs, [])
+        self._define(layer.output, node, call.source, call.op)
+
+    def _layer_name(self, layer: Layer) -> str:
+        taken = {*self._body.layers}
+        taken |= {
+            child.path[len(self._unit.path) + bool(self._unit.path) :].split(".")[0]
+            for child in self._unit.units()
+        }
+        return identifier(layer.name, taken)
+
+    def _child(self, unit: Unit) -> None:
+        form = self._writer._forms[id(unit)]
+        local = local_name(self._structure, unit.path, self._unit.path)
+        assert local is not None
+        target = expr(attribute("self", local))
+        if form.layer is not None:
+            inputs = [self._use(value) for value in form.layer.inputs]
+            node = ast.Call(target, inputs, [])
+            self._define(form.layer.output, node, unit.part.source, "")
+            return
+        if form.method:
+            target = ast.Attribute(target, form.method, ast.Load())
+        arguments: list[ast.expr] = [self._structured(structure) for _, structure in form.given]
+        arguments += [self._size(symbol) for symbol in form.sizes]
+        self._take_results(ast.Call(target, arguments, []), form.returns, unit)
+
+    def _take_results(self, node: ast.expr, returns: Any, unit: Unit) -> None:
+        """Binds what a unit gives: one value, or a structure."""
+        source = unit.part.source
+        if isinstance(returns, Ref):
+            self._define(returns.name, node, source, "")
+            return
+        new = [v for v in dict.fromkeys(refs_in((returns,))) if v in unit.gives]
+        hinted = naming.targets(self._line(source))
+        is_named = is_flat(returns) and len(hinted) == 1 and len(new) > 1
+        if is_named and not self._is_taken_apart(returns):
+            variable = self._new_name(unit.name, hinted[0])
+            self._names.holds[variable] = unit.name
+            self._left[unit.name] = 10**6  # it stays
+            self._emit((variable,), node)
+            self._whole[returns] = variable
+            for i, one in enumerate(returns):
+                if isinstance(one, Ref) and one.name in new:
+                    self._bind(one.name, expr("{0}[{1}]", name(variable), i))
+            return
+        if is_flat(returns):
+            targets = []
+            bound = {}
+            for i, one in enumerate(returns):
+                fresh = isinstance(one, Ref) and one.name in new and one.name not in self._env
+                if fresh and self._left[one.name]:
+                    wanted = hinted[i] if len(hinted) == len(returns) else ""
+                    target = self._new_name(one.name, wanted)
+                    targets.append(target)
+                    self._names.holds[target] = one.name
+                    bound[one.name] = target
+                else:
+                    targets.append("_")
+            self._emit(tuple(targets), expr("{0}[0]", node) if len(targets) == 1 else node)
+            for value, target in bound.items():
+                self._bind(value, name(target))
+            return
+        variable = self._new_name(unit.name, "outputs")
+        self._names.holds[variable] = unit.name
+        self._left[unit.name] = 10**6  # it stays
+        self._emit((variable,), node)
+        for path, value in places(returns):
+            if value in new and value not in self._env:
+                self._bind(value, at(name(variable), path))
+
+    def _mutations(self) -> None:
+        """Writes the new values of buffers."""
+        program = self._structure.program
+        layered = {drop for layer in self._layers.values() for drop in layer.drops}
+        for value, output in zip(program.graph.outputs, program.outputs, strict=True):
+            if output.kind != "buffer" or not isinstance(value, Ref) or value.name in layered:
+                continue
+            if value.name not in self._env or value.name not in {
+                step.name for step in self._unit.steps if isinstance(step, Call)
+            }:
+                continue
+            target = str(output.target)
+            local = target[len(self._unit.path) + bool(self._unit.path) :]
+            if self._held_by_layer(target):
+                continue
+            owner = attribute("self", local)
+            self._body.arrays.setdefault(local, target)
+            self._body.statements.append(Statement((f"{owner}[...]",), self._use(value.name)))
+
+    def _held_by_layer(self, target: str) -> bool:
+        return target in self._writer._owners
+
+    # --- expressions --------------------------------------------------------------------------
+
+    def _printed(self, call: Call) -> ast.expr:
+        args = [self._argument(one) for one in call.args]
+        kwargs = {key: self._argument(one) for key, one in call.kwargs.items()}
+        if call.graphs():
+            raise ConversionError(
+                f"{self._unit.path or 'the model'}: {call.op} runs functions of its own "
+                f"({call.source}), which has no source yet"
+            )
+        printer = self._dialect.printer(call.op)
+        if printer is not None:
+            found = printer(Printing(call, self._size_code), *args, **kwargs)
+            if found is not None:
+                return literal(found)
+        helper = self._dialect.fallback(call)
+        given = [self._plain(one) for one in args]
+        keywords = [ast.keyword(key, self._plain(one)) for key, one in kwargs.items()]
+        return ast.Call(name(helper), given, keywords)
+
+    def _plain(self, value: Any) -> ast.expr:
+        """Returns an argument for a lowering."""
+        if isinstance(value, DType):
+            return expr("np.dtype({0})", value.name)
+        if isinstance(value, tuple):
+            return ast.Tuple([self._plain(one) for one in value], ast.Load())
+        return literal(value)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            if value.name in self._structure.sizes:
+                return self._size(self._structure.sizes[value.name])
+            given = self._structure.inputs.get(value.name)
+            if given is not None and given.kind == "static":
+                return given.value
+            return self._use_value(value.name)
+        if isinstance(value, Size):
+            return self._size(value.expression)
+        if isinstance(value, tuple):
+            return tuple(self._argument(inner) for inner in value)
+        if isinstance(value, Mapping):
+            return {key: self._argument(inner) for key, inner in value.items()}
+        if isinstance(value, Graph):
+            return value
+        return value
+
+    def _use(self, value: str) -> ast.expr:
+        return copy.deepcopy(self._use_value(value).node)
+
+    def _use_value(self, value: str) -> Value:
+        self._left[value] -= 1
+        self._inlined.pop(value, None)
+        if value in self._env:
+            return self._env[value]
+        found = self._array(value)
+        if found is not None:
+            return found
+        raise ConversionError(f"{self._unit.path or 'the model'}: {value} is not known there")
+
+    def _array(self, value: str) -> Value | None:
+        """Returns an array that the model holds."""
+        given = self._structure.inputs.get(value)
+        if given is None:
+            return None
+        if given.kind == "constant":
+            return Value(self._constant(value, str(given.target)), given.dtype, given.shape)
+        local = local_array(self._structure, self._unit, value)
+        if local is None:
+            return None
+        held = self._writer._owners.get(str(given.target))
+        if held is None:
+            self._body.arrays[local] = str(given.target)
+            node = expr(f"{attribute('self', local)}[...]")
+        else:
+            owner, order = held
+            start = len(self._unit.path) + bool(self._unit.path)
+            node = expr(f"{attribute('self', owner[start:])}[...]")
+            if order is not None:
+                back = tuple(order.index(i) for i in range(len(order)))
+                node = (
+                    expr("{0}.T", node)
+                    if back == (1, 0)
+                    else expr("{0}.transpose({1})", node, back)
+                )
+        return Value(node, given.dtype, given.shape)
+
+    def _constant(self, value: str, target: str) -> ast.expr:
+        array = self._structure.program.constants[target]
+        return self._dialect.constant(array)
+
+    def _structured(self, structure: Any) -> ast.expr:
+        """Returns the code for a structure of values."""
+        if isinstance(structure, Ref):
+            known = structure.name in self._env or self._array(structure.name) is not None
+            if structure.name in self._structure.sizes:
+                return self._size(self._structure.sizes[structure.name])
+            return self._use(structure.name) if known else literal(None)
+        if isinstance(structure, Size):
+            return self._size(structure.expression)
+        if isinstance(structure, tuple):
+            if is_flat(structure) and structure in self._whole:
+                for value in refs_in(structure):
+                    self._left[value] -= 1
+                return name(self._whole[structure])
+            return ast.Tuple([self._structured(one) for one in structure], ast.Load())
+        if isinstance(structure, Made):
+            fields = [ast.keyword(key, self._structured(one)) for key, one in structure.items()]
+            return ast.Call(name(structure.cls), [], fields)
+        if isinstance(structure, Mapping):
+            keys: list[ast.expr | None] = [literal(key) for key in structure]
+            return ast.Dict(keys, [self._structured(one) for one in structure.values()])
+        return literal(structure)

@@ -1,0 +1,303 @@
+"""The classes of a file: one for all submodules that are alike, with arguments for what differs."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fmapper.translation.code import identifier, text
+
+
+@dataclass(slots=True)
+class Sketch:
+    """A class as one submodule needs it.
+
+    Attributes:
+        path: The submodule.
+        title: What its class is called in the model's own code.
+        made: What the constructor sets, in order: the attribute and the code.
+        methods: The functions: name, parameters, and statements as text.
+        ties: Statements of the constructor that make parts the same.
+    """
+
+    path: str
+    title: str
+    made: list[tuple[str, ast.expr]] = field(default_factory=list)
+    methods: list[Method] = field(default_factory=list)
+    ties: list[str] = field(default_factory=list)
+
+    def nodes(self) -> list[ast.AST]:
+        """Returns all code of the class."""
+        code: list[ast.AST] = [node for _, node in self.made]
+        for method in self.methods:
+            code += [ast.parse(line) for line in method.lines]
+        return code
+
+    def shape(self) -> str:
+        """Returns what is the same for submodules whose classes differ in numbers alone."""
+        parts = [self.title, *(f"{name} = {_masked(node)}" for name, node in self.made)]
+        for method in self.methods:
+            parts.append(f"{method.name}({', '.join(method.parameters)})")
+            parts += [_masked(ast.parse(line)) for line in method.lines]
+        return "\n".join([*parts, *self.ties])
+
+
+@dataclass(slots=True)
+class Method:
+    """A function of a class; each line is a statement, of several lines if it is a loop."""
+
+    name: str
+    parameters: tuple[str, ...]
+    lines: list[str]
+
+
+@dataclass(slots=True)
+class Class:
+    """A class of the file.
+
+    Attributes:
+        name: Its name.
+        sketch: The class of the first submodule that is one.
+        parameters: The arguments of the constructor, besides that for random numbers.
+        stored: Those among them that methods read.
+        arguments: For each submodule what its constructor is given.
+    """
+
+    name: str
+    sketch: Sketch
+    parameters: tuple[str, ...] = ()
+    stored: tuple[str, ...] = ()
+    arguments: dict[str, tuple[object, ...]] = field(default_factory=dict)
+
+
+def _numbers(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
+    """Yields the numbers in code, with the keyword that each is given for."""
+
+    def visit(one: ast.AST, keyword: str) -> Iterator[tuple[ast.Constant, str]]:
+        if isinstance(one, ast.keyword):
+            yield from visit(one.value, one.arg or "")
+            return
+        if isinstance(one, ast.Constant) and type(one.value) in (int, float):
+            yield one, keyword
+            return
+        if isinstance(one, ast.Call):
+            yield from visit(one.func, "")
+            for i, argument in enumerate(one.args):
+                yield from visit(argument, f"{text(one.func)}:{i}")
+            for key in one.keywords:
+                yield from visit(key, "")
+            return
+        for inner in ast.iter_child_nodes(one):
+            yield from visit(inner, keyword if isinstance(one, ast.Tuple | ast.UnaryOp) else "")
+
+    yield from visit(node, "")
+
+
+def _masked(node: ast.AST) -> str:
+    """Returns code without its numbers, those apart that tell places."""
+    node = copy.deepcopy(node)
+    for constant, _ in _numbers(node):
+        constant.value = 0
+    return text(node)
+
+
+def merge(
+    sketches: Sequence[Sketch], taken: set[str], names: Mapping[str, Sequence[str]]
+) -> list[Class]:
+    """Returns the classes for submodules; those that are alike get one.
+
+    Args:
+        sketches: What each submodule needs.
+        taken: Names that are not free; those of the classes are added.
+        names: Classes of the target -> the names of the parameters of their constructors.
+    """
+    groups: dict[str, list[Sketch]] = {}
+    for sketch in sketches:
+        groups.setdefault(sketch.shape(), []).append(sketch)
+    return [_class(group, taken, names) for group in groups.values()]
+
+
+def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[str]]) -> Class:
+    first = group[0]
+    made = Class(identifier(first.title, taken), first)
+    taken.add(made.name)
+    rows = [[(c.value, key) for node in s.nodes() for c, key in _numbers(node)] for s in group]
+    columns = list(zip(*rows, strict=True))
+    differing = [
+        i for i, column in enumerate(columns) if len({(type(v), v) for v, _ in column}) > 1
+    ]
+    if not differing:
+        made.arguments = {sketch.path: () for sketch in group}
+        return made
+    by_values: dict[tuple[object, ...], str] = {}
+    chosen: dict[int, str] = {}
+    own: set[str] = {"rngs", "self", *(name for name, _ in first.made)}
+    for i in differing:
+        values = tuple(value for value, _ in columns[i])
+        if values not in by_values:
+            wanted = _parameter_name(columns[i][0][1], names)
+            by_values[values] = identifier(wanted, own)
+            own.add(by_values[values])
+        chosen[i] = by_values[values]
+    made.parameters = tuple(dict.fromkeys(chosen.values()))
+    made.arguments = {
+        sketch.path: tuple(values[at] for values in by_values) for at, sketch in enumerate(group)
+    }
+    made.sketch = _generalised(first, chosen, made)
+    return made
+
+
+def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:
+    function, _, at = key.partition(":")
+    if not at:
+        return function or "value"
+    known = names.get(function, ())
+    return known[int(at)] if int(at) < len(known) else "value"
+
+
+class _Replace(ast.NodeTransformer):
+    """Puts parameters in the places of numbers."""
+
+    def __init__(self, nodes: dict[int, str]) -> None:
+        self._nodes = nodes
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        found = self._nodes.get(id(node))
+        return ast.parse(found, mode="eval").body if found else node
+
+
+def _generalised(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
+    """Returns a sketch with parameters for the numbers that differ."""
+    at = 0
+    fields: list[tuple[str, ast.expr]] = []
+    for attr, made_by in sketch.made:
+        node = copy.deepcopy(made_by)
+        replaced = {}
+        for constant, _ in _numbers(node):
+            if at in chosen:
+                replaced[id(constant)] = chosen[at]
+            at += 1
+        fields.append((attr, _Replace(replaced).visit(node)))
+    stored: dict[str, None] = {}
+    methods = []
+    for method in sketch.methods:
+        lines = []
+        for line in method.lines:
+            tree = ast.parse(line)
+            replaced = {}
+            for constant, _ in _numbers(tree):
+                if at in chosen:
+                    replaced[id(constant)] = f"self.{chosen[at]}"
+                    stored[chosen[at]] = None
+                at += 1
+            lines.append(text(_Replace(replaced).visit(tree)) if replaced else line)
+        methods.append(Method(method.name, method.parameters, lines))
+    made.stored = tuple(stored)
+    return Sketch(sketch.path, sketch.title, fields, methods, sketch.ties)
+
+
+_INDEX = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+)\[(\d+)\]")
+
+
+def with_loops(lines: list[str], lengths: dict[str, int]) -> list[str]:
+    """Writes what is done with each part of a list in turn as a loop.
+
+    Args:
+        lines: The statements of a function.
+        lengths: The lists, as `self.layers` -> how many parts they have.
+    """
+    found: list[str] = []
+    lines = list(lines)
+    at = 0
+    while at < len(lines):
+        run = _run_at(lines, at)
+        if run is None and (begun := _as_begun(lines, at)):
+            lines[at : at + 1] = begun
+            found.append(lines[at])
+            at += 1
+            run = _run_at(lines, at)
+        if run is None:
+            found.append(lines[at])
+            at += 1
+            continue
+        period, count, first, owners = run
+        found += _loop(lines[at : at + period], owners, first, count, lengths)
+        at += period * count
+    return found
+
+
+def _run_at(lines: list[str], at: int) -> tuple[int, int, int, list[str]] | None:
+    """Returns how long a group of statements is, how often it comes, its first index, and lists."""
+    for period in range(1, 25):
+        group = lines[at : at + period]
+        if len(group) < period:
+            return None
+        found = [m for line in group for m in _INDEX.finditer(line)]
+        if not found or (not _INDEX.search(group[0]) and period == 1):
+            continue
+        indices = {int(m[2]) for m in found}
+        if len(indices) != 1:
+            continue
+        first = indices.pop()
+        count = 1
+        while _shifted(group, count) == lines[at + count * period : at + (count + 1) * period]:
+            count += 1
+        if count > 1:
+            return period, count, first, list(dict.fromkeys(f"self{m[1]}" for m in found))
+    return None
+
+
+def _as_begun(lines: list[str], at: int) -> list[str]:
+    """Returns the first round of a loop as the later ones, behind what its variable begins with."""
+    first = lines[at]
+    later = lines[at + 1] if at + 1 < len(lines) else ""
+    target, equals, code = first.partition(" = ")
+    if not equals or not target.isidentifier() or not _INDEX.search(first):
+        return []
+    wanted = _shifted([later], -1)[0].partition(" = ")[2]
+    if not later.startswith(f"{target} = ") or code == wanted:
+        return []
+    for other in sorted(set(re.findall(r"\b[a-z_]\w*\b", code)) - {"self"}):
+        if re.sub(rf"(?<![.\w]){other}\b(?!\s*=)", target, code) == wanted:
+            return [f"{target} = {other}", f"{target} = {wanted}"]
+    return []
+
+
+def _shifted(group: list[str], by: int) -> list[str]:
+    return [_INDEX.sub(lambda m: f"self{m[1]}[{int(m[2]) + by}]", line) for line in group]
+
+
+def _loop(
+    group: list[str], owners: list[str], first: int, count: int, lengths: dict[str, int]
+) -> list[str]:
+    used = set(re.findall(r"\w+", " ".join(group)))
+    variables = []
+    for owner in owners:
+        variable = identifier(_singular(owner.rpartition(".")[2]), used)
+        used.add(variable)
+        variables.append(variable)
+    sources = [
+        owner
+        if (first, count) == (0, lengths.get(owner))
+        else f"{owner}[{first or ''}:{first + count}]"
+        for owner in owners
+    ]
+    over = sources[0] if len(sources) == 1 else f"zip({', '.join(sources)}, strict=True)"
+    lines = [f"for {', '.join(variables)} in {over}:"]
+    for statement in group:
+        line = statement
+        for owner, variable in zip(owners, variables, strict=True):
+            line = line.replace(f"{owner}[{first}]", variable)
+        lines.append(f"    {line}")
+    return ["\n".join(lines)]
+
+
+def _singular(plural: str) -> str:
+    if plural.endswith("ies"):
+        return f"{plural[:-3]}y"
+    if plural.endswith("s") and not plural.endswith("ss") and len(plural) > 2:
+        return plural[:-1]
+    return f"one_{plural}" if plural else "one"

@@ -1,0 +1,148 @@
+"""Python code in pieces: expressions made of templates, and what is known of their values."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import keyword
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fmapper.programs.program import DType, Scalar
+
+_FIELD = re.compile(r"\{(\w+)\}")
+_LONGEST = 88
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array in the code that is written.
+
+    Attributes:
+        node: The expression that it is.
+        dtype: Its dtype, by name.
+        shape: Its sizes; one that may vary is an expression of symbols.
+    """
+
+    node: ast.expr
+    dtype: str = ""
+    shape: tuple[int | str, ...] = ()
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+
+def expr(template: str, *args: Any, **kwargs: Any) -> ast.expr:
+    """Returns an expression with others in the places of its fields.
+
+    Examples:
+        >>> ast.unparse(expr("f({0}, axis={axis})", expr("a + b"), axis=-1))
+        'f(a + b, axis=-1)'
+        >>> ast.unparse(expr("{0}.T", expr("a + b")))
+        '(a + b).T'
+    """
+    tree = copy.deepcopy(_parsed(template))
+    given = {f"_field_{i}": arg for i, arg in enumerate(args)}
+    given |= {f"_field_{name}": arg for name, arg in kwargs.items()}
+    found = _Fill(given).visit(tree)
+    assert isinstance(found, ast.expr)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(template: str) -> ast.expr:
+    return ast.parse(_FIELD.sub(r"_field_\1", template), mode="eval").body
+
+
+class _Fill(ast.NodeTransformer):
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return literal(self._given[node.id]) if node.id in self._given else node
+
+
+def literal(value: Any) -> ast.expr:
+    """Returns a value as an expression: arrays, numbers, texts, None, and sequences of them."""
+    if isinstance(value, Value):
+        return copy.deepcopy(value.node)
+    if isinstance(value, ast.expr):
+        return copy.deepcopy(value)
+    if isinstance(value, Scalar):
+        return literal(value.value)
+    if isinstance(value, tuple):
+        return ast.Tuple([literal(inner) for inner in value], ast.Load())
+    if isinstance(value, list):
+        return ast.List([literal(inner) for inner in value], ast.Load())
+    if isinstance(value, Mapping):
+        keys: list[ast.expr | None] = [literal(key) for key in value]
+        return ast.Dict(keys, [literal(inner) for inner in value.values()])
+    if isinstance(value, float) and not math.isfinite(value):
+        return ast.parse(_not_finite(value), mode="eval").body
+    if isinstance(value, complex):
+        return ast.parse(f"complex({value.real!r}, {value.imag!r})", mode="eval").body
+    if isinstance(value, bool | int | float | str) or value is None:
+        return ast.parse(repr(value), mode="eval").body
+    raise TypeError(f"{type(value).__name__} has no literal")
+
+
+def _not_finite(value: float) -> str:
+    return "float('nan')" if math.isnan(value) else f"float('{'-' if value < 0 else ''}inf')"
+
+
+def text(node: ast.AST) -> str:
+    """Returns the text of code."""
+    return ast.unparse(ast.fix_missing_locations(node))
+
+
+def is_short(node: ast.AST) -> bool:
+    """Tells whether code fits into one line."""
+    return len(text(node)) <= _LONGEST
+
+
+def name(identifier: str) -> ast.expr:
+    """Returns a name as an expression."""
+    return ast.Name(identifier, ast.Load())
+
+
+def identifier(wanted: str, taken: Any = ()) -> str:
+    """Returns a name that Python takes, near to what is wanted, and that is not taken.
+
+    Examples:
+        >>> identifier("class"), identifier("0"), identifier("a-b"), identifier("x", {"x"})
+        ('class_', 'item_0', 'a_b', 'x_2')
+    """
+    found = re.sub(r"\W", "_", wanted, flags=re.ASCII) or "value"
+    if found[0].isdigit():
+        found = f"item_{found}"
+    if keyword.iskeyword(found) or keyword.issoftkeyword(found) or found == "self":
+        found += "_"
+    number, base = 1, found
+    while found in taken:
+        number += 1
+        found = f"{base}_{number}"
+    return found
+
+
+def attribute(owner: str, path: str) -> str:
+    """Returns the code for a part of an object, by its path.
+
+    Examples:
+        >>> attribute("self", "layers.0.attn")
+        'self.layers[0].attn'
+    """
+    code = owner
+    for step in path.split(".") if path else []:
+        code += f"[{step}]" if step.isdigit() else f".{identifier(step)}"
+    return code
+
+
+def dtype_name(value: Any) -> str:
+    """Returns the name of a dtype among arguments; empty for None."""
+    return value.name if isinstance(value, DType) else ""

@@ -1,0 +1,118 @@
+"""What a target says for its source code to be written."""
+
+from __future__ import annotations
+
+import ast
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from fmapper.programs.program import Call
+    from fmapper.translation.classes import Class
+    from fmapper.translation.printing import Printer
+    from fmapper.translation.units import Structure, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer of the target that computes what calls of the program do.
+
+    Attributes:
+        made: The code that makes it.
+        inputs: The values that it is called with.
+        output: The value that it gives.
+        arrays: The inputs of the graph that it holds -> what it calls them, and the order of the
+            dimensions that it has them in; None for that of the source.
+        kind: The class, as the code names it.
+        name: What to call it where the source has no submodule for it.
+        drops: Values that it gives beside, which it keeps itself, as running statistics.
+    """
+
+    made: ast.expr
+    inputs: tuple[str, ...]
+    output: str
+    arrays: Mapping[str, tuple[str, tuple[int, ...] | None]]
+    kind: str
+    name: str = ""
+    drops: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Helper:
+    """A function or class of the file that is no part of the model.
+
+    Attributes:
+        source: Its code.
+        needs: Other helpers that it calls.
+    """
+
+    source: str
+    needs: frozenset[str] = field(default_factory=frozenset)
+
+
+class Dialect(ABC):
+    """How a target writes models."""
+
+    parameters: ClassVar[Mapping[str, Sequence[str]]] = {}
+
+    @abstractmethod
+    def reserved(self) -> frozenset[str]:
+        """Returns the names that a file of this target has for its own."""
+
+    @abstractmethod
+    def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
+        """Returns the code that makes an object of a class of the file."""
+
+    @abstractmethod
+    def parts(self, made: Sequence[ast.expr]) -> ast.expr:
+        """Returns the code for a list of submodules."""
+
+    @abstractmethod
+    def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
+        """Returns the code for parts that are called one after the other; None does nothing."""
+
+    @abstractmethod
+    def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
+        """Returns the file with these classes."""
+
+    @abstractmethod
+    def printer(self, op: str) -> Printer | None:
+        """Returns how an operation is written, if it is known."""
+
+    @abstractmethod
+    def helper(self, name: str) -> Helper | None:
+        """Returns a function or class that code of this target may call by its name."""
+
+    @abstractmethod
+    def fallback(self, call: Call) -> str:
+        """Returns the name of a helper that computes an operation, from its lowering.
+
+        Raises:
+            ConversionError: It cannot be written.
+        """
+
+    @abstractmethod
+    def layer_of_unit(self, structure: Structure, unit: Unit) -> Layer | None:
+        """Returns the layer that computes all that a submodule does, if there is one."""
+
+    @abstractmethod
+    def layer_of_call(self, structure: Structure, unit: Unit, call: Call) -> Layer | None:
+        """Returns the layer that computes one operation with arrays of a submodule's own."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> ast.expr:
+        """Returns the code for a dtype."""
+
+    @abstractmethod
+    def parameter(self, array: Any) -> ast.expr:
+        """Returns the code that makes a parameter like an array."""
+
+    @abstractmethod
+    def frozen(self, array: Any, *, kind: str) -> ast.expr:
+        """Returns the code that makes a buffer, or an array that is not trained."""
+
+    @abstractmethod
+    def constant(self, array: Any) -> ast.expr:
+        """Returns the code for an array that the model's code holds."""

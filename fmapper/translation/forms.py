@@ -1,0 +1,145 @@
+"""What is written of a unit: its statements, how it is called, and structures of values."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fmapper.programs.program import Ref
+from fmapper.translation.code import expr, text
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Layer
+
+
+@dataclass(slots=True)
+class Statement:
+    """One statement: variables, and what they are; or what is returned.
+
+    Attributes:
+        targets: The variables; `_` for what nobody uses. None for a statement that returns.
+        node: The expression.
+    """
+
+    targets: tuple[str, ...] | None
+    node: ast.expr
+
+    def __str__(self) -> str:
+        code = text(self.node)
+        if self.targets is None:
+            if isinstance(self.node, ast.Tuple) and len(self.node.elts) > 1:
+                code = code[1:-1]
+            return f"return {code}"
+        return f"{', '.join(self.targets)} = {code}" if self.targets else code
+
+
+@dataclass(slots=True)
+class Body:
+    """A function for one call of a submodule.
+
+    Attributes:
+        parameters: Its parameters.
+        statements: What it does.
+        layers: Layers that the submodule gets, by name.
+        arrays: Arrays of its own that it names, by their path from there.
+        constants: Arrays of the code that it holds, by name.
+        randoms: Whether it draws random numbers.
+    """
+
+    parameters: tuple[str, ...]
+    statements: list[Statement] = field(default_factory=list)
+    layers: dict[str, Layer] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, str] = field(default_factory=dict)
+    randoms: bool = False
+
+    def lines(self) -> list[str]:
+        """Returns the statements as text."""
+        return [str(statement) for statement in self.statements]
+
+
+@dataclass(slots=True)
+class Form:
+    """How a unit is called by its caller.
+
+    Attributes:
+        layer: The layer that it is; None for a class.
+        body: The function of its class.
+        method: The name of that function; empty for `__call__`.
+        given: For each parameter the structure of values that it takes.
+        returns: The structure of values that it gives.
+        sizes: Symbols that it takes as further parameters.
+    """
+
+    layer: Layer | None = None
+    body: Body | None = None
+    method: str = ""
+    given: tuple[tuple[str, Any], ...] = ()
+    returns: Any = None
+    sizes: tuple[str, ...] = ()
+
+
+class Made(dict[str, Any]):
+    """An object of a class of the file, by its fields.
+
+    Attributes:
+        cls: The name of the class.
+    """
+
+    def __init__(self, cls: str, fields: Mapping[str, Any]) -> None:
+        super().__init__(fields)
+        self.cls = cls
+
+
+class Swap(ast.NodeTransformer):
+    """Puts one name in the place of another."""
+
+    def __init__(self, old: str, new: str) -> None:
+        self._old = old
+        self._new = new
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Returns the other name."""
+        return ast.Name(self._new, node.ctx) if node.id == self._old else node
+
+
+def mentions(node: ast.expr, variable: str) -> bool:
+    """Tells whether code names a variable."""
+    return any(isinstance(one, ast.Name) and one.id == variable for one in ast.walk(node))
+
+
+def is_flat(structure: Any) -> bool:
+    """Tells whether a structure is a tuple of values."""
+    return isinstance(structure, tuple) and all(
+        not isinstance(one, tuple | Mapping) for one in structure
+    )
+
+
+def places(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Yields the values in a structure, each with its keys and indices."""
+    if isinstance(structure, Ref):
+        yield path, structure.name
+    elif isinstance(structure, tuple):
+        for i, one in enumerate(structure):
+            yield from places(one, (*path, i))
+    elif isinstance(structure, Mapping):
+        for key, one in structure.items():
+            yield from places(one, (*path, key))
+
+
+def at(node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
+    """Returns the code for what stands at a place in a structure."""
+    for key in path:
+        node = expr("{0}[{1}]", node, key)
+    return node
+
+
+def is_part_of_name(node: ast.expr) -> bool:
+    """Tells whether code is a name, or an attribute or item of one."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
+            return False
+        node = node.value
+    return isinstance(node, ast.Name)

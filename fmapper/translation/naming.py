@@ -1,0 +1,96 @@
+"""Names for values: those of the variables in the model's own code, where they are known."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+
+from fmapper.translation.code import identifier
+
+RESERVED = frozenset({
+    "self", "rngs", "range", "zip", "len", "list", "tuple", "dict", "float", "int", "bool", "max",
+    "min", "sum", "abs",
+})  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4096)
+def targets(statement: str) -> tuple[str, ...]:
+    """Returns the variables that a statement assigns to; none for what is not an assignment.
+
+    Examples:
+        >>> targets("q, k = f(x)"), targets("x += 1"), targets("return x")
+        (('q', 'k'), ('x',), ())
+    """
+    try:
+        tree = ast.parse(statement).body
+    except SyntaxError:
+        return ()
+    if len(tree) != 1:
+        return ()
+    node = tree[0]
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        found = node.targets[0]
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        found = node.target
+    else:
+        return ()
+    parts = found.elts if isinstance(found, ast.Tuple | ast.List) else [found]
+    return tuple(_name(part) for part in parts)
+
+
+def _name(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript | ast.Starred):
+        return _name(node.value)
+    return ""
+
+
+def is_plain(statement: str) -> bool:
+    """Tells whether a statement names nothing: it returns, or is an expression."""
+    return not targets(statement)
+
+
+def fallback(value: str, op: str = "") -> str:
+    """Returns a name for a value that has none in the model's code, after what computes it."""
+    base = op.partition("::")[2].partition(".")[0] or value
+    base = re.sub(r"^_+|_+$|_\d+$", "", base)
+    return _BETTER.get(base, base) or "value"
+
+
+_BETTER = {
+    "view": "x", "permute": "x", "unsqueeze": "x", "expand": "x", "clone": "x", "cat": "joined",
+    "getitem": "part", "to_copy": "x", "mul": "product", "add": "total", "sub": "difference",
+    "div": "quotient", "linear": "x", "slice": "part", "select": "part", "mean": "mean",
+    "stop_gradient": "x", "native_dropout": "x", "index": "picked", "where": "chosen",
+    "bitwise_and": "both", "bitwise_or": "either", "bitwise_not": "rest", "arange": "positions",
+    "scaled_dot_product_attention": "attended", "native_layer_norm": "x", "layer_norm": "x",
+    "convolution": "x", "squeeze": "x", "softmax": "weights", "bmm": "product", "mm": "product",
+    "matmul": "product", "addmm": "x", "stack": "stacked", "relu": "x", "gelu": "x", "silu": "x",
+    "pow": "power", "sum": "total",
+}  # fmt: skip
+
+
+class Names:
+    """The variables of one function: which there are, and which value each stands for.
+
+    Args:
+        taken: Names that are not variables here.
+    """
+
+    def __init__(self, taken: frozenset[str] = RESERVED) -> None:
+        self._taken = taken
+        self.holds: dict[str, str] = {}  # variable -> value
+
+    def choose(self, wanted: str, free: set[str]) -> str:
+        """Returns a variable for a value.
+
+        Args:
+            wanted: The name that is wanted.
+            free: Variables whose values nobody needs any more.
+        """
+        held = {variable for variable in self.holds if variable not in free}
+        return identifier(wanted, held | self._taken)

@@ -1,0 +1,152 @@
+"""Runs translated source in a process of its own, and compares it with the model that it is of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.models import Models
+from fmapper.errors import ConversionError
+from fmapper.moves.mover import to_numpy
+
+if TYPE_CHECKING:
+    from fmapper.programs.program import Program
+    from fmapper.translation.writer import Source
+
+# The contract of a translation: relative to the largest element.
+LIMITS = {"outputs": 1e-4, "gradients": 1e-3, "steps": 1e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """How far a translated model is from its source.
+
+    Attributes:
+        errors: `eval outputs`, `eval gradients`, `eval steps` and the same for `train` -> the
+            largest difference, relative to the largest element.
+        data: What was compared with: the arrays of the source, what it was given, and what it gave.
+        script: The script that compares.
+        name: The class of the model in the file.
+    """
+
+    errors: Mapping[str, float] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    script: str = field(default="", repr=False)
+    name: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.errors) and all(
+            error <= LIMITS[what.rpartition(" ")[2]] for what, error in self.errors.items()
+        )
+
+    def __str__(self) -> str:
+        return ", ".join(f"{what} {error:.1e}" for what, error in self.errors.items())
+
+
+def prove(
+    source: Source,
+    program: Program,
+    model: Any,
+    origin: Models,
+    target: Models,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Proof:
+    """Returns how far a file's outputs, gradients and five steps are from those of its model.
+
+    The file runs in a fresh process, which imports neither fmapper nor the model's framework.
+
+    Raises:
+        ConversionError: The file does not run; says what the process said.
+    """
+    import numpy as np
+
+    modes = ["eval", "train"] if program.train else ["eval"]
+    arrays: dict[str, Any] = {}
+    for mode in modes:
+        for key, value in origin.training_steps(model, args, kwargs, train=mode == "train").items():
+            arrays[f"{mode}.{key}"] = value
+    for name, array in {**program.parameters, **program.buffers}.items():
+        arrays[f"weight.{name}"] = to_numpy(array)
+    for i, arg in enumerate(a for a in args if a is not None):
+        arrays[f"arg.{i}"] = to_numpy(arg)
+    for name, arg in kwargs.items():
+        if hasattr(arg, "shape"):
+            arrays[f"kwarg.{name}"] = to_numpy(arg)
+    with tempfile.TemporaryDirectory() as folder:
+        file, data = Path(folder) / "translated.py", Path(folder) / "data.npz"
+        file.write_text(source.code, encoding="utf-8")
+        given: dict[str, Any] = {key: np.asarray(value) for key, value in arrays.items()}
+        np.savez(data, **given)
+        script = Path(folder) / "proof.py"
+        script.write_text(target.proof(), encoding="utf-8")
+        command = [
+            sys.executable,
+            str(script),
+            str(file),
+            str(data),
+            source.name,
+            json.dumps(modes),
+        ]
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no word"]
+        raise ConversionError(
+            f"{source.name}: the file that was written does not run: {last[0]}. It was not saved."
+        )
+    errors = json.loads(done.stdout.strip().splitlines()[-1])
+    return Proof(errors, arrays, target.proof(), source.name)
+
+
+def write_test(file: Path, proof: Proof) -> Path:
+    """Writes a test of a translated file, with the data that it compares with, beside it.
+
+    It runs with pytest, and needs neither fmapper nor the framework of the source.
+
+    Returns:
+        The test.
+    """
+    import numpy as np
+
+    data = file.with_name(f"{file.stem}_data.npz")
+    script = file.with_name(f"{file.stem}_proof.py")
+    test = file.with_name(f"test_{file.stem}.py")
+    given: dict[str, Any] = {key: np.asarray(value) for key, value in proof.data.items()}
+    np.savez(data, **given)
+    script.write_text(proof.script, encoding="utf-8")
+    modes = sorted({what.split()[0] for what in proof.errors})
+    test.write_text(_TEST.format(
+        file=file.name, script=script.name, data=data.name, name=proof.name,
+        modes=json.dumps(modes), limits=LIMITS,
+    ), encoding="utf-8")  # fmt: skip
+    return test
+
+
+_TEST = '''"""{file} gives what its source gave: outputs, gradients, five steps of training."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIMITS = {limits}
+
+
+def test_it_computes_what_its_source_does():
+    files = [HERE / "{script}", HERE / "{file}", HERE / "{data}"]
+    command = [sys.executable, *map(str, files), "{name}", \'{modes}\']
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    errors = json.loads(done.stdout.splitlines()[-1])
+    assert errors
+    for what, error in errors.items():
+        assert error <= LIMITS[what.rpartition(" ")[2]], what
+'''

@@ -1,0 +1,116 @@
+"""`source`: a model as the source code of another framework."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.discovery import get_adapter
+from fmapper.backends.models import Models
+from fmapper.errors import ConversionError
+from fmapper.programs.steps import record_program, source_of
+from fmapper.progress import step
+from fmapper.translation.prove import Proof, prove
+
+if TYPE_CHECKING:
+    from fmapper.programs.program import Program
+    from fmapper.translation.writer import Source
+
+
+def source(
+    model: Any,
+    to: str | None = None,
+    example_inputs: Any = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = "auto",
+    train: bool = False,
+) -> str:
+    """Returns a model as source code that a person would have written, for another framework.
+
+    The file has the model's classes, with the layers of the target in them, and `load_weights`,
+    which fills it from the model's state dict. It imports neither fmapper nor the framework that
+    the model comes from.
+
+    Args:
+        model: What `convert(..., structure=True)` has given; or a model to be translated.
+        to: For the latter, the target: `flax`.
+        example_inputs: What it is called with, by position.
+        example_kwargs: What it is called with by keyword.
+        dynamic_shapes: Which sizes may vary: by default all that the code does not fix.
+        train: Write what it does in training, too: dropout, batch statistics.
+
+    Raises:
+        ConversionError: The model cannot be recorded, or something in it cannot be written; says
+            what and where.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> code = fmapper.source(torch.nn.Linear(2, 3), "flax", (torch.ones(4, 2),))
+        >>> "nnx.Linear(2, 3, rngs=rngs)" in code
+        True
+    """
+    known = getattr(sys.modules.get(type(model).__module__), "__fmapper_source__", None)
+    if to is None:
+        if known is None:
+            raise ConversionError(
+                f"{type(model).__name__}: nobody knows its source. convert(..., structure=True) "
+                "makes a model that has one; source(model, 'flax', example_inputs) writes one."
+            )
+        return formatted(known.code)
+    found, _, _ = translate(model, to, example_inputs, example_kwargs or {}, dynamic_shapes, train)
+    return formatted(found.code)
+
+
+def translate(
+    model: Any,
+    to: str,
+    args: Any,
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any = "auto",
+    train: bool = False,
+    *,
+    proved: bool = False,
+) -> tuple[Source, Program, Proof | None]:
+    """Returns the source of a model, its program, and how far it is from the model if `proved`.
+
+    Raises:
+        ConversionError: It cannot be recorded or written; or it does not run.
+    """
+    target = get_adapter(to, Models)
+    origin = source_of(model)
+    if origin is None:
+        raise ConversionError(f"{type(model).__name__} is not a model that can be translated")
+    if not isinstance(args, tuple | list):
+        args = (args,)
+    args = tuple(args)
+    settings: dict[str, Any] = {"train": train, "parts": True}
+    with step(f"translating {type(model).__name__} to {to}") as say:
+        program = record_program(
+            model, origin, target, args, kwargs, dynamic_shapes=dynamic_shapes, **settings
+        )
+        if not program.parts:
+            raise ConversionError(
+                f"{type(model).__name__}: its parts were not recorded, since it can be recorded in "
+                "one piece only. convert gives a model without them."
+            )
+        program = replace(program, starts_in_training=False)
+        found = target.translate(program)
+        if not proved:
+            return found, program, None
+        say("running the file and the model")
+        return found, program, prove(found, program, model, origin, target, args, kwargs)
+
+
+def formatted(code: str) -> str:
+    """Returns code as ruff formats it; as it is where ruff is not installed."""
+    ruff = shutil.which("ruff")
+    if ruff is None:
+        return code
+    command = [ruff, "format", "--isolated", "--line-length", "100", "-"]
+    done = subprocess.run(command, input=code, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else code

@@ -1,0 +1,393 @@
+"""Takes the graph of a program apart by the submodules that it was recorded from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fmapper.programs.program import (
+    Call,
+    Input,
+    Part,
+    Program,
+    Ref,
+    map_arguments,
+    refs_in,
+)
+
+Shape = tuple[int | str, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """One call of a submodule: what it computes itself, and the submodules that it calls.
+
+    Attributes:
+        name: Of the call.
+        path: Of the submodule: the first one of the paths that it has.
+        part: What it was given, and what it gave.
+        steps: Calls and units, in an order in which they run.
+        parent: The unit that called it.
+        given: Values from outside that it uses, in the order in which they were made.
+        gives: Its values that others use, in the order in which they are made.
+    """
+
+    name: str
+    path: str
+    part: Part
+    steps: list[Call | Unit] = field(default_factory=list)
+    parent: Unit | None = None
+    given: list[str] = field(default_factory=list)
+    gives: list[str] = field(default_factory=list)
+
+    def calls(self) -> Iterator[Call]:
+        """Yields its calls and those of the units in it."""
+        for step in self.steps:
+            if isinstance(step, Call):
+                yield step
+            else:
+                yield from step.calls()
+
+    def units(self) -> Iterator[Unit]:
+        """Yields the units in it, outer ones first."""
+        for step in self.steps:
+            if isinstance(step, Unit):
+                yield step
+                yield from step.units()
+
+
+@dataclass(slots=True, eq=False)
+class Structure:
+    """A program by its submodules.
+
+    Attributes:
+        program: The program.
+        root: The whole model.
+        values: The dtype and shape of each value, if it has one.
+        inputs: What each input of the graph is.
+        sizes: Values that are sizes -> the expression of the symbols that they are.
+        dissolved: The submodules that have no code of their own, with the reason.
+        paths: The other paths of a submodule -> its first one.
+    """
+
+    program: Program
+    root: Unit
+    values: dict[str, tuple[str, Shape]]
+    inputs: dict[str, Input]
+    sizes: dict[str, str]
+    dissolved: dict[str, str]
+    paths: dict[str, list[str]]
+
+
+def structure_of(program: Program) -> Structure:
+    """Returns a program by its submodules, each with what goes in and comes out."""
+    sizes = _sizes(program)
+    graph = program.graph
+    calls = [call for call in graph.calls if call.name not in sizes]
+    units = _units(program, calls)
+    dissolved: dict[str, str] = {}
+    paths: dict[str, list[str]] = {}
+    for path, first in program.first_paths.items():
+        paths.setdefault(first, []).append(path)
+    found = Structure(
+        program, units[""], _values(program), dict(zip(graph.inputs, program.inputs, strict=True)),
+        sizes, dissolved, paths,
+    )  # fmt: skip
+    order = {name: at for at, name in enumerate([*graph.inputs, *(c.name for c in calls)])}
+    while True:
+        _arrange(found.root, order, dissolved)
+        _bound(found, order)
+        if not _dissolve_unsound(found, dissolved):
+            return found
+
+
+def _values(program: Program) -> dict[str, tuple[str, Shape]]:
+    found: dict[str, tuple[str, Shape]] = {}
+    for name, given in zip(program.graph.inputs, program.inputs, strict=True):
+        if given.is_array():
+            found[name] = (given.dtype, given.shape)
+    for call in program.graph.calls:
+        if len(call.result) == 1:
+            found[call.name] = call.result[0]
+    return found
+
+
+_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%", "pow": "**"}
+
+
+def _sizes(program: Program) -> dict[str, str]:
+    """Returns the values that are worked out from sizes alone -> the expressions."""
+    shapes = _values(program)
+    found: dict[str, str] = {
+        name: str(given.value)
+        for name, given in zip(program.graph.inputs, program.inputs, strict=True)
+        if given.kind == "user" and given.dtype == "int"
+    }
+
+    def text(value: Any) -> str | None:
+        if isinstance(value, Ref):
+            return found.get(value.name)
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+    for call in program.graph.calls:
+        if call.op.partition("::")[2].startswith("sym_size") and isinstance(call.args[0], Ref):
+            shape = shapes.get(call.args[0].name)
+            if shape is not None and isinstance(call.args[1], int):
+                found[call.name] = str(shape[1][call.args[1]])
+        elif call.op.startswith("sym::"):
+            kind = call.op[5:]
+            parts = [text(one) for one in call.args]
+            known = [part for part in parts if part is not None]
+            if len(known) != len(parts) or not parts:
+                continue
+            if kind in _OPERATORS and len(known) == 2:
+                found[call.name] = f"({known[0]}){_OPERATORS[kind]}({known[1]})"
+            elif kind in ("sym_max", "sym_min", "max", "min") and len(known) == 2:
+                found[call.name] = f"{kind[-3:]}({known[0]}, {known[1]})"
+    return found
+
+
+def _units(program: Program, calls: list[Call]) -> dict[str, Unit]:
+    """Returns the units by name, each with its own calls; those without any are left out."""
+    made: dict[str, Unit] = {}
+    for part in program.parts:
+        path = program.first_paths.get(part.path, part.path)
+        made.setdefault(part.name, Unit(part.name, path, part))
+    if "" not in made:
+        made[""] = Unit("", "", Part("", "", "", {}, None))
+    for name, unit in made.items():
+        if name:
+            unit.parent = made.get(unit.part.parent, made[""])
+    for call in calls:
+        unit = made.get(call.module, made[""])
+        unit.steps.append(call)
+    for unit in reversed(list(made.values())):  # inner ones first
+        if unit.parent is not None and unit.steps:
+            unit.parent.steps.append(unit)
+    return made
+
+
+def _names(step: Call | Unit) -> Iterator[str]:
+    if isinstance(step, Call):
+        yield step.name
+    else:
+        for call in step.calls():
+            yield call.name
+
+
+def _refs(step: Call | Unit) -> Iterator[str]:
+    if isinstance(step, Call):
+        yield from refs_in((step.args, step.kwargs))
+    else:
+        for call in step.calls():
+            yield from refs_in((call.args, call.kwargs))
+
+
+def _arrange(unit: Unit, order: Mapping[str, int], dissolved: dict[str, str]) -> None:
+    """Puts the steps of units into an order in which each has what it needs.
+
+    A submodule that needs what another step makes of its own values has no such place: its calls
+    become its caller's.
+    """
+    while True:
+        placed = _schedule(unit.steps, order)
+        if placed is not None:
+            unit.steps = placed
+            break
+        inner = _smallest_in_cycle(unit.steps, order)
+        dissolved[inner.name] = "it needs what its caller makes of its own intermediate values"
+        dissolve(inner)
+    for step in unit.steps:
+        if isinstance(step, Unit):
+            _arrange(step, order, dissolved)
+
+
+def dissolve(unit: Unit) -> None:
+    """Makes the steps of a unit those of its parent."""
+    parent = unit.parent
+    assert parent is not None
+    at = next(i for i, step in enumerate(parent.steps) if step is unit)
+    parent.steps[at : at + 1] = unit.steps
+    for step in unit.steps:
+        if isinstance(step, Unit):
+            step.parent = parent
+
+
+def _needs(steps: list[Call | Unit]) -> list[set[int]]:
+    maker = {name: i for i, step in enumerate(steps) for name in _names(step)}
+    return [
+        {maker[name] for name in _refs(step) if name in maker} - {i} for i, step in enumerate(steps)
+    ]
+
+
+def _schedule(steps: list[Call | Unit], order: Mapping[str, int]) -> list[Call | Unit] | None:
+    """Returns the steps in an order near to that in which they were recorded; None for a cycle."""
+    needs = _needs(steps)
+    when = [max((order[name] for name in _names(step)), default=0) for step in steps]
+    first = [min((order[name] for name in _names(step)), default=0) for step in steps]
+    left = sorted(range(len(steps)), key=lambda i: (first[i], when[i]))
+    done: set[int] = set()
+    found: list[Call | Unit] = []
+    while left:
+        ready = next((i for i in left if needs[i] <= done), None)
+        if ready is None:
+            return None
+        left.remove(ready)
+        done.add(ready)
+        found.append(steps[ready])
+    return found
+
+
+def _smallest_in_cycle(steps: list[Call | Unit], order: Mapping[str, int]) -> Unit:
+    needs = _needs(steps)
+    reach = [set(need) for need in needs]
+    for _ in steps:
+        grown = [found.union(*(reach[i] for i in found)) for found in reach]
+        if grown == reach:
+            break
+        reach = grown
+    units = [step for i, step in enumerate(steps) if isinstance(step, Unit) and i in reach[i]]
+    return min(units, key=lambda unit: sum(1 for _ in unit.calls()))
+
+
+def _bound(found: Structure, order: Mapping[str, int]) -> None:
+    """Works out what goes into each unit and comes out of it."""
+    units = [found.root, *found.root.units()]
+    own = {id(unit): {call.name for call in unit.calls()} for unit in units}
+    outputs = set(refs_in(found.program.graph.outputs))
+    for unit in units:
+        inside = own[id(unit)]
+        used = {name for call in unit.calls() for name in refs_in((call.args, call.kwargs))}
+        used -= found.sizes.keys()
+        unit.given = sorted((name for name in used - inside), key=lambda n: order.get(n, -1))
+    used_by: dict[str, int] = {}
+    for call in found.root.calls():
+        for name in set(refs_in((call.args, call.kwargs))):
+            used_by[name] = used_by.get(name, 0) + 1
+    for unit in units:
+        within: dict[str, int] = {}
+        for call in unit.calls():
+            for name in set(refs_in((call.args, call.kwargs))):
+                within[name] = within.get(name, 0) + 1
+        inside = own[id(unit)]
+        outer = {n for n in inside if used_by.get(n, 0) > within.get(n, 0) or n in outputs}
+        outer -= _changed(found, unit, inside)
+        unit.gives = sorted(outer, key=lambda n: order[n])
+    _settle(found, units)
+
+
+def _changed(found: Structure, unit: Unit, inside: set[str]) -> set[str]:
+    """Returns the values that leave a unit only as the new values of its own buffers."""
+    program = found.program
+    users: set[str] = set()
+    buffers: dict[str, str] = {}
+    for value, output in zip(program.graph.outputs, program.outputs, strict=True):
+        if isinstance(value, Ref):
+            if output.kind == "buffer":
+                buffers[value.name] = str(output.target)
+            else:
+                users.add(value.name)
+    used = {n for call in found.root.calls() for n in refs_in((call.args, call.kwargs))}
+    inner = {n for call in unit.calls() for n in refs_in((call.args, call.kwargs))}
+    return {
+        name
+        for name, target in buffers.items()
+        if name in inside
+        and name not in users
+        and (name not in used or name in inner)
+        and (not unit.path or target.startswith(f"{unit.path}."))
+    }
+
+
+def local_name(found: Structure, target: str, path: str) -> str | None:
+    """Returns the path of a submodule as seen from another one; None if it is outside of it."""
+    for name in found.paths.get(target, [target]):
+        for own in found.paths.get(path, [path]) if path else [""]:
+            if not own:
+                return name
+            if name.startswith(f"{own}."):
+                return name[len(own) + 1 :]
+    return None
+
+
+def _settle(found: Structure, units: list[Unit]) -> None:
+    """Finds what became of values that torch has left out, by their order among what is given."""
+    became: dict[str, str] = {}
+    for unit in units:
+        lost = [n for n in dict.fromkeys(refs_in((unit.part.result,))) if n.startswith("?")]
+        told = set(refs_in((unit.part.result,)))
+        free = [name for name in unit.gives if name not in told]
+        if lost and len(lost) == len(free):
+            became.update(zip(lost, free, strict=True))
+    for unit in units:
+        arguments = map_arguments(unit.part.arguments, _renamed(became))
+        lost = [n for n in dict.fromkeys(refs_in((arguments,))) if n.startswith("?")]
+        told = set(refs_in((arguments,)))
+        free = [n for n in unit.given if n not in told and not is_own(found, unit, n)]
+        if lost and len(lost) == len(free):
+            became.update(zip(lost, free, strict=True))
+    if became:
+        for unit in units:
+            unit.part = replace(
+                unit.part,
+                arguments=map_arguments(unit.part.arguments, _renamed(became)),
+                result=map_arguments(unit.part.result, _renamed(became)),
+            )
+
+
+def _renamed(names: Mapping[str, str]) -> Any:
+    def rename(value: Any) -> Any:
+        return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
+
+    return rename
+
+
+def is_array(found: Structure, name: str) -> bool:
+    """Tells whether a value is an array that the model holds."""
+    given = found.inputs.get(name)
+    return given is not None and given.kind in ("parameter", "buffer", "constant")
+
+
+def local_array(found: Structure, unit: Unit, name: str) -> str | None:
+    """Returns the path of an array of a unit's own submodule, from there; None for another value.
+
+    A tied array is one of the submodule that has it first.
+    """
+    given = found.inputs.get(name)
+    if given is None or given.kind not in ("parameter", "buffer"):
+        return None
+    target = str(given.target)
+    if not unit.path:
+        return target
+    return target[len(unit.path) + 1 :] if target.startswith(f"{unit.path}.") else None
+
+
+def is_own(found: Structure, unit: Unit, name: str) -> bool:
+    """Tells whether a unit has a value at hand: an array of its submodule's, or a constant."""
+    given = found.inputs.get(name)
+    if given is not None and given.kind == "constant":
+        return True
+    return local_array(found, unit, name) is not None
+
+
+_MOST_HIDDEN = 8  # values that a unit may give beside its result, as those for a cache
+
+
+def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
+    """Dissolves the first unit that cannot stand alone; returns whether there was one."""
+    for unit in found.root.units():
+        told = set(refs_in((unit.part.result,)))
+        hidden = [name for name in unit.gives if name not in told]
+        if len(hidden) > _MOST_HIDDEN and told & set(_names(unit)):
+            dissolved[unit.name] = "others read its intermediate values"
+            dissolve(unit)
+            return True
+        callers = unit.parent.path if unit.parent is not None else ""
+        if local_name(found, unit.path, callers) is None:
+            parent = unit.parent
+            assert parent is not None
+            dissolved[parent.name] = f"it calls {unit.path}, which is not a part of it"
+            dissolve(parent)
+            return True
+    return False

@@ -1,0 +1,260 @@
+"""The variables of one function: which values they hold, and what they are called."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections import Counter
+from typing import Any, Protocol
+
+from fmapper.programs.program import Call
+from fmapper.translation import naming
+from fmapper.translation.code import Value, expr, literal, name, text
+from fmapper.translation.forms import Body, Statement, Swap, is_part_of_name, mentions
+from fmapper.translation.sizes import Sizes
+from fmapper.translation.units import Structure, Unit
+
+_LONGEST = 88
+# What sizes are called, by the number of dimensions.
+DIMENSIONS = {
+    1: ("length",),
+    2: ("batch", "length"),
+    3: ("batch", "length", "features"),
+    4: ("batch", "channels", "height", "width"),
+    5: ("batch", "channels", "depth", "height", "width"),
+}
+_ATOMS = (ast.Name, ast.Constant)
+
+
+class UnknownSize(Exception):
+    """A size is wanted that nothing at hand tells."""
+
+    def __init__(self, symbol: str) -> None:
+        self.symbol = symbol
+
+
+class Namer(Protocol):
+    """What the functions of one file have in common.
+
+    Attributes:
+        hints: The names that values got elsewhere.
+    """
+
+    hints: dict[str, str]
+
+    def size_name(self, symbol: str, at: int, ndim: int) -> str:
+        """Returns what to call a size that varies."""
+        ...
+
+
+class Variables:
+    """The variables of one function while it is written.
+
+    Args:
+        structure: The program.
+        unit: What the function computes.
+        namer: What it has in common with others.
+        parameters: Its parameters.
+        sizes: Those that are sizes.
+        named: Sizes that get variables of their own.
+        reserved: Names that mean something else there.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        unit: Unit,
+        namer: Namer,
+        parameters: tuple[str, ...],
+        sizes: tuple[str, ...],
+        named: frozenset[str],
+        reserved: frozenset[str],
+    ) -> None:
+        self._structure = structure
+        self._unit = unit
+        self._namer = namer
+        self._hints = namer.hints
+        self._named = named
+        self._reserved = naming.RESERVED | reserved
+        self._env: dict[str, Value] = {}
+        self._sizes = Sizes({symbol: name(symbol) for symbol in sizes})
+        self._body = Body(parameters)
+        self._names = naming.Names(self._reserved - {*parameters})
+        self._left: Counter[str] = Counter()
+        self._users: dict[str, list[Any]] = {}
+        self._inlined: dict[str, int] = {}
+        self._other_names = dict(unit.part.other_names)
+
+    def _bind(self, value: str, node: ast.expr) -> None:
+        dtype, shape = self._structure.values.get(value, ("", ()))
+        self._env[value] = Value(node, dtype, shape)
+        if isinstance(node, ast.Name):
+            self._name_sizes(node, shape)
+        self._sizes.learn(self._env[value])
+
+    def _name_sizes(self, node: ast.Name, shape: tuple[int | str, ...]) -> None:
+        """Gives sizes that are asked for often variables of their own."""
+        new = [
+            (i, size)
+            for i, size in enumerate(shape)
+            if isinstance(size, str) and size in self._named and not self._sizes.is_named(size)
+        ]
+        if not new:
+            return
+        targets = []
+        for i, symbol in new:
+            target = self._names.choose(self._namer.size_name(symbol, i, len(shape)), set())
+            self._names.holds[target] = f"size {symbol}"
+            self._left[f"size {symbol}"] = 10**6
+            self._sizes.call(symbol, name(target))
+            targets.append(target)
+        places = [i for i, _ in new]
+        if len(new) == 1:
+            code = expr("{0}.shape[{1}]", node, places[0])
+        elif places == list(range(len(shape))):
+            code = expr("{0}.shape", node)
+        elif places == list(range(len(places))):
+            code = expr(f"{{0}}.shape[:{len(places)}]", node)
+        else:
+            for target, i in zip(targets, places, strict=True):
+                one = expr("{0}.shape[{1}]", node, i)
+                self._body.statements.append(Statement((target,), one))
+            return
+        self._body.statements.append(Statement(tuple(targets), code))
+
+    def often_asked(self) -> frozenset[str]:
+        """Returns the sizes that the code asks for more than once."""
+        return frozenset(symbol for symbol, count in self._sizes.asked.items() if count > 1)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def _size_code(self, size: int | str) -> ast.expr:
+        return literal(size) if isinstance(size, int) else self._size(size)
+
+    def _size(self, expression: str) -> ast.expr:
+        found = self._sizes.code(expression)
+        if isinstance(found, str):
+            raise UnknownSize(found)
+        return found
+
+    def _line(self, source: str) -> str:
+        return self._structure.program.lines.get(source, "")
+
+    def _line_of(self, step: Any) -> str:
+        if step is None:
+            return ""
+        return self._line(step.source if isinstance(step, Call) else step.part.source)
+
+    def _define(self, value: str, node: ast.expr, source: str, op: str) -> None:
+        """Gives a value its code: a variable, or the expression where it is used."""
+        uses = self._left[value]
+        if uses <= 0:
+            return
+        if isinstance(node, _ATOMS) or is_part_of_name(node):
+            self._bind(value, node)
+            return
+        if uses == 1 and self._is_inline(value, node, source):
+            self._bind(value, node)
+            self._inlined[value] = 1
+            return
+        hinted = naming.targets(self._line(source))
+        line = self._line(source)
+        is_final = any(
+            self._line_of(user) != line or self._repeats(value, user)
+            for user in self._users.get(value, [])
+        )
+        wanted = hinted[0] if len(hinted) == 1 and is_final else ""
+        if len(hinted) > 1:
+            wanted = self._among(value, hinted, source)
+        target = self._new_name(value, wanted, op)
+        self._emit((target,), node)
+        self._names.holds[target] = value
+        self._bind(value, name(target))
+
+    def _among(self, value: str, hinted: tuple[str, ...], source: str) -> str:
+        """Returns the name of a value among those that one statement assigns to."""
+        line = self._line(source)
+        finals = []
+        for step in self._unit.steps:
+            if self._line_of(step) != line:
+                continue
+            made = step.gives if isinstance(step, Unit) else [step.name]
+            finals += [
+                one
+                for one in made
+                if any(self._line_of(user) != line for user in self._users.get(one, []))
+            ]
+        return hinted[finals.index(value)] if value in finals and len(finals) == len(hinted) else ""
+
+    def _repeats(self, value: str, user: Any) -> bool:
+        """Tells whether a value and its user are two rounds of a loop."""
+        for step in self._unit.steps:
+            if isinstance(step, Call) and step.name == value and isinstance(user, Call):
+                return step.op == user.op
+            if isinstance(step, Unit) and isinstance(user, Unit) and value in step.gives:
+                return re.sub(r"\d+", "", step.path) == re.sub(r"\d+", "", user.path)
+        return False
+
+    def _is_inline(self, value: str, node: ast.expr, source: str) -> bool:
+        users = self._users.get(value, [])
+        line = self._line(source)
+        other = self._line_of(users[0]) if users else ""
+        length = len(text(node))
+        if users and users[0] is None:  # it is returned
+            return length <= _LONGEST and (naming.is_plain(line) or not line)
+        if line and line == other:
+            return length <= _LONGEST and not self._repeats(value, users[0])
+        if isinstance(users[0] if users else None, Call) and users[0].op == "sym::getitem":
+            return True
+        return naming.is_plain(line) and length <= _LONGEST // 2
+
+    def _new_name(self, value: str, wanted: str = "", op: str = "") -> str:
+        wanted = wanted or self._hints.get(value, "") or naming.fallback(value, op)
+        free = {variable for variable in self._names.holds if self._is_free(variable)}
+        if wanted in self._names.holds and wanted not in free:
+            self._rename(wanted)
+            free = {variable for variable in self._names.holds if self._is_free(variable)}
+        target = self._names.choose(wanted, free)
+        self._hints.setdefault(value, re.sub(r"_\d+$", "", target))
+        return target
+
+    def _rename(self, variable: str) -> None:
+        """Gives what a variable holds the second name that the model's code has for it."""
+        other = self._other_names.get(variable, "")
+        held = self._names.holds[variable]
+        if not isinstance(other, str) or not other.isidentifier() or keyword.iskeyword(other):
+            return
+        if other in self._names.holds and not self._is_free(other):
+            return
+        if held not in self._env or other in self._reserved:
+            return
+        self._body.statements.append(Statement((other,), name(variable)))
+        self._sizes.forget(other)
+        swap = Swap(variable, other)
+        for value, known in self._env.items():
+            self._env[value] = Value(swap.visit(known.node), known.dtype, known.shape)
+        self._sizes.rename(swap)
+        del self._names.holds[variable]
+        self._names.holds[other] = held
+
+    def _is_free(self, variable: str) -> bool:
+        """Tells whether nobody needs what a variable holds: it can hold something else."""
+        held = self._names.holds[variable]
+        if self._left.get(held, 0) > 0:
+            return False
+        for value in self._inlined:
+            for node in ast.walk(self._env[value].node):
+                if isinstance(node, ast.Name) and node.id == variable:
+                    return False
+        return True
+
+    def _emit(self, targets: tuple[str, ...], node: ast.expr) -> None:
+        self._body.statements.append(Statement(targets, node))
+        for target in targets:
+            self._sizes.forget(target)
+            for value, known in list(self._env.items()):  # what the variable held is gone
+                if mentions(known.node, target):
+                    del self._env[value]
+        for known in self._env.values():
+            self._sizes.learn(known)

@@ -1,0 +1,483 @@
+"""Writes a program as a file: its classes, and how their arrays are filled."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fmapper.programs.program import Call, Program, Ref, refs_in
+from fmapper.programs.treespec import TreeSpec
+from fmapper.translation.bodies import BodyWriter
+from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
+from fmapper.translation.code import attribute, expr, identifier, literal, text
+from fmapper.translation.forms import Body, Form, Made
+from fmapper.translation.units import (
+    Unit,
+    dissolve,
+    is_own,
+    local_name,
+    structure_of,
+)
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Dialect, Layer
+
+
+@dataclass(slots=True)
+class Source:
+    """A model as source code.
+
+    Attributes:
+        code: The file.
+        name: The class of the model in it.
+        arrays: Its arrays by their path there -> the name in the source, and the order of the
+            dimensions; None for the same order.
+        layers: How many parameters are in layers of the target, and how many there are.
+        dissolved: Submodules without code of their own, with the reason.
+    """
+
+    code: str
+    name: str
+    arrays: dict[str, tuple[str, tuple[int, ...] | None]]
+    layers: tuple[int, int]
+    dissolved: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Node:
+    """A place in the tree of submodules.
+
+    Attributes:
+        path: The path in the source.
+        children: By the last part of their paths.
+        layer: The layer that it is.
+        array: The array that it is.
+    """
+
+    path: str
+    children: dict[str, _Node] = field(default_factory=dict)
+    layer: Layer | None = None
+    array: str = ""
+
+
+def write(program: Program, dialect: Dialect) -> Source:
+    """Returns a program with its parts as source code.
+
+    Raises:
+        ConversionError: There is something in it that cannot be written.
+    """
+    return _Writer(program, dialect).write()
+
+
+class _Writer:
+    def __init__(self, program: Program, dialect: Dialect) -> None:
+        self.program = program
+        self.dialect = dialect
+        self.structure = structure_of(program)
+        self.forms: dict[int, Form] = {}
+        self.hints: dict[str, str] = {}
+        self.owners: dict[str, tuple[str, tuple[int, ...] | None]] = {}
+        self.records: dict[str, tuple[str, ...]] = {}
+        self.bodies: dict[str, list[tuple[str, Body]]] = {}
+        self.root = _Node("")
+        self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
+        self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
+
+    # --- units --------------------------------------------------------------------------------
+
+    def write(self) -> Source:
+        root = self.structure.root
+        self._find_layers(root)
+        self._find_sequences(root)
+        self._dissolve_functions(root)
+        self._claim_layers_of_calls(root)
+        self._write_units(root)
+        self._build_tree()
+        return self._file()
+
+    def _find_layers(self, root: Unit) -> None:
+        """Finds the units that are layers of the target."""
+        for unit in root.units():
+            layer = self.dialect.layer_of_unit(self.structure, unit)
+            if layer is None:
+                continue
+            self.forms[id(unit)] = Form(layer)
+        by_path: dict[str, list[Unit]] = {}
+        for unit in root.units():
+            by_path.setdefault(unit.path, []).append(unit)
+        for units in by_path.values():  # all calls of a submodule, or none
+            if any(id(unit) not in self.forms for unit in units):
+                for unit in units:
+                    self.forms.pop(id(unit), None)
+        for unit in root.units():
+            form = self.forms.get(id(unit))
+            if form is not None and form.layer is not None:
+                self._claim(form.layer, unit.path)
+
+    def _claim(self, layer: Layer, path: str) -> None:
+        for array, (attr, order) in layer.arrays.items():
+            target = str(self.structure.inputs[array].target)
+            self.owners[target] = (f"{path}.{attr}" if path else attr, order)
+
+    def _find_sequences(self, root: Unit) -> None:
+        """Finds the units that call one part after the other."""
+        by_path: dict[str, list[Unit]] = {}
+        for unit in root.units():
+            by_path.setdefault(unit.path, []).append(unit)
+        for path, units in by_path.items():
+            called = {s.path for u in units for s in u.steps if isinstance(s, Unit)}
+            alone = all(
+                len(by_path[inner]) == len(units) and inner.startswith(f"{path}.")
+                for inner in called
+            )
+            if alone and all(self._is_chain(unit) for unit in units):
+                own = {*called, *(key for key in self.program.types if _is_item(key, path))}
+                self.sequences[path] = 1 + max(int(key.rpartition(".")[2]) for key in own)
+                for unit in units:
+                    given = next(
+                        v for v in unit.given if v not in self.structure.inputs or self._is_user(v)
+                    )
+                    self.forms[id(unit)] = Form(
+                        given=(("x", Ref(given)),), returns=Ref(unit.gives[0])
+                    )
+
+    def _is_user(self, value: str) -> bool:
+        given = self.structure.inputs.get(value)
+        return given is not None and given.kind == "user"
+
+    def _is_chain(self, unit: Unit) -> bool:
+        def inputs(one: Unit) -> list[str]:
+            return [v for v in one.given if not is_own(self.structure, one, v)]
+
+        given = inputs(unit)
+        if len(given) != 1 or len(unit.gives) != 1 or not unit.steps:
+            return False
+        value, last = given[0], -1
+        for step in unit.steps:
+            if not isinstance(step, Unit) or not _is_item(step.path, unit.path):
+                return False
+            at = int(step.path.rpartition(".")[2])
+            if inputs(step) != [value] or step.part.result != Ref(step.gives[0]) or at <= last:
+                return False
+            if len(step.gives) != 1:
+                return False
+            value, last = step.gives[0], at
+        return value == unit.gives[0]
+
+    def _dissolve_functions(self, root: Unit) -> None:
+        """Makes units without arrays that are one expression part of their callers."""
+        for unit in list(root.units()):
+            if id(unit) in self.forms or unit.parent is None or unit.parent.path in self.sequences:
+                continue
+            calls = [step for step in unit.steps if isinstance(step, Call)]
+            own = [
+                v
+                for v in unit.given
+                if self.structure.inputs.get(v) and is_own(self.structure, unit, v)
+            ]
+            arrays = [v for v in unit.given if v in self.structure.inputs]
+            is_small = len(calls) == len(unit.steps) and len(calls) <= 3
+            foreign = arrays and not own and len(calls) <= 3
+            if is_small and not own and len(unit.gives) == 1 and (not arrays or foreign):
+                unit.steps = [self._moved(call, unit) for call in calls]
+                dissolve(unit)
+
+    def _moved(self, call: Call, unit: Unit) -> Call:
+        from dataclasses import replace
+
+        return replace(call, source=unit.part.source or call.source, module=unit.part.parent)
+
+    def _claim_layers_of_calls(self, root: Unit) -> None:
+        """Finds the layers among single calls, so that code knows who holds their arrays."""
+        uses: dict[str, int] = {}
+        for call in self.program.graph.walk():
+            for value in refs_in((call.args, call.kwargs)):
+                uses[value] = uses.get(value, 0) + 1
+        for unit in [root, *root.units()]:
+            if id(unit) in self.forms:
+                continue
+            for step in unit.steps:
+                if isinstance(step, Call):
+                    layer = self.dialect.layer_of_call(self.structure, unit, step)
+                    if layer and layer.arrays and all(uses[a] == 1 for a in layer.arrays):
+                        path = f"{unit.path}.{layer.name}" if unit.path else layer.name
+                        self._claim(layer, path)
+
+    def _write_units(self, root: Unit) -> None:
+        """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
+        writer = BodyWriter(self.structure, self.dialect, self.forms, self.hints, self.owners)
+
+        def visit(unit: Unit) -> None:
+            form = self.forms.get(id(unit))
+            if form is not None and form.layer is not None:
+                return
+            for step in unit.steps:
+                if isinstance(step, Unit):
+                    visit(step)
+            if form is not None:
+                return
+            form = writer.write(unit, self._returns(unit))
+            assert form.body is not None
+            form.method = self._method(unit, form.body)
+            self.forms[id(unit)] = form
+
+        visit(root)
+
+    def _returns(self, unit: Unit) -> Any:
+        if unit.parent is None:
+            return self._root_returns()
+        result = unit.part.result
+        told = set(refs_in((result,)))
+        if told & {*unit.gives} and not _is_lost(result):
+            hidden = tuple(Ref(value) for value in unit.gives if value not in told)
+            if not hidden:
+                return result
+            return (*(result if isinstance(result, tuple) else (result,)), *hidden)
+        return Ref(unit.gives[0]) if len(unit.gives) == 1 else tuple(map(Ref, unit.gives))
+
+    def _root_returns(self) -> Any:
+        values = [
+            value
+            for value, output in zip(self.program.graph.outputs, self.program.outputs, strict=True)
+            if output.kind == "user"
+        ]
+        return self._unflatten(self.program.out_spec, iter(values))
+
+    def _unflatten(self, spec: TreeSpec, leaves: Any) -> Any:
+        if spec.kind == "leaf":
+            return next(leaves)
+        children = [self._unflatten(one, leaves) for one in spec.children]
+        if spec.kind == "dict":
+            return dict(zip(spec.keys, children, strict=True))
+        if spec.kind == "record":
+            keys = tuple(identifier(str(key)) for key in spec.keys)
+            cls = identifier(re.sub(r"\W", "_", spec.name) or "Output")
+            if self.records.get(cls, keys) != keys:
+                cls = identifier(cls, self.records)
+            self.records[cls] = keys
+            return Made(cls, dict(zip(keys, children, strict=True)))
+        return tuple(children)
+
+    def _method(self, unit: Unit, body: Body) -> str:
+        """Returns the name of the method that a body is: the one of an equal call, or a new one."""
+        known = self.bodies.setdefault(unit.path, [])
+        for method, other in known:
+            if (other.parameters, other.lines()) == (body.parameters, body.lines()):
+                return method
+        method = f"call_{len(known) + 1}" if known else ""
+        known.append((method, body))
+        return method
+
+    # --- the tree of submodules ---------------------------------------------------------------
+
+    def _node(self, path: str) -> _Node:
+        node, walked = self.root, ""
+        for step in path.split(".") if path else []:
+            walked = f"{walked}.{step}" if walked else step
+            node = node.children.setdefault(step, _Node(walked))
+        return node
+
+    def _build_tree(self) -> None:
+        """Puts layers and arrays at their places."""
+        for unit in self.structure.root.units():
+            form = self.forms[id(unit)]
+            if form.layer is not None:
+                self._node(unit.path).layer = form.layer
+            else:
+                self._node(unit.path)
+        for path, bodies in self.bodies.items():
+            for _, body in bodies:
+                for attr, layer in body.layers.items():
+                    self._node(f"{path}.{attr}" if path else attr).layer = layer
+                for local, target in body.arrays.items():
+                    self._node(f"{path}.{local}" if path else local).array = target
+
+    # --- classes ------------------------------------------------------------------------------
+
+    def _file(self) -> Source:
+        self._find_functions()
+        taken = {*self.records, *self.dialect.reserved()}
+        classes: list[Class] = []
+        made: dict[str, ast.expr] = {}
+        levels: dict[int, list[_Node]] = {}
+
+        def height(node: _Node) -> int:
+            found = 1 + max((height(child) for child in node.children.values()), default=-1)
+            if self._is_class(node):
+                levels.setdefault(found, []).append(node)
+            return found
+
+        height(self.root)
+        for level in sorted(levels):
+            sketches = [self._sketch(node, made) for node in levels[level]]
+            for cls in merge(sketches, taken, self.dialect.parameters):
+                classes.append(cls)
+                for path, arguments in cls.arguments.items():
+                    made[path] = self.dialect.make(cls.name, arguments)
+        root = next(cls for cls in classes if "" in cls.arguments)
+        code = self.dialect.file(self, classes, root)
+        return Source(code, root.name, self._arrays(), self._in_layers(), self.structure.dissolved)
+
+    def _find_functions(self) -> None:
+        """Finds the parts of sequences that are one expression without arrays."""
+        for path, bodies in self.bodies.items():
+            parent = path.rpartition(".")[0]
+            if parent not in self.sequences or not path or len(bodies) != 1:
+                continue
+            body = bodies[0][1]
+            if len(body.statements) == 1 and not body.layers and not body.arrays:
+                code = body.statements[0].node
+                parameter = body.parameters[0]
+                if any(isinstance(one, ast.Name) and one.id == "self" for one in ast.walk(code)):
+                    continue
+                if (
+                    isinstance(code, ast.Call)
+                    and not code.keywords
+                    and [text(one) for one in code.args] == [parameter]
+                ):
+                    self.functions[path] = code.func
+                else:
+                    self.functions[path] = expr(f"lambda {parameter}: {{0}}", code)
+
+    def _is_class(self, node: _Node) -> bool:
+        return not (
+            node.array
+            or node.layer is not None
+            or node.path in self.sequences
+            or node.path in self.functions
+            or self._is_list(node)
+        )
+
+    def _is_list(self, node: _Node) -> bool:
+        return (
+            bool(node.children)
+            and node.path not in self.bodies
+            and all(key.isdigit() for key in node.children)
+        )
+
+    def _sketch(self, node: _Node, made: Mapping[str, ast.expr]) -> Sketch:
+        kind = self.program.types.get(node.path, "")
+        title = identifier(kind.rpartition(".")[2] or self.program.name or "Model")
+        if not node.path:
+            title = identifier(self.program.name or title)
+        sketch = Sketch(node.path, title)
+        for key, child in node.children.items():
+            sketch.made.append((identifier(key), self._made(child, made)))
+        lengths = self._lengths(node)
+        for method, body in self.bodies.get(node.path, []):
+            lines = with_loops(body.lines(), lengths)
+            sketch.methods.append(Method(method or "__call__", body.parameters, lines))
+        sketch.ties = self._ties(node)
+        return sketch
+
+    def _made(self, node: _Node, made: Mapping[str, ast.expr]) -> ast.expr:
+        if node.layer is not None:
+            return node.layer.made
+        if node.array:
+            return self._array(node.array)
+        if node.path in self.functions:
+            return self.functions[node.path]
+        if node.path in self.sequences:
+            return self.dialect.sequence(
+                [
+                    self._made(node.children[str(i)], made) if str(i) in node.children else None
+                    for i in range(self.sequences[node.path])
+                ]
+            )
+        if self._is_list(node):
+            count = 1 + max(map(int, node.children))
+            parts = [
+                self._made(node.children[str(i)], made)
+                if str(i) in node.children
+                else literal(None)
+                for i in range(count)
+            ]
+            return self.dialect.parts(parts)
+        return made[node.path]
+
+    def _array(self, target: str) -> ast.expr:
+        program = self.program
+        if target in program.parameters:
+            array = program.parameters[target]
+            if target in program.frozen:
+                return self.dialect.frozen(array, kind="FrozenParam")
+            return self.dialect.parameter(array)
+        return self.dialect.frozen(program.buffers[target], kind="Buffer")
+
+    def _lengths(self, node: _Node) -> dict[str, int]:
+        found = {}
+
+        def visit(one: _Node, code: str) -> None:
+            for key, child in one.children.items():
+                inner = f"{code}[{key}]" if key.isdigit() else f"{code}.{identifier(key)}"
+                if self._is_list(child):
+                    found[inner] = 1 + max(map(int, child.children))
+                visit(child, inner)
+
+        visit(node, "self")
+        return found
+
+    def _ties(self, node: _Node) -> list[str]:
+        """Returns the statements that give a submodule the other paths by which it is called."""
+        found: dict[str, None] = {}
+        for unit in self.structure.root.units():
+            parent = unit.parent
+            assert parent is not None
+            called = local_name(self.structure, unit.path, parent.path)
+            full = f"{parent.path}.{called}" if parent.path else str(called)
+            if full != unit.path and _common(full, unit.path) == node.path:
+                start = len(node.path) + bool(node.path)
+                found[
+                    f"{attribute('self', full[start:])} = {attribute('self', unit.path[start:])}"
+                ] = None
+        return list(found)
+
+    def _arrays(self) -> dict[str, tuple[str, tuple[int, ...] | None]]:
+        found = {path: (target, order) for target, (path, order) in self.owners.items()}
+        for path, bodies in self.bodies.items():
+            for _, body in bodies:
+                for local, target in body.arrays.items():
+                    found[f"{path}.{local}" if path else local] = (target, None)
+        return found
+
+    def place(self, path: str) -> tuple[str, ...]:
+        """Returns the attributes and indices by which a part is found in the model."""
+        found: list[str] = []
+        node: _Node | None = self.root
+        for step in path.split(".") if path else []:
+            indexed = node is not None and (node.path in self.sequences or self._is_list(node))
+            found.append(step if indexed and node is not self.root else identifier(step))
+            node = node.children.get(step) if node is not None else None
+        return tuple(found)
+
+    def _in_layers(self) -> tuple[int, int]:
+        sizes = {key: _size(array) for key, array in self.program.parameters.items()}
+        return sum(sizes[key] for key in self.owners if key in sizes), sum(sizes.values())
+
+
+def _is_item(path: str, owner: str) -> bool:
+    parent, _, key = path.rpartition(".")
+    return parent == owner and key.isdigit() and bool(owner)
+
+
+def _size(array: Any) -> int:
+    count = 1
+    for size in array.shape:
+        count *= int(size)
+    return count
+
+
+def _common(a: str, b: str) -> str:
+    found = []
+    for one, other in zip(a.split("."), b.split("."), strict=False):
+        if one != other:
+            break
+        found.append(one)
+    return ".".join(found)
+
+
+def _is_lost(structure: Any) -> bool:
+    return any(value.startswith("?") for value in refs_in((structure,)))
