@@ -69,8 +69,8 @@ def source(
 def translate(
     model: Any,
     to: str,
-    args: Any,
-    kwargs: Mapping[str, Any],
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = "auto",
     train: bool = False,
     *,
@@ -87,7 +87,7 @@ def translate(
         raise ConversionError(f"{type(model).__name__} is not a model that can be translated")
     if not isinstance(args, tuple | list):
         args = (args,)
-    args = tuple(args)
+    args, kwargs = tuple(args), kwargs or {}
     settings: dict[str, Any] = {"train": train, "parts": True}
     with step(f"translating {type(model).__name__} to {to}") as say:
         program = record_program(

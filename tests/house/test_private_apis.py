@@ -373,3 +373,41 @@ def test_what_transformers_does_not_save():
     transformers = pytest.importorskip("transformers")
     assert transformers.PreTrainedModel._keys_to_ignore_on_save is None
     assert _private.names_not_to_save(transformers.PreTrainedModel) == []
+
+
+def test_where_a_recording_is():
+    class Inner(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            return self.inner(self.inner(x)) * 2
+
+    outer, places, names = Outer(), [], []
+
+    def look(module, args, result):
+        place = _private.place_in_recording()
+        if place is not None:
+            places.append(place[:2])
+            names.append(_private.name_in_recording(result))
+
+    def begin(module, args):
+        if _private.place_in_recording() is not None:
+            _private.note_lines(Outer.forward.__code__)
+
+    outer.register_forward_pre_hook(begin)
+    outer.inner.register_forward_hook(look)
+    assert _private.place_in_recording() is None
+    exported = torch.export.export(outer, (torch.ones(2),), strict=False)
+    assert places == [("inner", "inner"), ("inner@1", "inner")]
+    marks = _private.marks_of_recording(exported.graph)
+    made = {node.name: node for node in exported.graph.nodes}
+    assert [made[marks[name]].target for name in names] == [torch.ops.aten.add.Tensor] * 2
+    last = [node for node in made.values() if node.op == "call_function"][-1]
+    assert _private.line_of_node(last).startswith(__file__)
+    assert _private.name_of_place("L__self__a.b@3", "L['self'].a.b") == ("a.b@3", "a.b")

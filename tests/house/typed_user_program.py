@@ -151,6 +151,7 @@ def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path) -> None:
     print(report.plot().get_label(), [layer.path for layer in report.layers])
     print(report.ok, report.first, [output.error for output in report.outputs])
     assert_type(fmapper.generator(module, max_length=8), Generator)
+    assert_type(fmapper.source(module, "flax", (x,)), str)
     assert_type(fmapper.from_pretrained(path, "jax"), JaxModel)
     assert_type(fmapper.from_pretrained(path, "flax", dtype="bfloat16"), FlaxModel)
     fmapper.save_pretrained(model, path, like=path)

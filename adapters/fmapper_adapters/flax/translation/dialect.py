@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -140,6 +141,7 @@ class FlaxDialect(Dialect):
         lines = sorted({line for name, line in known.items() if name in used})
         plain = [line for line in lines if line.startswith("import ")]
         origin = draft.program.types.get("", "")
+        origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
         beginning = f"{root.name} for Flax NNX{f', from {origin}' if origin else ''}"
         head = f'"""{beginning}; written by fmapper."""'
         others = [line for line in lines if not line.startswith("import ")]
@@ -260,6 +262,12 @@ _LOAD = '''def load_weights(model: nnx.Module, state) -> nnx.Module:
                 variable[...] = array if order is None else array.transpose(order)
     return model'''
 
+_RENAMING = """            for ours, theirs in RENAMED.items():
+                if f".{name}".endswith(f".{ours}"):
+                    name = name.removesuffix(ours) + theirs
+                    break
+"""
+
 # Classes of layers -> their arrays -> how torch calls them.
 _ARRAYS = {
     "nnx.Linear": ("kernel", "weight"),
@@ -308,8 +316,13 @@ def _loading(draft: Any, root: Class) -> str:
     rows = [f"    {kind}: {names!r}," for kind, names in table.items()]
     ends = _by_suffix(renamed, everything)
     table_of_names = [f"    {ours!r}: {theirs!r}," for ours, theirs in ends.items()]
-    lines = ["ARRAYS = {", *rows, "}", "RENAMED = {", *table_of_names, "}", "", "", _LOAD]
-    return "\n".join(lines)
+    lines = ["ARRAYS = {", *rows, "}"]
+    loading = _LOAD
+    if ends:
+        lines += ["RENAMED = {", *table_of_names, "}"]
+    else:
+        loading = _LOAD.replace(_RENAMING, "")
+    return "\n".join([*lines, "", "", loading])
 
 
 def _by_suffix(renamed: Mapping[str, str], everything: Mapping[str, str]) -> dict[str, str]:

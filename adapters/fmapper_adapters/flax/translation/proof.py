@@ -38,7 +38,7 @@ def names(model):
             if isinstance(variable, nnx.Variable) and not isinstance(variable, nnx.RngState):
                 source, order = known.get(key, (key, None))
                 full = ".".join(map(str, (*path, source)))
-                for ours, theirs in net.RENAMED.items():
+                for ours, theirs in getattr(net, "RENAMED", {}).items():
                     if f".{full}".endswith(f".{ours}"):
                         full = full.removesuffix(ours) + theirs
                         break

@@ -1,0 +1,223 @@
+"""Models of torch as files for Flax NNX: what they compute, how they look, what is refused."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+from fmapper.translation.source import translate  # noqa: E402
+
+
+class Block(nn.Module):
+    def __init__(self, dim, hidden, rate=0.1):
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, hidden)
+        self.act = nn.GELU()
+        self.drop = nn.Dropout(rate)
+        self.down = nn.Linear(hidden, dim)
+
+    def forward(self, x, scale=1.0):
+        residual = x
+        x = self.norm(x)
+        x = self.drop(self.act(self.up(x)))
+        return residual + self.down(x) * scale, None
+
+
+class Net(nn.Module):
+    def __init__(self, hidden=(16, 16, 16)):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(8, size) for size in hidden)
+        self.again = self.blocks[0]
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x, _ = block(x)
+        x, _ = self.again(x)
+        x = self.norm(x)
+        return self.head(x), self.blocks[0].up.weight.sum()
+
+
+def run(code, name, module):
+    """Runs a file and returns its model with the arrays of a module."""
+    space = {"__name__": "translated"}
+    exec(compile(code, "translated.py", "exec"), space)
+    model = space[name](rngs=nnx.Rngs(0))
+    state = {key: value.detach().numpy() for key, value in module.state_dict().items()}
+    space["load_weights"](model, state)
+    model.eval()
+    return model
+
+
+def same(found, wanted):
+    all_found = [x for x in fmapper.fleaves(found) if x is not None]
+    all_wanted = [x for x in fmapper.fleaves(wanted) if x is not None]
+    assert all_found
+    for mine, theirs in zip(all_found, all_wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(mine), theirs.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def written(net):
+    return translate(net, "flax", (torch.randn(5, 8),))[0]
+
+
+def test_it_computes_the_same_for_other_sizes(net, written):
+    model = run(written.code, "Net", net)
+    for batch in (2, 7):
+        x = torch.randn(batch, 8)
+        same(model(x.numpy()), net(x))
+
+
+def test_it_looks_like_the_model(written):
+    classes = [n for n in ast.parse(written.code).body if isinstance(n, ast.ClassDef)]
+    assert [c.name for c in classes if c.name in ("Block", "Net", "Block_2")] == ["Block", "Net"]
+    for line in (
+        "self.blocks = nnx.List([Block(rngs=rngs) for _ in range(3)])",
+        "residual = x",
+        "self.up = nnx.Linear(8, 16, rngs=rngs)",
+        "x = self.norm(x)",
+    ):
+        assert line in written.code
+    assert "torch" not in written.code.split('"""', 2)[2].replace("PyTorch", "")
+    assert written.layers[0] == written.layers[1]
+    assert not written.dissolved
+
+
+def test_parts_can_be_called_alone(net, written):
+    model = run(written.code, "Net", net)
+    x = torch.randn(4, 8)
+    same(model.blocks[1](x.numpy()), net.blocks[1](x))
+    same(model.blocks[2].up(x.numpy()), net.blocks[2].up(x))
+    assert isinstance(model.blocks[2].up, nnx.Linear)
+
+
+def test_what_differs_in_numbers_is_an_argument():
+    module = Net(hidden=(16, 24, 32)).eval()
+    code = translate(module, "flax", (torch.randn(5, 8),))[0].code
+    assert "Block(24, rngs=rngs)" in code
+    assert "def __init__(self, out_features, *, rngs: nnx.Rngs):" in code
+    x = torch.randn(3, 8)
+    same(run(code, "Net", module)(x.numpy()), module(x))
+
+
+def test_convert_gives_the_model_of_that_source(net):
+    x = torch.randn(4, 8)
+    model = fmapper.convert(net, "flax", (x,), structure=True)
+    same(model(x.numpy()), net(x))
+    assert "class Block(nnx.Module):" in fmapper.source(model)
+    assert nnx.jit(lambda m, x: m(x))(model, x.numpy())[0].shape == (4, 3)
+
+
+def test_a_tie_between_an_embedding_and_a_head_stays_one():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(7, 4)
+            self.head = nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            return self.head(self.embed(ids))
+
+    module = Tied().eval()
+    ids = torch.arange(6).reshape(2, 3)
+    code = translate(module, "flax", (ids,))[0].code
+    model = run(code, "Tied", module)
+    same(model(ids.numpy()), module(ids))
+    assert [x.shape for x in jax.tree.leaves(nnx.state(model, nnx.Param))] == [(7, 4)]
+
+
+def test_convolutions_keep_their_layout():
+    module = nn.Sequential(
+        nn.Conv2d(3, 6, 3, stride=2, padding=1, groups=3),
+        nn.BatchNorm2d(6),
+        nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1),
+        nn.GroupNorm(2, 4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ).eval()
+    x = torch.randn(2, 3, 9, 9)
+    code = translate(module, "flax", (x,))[0].code
+    model = run(code, "Sequential_2" if "class Sequential_2" in code else "Sequential", module)
+    same(model(x.numpy()), module(x))
+
+
+def test_a_proof_runs_in_a_process_without_torch():
+    torch.manual_seed(0)
+    module = Net()
+    source, _, proof = translate(module, "flax", (torch.randn(6, 8),), train=True, proved=True)
+    assert proof, proof
+    assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
+    assert "nnx.Dropout(0.1, rngs=rngs)" in source.code
+
+
+def test_a_wrong_file_has_no_proof(monkeypatch):
+    from fmapper_adapters.flax.translation import layers
+
+    honest = layers._linear
+
+    def without_bias(site):
+        layer = honest(site)
+        if layer is None:
+            return None
+        made = ast.parse(ast.unparse(layer.made).replace("rngs=rngs", "use_bias=False, rngs=rngs"))
+        kept = {k: v for k, v in layer.arrays.items() if v[0] == "kernel"}
+        given = layer.inputs, layer.output, kept, layer.kind, layer.name
+        return layers.Layer(made.body[0].value, *given)
+
+    monkeypatch.setitem(layers._LAYERS, "linear", without_bias)
+    module = nn.Linear(3, 2)
+    proof = translate(module, "flax", (torch.randn(4, 3),), proved=True)[2]
+    assert proof.errors["eval outputs"] > 1e-3
+    assert not proof
+
+
+def test_nothing_of_the_model_is_run_by_its_file(tmp_path):
+    bad = 'x"]\nimport os; os.environ["FMAPPER_RAN"] = "1" #'
+
+    class Named(nn.Module):
+        def forward(self, x):
+            return x @ self.w + 1
+
+    Named.__name__ = Named.__qualname__ = Named.__module__ = bad
+    module = Named()
+    module.w = nn.Parameter(torch.ones(2, 2))
+    code = translate(module, "flax", (torch.randn(3, 2),), dynamic_shapes=None)[0].code
+    ast.parse(code)
+    file = tmp_path / "net.py"
+    file.write_text(code + "\nimport os\nassert 'FMAPPER_RAN' not in os.environ\n")
+    subprocess.run([sys.executable, str(file)], check=True)
+
+
+def test_a_model_that_nobody_wrote_has_no_source():
+    with pytest.raises(fmapper.ConversionError, match="structure=True"):
+        fmapper.source(nn.Linear(2, 2))
+
+
+def test_an_assertion_about_values_is_refused():
+    class Checked(nn.Module):
+        def forward(self, x):
+            return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(fmapper.ConversionError, match="asserts what depends on values"):
+        translate(Checked(), "flax", (torch.ones(3),), dynamic_shapes=None)
