@@ -138,7 +138,7 @@ def transforms(model: Model, x: torch.Tensor) -> None:
     assert_type(power(x, 2), torch.Tensor)
 
 
-def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path) -> None:
+def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path, mesh: Any) -> None:
     model = fmapper.convert(module, "jax", (x,), dynamic_shapes="auto", precision=None)
     assert_type(model, JaxModel)
     assert_type(fmapper.convert(module, "flax", (x,), {}, train=True, verify=True), FlaxModel)
@@ -152,6 +152,7 @@ def programs(module: torch.nn.Linear, x: torch.Tensor, path: Path) -> None:
     print(report.ok, report.first, [output.error for output in report.outputs])
     assert_type(fmapper.generator(module, max_length=8), Generator)
     assert_type(fmapper.source(module, "flax", (x,)), str)
+    assert_type(fmapper.shard(module, mesh, {"weight": ("model", None)}), torch.nn.Linear)
     assert_type(fmapper.from_pretrained(path, "jax"), JaxModel)
     assert_type(fmapper.from_pretrained(path, "flax", dtype="bfloat16"), FlaxModel)
     fmapper.save_pretrained(model, path, like=path)
