@@ -128,6 +128,17 @@ def test_convert_gives_the_model_of_that_source(net):
     assert nnx.jit(lambda m, x: m(x))(model, x.numpy())[0].shape == (4, 3)
 
 
+@pytest.mark.parametrize("option", [{"linen": True}, {"precision": "highest"}])
+def test_options_that_plain_code_has_not_are_refused(option):
+    with pytest.raises(fmapper.ConversionError, match=f"takes no {next(iter(option))}"):
+        fmapper.convert(nn.Linear(2, 2), "flax", (torch.ones(1, 2),), structure=True, **option)
+
+
+def test_a_model_of_jax_has_no_source_yet():
+    with pytest.raises(fmapper.ConversionError, match="parts were not recorded"):
+        fmapper.source(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "flax", (torch.ones(1, 2),))
+
+
 def test_a_tie_between_an_embedding_and_a_head_stays_one():
     class Tied(nn.Module):
         def __init__(self):

@@ -115,8 +115,9 @@ class JaxModels(Models):
         strict: bool | None,
         specialize: bool = False,
         whole: Collection[str] = (),
+        parts: bool = False,
     ) -> Program:
-        """Returns what `jax.make_jaxpr` records."""
+        """Returns what `jax.make_jaxpr` records; the calls of submodules are not."""
         from fmapper_adapters.jax.record import trace
 
         source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
