@@ -126,12 +126,31 @@ def broadcast(y):
     torch.broadcast_tensors(y[:1], y)[0].index_fill_(0, torch.tensor([0]), 4.0)
 
 
-@pytest.mark.parametrize("change", [filled, zeroed, masked, by_places, broadcast])
+def one_copy(y):
+    y[0, 0].expand(3)[-1].mul_(2)
+
+
+@pytest.mark.parametrize("change", [filled, zeroed, masked, by_places, broadcast, one_copy])
 @pytest.mark.filterwarnings("ignore:Use of:UserWarning")  # torch's own: it will refuse these
 def test_writing_to_elements_that_share_memory_is_refused(change):
     x = torch.arange(2.0, 18.0).reshape(4, 4)
     with pytest.raises(fmapper.ConversionError, match="same place in memory"):
         fmapper.convert(Changing(change), "jax", (x,), check=False)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (1, 1, 4)])
+@pytest.mark.parametrize("fill", [1.0, 7.0])
+def test_an_expansion_that_repeats_nothing_is_changed_in_place_exactly(shape, fill):
+    """By the sum of differences, infinity and NaN stay, and 1e20 swallows what is written."""
+
+    def change(y):
+        wider = y.expand(shape) if len(shape) < 3 else torch.broadcast_to(y, shape)
+        wider.masked_fill_(wider != 2, fill)
+
+    module = Changing(change)
+    x = torch.tensor([float("nan"), float("inf"), 1e20, 2.0])
+    model = fmapper.convert(module, "jax", (x,), check=False)
+    np.testing.assert_array_equal(np.asarray(model(x.numpy())), module(x.clone()).numpy())
 
 
 def windows(y):

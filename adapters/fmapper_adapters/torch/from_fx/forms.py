@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx.decompositions import Decompositions
 from fmapper_adapters.torch.from_fx.gradient_ends import STOP
+from fmapper_adapters.torch.from_fx.overlaps import EXPANSIONS
 from fmapper_adapters.torch.passes.one_form import FORMS, IN_PLACE, WITHOUT_GRADIENTS
 
 _aten: Any = torch.ops.aten
@@ -38,6 +40,39 @@ def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
         owner.graph.erase_node(node)
     if idle:
         owner.recompile()
+
+
+def write_idle_expansions(exported: torch.export.ExportedProgram) -> None:
+    """Writes an `expand` that repeats nothing as the dimensions that it adds; changes the program.
+
+    Where it is changed in place, torch gives what it was expanded from the sum of all differences,
+    in which infinities, NaN and the digits of large numbers are lost.
+    """
+    owner = exported.graph_module
+    if not any(_is_mutable(node) for node in owner.graph.nodes):
+        return
+    idle = [
+        node
+        for node in owner.graph.nodes
+        if node.target in EXPANSIONS and _value(node).numel() == _value(node.args[0]).numel()
+    ]
+    for node in idle:
+        made = node.args[0]
+        with owner.graph.inserting_before(node):
+            for _ in range(_value(node).dim() - _value(made).dim()):
+                value = _value(made).unsqueeze(0)
+                made = owner.graph.call_function(_aten.unsqueeze.default, (made, 0))
+                made.meta = {**node.meta, "val": value}
+        exported.graph_signature.replace_all_uses(node.name, made.name)
+        node.replace_all_uses_with(made)
+        owner.graph.erase_node(node)
+    if idle:
+        owner.recompile()
+
+
+def _is_mutable(node: Node) -> bool:
+    schema = _private.schema_of(node.target) if node.op == "call_function" else None
+    return schema is not None and bool(schema.is_mutable)
 
 
 def other_forms(

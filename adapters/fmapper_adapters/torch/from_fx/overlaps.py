@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +28,11 @@ from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.from_fx import graph
 
+EXPANSIONS = frozenset({
+    torch.ops.aten.expand.default,
+    torch.ops.aten.expand_as.default,
+    torch.ops.aten.broadcast_to.default,
+})  # fmt: skip
 _MOST = 2**20  # elements whose addresses are compared one by one
 _UNTAGGED = {"copy_", "copy", "masked_fill_", "fill_", "fill", "where", "__iand__", "__ior__"}
 _UNTAGGED |= {"__ixor__", "__ilshift__", "__irshift__", "floor_divide_", "floor_divide"}
@@ -82,7 +88,7 @@ def _hazard(node: Node, schema: Any) -> str:
             "result depends on the order in which the processor does that: torch calls it "
             "undefined. Read a copy, as in y *= y[..., :1].clone(), or write y = y * y[..., :1]."
         )
-    if any(map(_is_expanded, outs)):
+    if any(map(_is_expanded, outs)) or any(map(_is_part_of_expanded, written)):
         return (
             "changes a tensor in place in which several elements are the same place in memory, as "
             "`expand` makes them. Change a copy, x.expand(...).clone(), or what it was expanded "
@@ -103,23 +109,37 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     )
 
 
+def _is_part_of_expanded(node: Any) -> bool:
+    """Tells whether a value is a view of a tensor through an `expand` that repeats elements."""
+    return any(
+        made.target in EXPANSIONS and _value(made).numel() != _value(made.args[0]).numel()
+        for made in _views(node)
+    )
+
+
 def _is_in_windows(node: Any) -> bool:
     """Tells whether a value is a view of a tensor through an `unfold` that does not cover it."""
-    while isinstance(node, Node) and node.op == "call_function":
-        if node.target == torch.ops.aten.unfold.default:
-            base, dim, size, step = node.args
+    for made in _views(node):
+        if made.target == torch.ops.aten.unfold.default:
+            base, dim, size, step = made.args
             shape = base.meta["val"].shape  # type: ignore[union-attr]
             length = _number(shape[dim]) if shape else 1
             if length is None or step > size or (length - size) % step:  # type: ignore[operator]
                 return True
+    return False
+
+
+def _views(node: Any) -> Iterator[Node]:
+    """Yields the operations that have made a view, from the last one to what it is a view of."""
+    while isinstance(node, Node) and node.op == "call_function":
+        yield node
         schema = _private.schema_of(node.target)
         if node.target is operator.getitem:  # one of the views that `split` gives
             node = node.args[0]
         elif schema is None or not any(one.alias_info for one in schema.returns):
-            return False
+            return
         else:
             node = node.args[0] if node.args else None
-    return False
 
 
 def _value(argument: Any) -> Any:

@@ -313,6 +313,7 @@ def _decompose(
     """Takes apart what is not lowered; by tracing it `again`, if it must be."""
     gradient_ends.mark(exported)
     forms.drop_idle_dropout(exported)
+    forms.write_idle_expansions(exported)
     table = decompositions.choose(exported, whole)
     others = None if again else forms.other_forms(exported, table)
     if others is not None:
