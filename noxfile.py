@@ -111,6 +111,13 @@ def generate(session: nox.Session) -> None:
 
 
 @nox.session
+def translate(session: nox.Session) -> None:
+    """Write models of transformers as files for Flax and run them: `nox -s translate -- llama`."""
+    session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))
+    program(session, "translate", *session.posargs)
+
+
+@nox.session
 def layers(session: nox.Session) -> None:
     """Convert every layer of torch.nn with its options to JAX: `nox -s layers -- Conv`."""
     session.install(*CONSTRAINTS, "-e", ".[all]", *group("test"))

@@ -95,7 +95,7 @@ def prove(
             source.name,
             json.dumps(modes),
         ]
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no word"]

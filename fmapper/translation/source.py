@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.discovery import get_adapter
@@ -108,7 +110,8 @@ def translate(
 
 def formatted(code: str) -> str:
     """Returns code as ruff formats it; as it is where ruff is not installed."""
-    ruff = shutil.which("ruff")
+    ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
+    ruff = ruff or shutil.which("ruff")
     if ruff is None:
         return code
     command = [ruff, "format", "--isolated", "--line-length", "100", "-"]

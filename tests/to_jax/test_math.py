@@ -541,3 +541,14 @@ def test_integers_give_the_dtype_of_torch_or_are_refused_as_by_torch(name, dtype
         for found, want in zip(jax.tree.leaves(converted()), jax.tree.leaves(wanted), strict=True):
             assert found.dtype == want.numpy().dtype
             np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float32])
+def test_the_median_of_nothing_is_that_of_torch(dtype):
+    class Median(torch.nn.Module):
+        def forward(self, x):
+            return x.median()
+
+    x = torch.zeros(0, 3, dtype=dtype)
+    model = fmapper.convert(Median(), "jax", (x,), check=False)
+    np.testing.assert_array_equal(np.asarray(model(x.numpy())), x.median().numpy())

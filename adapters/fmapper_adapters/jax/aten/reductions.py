@@ -390,7 +390,7 @@ def nanmedian(x: Any) -> jax.Array:
 
 def _no_elements(x: Any) -> jax.Array:
     if x.dtype == bool:
-        return jnp.asarray(True)  # noqa: FBT003 - torch's NaN as a bool
+        return jnp.asarray(True)
     return jnp.asarray(np.iinfo(x.dtype).min if is_integral(x) else 0, x.dtype)
 
 
