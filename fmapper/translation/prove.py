@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fmapper.programs.program import Program
     from fmapper.translation.writer import Source
 
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
 # The contract of a translation: relative to the largest element.
 LIMITS = {"outputs": 1e-4, "gradients": 1e-3, "steps": 1e-3}
 
@@ -98,7 +100,8 @@ def prove(
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no word"]
+        lines = done.stderr.strip().splitlines()
+        last = [line for line in lines if _ERROR.match(line)][-1:] or lines[-1:] or ["no word"]
         raise ConversionError(
             f"{source.name}: the file that was written does not run: {last[0]}. It was not saved."
         )

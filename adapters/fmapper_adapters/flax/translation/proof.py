@@ -18,7 +18,8 @@ def pick(prefix):
 
 
 weights, args = pick("weight."), pick("arg.")
-args, kwargs = [args[str(i)] for i in range(len(args))], pick("kwarg.")
+args = [jnp.asarray(args[str(i)]) for i in range(len(args))]
+kwargs = {key: jnp.asarray(value) for key, value in pick("kwarg.").items()}
 
 
 def make(train):
