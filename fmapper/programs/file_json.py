@@ -31,7 +31,9 @@ _PLAIN = {
 }
 _FIELDS = {name: tuple(field.name for field in fields(cls)) for name, cls in _PLAIN.items()}
 _GRAPH = ("inputs", "calls", "outputs", "kinds")
-_APART = {"parameters", "buffers", "constants", "evaluation", "lines"}
+_APART = {
+    "parameters", "buffers", "constants", "evaluation", "lines", "parts", "types", "first_paths",
+}  # fmt: skip
 _PROGRAM = {field.name: field for field in fields(Program) if field.name not in _APART}
 
 # Not in files that were written before, nor where they are empty.

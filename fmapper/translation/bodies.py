@@ -258,9 +258,11 @@ class _Run(Variables):
         picks = self._picks(call)
         if count > 1 and picks and len(picks) > 1:
             targets = ["_"] * count
+            hinted = naming.targets(self._line(call.source))
             for pick in picks:
                 index = int(pick.args[1])
-                target = self._new_name(pick.name)
+                target = self._new_name(pick.name, hinted[index] if len(hinted) == count else "")
+                self._names.holds[target] = pick.name
                 targets[index] = target
             self._emit(tuple(targets), node)
             for pick in picks:

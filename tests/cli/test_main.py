@@ -39,7 +39,8 @@ def test_help_of_all_commands(
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    assert {"devices", "convert", "inspect", "diff", "profile", "completion"} == COMMANDS
+    names = {"devices", "convert", "translate", "inspect", "diff", "profile", "completion"}
+    assert names == COMMANDS
     assert all(command in shown for command in COMMANDS)
 
 

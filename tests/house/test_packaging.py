@@ -82,7 +82,7 @@ def test_core_depends_on_no_framework(metadata: Message) -> None:
 
 def test_extras(metadata: Message) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        *("numpy", "torch", "jax", "flax", "optree", "plot", "gguf", "urls", "all")
+        *("numpy", "torch", "jax", "flax", "optree", "plot", "gguf", "translate", "urls", "all")
     }
 
 

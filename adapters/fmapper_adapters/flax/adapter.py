@@ -174,7 +174,8 @@ class FlaxAdapter(JaxModels, Nodes):
         """
         from fmapper_adapters.flax import programs
 
-        if not self.is_converted(model) and not isinstance(model, tuple):
+        origin = sys.modules.get(type(model).__module__)
+        if hasattr(origin, "__fmapper_source__"):
             known = inspect.signature(model.__call__).parameters
             given = {key: value for key, value in kwargs.items() if key in known}
             return (self.call(model, args, given),)

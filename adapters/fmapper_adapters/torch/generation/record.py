@@ -211,4 +211,5 @@ def _renamed(program: Program, prefix: str) -> Program:
         aliases={cut(name): cut(own) for name, own in program.aliases.items()},
         frozen=tuple(map(cut, program.frozen)),
         transient=tuple(map(cut, program.transient)),
+        axes={cut(name): axes for name, axes in program.axes.items()},
     )
