@@ -28,9 +28,10 @@ class Statement:
 
     def __str__(self) -> str:
         code = text(self.node)
+        is_bare = self.targets is None or len(self.targets) > 1
+        if is_bare and isinstance(self.node, ast.Tuple) and len(self.node.elts) > 1:
+            code = code[1:-1]
         if self.targets is None:
-            if isinstance(self.node, ast.Tuple) and len(self.node.elts) > 1:
-                code = code[1:-1]
             return f"return {code}"
         return f"{', '.join(self.targets)} = {code}" if self.targets else code
 

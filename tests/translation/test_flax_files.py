@@ -139,6 +139,23 @@ def test_a_model_of_jax_has_no_source_yet():
         fmapper.source(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "flax", (torch.ones(1, 2),))
 
 
+def test_several_results_keep_apart():
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.all = nn.Linear(4, 12)
+
+        def forward(self, x):
+            query, key, value = self.all(x).split(4, dim=-1)
+            values, places = value.max(dim=-1)
+            return query - 2 * key, values, places
+
+    module, x = Split().eval(), torch.randn(3, 4)
+    code = translate(module, "flax", (x,))[0].code
+    assert "query, key, value = jnp.split(self.all(x), 3, axis=-1)" in code
+    same(run(code, "Split", module)(x.numpy()), module(x))
+
+
 def test_a_tie_between_an_embedding_and_a_head_stays_one():
     class Tied(nn.Module):
         def __init__(self):
