@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from fmapper import PlacementError
@@ -16,6 +15,7 @@ from fmapper_adapters.torch.arrays import tensors, wrappers
 from fmapper_adapters.torch.meshes import tp_plan
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
@@ -69,6 +69,8 @@ class TorchMeshes(Meshes):
         read: Callable[[Box], np.ndarray[Any, Any]],
     ) -> Any:
         """Makes a `DTensor` of the part of this process."""
+        import numpy as np  # torch works without
+
         wanted = placements(mesh, spec, "an array")
         boxes = self.own_boxes(mesh, shape, spec)
         part = read(boxes[0]) if boxes else np.empty(0, np.float32)
