@@ -552,3 +552,11 @@ def test_the_median_of_nothing_is_that_of_torch(dtype):
     x = torch.zeros(0, 3, dtype=dtype)
     model = fmapper.convert(Median(), "jax", (x,), check=False)
     np.testing.assert_array_equal(np.asarray(model(x.numpy())), x.median().numpy())
+
+
+def test_sigmoid_of_complex_numbers_is_nan_where_torch_divides_by_infinity():
+    x = torch.tensor([complex(-torch.inf, -0.6), complex(-1000, 0.5), complex(-100, 0), 1 + 1j])
+    model = fmapper.convert(Function(torch.sigmoid), "jax", (x,))
+    torch.testing.assert_close(
+        torch.from_numpy(np.array(model(x.numpy()))), torch.sigmoid(x), equal_nan=True
+    )

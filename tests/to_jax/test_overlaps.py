@@ -153,6 +153,16 @@ def test_an_expansion_that_repeats_nothing_is_changed_in_place_exactly(shape, fi
     np.testing.assert_array_equal(np.asarray(model(x.numpy())), module(x.clone()).numpy())
 
 
+def test_an_expansion_of_no_elements_keeps_its_shape():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            x.clone().mul_(2)
+            return x.expand(3, 0)
+
+    x = torch.empty(0)
+    assert fmapper.convert(Module(), "jax", (x,))(x.numpy()).shape == (3, 0)
+
+
 def windows(y):
     y.unfold(1, 2, 2).mul_(3)
 

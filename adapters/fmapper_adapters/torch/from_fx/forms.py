@@ -54,7 +54,7 @@ def write_idle_expansions(exported: torch.export.ExportedProgram) -> None:
     idle = [
         node
         for node in owner.graph.nodes
-        if node.target in EXPANSIONS and _value(node).numel() == _value(node.args[0]).numel()
+        if node.target in EXPANSIONS and _is_idle(_value(node), _value(node.args[0]))
     ]
     for node in idle:
         made = node.args[0]
@@ -68,6 +68,12 @@ def write_idle_expansions(exported: torch.export.ExportedProgram) -> None:
         owner.graph.erase_node(node)
     if idle:
         owner.recompile()
+
+
+def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
+    """Tells whether an expanded tensor has only gained dimensions of one element."""
+    new = value.dim() - made.dim()
+    return value.shape[new:] == made.shape and all(size == 1 for size in value.shape[:new])
 
 
 def _is_mutable(node: Node) -> bool:

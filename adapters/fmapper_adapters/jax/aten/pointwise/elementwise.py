@@ -81,6 +81,14 @@ def _exp2(x: Any) -> jax.Array:
     return jnp.power(jnp.asarray(2, x.dtype), x)
 
 
+def _sigmoid(x: Any) -> jax.Array:
+    found = jax.nn.sigmoid(x)
+    if not jnp.iscomplexobj(x):
+        return found
+    power = jnp.exp(-x)  # torch divides by it, which gives NaN where both parts are infinite
+    return jnp.where(jnp.isinf(power.real) & jnp.isinf(power.imag), complex(np.nan, np.nan), found)
+
+
 def _sinc(x: Any) -> jax.Array:
     """Computes sinc, NaN at infinity, where JAX from 0.11 on gives the limit."""
     return jnp.where(jnp.isinf(x), jnp.nan, jnp.sinc(x))
@@ -113,7 +121,7 @@ _unary(jnp.tanh, "aten::tanh", to_float=True)
 _unary(jnp.arcsinh, "aten::asinh", to_float=True)
 _unary(jnp.arccosh, "aten::acosh", to_float=True)
 _unary(jnp.arctanh, "aten::atanh", to_float=True)
-_unary(jax.nn.sigmoid, "aten::sigmoid", to_float=True)
+_unary(_sigmoid, "aten::sigmoid", to_float=True)
 _unary(_sinc, "aten::sinc", to_float=True)
 _unary(lambda x: x * (np.pi / 180), "aten::deg2rad", to_float=True)
 _unary(lambda x: x * (180 / np.pi), "aten::rad2deg", to_float=True)
