@@ -251,15 +251,18 @@ class Models(Framework):
         batch: int,
         check: bool,
         whole: Collection[str] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Records the programs of a model that generates: for a prompt, and for one token more.
 
         Args:
             model: The model.
             max_length: How many tokens its cache is to hold.
-            batch: How many rows.
+            batch: How many prompts a call takes.
             check: Whether what was recorded is compared with the model.
             whole: The operations that the target lowers whole.
+            options: How tokens are chosen where it is not to be as the model's own configuration
+                says: how many rows a prompt takes goes by it.
 
         Raises:
             ConversionError: It cannot be recorded, or does not generate.

@@ -18,22 +18,40 @@ class Decoding:
     What is done to the logits is done in the order of these attributes.
 
     Attributes:
+        sequence_bias: What is added to the logit of the last token of a sequence where the others
+            of it stand before: pairs of tokens and a number.
+        encoder_repetition_penalty: Multiplies the logits of tokens of the prompt; 1 for nothing.
         repetition_penalty: Divides the logits of tokens that are there already; 1 for nothing.
         no_repeat_ngram_size: No sequence of so many tokens comes twice; 0 for nothing.
+        encoder_no_repeat_ngram_size: No sequence of so many tokens of the prompt comes; 0 for
+            nothing.
+        bad_words_ids: Sequences of tokens that never come.
         min_length: How many tokens there are, with the prompt, before a stop token may come.
         min_new_tokens: How many, without the prompt.
         forced_bos_token_id: The token that comes first.
         forced_eos_token_id: The one that comes last, where no stop token came.
+        remove_invalid_values: NaN becomes 0, and infinity the largest number.
+        exponential_decay_length_penalty: After how many new tokens the logits of stop tokens rise,
+            and by which factor at each; None for never.
         suppress_tokens: Tokens that never come.
         begin_suppress_tokens: Tokens that do not come first.
         do_sample: Whether tokens are drawn; else the likeliest comes.
         temperature: Divides the logits.
+        top_h: Keeps the likeliest tokens that have this share of the entropy together; None for
+            all.
         top_k: How many tokens may come, the likeliest; 0 for all.
         top_p: As many as have this probability together; 1 for all.
         min_p: Those that have this share of the highest probability; 0 for all.
         typical_p: Those whose surprise is nearest to the mean, until they have this probability
             together; 1 for all.
         epsilon_cutoff: Those with this probability; 0 for all.
+        eta_cutoff: Those with this probability, or less where the entropy is high; 0 for all.
+        renormalize_logits: Logits become logarithms of probabilities at the end.
+        num_beams: How many texts beam search goes on with for each prompt; 1 for none.
+        length_penalty: The power of a text's length by which its score is divided in beam search.
+        early_stopping: Whether beam search stops where it has as many texts as beams: True, False
+            for a guess whether they can become better, or `"never"` for certainty.
+        num_return_sequences: How many answers each prompt has: the best of beam search, or draws.
         max_new_tokens: How many may come; None for as many as the cache holds.
         max_length: How many there may be, with the prompt; `max_new_tokens` goes first.
         eos_token_id: The tokens after which a row stops.
@@ -41,25 +59,65 @@ class Decoding:
             the first of the stop tokens, and no padding.
     """
 
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
+    encoder_repetition_penalty: float = 1.0
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
     min_length: int = 0
     min_new_tokens: int = 0
     forced_bos_token_id: int | None = None
     forced_eos_token_id: tuple[int, ...] = ()
+    remove_invalid_values: bool = False
+    exponential_decay_length_penalty: tuple[int, float] | None = None
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
     do_sample: bool = False
     temperature: float = 1.0
+    top_h: float | None = None
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
     epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    renormalize_logits: bool = False
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    num_return_sequences: int = 1
     max_new_tokens: int | None = None
     max_length: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
+
+    @property
+    def copies(self) -> int:
+        """How many rows of a batch each prompt takes."""
+        return max(self.num_beams, self.num_return_sequences)
+
+    def check(self) -> None:
+        """Asks whether these options go together.
+
+        Raises:
+            ConversionError: They do not; says what to write instead.
+        """
+        if self.num_beams > 1 and self.do_sample:
+            raise ConversionError(
+                f"do_sample=True with num_beams={self.num_beams}: beam search draws no tokens "
+                "here: pass do_sample=False, or num_beams=1"
+            )
+        if self.num_beams > 1 and self.num_return_sequences > self.num_beams:
+            raise ConversionError(
+                f"num_return_sequences={self.num_return_sequences} is more than "
+                f"num_beams={self.num_beams}: beam search has no other answers"
+            )
+        if self.num_beams == 1 and self.num_return_sequences > 1 and not self.do_sample:
+            raise ConversionError(
+                f"num_return_sequences={self.num_return_sequences}: greedy search has one answer. "
+                "Pass do_sample=True, or num_beams"
+            )
 
     def with_options(self, options: Mapping[str, Any]) -> Decoding:
         """Returns this with some of it changed.
@@ -67,10 +125,11 @@ class Decoding:
         Raises:
             TypeError: There is no such option.
             ValueError: It has no such value.
+            ConversionError: transformers has such an option, and it is not done here.
         """
         changed: dict[str, Any] = {}
         for name, value in options.items():
-            if name in _REFUSED and value not in (None, _REFUSED[name][0]):
+            if name in _REFUSED and not _is_idle(name, value):
                 raise ConversionError(f"{name}={value!r}: {_REFUSED[name][1]}")
             if name in _REFUSED:
                 continue
@@ -78,6 +137,11 @@ class Decoding:
                 raise TypeError(f"there is no option {name!r}.{did_you_mean(name, list(_READERS))}")
             changed[name] = _READERS[name](name, value)
         return replace(self, **changed)
+
+
+def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of some options that say how tokens are chosen."""
+    return {name: x for name, x in given.items() if name in _READERS or name in _REFUSED}
 
 
 def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
@@ -97,7 +161,7 @@ def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
         if name in _READERS:
             known[name] = value
         elif name in _REFUSED:
-            if value != _REFUSED[name][0]:
+            if not _is_idle(name, value):
                 missing.append(f"{name}={value!r}: {_REFUSED[name][1]}")
         elif name not in _IDLE or value != _IDLE[name]:
             missing.append(f"{name}={value!r}: nothing does that here")
@@ -105,39 +169,49 @@ def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
         stops = known["eos_token_id"]
         known["pad_token_id"] = stops if isinstance(stops, int) else stops[0]
     if not known.get("do_sample"):  # where nothing is drawn these do nothing
-        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff"):
+        for name in _OF_SAMPLES:
             known.pop(name, None)
     return Decoding().with_options(known), tuple(missing)
 
 
+_OF_SAMPLES = (
+    "temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+)  # fmt: skip
+
 # What is refused, with the value that asks for nothing, and the way out.
 _REFUSED: dict[str, tuple[Any, str]] = {
-    "num_beams": (
-        1,
-        "beam search is not done here: pass num_beams=1 for greedy search or sampling, or call "
-        "generate of the model in its own framework",
+    "num_beam_groups": (1, "groups of beams are not done here: leave it out"),
+    "diversity_penalty": (0.0, "groups of beams are not done here: leave it out"),
+    "guidance_scale": (
+        1.0,
+        "guidance takes a second run of the model: leave it out, or write a module whose prefill "
+        "and step do it",
     ),
-    "num_beam_groups": (1, "beam search is not done here: leave it out"),
-    "num_return_sequences": (1, "give a prompt in as many rows as there are to be answers to it"),
+    "stop_strings": (
+        None,
+        "there is no tokenizer here: give the tokens as eos_token_id, or stop a stream",
+    ),
+    "max_time": (None, "a compiled loop has no clock: stop a stream instead"),
+    "watermarking_config": (None, "nothing is marked here: leave it out"),
+    "penalty_alpha": (None, "contrastive search is not done here: leave it out"),
+    "dola_layers": (None, "layers are not contrasted here: leave it out"),
+    "prompt_lookup_num_tokens": (None, "tokens are computed one by one here: leave it out"),
+    "token_healing": (False, "there is no tokenizer here: heal the prompt before"),
+    "constraints": (None, "constraints on beams are not done here: leave it out"),
+    "force_words_ids": (None, "constraints on beams are not done here: leave it out"),
 }
+
+
+def _is_idle(name: str, value: Any) -> bool:
+    return value is None or value == _REFUSED[name][0]
+
 
 # What does nothing here, as long as it has this value.
 _IDLE: dict[str, Any] = {
     "assistant_confidence_threshold": 0.4,
     "assistant_early_exit": None,
     "assistant_lookbehind": 10,
-    "diversity_penalty": 0.0,
-    "early_stopping": False,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1.0,
-    "eta_cutoff": 0.0,
-    "guidance_scale": 1.0,
     "is_assistant": False,
-    "length_penalty": 1.0,
-    "remove_invalid_values": False,
-    "renormalize_logits": False,
-    "token_healing": False,
-    "top_h": None,
 }
 # What says nothing about which tokens come.
 _ABOUT = frozenset({
@@ -170,12 +244,24 @@ def _number(
     return float(value)
 
 
+def _power(name: str, value: Any) -> float:
+    return _number(name, value, low=-math.inf)
+
+
+def _share_of_entropy(name: str, value: Any) -> float | None:
+    return None if value is None else _number(name, value, low=0.0, high=1.0, open_low=True)
+
+
 def _count(name: str, value: Any) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
         raise ValueError(f"{name}={value!r}: a number of tokens is wanted")
     return value
+
+
+def _copies(name: str, value: Any) -> int:
+    return max(1, _count(name, value))
 
 
 def _limit(name: str, value: Any) -> int | None:
@@ -199,6 +285,48 @@ def _tokens(name: str, value: Any) -> tuple[int, ...]:
     return tuple(_token(name, one) for one in each)
 
 
+def _sequence(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"{name} has {value!r}: a list of tokens is wanted")
+    return tuple(_token(name, one) for one in value)
+
+
+def _sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name}={value!r}: a list of lists of tokens is wanted")
+    return tuple(_sequence(name, one) for one in value)
+
+
+def _biases(name: str, value: Any) -> tuple[tuple[tuple[int, ...], float], ...]:
+    if value is None:
+        return ()
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list | tuple) or any(
+        not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs
+    ):
+        raise ValueError(f"{name}={value!r}: pairs of a list of tokens and a number are wanted")
+    found = {_sequence(name, own): _number(name, bias, low=-math.inf) for own, bias in pairs}
+    return tuple(found.items())
+
+
+def _decay(name: str, value: Any) -> tuple[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"{name}={value!r}: a number of tokens and a factor are wanted")
+    return _count(name, value[0]), _number(name, value[1], low=-math.inf)
+
+
+def _stopping(name: str, value: Any) -> bool | str:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    if value != "never":
+        raise ValueError(f"{name}={value!r}: True, False or 'never' is wanted")
+    return "never"
+
+
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r}: True or False is wanted")
@@ -206,21 +334,34 @@ def _flag(name: str, value: Any) -> bool:
 
 
 _READERS: dict[str, Any] = {
+    "sequence_bias": _biases,
+    "encoder_repetition_penalty": _positive,
     "repetition_penalty": _positive,
     "no_repeat_ngram_size": _count,
+    "encoder_no_repeat_ngram_size": _count,
+    "bad_words_ids": _sequences,
     "min_length": _count,
     "min_new_tokens": _count,
     "forced_bos_token_id": _maybe_token,
     "forced_eos_token_id": _tokens,
+    "remove_invalid_values": _flag,
+    "exponential_decay_length_penalty": _decay,
     "suppress_tokens": _tokens,
     "begin_suppress_tokens": _tokens,
     "do_sample": _flag,
     "temperature": _positive,
+    "top_h": _share_of_entropy,
     "top_k": _count,
     "top_p": _share,
     "min_p": _share,
     "typical_p": _share,
     "epsilon_cutoff": _share,
+    "eta_cutoff": _share,
+    "renormalize_logits": _flag,
+    "num_beams": _copies,
+    "length_penalty": _power,
+    "early_stopping": _stopping,
+    "num_return_sequences": _copies,
     "max_new_tokens": _limit,
     "max_length": _limit,
     "eos_token_id": _tokens,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from fmapper.errors import ConversionError
 from fmapper.files.untrusted import Misfit, read_json, show
 from fmapper.generation.decoding import Decoding
 from fmapper.generation.generation import Generation
@@ -48,10 +49,7 @@ def save_generation(
         "padding": generation.padding,
         "start": list(generation.start),
         "lengths": list(generation.lengths),
-        "decoding": {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(decoding).items()
-        },
+        "decoding": {name: _as_lists(value) for name, value in asdict(decoding).items()},
     }
     write_file(program, path, {_KEY: about})
 
@@ -126,14 +124,20 @@ def _integers(about: Mapping[str, Any], key: str, below: int) -> tuple[int, ...]
 
 
 def _decoding(given: Mapping[str, Any], vocabulary: int) -> Decoding:
-    if set(given) != set(asdict(Decoding())):
+    if not set(given) <= set(asdict(Decoding())):  # files of before have fewer
         raise Misfit("the way to choose tokens has other names", _KEY)
     if any(type(v) is list and len(v) > _MOST_TOKENS for v in given.values()):
         raise Misfit("a list of tokens is too long", _KEY)
     try:
-        return Decoding().with_options(given)
-    except (TypeError, ValueError) as error:
+        found = Decoding().with_options(given)
+        found.check()
+    except (TypeError, ValueError, ConversionError) as error:
         raise Misfit(str(error), _KEY) from None
+    return found
+
+
+def _as_lists(value: Any) -> Any:
+    return list(map(_as_lists, value)) if isinstance(value, tuple) else value
 
 
 def _check_together(generation: Generation) -> None:

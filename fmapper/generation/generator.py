@@ -9,9 +9,14 @@ from typing import Any, NamedTuple
 
 from fmapper.backends.discovery import get_adapter, known_frameworks
 from fmapper.backends.models import Models
-from fmapper.errors import BackendUnavailableError, ConversionError, ConversionWarning
+from fmapper.errors import (
+    BackendUnavailableError,
+    ConversionError,
+    ConversionWarning,
+    ProgramInputError,
+)
 from fmapper.generation import prompts
-from fmapper.generation.decoding import Decoding
+from fmapper.generation.decoding import Decoding, options_of
 from fmapper.generation.generation import Generation
 from fmapper.programs.lowering import added_for
 from fmapper.programs.steps import in_turn, source_of
@@ -26,7 +31,8 @@ class Generated(NamedTuple):
     Attributes:
         tokens: Prompts and answers, as a call without `scores=True` gives them.
         scores: The logits from which each new token was chosen, after all that was done to them, of
-            shape (rows, new tokens, vocabulary).
+            shape (rows, new tokens, vocabulary). With beams: the score of each text, of shape
+            (rows,).
     """
 
     tokens: Any
@@ -48,7 +54,7 @@ class Generator(ABC):
     @property
     def batch(self) -> int:
         """How many prompts a call takes at most."""
-        return self.generation.batch
+        return self.generation.batch // self.decoding.copies
 
     @property
     def max_length(self) -> int:
@@ -67,7 +73,8 @@ class Generator(ABC):
     ) -> Any:
         """Returns prompts and answers, of shape (rows, width of the prompts + new tokens).
 
-        A row that has stopped is filled with `pad_token_id`; the array ends where all have.
+        A row that has stopped is filled with `pad_token_id`; the array ends where all have. There
+        are `num_return_sequences` rows for each prompt.
 
         Args:
             input_ids: Tokens of the prompts, of shape (rows, width), padded on the left; or lists
@@ -75,7 +82,7 @@ class Generator(ABC):
             attention_mask: 1 where there is a token, 0 for padding.
             key: Where random numbers come from, for `do_sample=True`. Rows do not depend on one
                 another: a row gets the same numbers in every batch.
-            scores: Give a `Generated`, with the logits from which tokens were chosen.
+            scores: Give a `Generated`, with what tokens were chosen by.
             options: What `Decoding` has, for this call. `eos_token_id` may be a list of lists: the
                 stop tokens of each row.
 
@@ -94,9 +101,17 @@ class Generator(ABC):
         """Yields the new tokens as they come, each time one per row, of shape (rows,).
 
         Takes what a call takes, and gives the tokens that the call would.
+
+        Raises:
+            ProgramInputError: As for a call; or beam search was asked for.
         """
         decoding, stops = self._decoding(options)
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
+        if decoding.num_beams > 1:
+            raise ProgramInputError(
+                f"{self.generation.name}: beam search knows its text at the end alone. Call the "
+                "generator, or pass num_beams=1."
+            )
         return self._stream(given, decoding, stops, self._count(decoding, given), key)
 
     def with_options(self, **options: Any) -> Generator:
@@ -153,7 +168,9 @@ class Generator(ABC):
             options = options | {"eos_token_id": [t for row in stops for t in row]}
         else:
             stops = None
-        return self.decoding.with_options(options), stops
+        decoding = self.decoding.with_options(options)
+        decoding.check()
+        return decoding, stops
 
     def _count(self, decoding: Decoding, given: prompts.Prompts) -> int:
         """Returns how many tokens may come.
@@ -170,8 +187,6 @@ class Generator(ABC):
         if count is None:
             return room
         if count > room:
-            from fmapper.errors import ProgramInputError
-
             raise ProgramInputError(
                 f"{self.generation.name}: max_new_tokens={count} after {start} tokens is more than "
                 f"the cache holds, max_length={self.max_length}. Ask for {room}, or make the "
@@ -205,20 +220,22 @@ def generator(
             a folder in the Hub's layout, as `from_pretrained` takes it: tokens are then chosen as
             its `generation_config.json` says.
         max_length: How many tokens the cache holds, those of the prompt among them.
-        batch: How many prompts a call takes at most.
+        batch: How many prompts a call takes at most; with beams, or several answers to each, of as
+            many as the options say here.
         to: The framework that computes; None for the one that can.
         check: Compare what is recorded with the model.
         options: How tokens are chosen, as `Decoding` has it, where it is not to be as the model's
             own `generation_config` says; and what is particular to the framework.
 
     Raises:
-        ConversionError: It cannot be recorded, or asks for what is not done here, as beam search.
+        ConversionError: It cannot be recorded, or an option asks for what is not done here.
     """
     for name, value in (("max_length", max_length), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConversionError(f"{name}={value!r}: a number from 1 on is wanted")
     if max_length < 2:
         raise ConversionError("max_length=1 has no place for a new token")
+    Decoding().with_options(options_of(options))  # says what is wrong before it takes time
     target = _target(to)
     if isinstance(model, str | os.PathLike):
         from fmapper.checkpoints.pretrained import from_pretrained
@@ -231,17 +248,23 @@ def generator(
             "generator is made"
         )
     with step(f"recording {type(model).__name__} for {target.name}"):
-        found = _record(source, target, model, max_length, batch, check)
+        found = _record(source, target, model, max_length, batch, check, options_of(options))
     return make(found, target, options)
 
 
 @in_turn
 def _record(
-    source: Models, target: Models, model: Any, max_length: int, batch: int, check: bool
+    source: Models,
+    target: Models,
+    model: Any,
+    max_length: int,
+    batch: int,
+    check: bool,
+    options: dict[str, Any],
 ) -> Generation:
     whole = target.lowers_whole(added_for(target))
     return source.export_generation(
-        model, max_length=max_length, batch=batch, check=check, whole=whole
+        model, max_length=max_length, batch=batch, check=check, whole=whole, options=options
     )
 
 
@@ -250,19 +273,13 @@ def make(generation: Generation, target: Models, options: dict[str, Any]) -> Gen
     """Returns the generator of a target framework, and says what the model asks for in vain.
 
     Raises:
-        ConversionError: The model asks for what is refused, and no option says otherwise.
+        ConversionError: Options do not go together, or ask for what is not done.
     """
-    from fmapper.generation.decoding import _READERS, _REFUSED
-
-    own = {n: x for n, x in options.items() if n in _READERS or n in _REFUSED}
+    own = options_of(options)
     others = {name: value for name, value in options.items() if name not in own}
     decoding = generation.decoding.with_options(own)
+    decoding.check()
     left = [line for line in generation.unsupported if line.partition("=")[0] not in own]
-    refused = [line for line in left if line.partition("=")[0] in _REFUSED]
-    if refused:
-        raise ConversionError(
-            f"{generation.name}: the model's own generation_config asks for {'; '.join(refused)}"
-        )
     if left:
         lines = "\n".join(f"  {line}" for line in left)
         warn(

@@ -14,7 +14,7 @@ class Prompts(NamedTuple):
     """Prompts, ready to be computed with.
 
     Attributes:
-        tokens: As they were given, of shape (rows, width).
+        tokens: As they were given, of shape (rows, width), each as often as there are copies.
         mask: Of the same shape: True where there is a token.
         columns: The tokens for the program, padded in both directions: (batch, bucket).
         column_mask: Its mask, of int32.
@@ -47,11 +47,15 @@ def read(
     encodes = bool(generation.start)
     tokens, mask = _arrays(name, input_ids, attention_mask, decoding, left=not encodes)
     rows, width = tokens.shape
-    if rows > generation.batch:
+    copies = decoding.copies
+    if rows * copies > generation.batch:
+        each = f", of which each takes {copies} rows," if copies > 1 else ""
         raise ProgramInputError(
-            f"{name}: {rows} prompts were given to a generator of batch={generation.batch}. Make "
-            f"one with batch={rows}, or give them in parts."
+            f"{name}: {rows} prompts{each} were given to a generator of batch={generation.batch}. "
+            f"Make one with batch={rows * copies}, or give them in parts."
         )
+    tokens, mask = np.repeat(tokens, copies, 0), np.repeat(mask, copies, 0)
+    rows = len(tokens)
     if width == 0 or rows == 0:
         raise ProgramInputError(f"{name}: the prompts are empty: {tokens.shape}")
     if width > generation.columns:
@@ -94,7 +98,7 @@ def _arrays(
             raise ProgramInputError(f"{name}: lists of tokens need no attention_mask")
         given = input_ids if isinstance(input_ids[0], list | tuple) else [input_ids]
         width = max(map(len, given))
-        tokens = np.zeros((len(given), width), np.int64)
+        tokens = np.full((len(given), width), decoding.pad_token_id or 0, np.int64)
         mask = np.zeros((len(given), width), bool)
         for at, row in enumerate(given):
             here = slice(width - len(row), None) if left else slice(len(row))

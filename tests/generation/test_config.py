@@ -49,12 +49,11 @@ def test_the_first_stop_token_is_padding_where_there_is_none() -> None:
 
 def test_everything_else_is_told() -> None:
     _, missing = read_config(
-        {"num_beams": 4, "guidance_scale": 1.5, "bad_words_ids": [[1]], "of_tomorrow": 3}
+        {"num_beam_groups": 4, "guidance_scale": 1.5, "bad_words_ids": [[1]], "of_tomorrow": 3}
     )
     assert [line.partition("=")[0] for line in missing] == [
-        "num_beams",
+        "num_beam_groups",
         "guidance_scale",
-        "bad_words_ids",
         "of_tomorrow",
     ]
 
@@ -75,13 +74,37 @@ def test_every_setting_of_transformers_is_known() -> None:
         ({"top_k": -1}, ValueError, "a number of tokens"),
         ({"do_sample": 1}, ValueError, "True or False"),
         ({"eos_token_id": "2"}, ValueError, "a token is wanted"),
-        ({"num_beams": 4}, fmapper.ConversionError, "pass num_beams=1"),
-        ({"num_return_sequences": 2}, fmapper.ConversionError, "as many rows"),
+        ({"guidance_scale": 2.0}, fmapper.ConversionError, "a second run"),
+        ({"stop_strings": ["."]}, fmapper.ConversionError, "give the tokens as eos_token_id"),
+        ({"bad_words_ids": [3]}, ValueError, "a list of tokens"),
+        ({"bad_words_ids": [[]]}, ValueError, "a list of tokens"),
+        ({"sequence_bias": [[[1], float("nan")]]}, ValueError, "out of range"),
+        ({"exponential_decay_length_penalty": 3}, ValueError, "a factor"),
+        ({"early_stopping": "soon"}, ValueError, "'never'"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], error: Any, says: str) -> None:
     with pytest.raises(error, match=says):
         Decoding().with_options(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_beams": 2, "do_sample": True}, "pass do_sample=False, or num_beams=1"),
+        ({"num_beams": 2, "num_return_sequences": 3}, "no other answers"),
+        ({"num_return_sequences": 3}, "greedy search has one answer"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: Any, says: str) -> None:
+    with pytest.raises(fmapper.ConversionError, match=says):
+        Decoding().with_options(options).check()
+
+
+def test_a_bias_may_be_a_dict() -> None:
+    want = (((1, 2), 0.5),)
+    assert Decoding().with_options({"sequence_bias": {(1, 2): 0.5}}).sequence_bias == want
+    assert Decoding().with_options({"sequence_bias": [[[1, 2], 0.5]]}).sequence_bias == want
 
 
 def test_a_model_that_asks_in_vain_says_so_once() -> None:
@@ -90,12 +113,9 @@ def test_a_model_that_asks_in_vain_says_so_once() -> None:
     from support.generating import tiny
 
     model = tiny("LlamaForCausalLM", num_hidden_layers=1)
-    model.generation_config.num_beams = 4
     model.generation_config.guidance_scale = 1.5
-    with pytest.raises(fmapper.ConversionError, match="asks for num_beams=4: beam search"):
-        fmapper.generator(model, max_length=20)
     with pytest.warns(fmapper.ConversionWarning, match="guidance_scale=1.5"):
-        generator = fmapper.generator(model, max_length=20, num_beams=1, max_new_tokens=3)
+        generator = fmapper.generator(model, max_length=20, max_new_tokens=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert generator([[5, 6]]).shape == (1, 5)

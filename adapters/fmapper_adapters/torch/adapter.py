@@ -407,21 +407,11 @@ class TorchAdapter(Files, TorchMeshes, Adapter):
 
         return _steps.training_steps(model, args, kwargs, train=train)
 
-    def export_generation(
-        self,
-        model: Any,
-        *,
-        max_length: int,
-        batch: int,
-        check: bool,
-        whole: Collection[str] = (),
-    ) -> Generation:
+    def export_generation(self, model: Any, **settings: Any) -> Generation:
         """Records a model of transformers, or a module with `prefill` and `step`."""
         from fmapper_adapters.torch.generation import record as _record
 
-        return _record.export_generation(
-            model, max_length=max_length, batch=batch, check=check, whole=whole
-        )
+        return _record.export_generation(model, **settings)
 
     def lowers(self, op: str) -> bool:
         """Tells whether an operation is a primitive of JAX."""

@@ -6,6 +6,8 @@ from call to call without anything being compiled anew.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,27 +20,75 @@ Knobs = dict[str, Any]
 
 
 class Fixed(NamedTuple):
-    """What is compiled into the loop."""
+    """What is compiled into the loop.
+
+    Attributes:
+        sample: Whether tokens are drawn.
+        top_k: How many tokens may come; 0 for all.
+        ngram: No sequence of so many tokens comes twice; 0 for nothing.
+        valid: Whether NaN and infinity are replaced.
+        normalized: Whether logits become logarithms of probabilities.
+        scores: Whether they are kept.
+        beams: How many texts a prompt has in beam search; 1 for none.
+        candidates: How many texts more by one token are looked at for each prompt.
+        stop_early: As `early_stopping` has it.
+    """
 
     sample: bool
-    top_k: int
-    ngram: int
-    scores: bool
+    top_k: int = 0
+    ngram: int = 0
+    valid: bool = False
+    normalized: bool = False
+    scores: bool = False
+    beams: int = 1
+    candidates: int = 2
+    stop_early: bool | str = False
+
+
+def fixed(decoding: Decoding, stops: Any, *, scores: bool = False) -> Fixed:
+    """Returns what is compiled into a loop.
+
+    Args:
+        decoding: What is asked for.
+        stops: The stop tokens of each row; None where they are those of `decoding`.
+        scores: Whether the logits are kept.
+    """
+    many = max(map(len, stops)) if stops else len(decoding.eos_token_id)
+    is_search = decoding.num_beams > 1
+    return Fixed(
+        sample=decoding.do_sample,
+        top_k=decoding.top_k if decoding.do_sample else 0,
+        ngram=decoding.no_repeat_ngram_size,
+        valid=decoding.remove_invalid_values,
+        normalized=decoding.renormalize_logits,
+        scores=scores,
+        beams=decoding.num_beams,
+        candidates=max(2, 1 + many) * decoding.num_beams if is_search else 1,
+        stop_early=decoding.early_stopping if is_search else False,
+    )
 
 
 def settings(
-    decoding: Decoding, stops: Any, batch: int, vocabulary: int, prompt: int, end: int
+    decoding: Decoding,
+    stops: Any,
+    shape: tuple[int, int],
+    vocabulary: int,
+    prompt: int,
+    end: int,
+    asked: Any = None,
 ) -> Knobs:
     """Returns the arrays that say how tokens are chosen.
 
     Args:
         decoding: What is asked for.
         stops: The stop tokens of each row; None where they are those of `decoding`.
-        batch: How many rows.
+        shape: How many rows, and how many places for tokens.
         vocabulary: How many tokens there are.
         prompt: How many columns of tokens there are before the first new one.
         end: How many there may be.
+        asked: The tokens of the prompts with their padding, of shape (rows, width).
     """
+    batch, places = shape
 
     def among(tokens: Any) -> Any:
         found = np.zeros(vocabulary, bool)
@@ -52,6 +102,19 @@ def settings(
         "pad": np.int32(_pad(decoding)),
         "stops": np.stack(own + [rest] * (batch - len(own))),
     }
+    if decoding.sequence_bias:
+        found["bias"] = _biases(decoding.sequence_bias, vocabulary)
+    if decoding.encoder_repetition_penalty != 1:
+        found["prompt_penalty"] = np.float32(1 / decoding.encoder_repetition_penalty)
+        found["asked"] = np.zeros((batch, vocabulary), bool)
+        found["asked"][np.arange(len(asked))[:, None], asked] = True
+    if 0 < decoding.encoder_no_repeat_ngram_size <= places:
+        size = decoding.encoder_no_repeat_ngram_size
+        found["prompt_ngrams"] = _ngrams(asked, size, batch)
+    if decoding.bad_words_ids:
+        lone = {(token,) for token in decoding.eos_token_id}  # these may stop a row
+        words = [(word, -math.inf) for word in decoding.bad_words_ids if word not in lone]
+        found["bad_words"] = _biases(words, vocabulary)
     if decoding.repetition_penalty != 1:
         found["repetition_penalty"] = np.float32(decoding.repetition_penalty)
     if decoding.min_length > 0 or decoding.min_new_tokens > 0:
@@ -61,6 +124,11 @@ def settings(
     if decoding.forced_eos_token_id:
         found["forced_last"] = among(decoding.forced_eos_token_id)
         found["end"] = np.int32(end)
+    if decoding.exponential_decay_length_penalty is not None:
+        begin, factor = decoding.exponential_decay_length_penalty
+        late = np.maximum(np.arange(places) - begin - prompt, 0)
+        with np.errstate(over="ignore"):
+            found["rise"] = np.float32(np.float64(factor) ** late - 1)
     if decoding.suppress_tokens:
         found["suppressed"] = among(decoding.suppress_tokens)
     if decoding.begin_suppress_tokens:
@@ -73,10 +141,55 @@ def settings(
             ("top_p", 1.0),
             ("min_p", 0.0),
             ("typical_p", 1.0),
+            ("top_h", None),
             ("epsilon_cutoff", 0.0),
+            ("eta_cutoff", 0.0),
         ):
             if getattr(decoding, name) != idle:
                 found[name] = np.float32(getattr(decoding, name))
+    if decoding.num_beams > 1:
+        found["end"] = np.int32(end)
+        found["fill"] = np.int32(decoding.pad_token_id or (*decoding.eos_token_id, 0)[0])
+        sizes = np.maximum(np.arange(places + 1, dtype=np.float64), 1)
+        found["lengths"] = np.float32(sizes**decoding.length_penalty)
+        if decoding.early_stopping == "never" and decoding.length_penalty > 0:
+            found["longest"] = found["lengths"][end - prompt]
+    return found
+
+
+def _biases(pairs: Iterable[tuple[tuple[int, ...], float]], vocabulary: int) -> Any:
+    """Returns the biases of single tokens, and those of longer sequences by their length.
+
+    Raises:
+        ValueError: There is no such token.
+    """
+    single = np.zeros(vocabulary, np.float32)
+    groups: dict[int, list[tuple[tuple[int, ...], float]]] = {}
+    for tokens, bias in pairs:
+        if max(tokens) >= vocabulary:
+            raise ValueError(f"{list(tokens)}: there is no token from {vocabulary} on")
+        if len(tokens) == 1:
+            single[tokens[0]] = bias
+        else:
+            groups.setdefault(len(tokens), []).append((tokens, bias))
+    longer = [
+        (
+            np.array([tokens[:-1] for tokens, _ in group], np.int32),
+            np.array([tokens[-1] for tokens, _ in group], np.int32),
+            np.array([bias for _, bias in group], np.float32),
+        )
+        for group in groups.values()
+    ]
+    return single, longer
+
+
+def _ngrams(tokens: Any, size: int, batch: int) -> Any:
+    """Returns the sequences of so many tokens of each row: beginnings, and what follows them."""
+    rows, width = tokens.shape
+    count = max(width - size + 1, 0)
+    room = max(16, 1 << (width - 1).bit_length())  # or each width would be a program
+    found = np.full((batch, room, size), -1, np.int32)
+    found[:rows, :count] = tokens[:, np.arange(count)[:, None] + np.arange(size)]
     return found
 
 
@@ -99,11 +212,22 @@ def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen:
         seen: Which tokens a row has, of shape (batch, vocabulary); None if nobody asks.
     """
     never = -jnp.inf
+    if "bias" in knobs:
+        logits = _biased(logits, knobs["bias"], tokens, at)
+    if "prompt_penalty" in knobs:
+        penalty = knobs["prompt_penalty"]
+        other = jnp.where(logits < 0, logits * penalty, logits / penalty)
+        logits = jnp.where(knobs["asked"], other, logits)
     if "repetition_penalty" in knobs:
         penalty = knobs["repetition_penalty"]
         logits = jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
     if fixed.ngram:
         logits = jnp.where(_repeated(tokens, at, fixed.ngram, logits.shape[1]), never, logits)
+    if "prompt_ngrams" in knobs:
+        known = knobs["prompt_ngrams"]
+        logits = jnp.where(_asked(known, tokens, at, logits.shape[1]), never, logits)
+    if "bad_words" in knobs:
+        logits = _biased(logits, knobs["bad_words"], tokens, at)
     if "least" in knobs:
         logits = jnp.where(knobs["stops"] & (at < knobs["least"]), never, logits)
     if "forced_first" in knobs:
@@ -112,14 +236,28 @@ def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen:
     if "forced_last" in knobs:
         forced = jnp.where(knobs["forced_last"], 0.0, never)
         logits = jnp.where(at == knobs["end"] - 1, forced, logits)
+    if fixed.valid:
+        largest = float(np.finfo(np.float32).max)
+        logits = jnp.nan_to_num(logits, nan=0.0, posinf=largest, neginf=-largest)
+    if "rise" in knobs:
+        raised = jnp.where(jnp.isfinite(logits), jnp.abs(logits) * knobs["rise"][at], 0.0)
+        logits = jnp.where(knobs["stops"], logits + raised, logits)
     if "suppressed" in knobs:
         logits = jnp.where(knobs["suppressed"], never, logits)
     if "suppressed_first" in knobs:
         logits = jnp.where(knobs["suppressed_first"] & (at == knobs["begin"]), never, logits)
-    if not fixed.sample:
-        return logits
+    if fixed.sample:
+        logits = _warp(logits, fixed, knobs)
+    return jax.nn.log_softmax(logits) if fixed.normalized else logits
+
+
+def _warp(logits: Any, fixed: Fixed, knobs: Knobs) -> Any:
+    """Returns the logits from which a token is drawn."""
+    never = -jnp.inf
     if "temperature" in knobs:
         logits = logits / knobs["temperature"]
+    if "top_h" in knobs:
+        logits = _of_entropy(logits, knobs["top_h"])
     if fixed.top_k:
         least = jax.lax.top_k(logits, min(fixed.top_k, logits.shape[1]))[0][:, -1:]
         logits = jnp.where(logits < least, never, logits)
@@ -135,6 +273,11 @@ def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen:
         shares = jax.nn.softmax(logits)
         best = logits >= logits.max(-1, keepdims=True)
         logits = jnp.where((shares < knobs["epsilon_cutoff"]) & ~best, never, logits)
+    if "eta_cutoff" in knobs:
+        least = knobs["eta_cutoff"]
+        least = jnp.minimum(least, jnp.sqrt(least) * jnp.exp(-_entropy(logits)))
+        best = logits >= logits.max(-1, keepdims=True)
+        logits = jnp.where((jax.nn.softmax(logits) < least) & ~best, never, logits)
     return logits
 
 
@@ -167,10 +310,26 @@ def _nucleus(logits: Any, share: Any) -> Any:
 def _typical(logits: Any, share: Any) -> Any:
     """Keeps the tokens whose surprise is nearest to the mean, until they have a share together."""
     logs = jax.nn.log_softmax(logits)
-    mean = -jnp.where(jnp.isfinite(logs), logs * jnp.exp(logs), 0.0).sum(-1, keepdims=True)
-    order = jnp.argsort(jnp.abs(-logs - mean), axis=-1)
+    order = jnp.argsort(jnp.abs(-logs - _entropy(logits)), axis=-1)
     sums = jnp.cumsum(jax.nn.softmax(jnp.take_along_axis(logits, order, -1)), -1)
     dropped = jnp.roll(sums >= share, 1, axis=-1).at[:, 0].set(False)
+    return jnp.where(_put_back(dropped, order), -jnp.inf, logits)
+
+
+def _entropy(logits: Any) -> Any:
+    logs = jax.nn.log_softmax(logits)
+    return -jnp.where(jnp.isfinite(logs), logs * jnp.exp(logs), 0.0).sum(-1, keepdims=True)
+
+
+def _of_entropy(logits: Any, share: Any) -> Any:
+    """Keeps the likeliest tokens, of a hundred, that have a share of the entropy together."""
+    top = jax.lax.top_k(logits, min(100, logits.shape[1]))[0]
+    logs = jax.nn.log_softmax(top)
+    parts = -jnp.where(jnp.isfinite(logs), logs * jnp.exp(logs), 0.0)
+    kept = jnp.cumsum(parts, -1) <= share * parts.sum(-1, keepdims=True)
+    count = jnp.maximum(kept.sum(-1), 1)
+    order = jnp.argsort(-logits, axis=-1, stable=True)
+    dropped = jnp.arange(logits.shape[1]) >= count[:, None]
     return jnp.where(_put_back(dropped, order), -jnp.inf, logits)
 
 
@@ -182,6 +341,8 @@ def _put_back(ordered: Any, order: Any) -> Any:
 def _repeated(tokens: Any, at: Any, size: int, vocabulary: int) -> Any:
     """Tells which tokens would make a sequence that is there already."""
     places = tokens.shape[1]
+    if size > places:
+        return jnp.zeros((len(tokens), vocabulary), bool)
     batch = jnp.arange(tokens.shape[0])[:, None]
     starts = jnp.arange(max(places - size + 1, 0))
     same = jnp.broadcast_to(starts + size - 1 < at, (tokens.shape[0], len(starts)))
@@ -192,3 +353,37 @@ def _repeated(tokens: Any, at: Any, size: int, vocabulary: int) -> Any:
     following = tokens[:, size - 1 : size - 1 + len(starts)]
     found = jnp.zeros((tokens.shape[0], vocabulary), bool)
     return found.at[batch, following].max(same)
+
+
+def _last(tokens: Any, at: Any, count: int) -> Any:
+    """Returns the last tokens before a place, which has as many before it."""
+    return jax.lax.dynamic_slice_in_dim(tokens, jnp.maximum(at - count, 0), count, 1)
+
+
+def _asked(known: Any, tokens: Any, at: Any, vocabulary: int) -> Any:
+    """Tells which tokens would make a sequence of the prompt.
+
+    Args:
+        known: The sequences of each prompt, of shape (batch, sequences, tokens).
+        tokens: Those that there are.
+        at: The place of the next one.
+        vocabulary: How many tokens there are.
+    """
+    size = known.shape[2] - 1
+    same = (known[..., :-1] == _last(tokens, at, size)[:, None]).all(-1)
+    same &= (at >= size) & (known[..., -1] >= 0)
+    found = jnp.zeros((len(tokens), vocabulary), bool)
+    return found.at[jnp.arange(len(tokens))[:, None], known[..., -1]].max(same)
+
+
+def _biased(logits: Any, biases: Any, tokens: Any, at: Any) -> Any:
+    """Adds the biases of sequences whose last token is still to come."""
+    single, longer = biases
+    bias = jnp.broadcast_to(single, logits.shape)
+    for beginnings, last, own in longer:
+        size = beginnings.shape[1]
+        if size > tokens.shape[1]:
+            continue
+        same = (_last(tokens, at, size)[:, None] == beginnings).all(-1) & (at >= size)
+        bias = bias.at[:, last].add(jnp.where(same, own, 0.0))
+    return logits + bias

@@ -15,7 +15,6 @@ from fmapper import ConversionError, ProgramInputError, to_jax
 from fmapper.generation import Decoding, Generated, Generation, Generator, Prompts
 from fmapper.programs import Lowering
 from fmapper_adapters.jax.generation import choose, grouped, loop, turned
-from fmapper_adapters.jax.generation.choose import Fixed
 from fmapper_adapters.jax.model import execute, jax_model
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
@@ -127,10 +126,13 @@ class JaxGenerator(Generator):
     ) -> Any:
         call = _Call(self, given, decoding, stops, count, key, scores)
         if count == 0:
-            tokens = jnp.asarray(call.tokens[: call.rows, : call.prompt])
-            shape = (call.rows, 0, self.generation.vocabulary)
+            rows = call.rows // decoding.copies * decoding.num_return_sequences
+            tokens = jnp.asarray(call.tokens[:rows, : call.prompt])
+            shape = (rows,) if decoding.num_beams > 1 else (rows, 0, self.generation.vocabulary)
             return Generated(tokens, jnp.zeros(shape)) if scores else tokens
         state = call.advance(call.first(), count)
+        if decoding.num_beams > 1:
+            return call.best(state, decoding.num_return_sequences, scores)
         made = int(state["count"])
         tokens = state["tokens"][: call.rows, : call.prompt + made]
         return Generated(tokens, state["scores"][: call.rows, :made]) if scores else tokens
@@ -174,19 +176,17 @@ class _Call:
         self.rows = len(given.tokens)
         self.tokens, self.mask = _places(generation, given)
         self.prompt = len(generation.start) or given.tokens.shape[1]
-        self.fixed = Fixed(
-            decoding.do_sample,
-            decoding.top_k if decoding.do_sample else 0,
-            decoding.no_repeat_ngram_size,
-            scores,
-        )
+        if stops:
+            stops = [row for row in stops for _ in range(decoding.copies)]
+        self.fixed = choose.fixed(decoding, stops, scores=scores)
         self.knobs = choose.settings(
             decoding,
             stops,
-            generation.batch,
+            self.tokens.shape,
             generation.vocabulary,
             self.prompt,
             self.prompt + count,
+            given.tokens,
         )
         self.arrays = loop.pick(own._codes.run_step, own._held, own.buffers)
 
@@ -208,7 +208,7 @@ class _Call:
                 step, own.precision, self.arrays, prompts, empty
             )
             execute.check_assertions(step, holds if step.checks else None)
-        done = np.arange(own.batch) >= self.rows
+        done = np.arange(own.generation.batch) >= self.rows
         state = loop.begin(self.fixed, self.knobs, self.key, logits, self.tokens, self.mask, done)
         return {**state, "cache": cache, "holds": np.ones(len(step.checks), bool)}
 
@@ -228,6 +228,15 @@ class _Call:
         )
         execute.check_assertions(step, found["holds"] if step.checks else None)
         return found
+
+    def best(self, state: loop.State, many: int, scores: bool) -> Any:
+        """Returns the best texts of each prompt, so many, and their scores if they are wanted."""
+        prompts = self.rows // self.fixed.beams
+        made = int(state["best_lengths"][:prompts, :many].max())
+        tokens = state["best"][:prompts, :many, : self.prompt + made]
+        tokens = tokens.reshape(prompts * many, -1)
+        own = state["best_scores"][:prompts, :many].reshape(-1)
+        return Generated(tokens, own) if scores else tokens
 
     def stream(self, count: int) -> Iterator[Any]:
         """Yields tokens, one per row, until all rows have stopped."""
@@ -250,7 +259,8 @@ def _places(generation: Generation, given: Prompts) -> tuple[Any, Any]:
         mask[:, : len(generation.start)] = True
         return tokens, mask
     rows, width = given.tokens.shape
-    tokens[:rows, :width], mask[:rows, :width] = given.tokens, given.mask
+    tokens[:rows, :width] = given.tokens
+    mask[:rows, :width] = np.logical_or.accumulate(given.mask, 1)  # as transformers counts
     return tokens, mask
 
 

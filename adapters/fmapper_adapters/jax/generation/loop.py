@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fmapper_adapters.jax.aten import types
-from fmapper_adapters.jax.generation import choose
+from fmapper_adapters.jax.generation import beams, choose
 from fmapper_adapters.jax.generation.choose import Fixed, Knobs
 from fmapper_adapters.jax.model import check_inputs, execute, meshes
 from fmapper_adapters.jax.model.static_program import StaticProgram
@@ -112,7 +112,9 @@ def begin(
             rows = jnp.arange(tokens.shape[0])[:, None]
             seen = jnp.zeros(logits.shape, bool)
             state["seen"] = seen.at[rows, tokens].max(mask)
-        if fixed.scores:
+        if fixed.beams > 1:
+            state = beams.start(fixed, knobs, state, done)
+        elif fixed.scores:
             state["scores"] = jnp.zeros((logits.shape[0], tokens.shape[1], logits.shape[1]))
         return _choose(fixed, knobs, key, logits, state)
 
@@ -124,6 +126,8 @@ def _choose(fixed: Fixed, knobs: Knobs, key: Any, logits: Any, state: State) -> 
     """Returns the state after one more token."""
     at, count, done = state["at"], state["count"], state["done"]
     logits = logits.astype(jnp.float32)
+    if fixed.beams > 1:
+        return beams.advance(fixed, knobs, logits, state)
     logits = choose.process(logits, fixed, knobs, state["tokens"], at, state.get("seen"))
     token = jnp.where(done, knobs["pad"], choose.pick(logits, fixed, key, count))
     rows = jnp.arange(len(token))
@@ -158,8 +162,11 @@ def loop(
             return (state["count"] < until) & ~state["done"].all()
 
         def body(state: State) -> State:
-            logits, cache, holds = call(code, precision, arrays, state["last"], state["cache"])
+            before = state["cache"]
+            logits, cache, holds = call(code, precision, arrays, state["last"], before)
             new = _choose(fixed, knobs, key, logits, state)
+            if fixed.beams > 1:
+                cache = beams.reorder(cache, before, new["source"])
             return new | {"cache": cache, "holds": state["holds"] & holds}
 
         found: State = jax.lax.while_loop(goes_on, body, state)

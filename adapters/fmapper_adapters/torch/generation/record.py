@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fmapper import ConversionError
-from fmapper.generation import Generation, read_config
+from fmapper.generation import Decoding, Generation, read_config
 from fmapper.programs import Graph, Program
 from fmapper_adapters.torch.generation import rotary
 from fmapper_adapters.torch.record.export import export_program, mode
@@ -52,6 +52,7 @@ def export_generation(
     batch: int,
     check: bool,
     whole: Collection[str],
+    options: Mapping[str, Any] | None = None,
 ) -> Generation:
     """Returns the programs of a model for a prompt and for a step, and how it is to generate.
 
@@ -59,8 +60,14 @@ def export_generation(
         ConversionError: It cannot be recorded, or is not a model that generates.
     """
     own, prefix = _protocol_of(model, max_length)
+    config = getattr(model, "generation_config", None) or {}
+    if not isinstance(config, Mapping):
+        config = config.to_dict()
+    decoding, unsupported = read_config(config)
+    rows = batch * decoding.with_options(options or {}).copies
     with rotary.without_memory(own):
-        return _export(model, own, prefix, max_length, batch, check=check, whole=whole)
+        found = _export(model, own, prefix, max_length, rows, check=check, whole=whole)
+    return replace(found, decoding=decoding, unsupported=unsupported)
 
 
 def _export(
@@ -98,15 +105,11 @@ def _export(
         sizes = {"tokens": None, "cache": own.sizes(cache, columns)}
     given = (logits.argmax(-1), cache)
     step = export_program(_Step(own), given, {}, dynamic_shapes=sizes, **settings)
-    config = getattr(model, "generation_config", None) or {}
-    if not isinstance(config, Mapping):
-        config = config.to_dict()
-    decoding, unsupported = read_config(config)
     return Generation(
         prefill=None if prefill is None else _renamed(prefill, prefix),
         step=_renamed(step, prefix),
-        decoding=decoding,
-        unsupported=unsupported,
+        decoding=Decoding(),
+        unsupported=(),
         max_length=max_length,
         batch=batch,
         vocabulary=logits.shape[-1],
