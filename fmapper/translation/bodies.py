@@ -391,7 +391,9 @@ class _Run(Variables):
             )
         printer = self._dialect.printer(call.op)
         if printer is not None:
-            found = printer(Printing(call, self._size_code), *args, **kwargs)
+            picks = self._picks(call)
+            picked = frozenset(int(pick.args[1]) for pick in picks) if picks else None
+            found = printer(Printing(call, self._size_code, picked), *args, **kwargs)
             if found is not None:
                 return literal(found)
         helper = self._dialect.fallback(call)

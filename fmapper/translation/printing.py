@@ -22,10 +22,12 @@ class Printing:
     Attributes:
         call: The call.
         size: Returns the code for a size: a number, or an expression of symbols.
+        picked: Which of several results are used; None where the whole is.
     """
 
     call: Call
     size: Callable[[int | str], ast.expr]
+    picked: frozenset[int] | None = None
 
     @property
     def dtype(self) -> str:

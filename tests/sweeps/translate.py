@@ -1,7 +1,8 @@
-"""Model classes of transformers, made small, written as files for Flax NNX, run and compared.
+"""Model classes of libraries, made small, written as files for Flax NNX, run and compared.
 
-`nox -s translate` runs one class of each architecture that is named below; `--all` all
-architectures. Each file is run in a process without torch: outputs, gradients and five steps.
+`nox -s translate` runs one class of each architecture of transformers that is named below;
+`--library torchvision` and `--library timm` those of these, where they are installed. Each file is
+run in a process without torch: outputs, gradients and five steps.
 
     PYTHONPATH=tests python -m sweeps.translate --out translate.json llama bert
 """
@@ -28,24 +29,85 @@ ARCHITECTURES = (
     "gpt_bigcode gpt_neo persimmon nemotron rwkv bit cvt levit pvt van vit_mae yolos "
     "detr dpt glpn upernet videomae timesformer vivit data2vec-text data2vec-audio unispeech sew"
 )
+# Models of torchvision -> the height and width of the images that they take here.
+TORCHVISION = {
+    "resnet18": 64, "resnet50": 64, "wide_resnet50_2": 64, "resnext50_32x4d": 64, "vgg11": 64,
+    "vgg11_bn": 64, "alexnet": 64, "densenet121": 64, "mobilenet_v2": 64, "mobilenet_v3_small": 64,
+    "mobilenet_v3_large": 64, "efficientnet_b0": 64, "efficientnet_v2_s": 64, "regnet_x_400mf": 64,
+    "regnet_y_400mf": 64, "shufflenet_v2_x0_5": 64, "squeezenet1_1": 64, "googlenet": 64,
+    "inception_v3": 96, "mnasnet0_5": 64, "convnext_tiny": 64, "swin_t": 64, "swin_v2_t": 64,
+    "vit_b_32": 64, "maxvit_t": 64,
+}  # fmt: skip
+# Models of timm -> their arguments.
+TIMM: dict[str, dict[str, Any]] = {
+    "mixer_s32_224": {"img_size": 64}, "deit_tiny_patch16_224": {"img_size": 64},
+    "beit_base_patch16_224": {"img_size": 64, "depth": 2},
+    "cait_xxs24_224": {"img_size": 64, "depth": 2}, "coat_lite_tiny": {"img_size": 64},
+    "edgenext_xx_small": {}, "convmixer_768_32": {"depth": 2}, "resmlp_12_224": {"img_size": 64},
+    "gmlp_ti16_224": {"img_size": 64, "num_blocks": 2}, "poolformer_s12": {}, "repvgg_a0": {},
+    "levit_128s": {"img_size": 64}, "xcit_nano_12_p16_224": {"img_size": 64, "depth": 2},
+    "convnextv2_atto": {}, "efficientformer_l1": {}, "ghostnet_050": {}, "resnet18d": {},
+    "vit_tiny_patch16_224": {"img_size": 64}, "visformer_tiny": {"img_size": 64},
+    "hrnet_w18_small": {}, "res2net50_26w_4s": {}, "dpn48b": {}, "nfnet_l0": {},
+}  # fmt: skip
+LIBRARIES = ("transformers", "torchvision", "timm")
 
 
-def case(name: str, kind: str, *, train: bool = True) -> dict[str, Any]:
+class CannotBuild(Exception):
+    """A library has no such model."""
+
+
+def build(name: str, kind: str, library: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Returns a small model and what it is called with.
+
+    Raises:
+        CannotBuild: It cannot be made small, or there is none.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    if library == "transformers":
+        from models import tiny_models
+
+        try:
+            tiny = tiny_models.build(_class_of(name, kind), name)
+        except tiny_models.CannotBuild as error:
+            raise CannotBuild(str(error)) from error
+        return tiny.model, (), tiny.inputs
+    if library == "torchvision":
+        import torchvision
+
+        size = TORCHVISION.get(name, 64)
+        options = {"image_size": size} if name.startswith("vit") else {}
+        options |= {"input_size": (size, size)} if name.startswith("maxvit") else {}
+        if name in ("googlenet", "inception_v3"):
+            options |= {"aux_logits": False, "init_weights": False}
+        model = torchvision.models.get_model(name, weights=None, num_classes=7, **options)
+    else:
+        import timm
+
+        model = timm.create_model(name, num_classes=7, **TIMM.get(name, {"img_size": 64}))
+        size = 64
+    return model, (torch.randn(2, 3, size, size),), {}
+
+
+def case(
+    name: str, kind: str, library: str = "transformers", *, train: bool = True
+) -> dict[str, Any]:
     """One class: built, translated, and proved."""
     from fmapper.translation.source import translate
-    from models import tiny_models
 
     warnings.simplefilter("ignore")
     began = time.monotonic()
     try:
-        tiny = tiny_models.build(_class_of(name, kind), name)
-    except tiny_models.CannotBuild as error:
+        model, args, kwargs = build(name, kind, library)
+    except CannotBuild as error:
         return {"class": "not built", "reason": str(error)}
     try:
         for shapes in ("auto", None):
             try:
                 source, _, proof = translate(
-                    tiny.model, "flax", (), tiny.inputs, shapes, train, proved=True
+                    model, "flax", args, kwargs, shapes, train, proved=True
                 )
                 break
             except Exception:
@@ -53,10 +115,10 @@ def case(name: str, kind: str, *, train: bool = True) -> dict[str, Any]:
                     raise
     except Exception as error:  # whatever it is, it is what a user would see
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        return {"class": "refused", "reason": reason, "model": type(tiny.model).__name__}
+        return {"class": "refused", "reason": reason, "model": type(model).__name__}
     return {
         "class": "equal" if proof else "MISMATCH",
-        "model": type(tiny.model).__name__,
+        "model": type(model).__name__,
         "errors": dict(proof.errors) if proof is not None else {},
         "lines": len(source.code.splitlines()),
         "layers": source.layers[0] / max(source.layers[1], 1),
@@ -81,14 +143,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="Architectures; those of the list unless given.")
     parser.add_argument("--kind", default="base", choices=KINDS)
+    parser.add_argument("--library", default="transformers", choices=LIBRARIES)
     parser.add_argument("--out", type=Path, default=Path("translate.json"))
     given = parser.parse_args()
     found = json.loads(given.out.read_text()) if given.out.exists() else {}
-    for name in given.names or ARCHITECTURES.split():
-        key = f"{name}:{given.kind}"
+    usual = {"torchvision": TORCHVISION, "timm": TIMM}.get(given.library, ARCHITECTURES.split())
+    kind = given.kind if given.library == "transformers" else given.library
+    for name in given.names or usual:
+        key = f"{name}:{kind}"
         if key in found:
             continue
-        found[key] = case(name, given.kind)
+        found[key] = case(name, given.kind, given.library)
         print(key, json.dumps(found[key])[:400], flush=True)
         given.out.write_text(json.dumps(found, indent=1))
     classes = [one["class"] for one in found.values()]

@@ -98,3 +98,39 @@ def conv(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
     )
     return y if bias is None else y + bias.reshape(-1, *(1,) * count)
 ''')
+_enter('''
+def over_windows(x, start, function, window, strides, padding=0, ceil_mode=False):
+    """Reduces windows over the last axes; with ceil_mode the last one may reach beyond the end."""
+    first = (1,) * (x.ndim - len(window))
+    padding = (padding,) * len(window) if isinstance(padding, int) else padding
+    pads = [(0, 0)] * len(first)
+    for size, k, s, p in zip(x.shape[len(first) :], window, strides, padding):
+        extra = -(size + 2 * p - k) % s if ceil_mode else 0
+        begins_inside = (size + 2 * p - k + extra) // s * s < size + p
+        pads.append((p, p + extra * begins_inside))
+    return jax.lax.reduce_window(x, start, function, (*first, *window), (*first, *strides), pads)
+''')
+_enter('''
+def max_pool(x, window, strides, padding=0, ceil_mode=False):
+    """Takes the largest element of windows over the last axes."""
+    return over_windows(x, -jnp.inf, jax.lax.max, window, strides, padding, ceil_mode)
+''')
+_enter('''
+def avg_pool(x, window, strides, padding=0, ceil_mode=False, count_padding=True):
+    """Takes the mean of windows over the last axes."""
+    total = over_windows(x, 0.0, jax.lax.add, window, strides, padding, ceil_mode)
+    if count_padding and not ceil_mode:
+        return total / math.prod(window)
+    ones = jnp.ones(x.shape[x.ndim - len(window) :], x.dtype)
+    return total / over_windows(ones, 0.0, jax.lax.add, window, strides, padding, ceil_mode)
+''')
+_enter('''
+def adaptive_avg_pool(x, sizes):
+    """Takes means over the last axes of bins of nearly the same size."""
+    for axis, count in enumerate(sizes, x.ndim - len(sizes)):
+        size = x.shape[axis]
+        ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+        means = [jax.lax.slice_in_dim(x, *e, axis=axis).mean(axis, keepdims=True) for e in ends]
+        x = jnp.concatenate(means, axis)
+    return x
+''')

@@ -1,0 +1,75 @@
+"""Operations as a person would write them in JAX; none of them as its lowering."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+jax = pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import fmapper  # noqa: E402
+
+
+class Each(nn.Module):
+    """Several functions of one input."""
+
+    def __init__(self, *functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, x, *more):
+        return tuple(function(x, *more) for function in self.functions)
+
+
+def printed(inputs, *functions):
+    """Returns the code of functions, once their results are compared."""
+    module = Each(*functions)
+    code = fmapper.source(module, "flax", inputs, dynamic_shapes=None)
+    space = {"__name__": "translated"}
+    exec(compile(code, "translated.py", "exec"), space)
+    model = space["Each"](rngs=nnx.Rngs(0))
+    found = jax.tree.leaves(model(*(x.numpy() for x in inputs)))
+    wanted = [x for x in fmapper.fleaves(module(*inputs)) if x is not None]
+    for at, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+        np.testing.assert_allclose(
+            np.asarray(mine), theirs.detach().numpy(), rtol=2e-5, atol=2e-5, err_msg=str(at)
+        )
+    assert not re.search("^def _", code, re.MULTILINE), code
+    return code
+
+
+def test_windows():
+    code = printed(
+        (torch.randn(2, 3, 9, 11),),
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+        lambda x: F.max_pool2d(x, 2, 2, 1, ceil_mode=True),
+        lambda x: F.avg_pool2d(x, 3, 2, 1),
+        lambda x: F.avg_pool2d(x, (3, 2), 2, 1, count_include_pad=False),
+        lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True),
+        lambda x: F.avg_pool1d(x[0], 3),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.adaptive_avg_pool2d(x, (4, 5)),
+    )
+    assert "max_pool(x, (3, 3), (2, 2), padding=1)" in code
+    assert "x.mean(axis=(-2, -1), keepdims=True)" in code
+
+
+def test_images_of_other_sizes():
+    code = printed(
+        (torch.randn(2, 3, 4, 6),),
+        lambda x: F.interpolate(x, scale_factor=2),
+        lambda x: F.interpolate(x, size=(8, 18), mode="nearest-exact"),
+        lambda x: F.interpolate(x, size=(7, 11), mode="bilinear"),
+        lambda x: F.interpolate(x, size=(3, 4), mode="bilinear"),
+        lambda x: F.interpolate(x[0], scale_factor=3, mode="linear"),
+    )
+    assert "x.repeat(2, axis=2).repeat(2, axis=3)" in code
+    assert '"linear", antialias=False)' in code
