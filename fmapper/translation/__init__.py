@@ -9,7 +9,10 @@ from fmapper.programs.program import Call, DType, Ref
 from fmapper.translation.classes import Class
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
 from fmapper.translation.dialect import Dialect, Helper, Layer
+from fmapper.translation.forms import Statement
+from fmapper.translation.loading import Loading, loading_of
 from fmapper.translation.printing import PrinterTable, Printing
+from fmapper.translation.statements import other_names, statements_at
 from fmapper.translation.units import Structure, Unit, local_array
 from fmapper.translation.writer import Source, write
 
@@ -20,10 +23,12 @@ __all__ = [
     "Dialect",
     "Helper",
     "Layer",
+    "Loading",
     "PrinterTable",
     "Printing",
     "Ref",
     "Source",
+    "Statement",
     "Structure",
     "Unit",
     "Value",
@@ -31,7 +36,10 @@ __all__ = [
     "expr",
     "identifier",
     "literal",
+    "loading_of",
     "local_array",
+    "other_names",
+    "statements_at",
     "text",
     "write",
 ]

@@ -374,7 +374,8 @@ class _Run(Variables):
                 continue
             owner = attribute("self", local)
             self._body.arrays.setdefault(local, target)
-            self._body.statements.append(Statement((f"{owner}[...]",), self._use(value.name)))
+            written = self._dialect.written(expr(owner), self._use(value.name))
+            self._body.statements.append(written)
 
     def _held_by_layer(self, target: str) -> bool:
         return target in self._writer._owners
@@ -453,18 +454,12 @@ class _Run(Variables):
         held = self._writer._owners.get(str(given.target))
         if held is None:
             self._body.arrays[local] = str(given.target)
-            node = expr(f"{attribute('self', local)}[...]")
+            node = self._dialect.held(expr(attribute("self", local)), None)
         else:
             owner, order = held
             start = len(self._unit.path) + bool(self._unit.path)
-            node = expr(f"{attribute('self', owner[start:])}[...]")
-            if order is not None:
-                back = tuple(order.index(i) for i in range(len(order)))
-                node = (
-                    expr("{0}.T", node)
-                    if back == (1, 0)
-                    else expr("{0}.transpose({1})", node, back)
-                )
+            back = None if order is None else tuple(order.index(i) for i in range(len(order)))
+            node = self._dialect.held(expr(attribute("self", owner[start:])), back)
         return Value(node, given.dtype, given.shape)
 
     def _constant(self, value: str, target: str) -> ast.expr:

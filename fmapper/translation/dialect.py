@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from fmapper.programs.program import Call
     from fmapper.translation.classes import Class
+    from fmapper.translation.forms import Statement
     from fmapper.translation.printing import Printer
     from fmapper.translation.units import Structure, Unit
 
@@ -104,6 +105,19 @@ class Dialect(ABC):
     @abstractmethod
     def dtype(self, name: str) -> ast.expr:
         """Returns the code for a dtype."""
+
+    @abstractmethod
+    def held(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
+        """Returns the code for the values of an array that a submodule holds.
+
+        Args:
+            node: The attribute.
+            order: The order of its dimensions that is wanted; None for its own.
+        """
+
+    @abstractmethod
+    def written(self, node: ast.expr, value: ast.expr) -> Statement:
+        """Returns the statement that gives an array that a submodule holds new values."""
 
     @abstractmethod
     def parameter(self, array: Any) -> ast.expr:

@@ -13,7 +13,7 @@ from flax import linen, nnx
 from fmapper import ConversionError, fmap
 from fmapper_adapters.flax import axes as _axes
 from fmapper_adapters.flax import linen_source, variables
-from fmapper_adapters.jax.libraries import Lifted, Source, train_flags
+from fmapper_adapters.jax.libraries import Lifted, Source, objects_at, parts, train_flags
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
@@ -142,7 +142,8 @@ def of_nnx(model: Any) -> Source:
     def call(parameters: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**parameters, **buffers}
         filled = held.fill(known)
-        output = filled[0](*args, **kwargs)
+        with parts.watch(lambda: objects_at(filled[0])):
+            output = filled[0](*args, **kwargs)
         try:
             return output, held.changes(filled, known)
         except ConversionError as error:

@@ -19,8 +19,8 @@ from fmapper.backends import Models, Observation
 if TYPE_CHECKING:
     from fmapper.programs import Lowering, Program
     from fmapper_adapters.jax.model.jax_model import from_program
-    from fmapper_adapters.jax.record import train_flags
-    from fmapper_adapters.jax.record.closure import Lifted, classes_at
+    from fmapper_adapters.jax.record import parts, train_flags
+    from fmapper_adapters.jax.record.closure import Lifted, classes_at, objects_at
     from fmapper_adapters.jax.record.trace import Source
     from fmapper_adapters.jax.translation.writing import JaxPrinters
     from fmapper_adapters.jax.tree import registered_type
@@ -31,6 +31,8 @@ __all__ = [
     "Lifted",
     "Source",
     "classes_at",
+    "objects_at",
+    "parts",
     "from_program",
     "registered_type",
     "train_flags",
@@ -43,6 +45,8 @@ _MODULES = {
     "classes_at": "record.closure",
     "from_program": "model.jax_model",
     "registered_type": "tree",
+    "objects_at": "record.closure",
+    "parts": "record",
     "train_flags": "record",
 }
 
@@ -54,7 +58,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = f"fmapper_adapters.jax.{_MODULES[name]}"
-    if name == "train_flags":
+    if name in ("parts", "train_flags"):
         return import_module(f"{place}.{name}")
     return getattr(import_module(place), name)
 
@@ -117,12 +121,12 @@ class JaxModels(Models):
         whole: Collection[str] = (),
         parts: bool = False,
     ) -> Program:
-        """Returns what `jax.make_jaxpr` records; the calls of submodules are not."""
+        """Returns what `jax.make_jaxpr` records."""
         from fmapper_adapters.jax.record import trace
 
         source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
         options = {"dynamic_shapes": dynamic_shapes, "train": train, "strict": strict}
-        return trace.record(source, args, kwargs, **options)
+        return trace.record(source, args, kwargs, parts=parts, **options)
 
     def call(self, model: Any, args: Args, kwargs: Kwargs) -> Any:
         """Calls the model in evaluation mode, without changing it."""

@@ -11,7 +11,17 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fmapper import ConversionError, to_numpy
-from fmapper.translation import Class, Dialect, Helper, Layer, expr, identifier, literal, text
+from fmapper.translation import (
+    Class,
+    Dialect,
+    Helper,
+    Layer,
+    Statement,
+    expr,
+    identifier,
+    literal,
+    text,
+)
 from fmapper_adapters.flax.translation import layers
 from fmapper_adapters.flax.translation.helpers import HELPERS
 from fmapper_adapters.jax.libraries import JaxPrinters
@@ -76,6 +86,17 @@ class FlaxDialect(Dialect):
     def dtype(self, name: str) -> ast.expr:
         """Returns `jnp.float32` and its like."""
         return self._jax.dtype(name)
+
+    def held(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
+        """Returns the values of a variable, with their dimensions in another order."""
+        values = expr("{0}[...]", node)
+        if order is None:
+            return values
+        return expr("{0}.T", values) if order == (1, 0) else expr("{0}.transpose({1})", values, order)
+
+    def written(self, node: ast.expr, value: ast.expr) -> Statement:
+        """Returns the code that gives a variable other values."""
+        return Statement((text(expr("{0}[...]", node)),), value)
 
     def parameter(self, array: Any) -> ast.expr:
         """Returns an `nnx.Param`, with the values where they are all the same."""

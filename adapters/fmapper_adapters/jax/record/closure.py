@@ -132,6 +132,19 @@ def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
     return found
 
 
+def objects_at(tree: Any) -> list[tuple[str, Any]]:
+    """Returns the nodes that can be called, by name as arrays have one; tied ones at each place."""
+    found: list[tuple[str, Any]] = []
+
+    def see(path: Any, node: Any) -> bool:
+        if callable(node) and not isinstance(node, type) and not is_function(node):
+            found.append((".".join(_keys_of(path)), node))
+        return is_function(node)
+
+    fmap_with_path(lambda path, leaf: leaf, tree, cache=None, is_leaf=see)
+    return found
+
+
 def is_function(x: Any) -> bool:
     """Tells whether something is called without being a tree of arrays itself."""
     if isinstance(x, types.FunctionType | types.MethodType | functools.partial):

@@ -7,7 +7,7 @@ import enum
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.export
@@ -17,6 +17,7 @@ from jax.extend import core
 from fmapper import ConversionError, FmapperWarning
 from fmapper.programs import Call, DType, Graph, Ref, Scalar, Size
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
+from fmapper_adapters.jax.record import parts
 from fmapper_adapters.jax.record.equations import (
     checks,
     collectives,
@@ -30,6 +31,10 @@ from fmapper_adapters.jax.record.equations import (
 _ORDER = 2
 
 
+if TYPE_CHECKING:
+    from fmapper_adapters.jax.record.parts import PartReader
+
+
 class _Surroundings(ConversionError):
     """A function uses an array of a recording that is over."""
 
@@ -37,13 +42,17 @@ class _Surroundings(ConversionError):
 class Reader:
     """Reads jaxprs of one program, of which the outermost may have constants.
 
+    Args:
+        parts: For the calls of submodules, if they are wanted.
+
     Attributes:
         constants: The arrays that the code holds, by the names that they are given here.
         equations: The equation that each call of the outermost graph comes from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parts: PartReader | None = None) -> None:
         self.constants: dict[str, Any] = {}
+        self.parts = parts
         self._found: dict[str, Any] = {}
         self.equations: dict[str, Any] = {}
         self._own: dict[Any, tuple[Graph, Graph | str]] = {}
@@ -131,6 +140,8 @@ class _Body:
         self._counts: dict[str, int] = {}
         self._taken: set[str] = set()  # names of inputs, which no call may have
         self._differentiable: set[str] = set()  # results that may have derivatives
+        is_root = constant == reader.constant
+        self._parts = reader.parts if is_root else None
 
     def graph(self, jaxpr: Any, names: Sequence[str], consts: Sequence[Any]) -> Graph:
         env: dict[Any, Any] = {}
@@ -181,7 +192,12 @@ class _Body:
     def _equation(self, eqn: Any, env: dict[Any, Any], path: str, outer: str) -> None:
         name = eqn.primitive.name
         args = [self._value(var, env) for var in eqn.invars]
-        path = plain.path(eqn, path)
+        if name == parts.mark.name:
+            if self._parts is not None:
+                self._parts.see(eqn.params["part"], eqn.params["ends"], args)
+            env.update(zip(eqn.outvars, args, strict=True))
+            return
+        path = plain.path(eqn, path) if self._parts is None else self._parts.name
         source = plain.source(eqn) or outer
         why = primitives.HOST.get(name)
         if why is not None:

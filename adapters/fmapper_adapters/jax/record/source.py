@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fmapper.programs import Parameter
-from fmapper_adapters.jax.record import closure, train_flags
+from fmapper_adapters.jax.record import closure, parts, train_flags
 from fmapper_adapters.jax.record.closure import Lifted
 from fmapper_adapters.jax.record.trace import Source
 
@@ -110,10 +110,11 @@ def of_callable(model: Any, *, train: bool) -> Source:
     def call(params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
         known = {**params, **buffers}
         filled = held.fill(known, train=train)
-        if len(filled) > 1:
-            output = filled[0](filled[1], *args, **kwargs)
-        else:
-            output = filled[0](*args, **kwargs)
+        with parts.watch(lambda: closure.objects_at(filled[0])):
+            if len(filled) > 1:
+                output = filled[0](filled[1], *args, **kwargs)
+            else:
+                output = filled[0](*args, **kwargs)
         return output, held.changes(filled, known)
 
     arrays = held.arrays

@@ -22,9 +22,11 @@ from fmapper import (
 )
 from fmapper.backends import equals, holds_arrays
 from fmapper.programs import Graph, Input, Output, Parameter, Program
+from fmapper.translation import statements_at
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
 from fmapper_adapters.jax.record import jaxpr, tracer_errors, treespec
+from fmapper_adapters.jax.record.parts import PartCalls, PartReader, noted_call, noting
 
 
 @dataclass
@@ -97,6 +99,7 @@ def record(
     dynamic_shapes: Any = None,
     train: bool = False,
     strict: bool | None = None,
+    parts: bool = False,
 ) -> Program:
     """Returns the program of a model for example inputs.
 
@@ -107,6 +110,7 @@ def record(
         dynamic_shapes: Which sizes may vary; see `_dynamic`.
         train: What the program says of itself.
         strict: False: arrays of objects that nobody declared become constants.
+        parts: Note the calls of submodules.
 
     Raises:
         ConversionError: It cannot be recorded.
@@ -114,9 +118,11 @@ def record(
     """
     if strict is False:
         source.suspects = []
-    return record_with_equations(source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train)[
-        0
-    ]
+    calls = PartCalls() if parts else None
+    with noting(calls):
+        return record_with_equations(
+            source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, calls=calls
+        )[0]
 
 
 def record_with_equations(
@@ -126,6 +132,7 @@ def record_with_equations(
     *,
     dynamic_shapes: Any = None,
     train: bool = False,
+    calls: PartCalls | None = None,
 ) -> tuple[Program, dict[str, Any]]:
     """Records a model; also returns the equation of each outermost call, by the call's name."""
     fleaves(())  # functors that are new are entered into JAX's registry
@@ -150,7 +157,8 @@ def record_with_equations(
     positions = [i for i, f in enumerate(static) if not f]
     labels = _distinct([*(_label(paths[p]) for p in positions), *(_label(n) for _, n in names)])
     labels = [*labels[len(positions) :], *labels[: len(positions)]]
-    reader = jaxpr.Reader()
+    parts = None if calls is None else PartReader(calls)
+    reader = jaxpr.Reader(parts)
     graph = reader.root(closed, labels)
     if source.refusal is not None and source.uses_suspects(reader.constants.values()):
         raise source.refusal
@@ -215,6 +223,11 @@ def record_with_equations(
         name=source.name,
         lines=_lines(graph),
     )
+    if calls is not None and parts is not None:
+        program.parts = parts.parts()
+        program.types, program.first_paths = calls.types, calls.first_paths
+        sources = {call.source for call in graph.walk()} | {one.source for one in program.parts}
+        program.lines = statements_at(sources)
     return program, reader.equations
 
 
@@ -272,7 +285,14 @@ class Traced:
             for leaf, fixed in zip(self._leaves, self._static, strict=True)
         ]
         args, kwargs = jax.tree.unflatten(self._tree, full)
-        output, changed = self._source.call(params, buffers, *args, **kwargs)
+        changed: dict[str, Any] = {}
+
+        def run(*given: Any, **named: Any) -> Any:
+            found, new = self._source.call(params, buffers, *given, **named)
+            changed.update(new)
+            return found
+
+        output = noted_call(self._source.function, self._source.skipped, args, kwargs, run)
         flat, self.out_tree = jax.tree.flatten(output, is_leaf=_is_none)
         for leaf in flat:
             _check_leaf(leaf, "the output")

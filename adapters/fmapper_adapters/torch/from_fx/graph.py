@@ -22,6 +22,7 @@ from fmapper.programs import (
     Program,
     Ref,
 )
+from fmapper.translation import statements_at
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.from_fx import guards, signature_of
 from fmapper_adapters.torch.from_fx.size_facts import SizeFacts
@@ -31,7 +32,6 @@ from fmapper_adapters.torch.meshes import tp_plan
 from fmapper_adapters.torch.passes import order
 from fmapper_adapters.torch.passes.backward import fold_backward
 from fmapper_adapters.torch.passes.one_form import IN_PLACE
-from fmapper_adapters.torch.record import statements
 from fmapper_adapters.torch.record.parts import PartCalls
 
 # Where results have no use and nothing but the device or the recording itself is at stake.
@@ -130,7 +130,7 @@ def program(
     found.parts = calls.parts(own, exported.graph)
     found.types, found.first_paths = calls.types, calls.first_paths
     sources = {call.source for call in graph.walk()} | {part.source for part in found.parts}
-    found.lines = statements.read(sources)
+    found.lines = statements_at(sources)
     return with_parts(found, run)
 
 

@@ -112,7 +112,7 @@ class _Tracer(fx.proxy.GraphAppendingTracer):
         if self.steps > _MOST_STEPS:
             raise ConversionError(f"it takes more than {_MOST_STEPS} operations of torch")
         node = super().create_node(kind, target, args, kwargs, *rest)
-        path, source = self.place
+        path, source = node.meta["place"] = self.place
         if source:
             file, _, line = source.rpartition(":")
             code = quoted.on_one_line(self.lines.get(source, "").strip() or "?")

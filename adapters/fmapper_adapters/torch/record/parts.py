@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from fmapper.programs import Part, Ref, Size, map_arguments
+from fmapper.translation import other_names
 from fmapper_adapters.torch import _private
-from fmapper_adapters.torch.record import statements
 
 
 class PartCalls:
@@ -72,7 +72,7 @@ class PartCalls:
             "parent": self._open[-1]["name"] if self._open else "",
             "arguments": _by_name(module, args, kwargs),
             "source": _caller(),
-            "other_names": statements.other_names(type(module).forward),
+            "other_names": other_names(type(module).forward),
         }
         self._open.append(noted)
         self._noted.append(noted)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-def read(sources: Iterable[str]) -> dict[str, str]:
+def statements_at(sources: Iterable[str]) -> dict[str, str]:
     """Returns the statements at places, each `file:line`; without those that cannot be read."""
     found = {}
     for source in sources:

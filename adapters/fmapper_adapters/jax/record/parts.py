@@ -1,0 +1,332 @@
+"""Notes which submodules are called while a model is traced, with what, and what they give.
+
+Each call puts two marks into the jaxpr: an identity of the arrays that it is given, and one of those
+that it gives. They go through `vmap`, `grad` and inner functions as any operation does; whoever reads
+the jaxpr takes them out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from fmapper.programs import Part, Ref, map_arguments
+from fmapper.translation import other_names
+from fmapper_adapters.jax.record import frames
+
+mark = Primitive("fmapper_part")
+mark.multiple_results = True
+mark.def_impl(lambda *xs, **_: list(xs))
+mark.def_abstract_eval(lambda *avals, **_: list(avals))
+mlir.register_lowering(mark, lambda ctx, *xs, **_: xs)
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    return mark.bind(*primals, **params), list(tangents)
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> Any:
+    return mark.bind(*args, **params), dims
+
+
+ad.primitive_jvps[mark] = _jvp
+batching.primitive_batchers[mark] = _batch
+
+
+class PartCalls:
+    """The calls of submodules in one recording.
+
+    Attributes:
+        types: The paths of the submodules -> their classes.
+        first_paths: Their paths -> the first path of the same submodule.
+    """
+
+    def __init__(self) -> None:
+        self.types: dict[str, str] = {}
+        self.first_paths: dict[str, str] = {}
+        self.noted: list[dict[str, Any]] = []
+        self._open: list[int] = []  # ids of the objects whose methods run
+
+    def call(
+        self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,
+        run: Callable[..., Any],
+    ) -> Any:  # fmt: skip
+        """Calls a part between two marks.
+
+        Args:
+            path: Of the part.
+            owner: The part.
+            function: Whose signature it has, without `self`.
+            args: What it is called with.
+            kwargs: What it is called with by keyword.
+            run: What is called.
+        """
+        if self._open and self._open[-1] == id(owner):  # a method calls another one
+            return run(*args, **kwargs)
+        at = len(self.noted)
+        noted: dict[str, Any] = {
+            "path": path,
+            "source": _caller(),
+            "other_names": other_names(inspect.unwrap(getattr(function, "func", function))),
+        }
+        self.noted.append(noted)
+        arrays = _Arrays()
+        arrays.see((args, kwargs))
+        arrays.put(mark.bind(*arrays.found, part=at, ends=False))
+        noted["arguments"] = {
+            name: arrays.structure(value)
+            for name, value in _by_name(function, args, kwargs).items()
+        }
+        args, kwargs = arrays.rebuilt((args, kwargs))
+        self._open.append(id(owner))
+        try:
+            result = run(*args, **kwargs)
+        finally:
+            self._open.pop()
+        arrays = _Arrays()
+        arrays.see(result)
+        arrays.put(mark.bind(*arrays.found, part=at, ends=True))
+        noted["result"] = arrays.structure(result)
+        return arrays.rebuilt(result)
+
+
+class _Arrays:
+    """The arrays in arguments or results, and what becomes of them."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+        self._at: dict[int, int] = {}
+        self._new: list[Any] = []
+
+    def see(self, value: Any) -> None:
+        """Finds the arrays in tuples, lists and dicts."""
+        if isinstance(value, jax.core.Tracer):
+            if id(value) not in self._at:
+                self._at[id(value)] = len(self.found)
+                self.found.append(value)
+        elif isinstance(value, tuple | list):
+            for inner in value:
+                self.see(inner)
+        elif type(value) is dict:
+            for inner in value.values():
+                self.see(inner)
+
+    def put(self, new: Any) -> None:
+        """Takes what the marks give in their places."""
+        self._new = list(new)
+
+    def rebuilt(self, value: Any) -> Any:
+        """Returns a structure with the new arrays in it."""
+        if isinstance(value, jax.core.Tracer):
+            return self._new[self._at[id(value)]]
+        if isinstance(value, tuple | list):
+            inner = [self.rebuilt(one) for one in value]
+            return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
+        if type(value) is dict:
+            return {key: self.rebuilt(one) for key, one in value.items()}
+        return value
+
+    def structure(self, value: Any) -> Any:
+        """Returns a structure as data, with the number of each array as a `Ref`."""
+        if isinstance(value, jax.core.Tracer):
+            return Ref(str(self._at[id(value)]))
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, tuple | list):
+            return tuple(map(self.structure, value))
+        if type(value) is dict:
+            return {str(key): self.structure(inner) for key, inner in value.items()}
+        return None
+
+
+class _Recording:
+    calls: PartCalls | None = None
+
+
+@contextlib.contextmanager
+def noting(calls: PartCalls | None) -> Iterator[None]:
+    """Has the calls of parts inside noted; `None` notes nothing."""
+    before, _Recording.calls = _Recording.calls, calls
+    try:
+        yield
+    finally:
+        _Recording.calls = before
+
+
+def noted_call(function: Any, skipped: int, args: Any, kwargs: Any, run: Any) -> Any:
+    """Calls the whole model; notes the call if a recording wants that.
+
+    Args:
+        function: Whose signature it has.
+        skipped: How many of its first parameters are no arguments of the model.
+        args: What it is called with.
+        kwargs: What it is called with by keyword.
+        run: What is called.
+    """
+    calls = _Recording.calls
+    if calls is None:
+        return run(*args, **kwargs)
+    calls.types.setdefault("", getattr(function, "__qualname__", ""))
+    calls.first_paths.setdefault("", "")
+    bound = functools.partial(function, *[None] * skipped) if function else run
+    return calls.call("", None, bound, args, kwargs, run)
+
+
+@contextlib.contextmanager
+def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
+    """Notes the calls of objects by their methods.
+
+    Args:
+        parts: Returns the objects that are called, each with its path, those of ties several times.
+    """
+    calls = _Recording.calls
+    if calls is None:
+        yield
+        return
+    paths: dict[int, str] = {}
+    kept = []  # ids are of these while they live
+    for path, part in parts():
+        kept.append(part)
+        first = paths.setdefault(id(part), path)
+        calls.first_paths.setdefault(path, first)
+        cls = type(part)
+        calls.types.setdefault(path, f"{cls.__module__}.{cls.__qualname__}")
+    changed: list[tuple[type, str, Any]] = []
+    try:
+        for cls in {type(part) for part in kept}:
+            for owner, name in _methods(cls):
+                if not any(one[:2] == (owner, name) for one in changed):
+                    original = vars(owner)[name]
+                    changed.append((owner, name, original))
+                    type.__setattr__(owner, name, _noting(original, paths))
+        yield
+    finally:
+        for owner, name, original in changed:
+            type.__setattr__(owner, name, original)
+
+
+def _methods(cls: type) -> Iterator[tuple[type, str]]:
+    """Yields the methods that are calls of a part: `__call__`, and others of the user's classes."""
+    for owner in cls.__mro__:
+        is_library = frames.is_of_library(getattr(sys.modules.get(owner.__module__), "__file__", None) or "<")
+        for name, value in vars(owner).items():
+            function = inspect.unwrap(value) if callable(value) else None
+            if not isinstance(function, types.FunctionType) or isinstance(value, type):
+                continue
+            if name == "__call__" or not (is_library or name.startswith("_")):
+                yield owner, name
+
+
+def _noting(original: Any, paths: Mapping[int, str]) -> Any:
+    function = inspect.unwrap(original)
+
+    @functools.wraps(function)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = original.__get__(self, type(self))
+        path = paths.get(id(self))
+        if not path or _Recording.calls is None:
+            return run(*args, **kwargs)
+        bound = functools.partial(function, self)
+        return _Recording.calls.call(path, self, bound, args, kwargs, run)
+
+    return method
+
+
+def _caller() -> str:
+    """Returns the line that has called a part, as `file:line`."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        own = frames.is_of_jax(file) or frames.is_of_library(file) or frames.is_of_python(file)
+        if not own:
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _by_name(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """Returns the arguments by the names of the parameters."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = []
+    found: dict[str, Any] = {}
+    given = list(args)
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            for i, value in enumerate(given):
+                found[f"{parameter.name}_{i}"] = value
+            given = []
+        elif given and parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
+            found[parameter.name] = given.pop(0)
+    for i, value in enumerate(given):
+        found[f"input_{i}"] = value
+    return {**found, **kwargs}
+
+
+class PartReader:
+    """Finds the calls of parts while a jaxpr is read.
+
+    Args:
+        calls: What was noted while it was traced.
+    """
+
+    def __init__(self, calls: PartCalls) -> None:
+        self._calls = calls
+        self._open: list[dict[str, Any]] = []
+        self._counts: dict[str, int] = {}
+        self.done: list[dict[str, Any]] = []
+
+    @property
+    def name(self) -> str:
+        """The name of the call that is read."""
+        return self._open[-1]["name"] if self._open else ""
+
+    def see(self, at: int, ends: bool, values: list[Any]) -> None:
+        """Reads a mark: a call begins or ends."""
+        noted = self._calls.noted[at]
+
+        def value(ref: Any) -> Any:
+            if not isinstance(ref, Ref):
+                return ref
+            found = values[int(ref.name)]
+            return getattr(found, "value", found) if not isinstance(found, Ref) else found
+
+        if not ends:
+            path = noted["path"]
+            number = self._counts.get(path, 0)
+            self._counts[path] = number + 1
+            made = {
+                "name": f"{path}@{number}" if number else path,
+                "at": at,
+                "path": path,
+                "parent": self.name,
+                "arguments": map_arguments(noted["arguments"], value),
+            }
+            self._open.append(made)
+            self.done.append(made)
+            return
+        while self._open and self._open[-1]["at"] != at:
+            self._open.pop()
+        if self._open and "result" in noted:
+            self._open.pop()["result"] = map_arguments(noted["result"], value)
+
+    def parts(self) -> tuple[Part, ...]:
+        """Returns the calls."""
+        return tuple(
+            Part(
+                one["name"], one["path"], one["parent"], one["arguments"], one["result"],
+                self._calls.noted[one["at"]]["source"], self._calls.noted[one["at"]]["other_names"],
+            )
+            for one in self.done
+            if "result" in one
+        )  # fmt: skip

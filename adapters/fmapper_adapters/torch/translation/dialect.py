@@ -1,0 +1,281 @@
+"""Files for torch."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import re
+import textwrap
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fmapper import ConversionError, to_numpy
+from fmapper.translation import (
+    Class,
+    Dialect,
+    Helper,
+    Layer,
+    Statement,
+    expr,
+    literal,
+    loading_of,
+    text,
+)
+from fmapper_adapters.torch.translation import layers, printers
+from fmapper_adapters.torch.translation.helpers import HELPERS
+
+_IMPORTS = {
+    "torch": "import torch",
+    "np": "import numpy as np",
+    "math": "import math",
+    "base64": "import base64",
+    "zlib": "import zlib",
+    "nn": "from torch import nn",
+    "F": "import torch.nn.functional as F",
+    "NamedTuple": "from typing import NamedTuple",
+}
+_RESERVED = frozenset({*_IMPORTS, "load_weights", "ARRAYS", "RENAMED"})
+_MOST = 64  # elements of an array that is written out
+_MODULES = {
+    "F.relu": "nn.ReLU()", "F.silu": "nn.SiLU()", "torch.tanh": "nn.Tanh()",
+    "torch.sigmoid": "nn.Sigmoid()", "F.elu": "nn.ELU()", "F.softplus": "nn.Softplus()",
+}  # fmt: skip
+
+
+class TorchDialect(Dialect):
+    """Writes for torch.
+
+    Args:
+        functions: The functions of fmapper that the program calls, by operation.
+    """
+
+    parameters: ClassVar[Mapping[str, Sequence[str]]] = {
+        "nn.Linear": ("in_features", "out_features"),
+        "nn.Embedding": ("num_embeddings", "embedding_dim"),
+        "nn.LayerNorm": ("normalized_shape",),
+        "nn.RMSNorm": ("normalized_shape",),
+        "nn.GroupNorm": ("num_groups", "num_channels"),
+        "nn.Dropout": ("p",),
+        **{
+            f"{module}{kind}{dims}d{end}": names
+            for module, end in (("nn.", ""), ("", "Last"))
+            for dims in (1, 2, 3)
+            for kind, names in {
+                "Conv": ("in_channels", "out_channels", "kernel_size"),
+                "ConvTranspose": ("in_channels", "out_channels", "kernel_size"),
+                "BatchNorm": ("num_features",),
+            }.items()
+        },
+    }
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self._functions = functions
+
+    def reserved(self) -> frozenset[str]:
+        """Returns what a file imports, and the names of its helpers."""
+        return _RESERVED | HELPERS.keys()
+
+    def printer(self, op: str) -> Any:
+        """Returns how a function or method of torch is called."""
+        return printers.printer(op)
+
+    def helper(self, name: str) -> Helper | None:
+        """Returns a class that code may call by its name."""
+        return HELPERS.get(name)
+
+    def fallback(self, call: Any) -> str:
+        """Refuses functions of fmapper."""
+        raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
+
+    def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
+        """Returns a layer of torch."""
+        return layers.layer_of_unit(structure, unit)
+
+    def layer_of_call(self, structure: Any, unit: Any, call: Any) -> Layer | None:
+        """Returns a layer of torch."""
+        return layers.layer_of_call(structure, unit, call)
+
+    def dtype(self, name: str) -> ast.expr:
+        """Returns `torch.float32` and its like."""
+        return expr(f"torch.{name}")
+
+    def held(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
+        """Returns a parameter or buffer, with its dimensions in another order."""
+        if order is None:
+            return node
+        return expr("{0}.T", node) if order == (1, 0) else expr("{0}.permute({1})", node, order)
+
+    def written(self, node: ast.expr, value: ast.expr) -> Statement:
+        """Returns the code that writes into a buffer."""
+        return Statement((), expr("{0}.copy_({1}.detach())", node, value))
+
+    def parameter(self, array: Any) -> ast.expr:
+        """Returns an `nn.Parameter`, with the values where they are all the same."""
+        values = np.asarray(to_numpy(array))
+        known = self._filled(values)
+        if known is None:
+            shape = tuple(int(size) for size in values.shape)
+            options = {} if values.dtype == np.float32 else {"dtype": self.dtype(values.dtype.name)}
+            keywords = "".join(f", {key}={{{key}}}" for key in options)
+            sizes = ", ".join(map(str, shape))
+            known = expr(f"torch.randn({sizes}{keywords}) * 0.02", **options)
+        return expr("nn.Parameter({0})", known)
+
+    def frozen(self, array: Any, *, kind: str) -> ast.expr:
+        """Returns an array that is not trained, with its values."""
+        known = self.constant(array)
+        if kind == "FrozenParam":
+            return expr("nn.Parameter({0}, requires_grad=False)", known)
+        return expr("nn.Buffer({0})", known)
+
+    def constant(self, array: Any) -> ast.expr:
+        """Returns an array: its elements, or its bytes."""
+        values = np.asarray(to_numpy(array))
+        dtype = self.dtype(values.dtype.name)
+        known = self._filled(values)
+        if known is not None:
+            return known
+        if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
+            return expr("torch.tensor({0}, dtype={1})", literal(values.tolist()), dtype)
+        flat = values.reshape(-1)
+        if values.dtype.kind in "iu" and values.size > 2 and (np.diff(flat.astype(np.int64)) == 1).all():
+            node = expr("torch.arange({0}, {1}, dtype={2})", int(flat[0]), int(flat[-1]) + 1, dtype)
+            return node if values.ndim == 1 else expr("{0}.reshape({1})", node, tuple(values.shape))
+        data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
+        return expr(
+            "torch.frombuffer(bytearray(zlib.decompress(base64.b85decode({0}))), dtype={1})"
+            ".reshape({2})",
+            data,
+            dtype,
+            tuple(int(s) for s in values.shape),
+        )
+
+    def _filled(self, values: Any) -> ast.expr | None:
+        """Returns the code for an array whose elements are all the same."""
+        if values.size == 0 or values.dtype.kind not in "biuf":
+            return None
+        first = values.reshape(-1)[0]
+        if not (values == first).all():
+            return None
+        shape = tuple(int(size) for size in values.shape)
+        dtype = self.dtype(values.dtype.name)
+        if values.ndim == 0:
+            return expr("torch.tensor({0}, dtype={1})", first.item(), dtype)
+        kind = {0: "zeros", 1: "ones"}.get(first.item())
+        end = "" if values.dtype == np.float32 else ", dtype={1}"
+        if kind:
+            return expr(f"torch.{kind}({{0}}{end})", shape, dtype)
+        return expr("torch.full({0}, {2}, dtype={1})", shape, dtype, first.item())
+
+    def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
+        """Returns `Block(64)`."""
+        given = ", ".join(f"{{{i}}}" for i in range(len(arguments)))
+        return expr(f"{cls}({given})", *arguments)
+
+    def parts(self, made: Sequence[ast.expr]) -> ast.expr:
+        """Returns an `nn.ModuleList`."""
+        codes = [text(one) for one in made]
+        if len(codes) > 1 and len(set(codes)) == 1:
+            return expr("nn.ModuleList([{0} for _ in range({1})])", made[0], len(made))
+        return expr("nn.ModuleList({0})", list(made))
+
+    def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
+        """Returns an `nn.Sequential`."""
+        return ast.Call(expr("nn.Sequential"), [self._module(one) for one in made], [])
+
+    def _module(self, made: ast.expr | None) -> ast.expr:
+        if made is None:
+            return expr("nn.Identity()")
+        if isinstance(made, ast.Call):
+            return made
+        known = _MODULES.get(text(made))
+        return expr(known) if known else expr("Apply({0})", made)
+
+    def file(self, draft: Any, classes: Sequence[Class], root: Class) -> str:
+        """Returns the file: records, helpers, classes, and `load_weights`."""
+        blocks = [_record(cls, fields) for cls, fields in draft.records.items()]
+        blocks += [_class(cls) for cls in classes]
+        blocks.append(_loading(draft))
+        body = "\n\n\n".join(blocks)
+        helpers = [HELPERS[name].source for name in HELPERS if name in _names(body)]
+        everything = "\n\n\n".join([*helpers, body])
+        used = _names(everything)
+        lines = [line for name, line in _IMPORTS.items() if name in used]
+        plain = sorted(line for line in lines if line.startswith("import "))
+        others = sorted(line for line in lines if not line.startswith("import "))
+        standard = [line for line in plain if line.split()[1] in ("base64", "math", "zlib")]
+        standard += [line for line in others if "typing" in line]
+        rest = [line for line in (*plain, *others) if line not in standard]
+        origin = draft.program.types.get("", "")
+        origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
+        head = f'"""{root.name} for PyTorch{f", from {origin}" if origin else ""}; written by fmapper."""'
+        imports = "\n\n".join("\n".join(group) for group in (standard, rest) if group)
+        return f"{head}\n\n{imports}\n\n\n{everything}\n"
+
+
+def _names(code: str) -> set[str]:
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+
+
+def _record(cls: str, fields: Sequence[str]) -> str:
+    lines = [f"class {cls}(NamedTuple):", *(f"    {field}: torch.Tensor" for field in fields)]
+    return "\n".join(lines if fields else [*lines, "    pass"])
+
+
+def _class(cls: Class) -> str:
+    sketch = cls.sketch
+    lines = [f"class {cls.name}(nn.Module):"]
+    if sketch.made or cls.stored or sketch.ties or cls.parameters:
+        parameters = "".join(f", {name}" for name in cls.parameters)
+        lines += [f"    def __init__(self{parameters}):", "        super().__init__()"]
+        lines += [f"        self.{name} = {name}" for name in cls.stored]
+        lines += [f"        self.{attr} = {text(node)}" for attr, node in sketch.made]
+        lines += [f"        {tie}" for tie in sketch.ties]
+        lines.append("")
+    for method in sketch.methods:
+        name = "forward" if method.name == "__call__" else method.name
+        lines.append(f"    def {name}({', '.join(['self', *method.parameters])}):")
+        lines += [textwrap.indent(line, "        ") for line in method.lines]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+_LOAD = '''def load_weights(model: nn.Module, state) -> nn.Module:
+    """Fills the model with the arrays of the source, by name; returns it."""
+    for path, module in model.named_modules():
+        names = ARRAYS.get(type(module), {})
+        held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        for key, tensor in held:
+            source, order = names.get(key, (key, None))
+            name = f"{path}.{source}" if path else source
+            for ours, (theirs, other) in RENAMED.items():
+                if f".{path}.{key}".endswith(f".{ours}"):
+                    name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
+                    break
+            if name in state or isinstance(tensor, nn.Parameter):
+                array = torch.as_tensor(state[name])
+                with torch.no_grad():
+                    tensor.copy_(array if order is None else array.permute(order))
+    return model'''
+_RENAMING = """            for ours, (theirs, other) in RENAMED.items():
+                if f".{path}.{key}".endswith(f".{ours}"):
+                    name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
+                    break
+"""
+
+
+def _loading(draft: Any) -> str:
+    """Returns `load_weights`, with the tables that it goes by."""
+    known = loading_of(draft)
+    rows = [f"    {kind}: {names!r}," for kind, names in known.by_class.items()]
+    lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]
+    loading = _LOAD
+    if known.by_name:
+        renamed = [f"    {ours!r}: {theirs!r}," for ours, theirs in known.by_name.items()]
+        lines += ["RENAMED = {", *renamed, "}"]
+    else:
+        loading = loading.replace(_RENAMING, "")
+    return "\n".join([*lines, "", "", loading])

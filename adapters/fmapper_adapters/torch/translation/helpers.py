@@ -1,0 +1,37 @@
+"""Classes that a file for torch has beside the model's own."""
+
+from __future__ import annotations
+
+from fmapper.translation import Helper
+
+_CHANNELS = '''class {name}(nn.{base}):
+    """{what} with the channels last, as in JAX."""
+
+    def forward(self, x):
+        return super().forward(x.movedim(-1, 1)).movedim(1, -1)'''
+
+HELPERS = {
+    f"{name}Last": Helper(_CHANNELS.format(name=f"{name}Last", base=name, what=what))
+    for name, what in {
+        "Conv1d": "A convolution",
+        "Conv2d": "A convolution",
+        "Conv3d": "A convolution",
+        "ConvTranspose1d": "A transposed convolution",
+        "ConvTranspose2d": "A transposed convolution",
+        "ConvTranspose3d": "A transposed convolution",
+        "BatchNorm1d": "Normalisation of batches",
+        "BatchNorm2d": "Normalisation of batches",
+        "BatchNorm3d": "Normalisation of batches",
+        "GroupNorm": "Normalisation of groups",
+    }.items()
+} | {
+    "Apply": Helper('''class Apply(nn.Module):
+    """A function among modules."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)'''),
+}  # fmt: skip

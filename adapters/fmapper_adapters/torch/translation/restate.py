@@ -1,0 +1,215 @@
+"""A program of JAX's primitives in functions of torch, with the parts that it was recorded with."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fmapper import ConversionError
+from fmapper.programs import Call, DType, Graph, Program, Ref, Scalar, map_arguments, refs_in
+from fmapper_adapters.torch._private import FakeTensorMode
+from fmapper_adapters.torch.aten import calls
+from fmapper_adapters.torch.lax import table, types
+from fmapper_adapters.torch.model import emit
+from fmapper_adapters.torch.translation import names, tidy
+
+_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
+
+
+def restate(program: Program) -> tuple[Program, Mapping[str, Callable[..., Any]]]:
+    """Returns a program whose calls are functions and methods of torch.
+
+    Returns:
+        The program, and the functions of fmapper that it calls, by operation.
+
+    Raises:
+        ConversionError: A call has no lowering, or runs functions of its own.
+    """
+    return _Restated(program).run()
+
+
+class _Restated:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        ops = {op: at for op, at in program.ops().items() if op != "sym::getitem"}
+        native = not any(op.startswith("lax::") for op in ops)
+        own = calls.native_lowerings(ops, {}) if native else {}
+        self.mode = FakeTensorMode(shape_env=ShapeEnv() if program.symbols or native else None)
+        self.emitter = emit.Emitter(
+            table.find_all(ops, own), {}, self.mode, lines=program.lines, native=native
+        )
+        self.names: dict[fx.Node, str] = {}
+        self.symbols: dict[str, str] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
+
+    def run(self) -> tuple[Program, Mapping[str, Callable[..., Any]]]:
+        program, emitter = self.program, self.emitter
+        self._inputs()
+        parts = [(part.arguments, part.result) for part in program.parts]
+        there = {*program.graph.inputs, *(call.name for call in program.graph.calls)}
+        told = [n for n in dict.fromkeys(refs_in(tuple(parts))) if n in there]
+        graph = program.graph
+        wider = Graph(
+            graph.inputs, graph.calls, (*graph.outputs, *map(Ref, told)), graph.kinds
+        )
+        count = len(graph.outputs)
+        found = [
+            emitter.value(ref, seen=i < count) if isinstance(ref, Ref | Scalar) else ref
+            for i, ref in enumerate(emitter.run(wider))
+        ]
+        emitter.output(tuple(found))
+        if emitter.modules:
+            raise ConversionError(self._with_functions())
+        tidy.tidy(emitter.graph)
+        (last,) = (node for node in emitter.graph.nodes if node.op == "output")
+        made = self._calls()
+        values = [self._plain(value) for value in last.args[0]]
+        became = dict(zip(told, values[count:], strict=True))
+
+        def renamed(value: Any) -> Any:
+            return became.get(value.name, value) if isinstance(value, Ref) else value
+
+        restated = dataclasses.replace(
+            program,
+            graph=Graph(graph.inputs, made, tuple(values[:count]), graph.kinds),
+            parts=tuple(
+                dataclasses.replace(
+                    part,
+                    arguments=map_arguments(part.arguments, renamed),
+                    result=map_arguments(part.result, renamed),
+                )
+                for part in program.parts
+            ),
+            evaluation=None,
+        )
+        told = set(refs_in(tuple(part.result for part in restated.parts)))
+        restated.graph.calls = [self._on_device(call, restated) for call in made]
+        restated.graph = restated.graph.without_dead_calls(lambda call: call.name in told)
+        return restated, self.functions
+
+    def _on_device(self, call: Call, program: Program) -> Call:
+        """Has a call that makes a tensor put it where an argument of its submodule is."""
+        if "device" not in call.kwargs:
+            return call
+        kwargs = {key: value for key, value in call.kwargs.items() if key != "device"}
+        part = next((one for one in program.parts if one.name == call.module), None)
+        arrays = {name for node, name in self.names.items()
+                  if isinstance(node.meta.get("val"), torch.Tensor)}  # fmt: skip
+        given = refs_in((part.arguments,)) if part is not None else ()
+        first = next((name for name in given if name in arrays), None)
+        if first is not None:
+            kwargs["device"] = Ref(first)
+        return dataclasses.replace(call, kwargs=kwargs)
+
+    def _with_functions(self) -> str:
+        name = next(iter(self.emitter.modules))
+        for call in self.program.graph.calls:
+            if call.graphs():
+                return (
+                    f"{call.module or self.program.name}: {call.op} runs functions of its own "
+                    f"({call.source}), which has no source yet"
+                )
+        return f"{self.program.name}: {name} has no source yet"
+
+    # --- inputs -------------------------------------------------------------------------------
+
+    def _inputs(self) -> None:
+        program, emitter = self.program, self.emitter
+        fakes = emit.fakes(program, {}, self.mode)
+        for name, given, fake in zip(program.graph.inputs, program.inputs, fakes, strict=True):
+            kind = given.dtype, given.shape
+            if given.kind == "user":
+                value = emitter.placeholder(name, kind, fake)
+            elif given.kind == "static":
+                emitter.replace(name, given.value)
+                continue
+            else:
+                fixed = given.kind != "parameter"
+                value = emitter.attribute(name, str(given.target), kind, fake, fixed=fixed)
+            self.names[value.node] = name
+            for i, size in enumerate(given.shape):
+                if isinstance(size, str) and size.isidentifier():
+                    self.symbols.setdefault(str(fake.shape[i].node.expr), size)
+        for name, given in zip(program.graph.inputs, program.inputs, strict=True):
+            if given.kind != "static":
+                emitter.carry(name)
+            for i, size in enumerate(given.shape):
+                if isinstance(size, str):
+                    emitter.size(size, name, i)
+
+    # --- calls --------------------------------------------------------------------------------
+
+    def _calls(self) -> list[Call]:
+        taken = set(self.program.graph.inputs)
+        found: list[Call] = []
+        for node in self.emitter.graph.nodes:
+            if node in self.names or node.op == "output" or node.target is getattr:
+                continue
+            if node.op not in ("call_function", "call_method"):
+                raise ConversionError(f"{self.program.name}: {node.target} has no source yet")
+            name = node.name
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            self.names[node] = name
+            found.append(self._call(node, name))
+        return found
+
+    def _call(self, node: fx.Node, name: str) -> Call:
+        value = node.meta.get("val")
+        module, source = node.meta.get("place", ("", ""))
+        args, kwargs = self._plain(tuple(node.args)), self._plain(dict(node.kwargs))
+        result = tuple(self._kind(one) for one in (value if isinstance(value, tuple | list) else [value]))
+        op = self._op(node, args)
+        return Call(name, op, args, kwargs, module, source, result)
+
+    def _op(self, node: fx.Node, args: Any) -> str:
+        if node.op == "call_method":
+            is_size = node.target == "size" and len(args) == 2
+            return "torch::sym_size" if is_size else f"tensor::{node.target}"
+        target: Any = node.target
+        if isinstance(node.meta.get("val"), torch.SymInt | int) and target in _ARITHMETIC:
+            return f"sym::{target.__name__}"
+        if target is operator.getitem and isinstance(args[1], int):
+            before = node.args[0].meta.get("val")
+            if isinstance(before, tuple | list):
+                return "sym::getitem"
+        public = names.of(target)
+        if public:
+            return f"torch::{public}"
+        op = f"fmapper::{target.__module__}:{target.__qualname__}"
+        self.functions[op] = target
+        return op
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            if value.target is getattr:
+                return None
+            return Ref(self.names[value])
+        if isinstance(value, torch.dtype):
+            return DType(str(value).removeprefix("torch."))
+        if isinstance(value, tuple | list):
+            return tuple(self._plain(one) for one in value)
+        if isinstance(value, slice):
+            return {"slice": (self._plain(value.start), self._plain(value.stop), self._plain(value.step))}
+        if isinstance(value, Mapping):
+            return {key: self._plain(one) for key, one in value.items()}
+        return value
+
+    def _kind(self, value: Any) -> tuple[str, tuple[int | str, ...]]:
+        if not isinstance(value, torch.Tensor):
+            return "", ()
+        shape = tuple(n if isinstance(n, int) else self._size(n) for n in value.shape)
+        return str(value.dtype).removeprefix("torch."), shape
+
+    def _size(self, size: Any) -> int | str:
+        text = str(size.node.expr)
+        text = re.sub(r"\b[a-z]\d+\b", lambda m: self.symbols.get(m[0], m[0]), text)
+        return int(text) if text.isdigit() else text

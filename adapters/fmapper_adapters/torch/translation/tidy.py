@@ -1,0 +1,284 @@
+"""Writes a graph of torch as a person would: numbers for filled tensors, no needless broadcasts."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fmapper_adapters.torch.model import fx_passes
+
+_BINARY = {
+    *(getattr(operator, name) for name in (
+        "add", "sub", "mul", "truediv", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_",
+        "xor", "mod", "floordiv",
+    )),
+    torch.add, torch.sub, torch.mul, torch.div, torch.pow, torch.lt, torch.le, torch.gt, torch.ge,
+    torch.eq, torch.ne, torch.logical_and, torch.logical_or, torch.bitwise_and, torch.bitwise_or,
+    torch.true_divide, torch.remainder, torch.fmod,
+}  # fmt: skip
+_WITH_TENSORS = {torch.maximum, torch.minimum, torch.atan2}  # take no number
+_SHAPING = {"expand", "reshape", "view", "unsqueeze", "squeeze", "contiguous", "permute", "t"}
+_MOST = 64  # elements of what is computed to see whether it is one number
+
+
+def tidy(graph: fx.Graph) -> None:
+    """Rewrites a graph in place."""
+    _use_numbers(graph)
+    _drop_choices(graph)
+    _drop_broadcasts(graph)
+    _drop_round_trips(graph)
+    _turn_products(graph)
+    fx_passes.compose_permutations(graph)
+    _share(graph)
+    graph.eliminate_dead_code(fx_passes.is_kept)
+
+
+def _shape(node: Any) -> tuple[Any, ...]:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    return node.op == "call_function" and (
+        node.target in _BINARY or node.target in _WITH_TENSORS or node.target is torch.where
+    )
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def _use_numbers(graph: fx.Graph) -> None:
+    """Puts numbers in the places of tensors that are filled with one, where an operation can."""
+    filled: dict[fx.Node, Any] = {}
+    for node in list(graph.nodes):
+        number = _filling(node, filled)
+        if number is not None:
+            filled[node] = number
+            if _shape(node) == () and node.target is not torch.full:
+                with graph.inserting_before(node):
+                    made = graph.call_function(
+                        torch.full, ((), number.item()), {"dtype": number.dtype}
+                    )
+                made.meta.update(node.meta)
+                node.replace_all_uses_with(made)
+                filled[made] = number
+            continue
+        if _is_elementwise(node):
+            node.args = tuple(_as_number(node, i, filled) for i in range(len(node.args)))
+
+
+def _filling(node: fx.Node, filled: Mapping[fx.Node, Any]) -> Any:
+    """Returns the element of a tensor whose elements are all one known number; else None."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or node.op not in ("call_function", "call_method"):
+        return None
+    inputs = [one for one in node.all_input_nodes if _is_tensor(one)]
+    if node.target in (torch.full, torch.zeros, torch.ones):
+        number = {torch.zeros: 0, torch.ones: 1}.get(node.target)
+        number = node.args[1] if number is None else number
+        if isinstance(number, fx.Node):
+            return None
+        return torch.full((), number, dtype=value.dtype)
+    if not inputs or any(one not in filled for one in inputs):
+        return None
+    if node.op == "call_method" and node.target in _SHAPING:
+        return filled[inputs[0]]
+    if fx_passes.draws(node) or getattr(node.target, "is_control_flow", False):
+        return None
+    if any(_shape(one) != () for one in inputs) and not _is_elementwise(node):
+        return None
+    if node.op == "call_method" and node.target not in ("to", "sqrt", "exp", "neg", "float", "int"):
+        return None
+    if len(inputs) != len(node.all_input_nodes):
+        return None
+
+    def real(one: Any) -> Any:
+        return filled[one]
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), real)
+    kwargs = {key: one for key, one in kwargs.items() if key != "device"}
+    try:
+        target: Any = node.target
+        found = getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
+    except Exception:  # whatever it needs that is not here
+        return None
+    is_one = isinstance(found, torch.Tensor) and found.shape == () and found.dtype is value.dtype
+    return found if is_one else None
+
+
+def _as_number(node: fx.Node, at: int, filled: Mapping[fx.Node, Any]) -> Any:
+    arg = node.args[at]
+    if not isinstance(arg, fx.Node) or arg not in filled or node.target in _WITH_TENSORS:
+        return arg
+    number, result = filled[arg], node.meta["val"]
+    if number.dtype.is_complex:
+        return arg
+    others = [one for i, one in enumerate(node.args) if i != at and _is_tensor(one)]
+    if node.target is torch.where:
+        if at == 0:
+            return arg
+        same = [one for one in others if one is not node.args[0]]
+        known = [filled[one].dtype for one in same if one in filled]
+        if not any(one.meta["val"].dtype is result.dtype for one in same if one not in filled):
+            if result.dtype is not torch.bool or known != [torch.bool]:
+                return arg
+    elif not any(one.meta["val"].dtype is number.dtype and one not in filled for one in others):
+        return arg
+    shapes = [_shape(one) for one in others]
+    return number.item() if _broadcast(shapes) == tuple(result.shape) else arg
+
+
+def _broadcast(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """Returns what shapes become together; None where that is not certain."""
+    found: list[Any] = []
+    for sizes in itertools.zip_longest(*[shape[::-1] for shape in shapes], fillvalue=1):
+        larger = [size for size in sizes if not (isinstance(size, int) and size == 1)]
+        if len({str(size) for size in larger}) > 1:
+            return None
+        found.append(larger[0] if larger else 1)
+    return tuple(found[::-1])
+
+
+def _drop_choices(graph: fx.Graph) -> None:
+    """Writes `torch.where(mask, True, False)` as the mask."""
+    for node in list(graph.nodes):
+        if node.target is torch.where and len(node.args) == 3:
+            mask, yes, no = node.args
+            if (yes, no) == (True, False) and yes is True and no is False:
+                node.replace_all_uses_with(mask)
+                graph.erase_node(node)
+
+
+# --- broadcasts -----------------------------------------------------------------------------------
+
+
+def _drop_broadcasts(graph: fx.Graph) -> None:
+    """Leaves out an `expand` where the operation that uses it does the same."""
+    for node in reversed(list(graph.nodes)):
+        if not _is_elementwise(node):
+            continue
+        for at, arg in enumerate(node.args):
+            if not isinstance(arg, fx.Node) or (arg.op, arg.target) != ("call_method", "expand"):
+                continue
+            source = arg.args[0]
+            others = [one for i, one in enumerate(node.args) if i != at and _is_tensor(one)]
+            shapes = [_shape(source), *map(_shape, others)]
+            if _broadcast(shapes) == tuple(node.meta["val"].shape):
+                node.args = (*node.args[:at], source, *node.args[at + 1 :])
+
+
+def _drop_round_trips(graph: fx.Graph) -> None:
+    """Leaves out what changes nothing: an `expand` to the same shape, a `squeeze` of a new axis."""
+    for node in list(graph.nodes):
+        if node.op != "call_method" or not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        source = node.args[0]
+        same = [str(size) for size in _shape(node)] == [str(size) for size in _shape(source)]
+        if node.target in ("expand", "reshape") and same and _is_tensor(node):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+            continue
+        if (
+            node.target == "squeeze"
+            and source.op == "call_method"
+            and source.target == "unsqueeze"
+            and len(node.args) == 2
+            and node.args[1] % len(_shape(source)) == source.args[1] % len(_shape(source))
+        ):
+            node.replace_all_uses_with(source.args[0])
+            graph.erase_node(node)
+
+
+# --- products -------------------------------------------------------------------------------------
+
+
+def _order(node: Any, ndim: int) -> tuple[int, ...] | None:
+    """Returns the order in which a node puts dimensions; None for another one."""
+    if not isinstance(node, fx.Node) or node.op != "call_method":
+        return None
+    if node.target == "permute":
+        order = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
+        return tuple(int(i) % ndim for i in order)
+    if node.target == "t":
+        return (1, 0)
+    return None
+
+
+def _turn_products(graph: fx.Graph) -> None:
+    """Writes the transpose of `a.T @ b.T` as `b @ a`, where that saves permutations."""
+    for node in list(graph.nodes):
+        ndim = len(_shape(node))
+        outer = _order(node, ndim)
+        product = node.args[0] if outer is not None else None
+        if outer is None or not isinstance(product, fx.Node) or product.target is not torch.matmul:
+            continue
+        left, right = product.args
+        if len(product.users) != 1 or ndim < 2:
+            continue
+        if len(_shape(left)) != ndim or len(_shape(right)) != ndim:
+            continue
+        swap = (*range(ndim - 2), ndim - 1, ndim - 2)
+        found = []
+        saved = 0
+        for one in (right, left):
+            order = _order(one, ndim)
+            turned = swap if order is None else tuple(order[i] for i in swap)
+            is_plain = turned == tuple(range(ndim))
+            saved += (order is not None) - (not is_plain)
+            source = one if order is None else one.args[0]
+            found.append((source, None if is_plain else turned))
+        after = tuple(swap.index(i) if i >= ndim - 2 else i for i in outer)
+        last = after != tuple(range(ndim))
+        saved += 1 - last
+        if saved <= 0:
+            continue
+        operands = []
+        for (source, order), old in zip(found, (right, left), strict=True):
+            if order is None:
+                operands.append(source)
+                continue
+            with graph.inserting_before(product):
+                made = graph.call_method("permute", (source, order))
+            made.meta.update(product.meta)
+            made.meta["val"] = source.meta["val"].permute(order)
+            operands.append(made)
+            del old
+        with graph.inserting_before(node):
+            new = graph.call_function(torch.matmul, tuple(operands))
+            new.meta.update(product.meta)
+            new.meta["val"] = product.meta["val"].permute(swap)
+            if last:
+                turned_back = graph.call_method("permute", (new, after))
+                turned_back.meta.update(node.meta)
+                new = turned_back
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        graph.eliminate_dead_code(fx_passes.is_kept)
+
+
+def _share(graph: fx.Graph) -> None:
+    """Computes once what a submodule computes several times from the same values."""
+    seen: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op not in ("call_function", "call_method") or fx_passes.draws(node):
+            continue
+        if fx_passes.is_kept(node) or getattr(node.target, "is_control_flow", False):
+            continue
+        place = node.meta.get("place", ("", ""))[0]
+        key = place, node.op, node.target, fx_passes._freeze(node.args), fx_passes._freeze(node.kwargs)
+        try:
+            first = seen.setdefault(key, node)
+        except TypeError:
+            continue
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)

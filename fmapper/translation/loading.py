@@ -1,0 +1,87 @@
+"""Where the arrays of a file come from: tables by which `load_weights` goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fmapper.translation.code import identifier
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Layer
+
+Place = tuple[str, tuple[int, ...] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What `load_weights` must know.
+
+    Attributes:
+        by_class: Classes of layers -> their arrays -> the last part of the source's name, and the
+            order of the dimensions; only what differs.
+        by_name: Ends of names in the file -> those of the source, and the order: the exceptions.
+    """
+
+    by_class: dict[str, dict[str, Place]]
+    by_name: dict[str, Place]
+
+
+def loading_of(draft: Any) -> Loading:
+    """Returns the tables for a file."""
+    layers = dict(_layers(draft.root, ""))
+    wanted: dict[str, Place] = {}
+    votes: dict[tuple[str, str], Counter[Place]] = {}
+    found: list[tuple[str, str, str, Place]] = []
+    for path, (target, order) in draft._arrays().items():
+        owner, _, attr = path.rpartition(".")
+        layer = layers.get(owner)
+        kind = layer.kind if layer is not None else ""
+        ours = ".".join((*draft.place(owner), identifier(attr)))
+        last: Place = (target.rpartition(".")[2], order)
+        wanted[ours] = (target, order)
+        found.append((ours, kind, identifier(attr), last))
+        votes.setdefault((kind, identifier(attr)), Counter())[last] += 1
+    by_class: dict[str, dict[str, Place]] = {}
+    for (kind, attr), counted in votes.items():
+        best = counted.most_common(1)[0][0]
+        if kind and best != (attr, None):
+            by_class.setdefault(kind, {})[attr] = best
+    renamed: dict[str, Place] = {}
+    for ours, kind, attr, _ in found:
+        name, order = by_class.get(kind, {}).get(attr, (attr, None))
+        owner = ours.rpartition(".")[0]
+        if (f"{owner}.{name}" if owner else name, order) != wanted[ours]:
+            renamed[ours] = wanted[ours]
+    return Loading(by_class, _by_suffix(renamed, wanted))
+
+
+def _by_suffix(renamed: Mapping[str, Place], everything: Mapping[str, Place]) -> dict[str, Place]:
+    """Returns the ends of names -> what they become, as short as they can be."""
+    found: dict[str, Place] = {}
+    for ours, (theirs, order) in renamed.items():
+        if any(f".{ours}".endswith(f".{end}") for end in found):
+            continue
+        one, other = ours.split("."), theirs.split(".")
+        shared = 0
+        while shared < min(len(one), len(other)) - 1 and one[shared] == other[shared]:
+            shared += 1
+        for begin in range(shared, -1, -1):
+            short = ".".join(one[begin:]), ".".join(other[begin:])
+            if all(
+                (name.removesuffix(short[0]) + short[1], order) == source
+                for name, source in everything.items()
+                if f".{name}".endswith(f".{short[0]}")
+            ):
+                break
+        found[short[0]] = (short[1], order)
+    return found
+
+
+def _layers(node: Any, path: str) -> Iterator[tuple[str, Layer]]:
+    if node.layer is not None:
+        yield path, node.layer
+    for key, child in node.children.items():
+        yield from _layers(child, f"{path}.{key}" if path else key)
