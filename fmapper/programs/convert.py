@@ -208,7 +208,7 @@ def convert(
         program = record(dynamic_shapes)
         is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
         if is_auto and program.symbols:
-            program, converted = _with_what_varies(program, record, lower_it)
+            program, converted = lower_with_what_varies(program, record, lower_it)
         else:
             converted = lower_it(program)
         if program.fixed:
@@ -307,7 +307,7 @@ def _check_options(target: Models, options: Mapping[str, Any]) -> None:
     target.check_options(**options)
 
 
-def _with_what_varies(
+def lower_with_what_varies(
     program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
 ) -> tuple[Program, Any]:
     """Returns a program and its model in which all sizes vary that can when it is lowered, too.

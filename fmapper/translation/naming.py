@@ -56,7 +56,9 @@ def is_plain(statement: str) -> bool:
 
 def fallback(value: str, op: str = "") -> str:
     """Returns a name for a value that has none in the model's code, after what computes it."""
-    base = op.partition("::")[2].partition(".")[0] or value
+    kind, _, base = op.partition("::")
+    base = base.rpartition(".")[2] if kind == "torch" else base.partition(".")[0]
+    base = base or value
     base = re.sub(r"^_+|_+$|_\d+$", "", base)
     return _BETTER.get(base, base) or "value"
 
@@ -70,7 +72,8 @@ _BETTER = {
     "scaled_dot_product_attention": "attended", "native_layer_norm": "x", "layer_norm": "x",
     "convolution": "x", "squeeze": "x", "softmax": "weights", "bmm": "product", "mm": "product",
     "matmul": "product", "addmm": "x", "stack": "stacked", "relu": "x", "gelu": "x", "silu": "x",
-    "pow": "power", "sum": "total",
+    "pow": "power", "sum": "total", "reshape": "x", "transpose": "x", "truediv": "quotient",
+    "and": "both", "or": "either", "movedim": "x", "index_select": "picked", "conv2d": "x",
 }  # fmt: skip
 
 

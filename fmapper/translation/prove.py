@@ -70,7 +70,7 @@ def prove(
     """
     import numpy as np
 
-    modes = ["eval", "train"] if program.train else ["eval"]
+    modes = list(source.modes)
     arrays: dict[str, Any] = {}
     for mode in modes:
         for key, value in origin.training_steps(model, args, kwargs, train=mode == "train").items():

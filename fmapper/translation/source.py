@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.discovery import get_adapter
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
+from fmapper.programs.convert import lower_with_what_varies
 from fmapper.programs.steps import record_program, source_of
 from fmapper.progress import step
 from fmapper.translation.prove import Proof, prove
@@ -91,17 +92,25 @@ def translate(
         args = (args,)
     args, kwargs = tuple(args), kwargs or {}
     settings: dict[str, Any] = {"train": train, "parts": True}
-    with step(f"translating {type(model).__name__} to {to}") as say:
+
+    def record(shapes: Any) -> Program:
         program = record_program(
-            model, origin, target, args, kwargs, dynamic_shapes=dynamic_shapes, **settings
+            model, origin, target, args, kwargs, dynamic_shapes=shapes, **settings
         )
         if not program.parts:
             raise ConversionError(
                 f"{type(model).__name__}: its parts were not recorded, since it can be recorded in "
                 "one piece only. convert gives a model without them."
             )
-        program = replace(program, starts_in_training=False)
-        found = target.translate(program)
+        return replace(program, starts_in_training=False)
+
+    with step(f"translating {type(model).__name__} to {to}") as say:
+        program = record(dynamic_shapes)
+        is_auto = isinstance(dynamic_shapes, str) and dynamic_shapes == "auto"
+        if is_auto and program.symbols:
+            program, found = lower_with_what_varies(program, record, target.translate)
+        else:
+            found = target.translate(program)
         if not proved:
             return found, program, None
         say("running the file and the model")

@@ -37,6 +37,7 @@ class Source:
             dimensions; None for the same order.
         layers: How many parameters are in layers of the target, and how many there are.
         dissolved: Submodules without code of their own, with the reason.
+        modes: In which it computes what the model does: `eval`, `train`.
     """
 
     code: str
@@ -44,6 +45,7 @@ class Source:
     arrays: dict[str, tuple[str, tuple[int, ...] | None]]
     layers: tuple[int, int]
     dissolved: dict[str, str]
+    modes: tuple[str, ...] = ("eval",)
 
 
 @dataclass(slots=True)
@@ -319,7 +321,9 @@ class _Writer:
                     made[path] = self.dialect.make(cls.name, arguments)
         root = next(cls for cls in classes if "" in cls.arguments)
         code = self.dialect.file(self, classes, root)
-        return Source(code, root.name, self._arrays(), self._in_layers(), self.structure.dissolved)
+        modes = ("eval", "train") if self.program.train else ("eval",)
+        arrays, inside = self._arrays(), self._in_layers()
+        return Source(code, root.name, arrays, inside, self.structure.dissolved, modes)
 
     def _find_functions(self) -> None:
         """Finds the parts of sequences that are one expression without arrays."""

@@ -158,6 +158,15 @@ class JaxModels(Models):
 
         return verify.outcome(*self.sources().of(model, args, kwargs, train=train))
 
+    def training_steps(
+        self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
+    ) -> dict[str, Any]:
+        """Returns what the model gives, its gradients, and five steps."""
+        from fmapper_adapters.jax.record import training_steps as _steps
+
+        source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
+        return _steps.training_steps(source, args, kwargs)
+
     def call_in_float64(self, model: Any, args: Args, kwargs: Kwargs) -> Any | None:
         """Calls the model with jax_enable_x64, on arrays of float64."""
         if self.is_converted(model):

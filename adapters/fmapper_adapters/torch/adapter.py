@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fmapper.backends import Counts
     from fmapper.generation import Generation
     from fmapper.programs import Lowering, Program
+    from fmapper.translation import Source
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
@@ -44,7 +45,7 @@ class TorchAdapter(Files, TorchMeshes, Adapter):
     name: ClassVar[str] = "torch"
     keeps_memory: ClassVar[bool] = True
     has_modes: ClassVar[bool] = True
-    conversion_options: ClassVar[tuple[str, ...]] = ("fused",)
+    conversion_options: ClassVar[tuple[str, ...]] = ("fused", "structure")
     needs_source: ClassVar[str] = (
         "what is written in JAX is recorded by JAX, which is not installed"
     )
@@ -399,6 +400,24 @@ class TorchAdapter(Files, TorchMeshes, Adapter):
             program.signature, program.name = own.signature, own.name
         return program
 
+    def translate(self, program: Program) -> Source:
+        """Returns a file for torch."""
+        from fmapper_adapters.torch.translation import write as _write
+
+        return _write.write(program)
+
+    def build(self, program: Program) -> Any:
+        """Returns the module."""
+        from fmapper_adapters.torch.translation import build as _build
+
+        return _build.build(program, self.translate(program))
+
+    def proof(self) -> str:
+        """Returns the script for torch."""
+        from fmapper_adapters.torch.translation import proof
+
+        return proof.SCRIPT
+
     def training_steps(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> dict[str, Any]:
@@ -420,9 +439,11 @@ class TorchAdapter(Files, TorchMeshes, Adapter):
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """Returns a `TorchModel`."""
+        """Returns a `TorchModel`, or with `structure=True` a module with the model's classes."""
         from fmapper_adapters.torch.model import torch_model
 
+        if options.pop("structure", False):
+            return self.build(program)
         return torch_model.from_program(program, lowerings, **options)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

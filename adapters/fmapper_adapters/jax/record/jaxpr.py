@@ -198,7 +198,8 @@ class _Body:
             env.update(zip(eqn.outvars, args, strict=True))
             return
         path = plain.path(eqn, path) if self._parts is None else self._parts.name
-        source = plain.source(eqn) or outer
+        within = self._parts.lines if self._parts is not None else None
+        source = plain.source(eqn, within) or outer
         why = primitives.HOST.get(name)
         if why is not None:
             where = f" ({source})" if source else ""

@@ -76,6 +76,7 @@ class PartCalls:
         noted: dict[str, Any] = {
             "path": path,
             "source": _caller(),
+            "lines": _lines(inspect.unwrap(getattr(function, "func", function))),
             "other_names": other_names(inspect.unwrap(getattr(function, "func", function))),
         }
         self.noted.append(noted)
@@ -175,7 +176,8 @@ def noted_call(function: Any, skipped: int, args: Any, kwargs: Any, run: Any) ->
     calls = _Recording.calls
     if calls is None:
         return run(*args, **kwargs)
-    calls.types.setdefault("", getattr(function, "__qualname__", ""))
+    name = getattr(function, "__qualname__", "").removesuffix(".__call__")
+    calls.types.setdefault("", f"{getattr(function, '__module__', '')}.{name}")
     calls.first_paths.setdefault("", "")
     bound = functools.partial(function, *[None] * skipped) if function else run
     return calls.call("", None, bound, args, kwargs, run)
@@ -241,6 +243,15 @@ def _noting(original: Any, paths: Mapping[int, str]) -> Any:
     return method
 
 
+def _lines(function: Any) -> tuple[str, int, int, str] | None:
+    """Returns the file of a function, its first and last line there, and its name."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    lines = [line for _, _, line in code.co_lines() if line]
+    return code.co_filename, min(lines), max(lines), code.co_name
+
+
 def _caller() -> str:
     """Returns the line that has called a part, as `file:line`."""
     frame: Any = sys._getframe(2)
@@ -285,6 +296,11 @@ class PartReader:
         self._open: list[dict[str, Any]] = []
         self._counts: dict[str, int] = {}
         self.done: list[dict[str, Any]] = []
+
+    @property
+    def lines(self) -> tuple[str, int, int, str] | None:
+        """The file of the function that is read, its first and last line, and its name."""
+        return self._calls.noted[self._open[-1]["at"]]["lines"] if self._open else None
 
     @property
     def name(self) -> str:

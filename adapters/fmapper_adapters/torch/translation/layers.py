@@ -379,16 +379,17 @@ def _convolution(site: _Site, call: Call) -> Layer | None:
     if own is not None:
         arrays[own[0]] = ("bias", None)
     pad = site.call(x, "torch.constant_pad_nd", "F.pad")
-    told = ""
+    told = uneven = ""
     if pad is not None:
         widths = tuple(pad.args[1])
         value = _arg(pad, 2, "value", 0)
         sides = [(widths[2 * i], widths[2 * i + 1]) for i in reversed(range(dims))]
         if value != 0 or len(widths) != 2 * dims or any(padding):
             return None
-        if any(low != high for low, high in sides):
-            return None  # a layer pads both sides alike
-        padding = tuple(low for low, _ in sides)
+        if all(low == high for low, high in sides):
+            padding = tuple(low for low, _ in sides)
+        else:
+            uneven = f", pad={widths}"
         site.seen.add(pad.name)
         call = _with_input(call, pad.args[0])
     size = tuple(shape[2:])
@@ -398,7 +399,9 @@ def _convolution(site: _Site, call: Call) -> Layer | None:
     told += "" if groups == 1 else f", groups={groups}"
     told += "" if own is not None else ", bias=False"
     options = f"{shape[1] * groups}, {shape[0]}, {_same(size)}{told}{_dtype(site.dtype(held[0]))}"
-    return _around(site, call, f"Conv{dims}d", options, arrays, _stem(held[1], "conv"), last, added)
+    options += uneven
+    found = _around(site, call, f"Conv{dims}d", options, arrays, _stem(held[1], "conv"), last, added)
+    return None if found is not None and uneven and not found.kind.endswith("Last") else found
 
 
 def _with_input(call: Call, x: Any) -> Call:

@@ -47,6 +47,10 @@ class _Restated:
         )
         self.names: dict[fx.Node, str] = {}
         self.symbols: dict[str, str] = {}
+        self.numbers: dict[int, str] = {}
+        self.shapes = dict(
+            zip(program.graph.inputs, (given.shape for given in program.inputs), strict=True)
+        )
         self.functions: dict[str, Callable[..., Any]] = {}
 
     def run(self) -> tuple[Program, Mapping[str, Callable[..., Any]]]:
@@ -69,6 +73,7 @@ class _Restated:
             raise ConversionError(self._with_functions())
         tidy.tidy(emitter.graph)
         (last,) = (node for node in emitter.graph.nodes if node.op == "output")
+        self._find_fixed()
         made = self._calls()
         values = [self._plain(value) for value in last.args[0]]
         became = dict(zip(told, values[count:], strict=True))
@@ -144,6 +149,16 @@ class _Restated:
                 if isinstance(size, str):
                     emitter.size(size, name, i)
 
+    def _find_fixed(self) -> None:
+        """Finds the symbols that torch has taken for the numbers that stand for them."""
+        for node, name in self.names.items():
+            sizes = node.meta["val"].shape
+            for size, symbol in zip(sizes, self.shapes.get(name, ()), strict=False):
+                if isinstance(symbol, str) and symbol.isidentifier():
+                    text = str(size) if isinstance(size, int) else str(size.node.expr)
+                    if text.isdigit():
+                        self.numbers[int(text)] = symbol
+
     # --- calls --------------------------------------------------------------------------------
 
     def _calls(self) -> list[Call]:
@@ -206,8 +221,17 @@ class _Restated:
     def _kind(self, value: Any) -> tuple[str, tuple[int | str, ...]]:
         if not isinstance(value, torch.Tensor):
             return "", ()
-        shape = tuple(n if isinstance(n, int) else self._size(n) for n in value.shape)
+        shape = tuple(
+            self._fixed_size(n) if isinstance(n, int) else self._size(n) for n in value.shape
+        )
         return str(value.dtype).removeprefix("torch."), shape
+
+    def _fixed_size(self, size: int) -> int | str:
+        """Returns a size; the symbol, if torch took the number that stands for it as fixed."""
+        for number, symbol in self.numbers.items():
+            if size and size % number == 0:
+                return symbol if size == number else f"{size // number}*{symbol}"
+        return size
 
     def _size(self, size: Any) -> int | str:
         text = str(size.node.expr)

@@ -30,6 +30,7 @@ def tidy(graph: fx.Graph) -> None:
     """Rewrites a graph in place."""
     _use_numbers(graph)
     _drop_choices(graph)
+    _write_slices(graph)
     _drop_broadcasts(graph)
     _drop_round_trips(graph)
     _turn_products(graph)
@@ -92,6 +93,8 @@ def _filling(node: fx.Node, filled: Mapping[fx.Node, Any]) -> Any:
         return None
     if node.op == "call_method" and node.target in _SHAPING:
         return filled[inputs[0]]
+    if node.target is torch.clamp and node.args[1] == 0 and filled[inputs[0]] == 0:
+        return filled[inputs[0]]  # from 0 to what is left: a slice that begins at 0
     if fx_passes.draws(node) or getattr(node.target, "is_control_flow", False):
         return None
     if any(_shape(one) != () for one in inputs) and not _is_elementwise(node):
@@ -156,6 +159,20 @@ def _drop_choices(graph: fx.Graph) -> None:
             if (yes, no) == (True, False) and yes is True and no is False:
                 node.replace_all_uses_with(mask)
                 graph.erase_node(node)
+
+
+def _write_slices(graph: fx.Graph) -> None:
+    """Writes a choice of the first elements as a slice."""
+    for node in list(graph.nodes):
+        if node.target is not torch.index_select:
+            continue
+        x, dim, index = node.args
+        if isinstance(index, fx.Node) and index.target is operator.add and 0 in index.args:
+            index = next((one for one in index.args if isinstance(one, fx.Node)), index)
+        is_range = isinstance(index, fx.Node) and index.target is torch.arange
+        if is_range and len(index.args) == 1:
+            node.target, node.args = torch.narrow, (x, dim, 0, index.args[0])
+    graph.eliminate_dead_code(fx_passes.is_kept)
 
 
 # --- broadcasts -----------------------------------------------------------------------------------

@@ -35,11 +35,27 @@ def path(eqn: Any, outer: str) -> str:
     return "/".join(part for part in (outer, own) if part)
 
 
-def source(eqn: Any) -> str:
-    """Returns the innermost line that is not of JAX or Flax, else the innermost."""
+def source(eqn: Any, within: tuple[str, int, int, str] | None = None) -> str:
+    """Returns the innermost line that is not of JAX or Flax, else the innermost.
+
+    Args:
+        eqn: The equation.
+        within: A file, lines in it, and a function there, of which a line is to be returned if
+            there is one; else the innermost of those lines.
+    """
     traceback = eqn.source_info.traceback
     if traceback is None:
         return ""
+    if within is not None:
+        file, first, last, name = within
+        inside = [
+            frame
+            for frame in traceback.frames
+            if frame.file_name == file and first <= frame.line_num <= last
+        ]
+        own = [frame for frame in inside if frame.function_name.rpartition(".")[2] == name]
+        for frame in own or inside:
+            return f"{file}:{frame.line_num}"
     lines = [f for f in traceback.frames if not frames.is_of_jax(f.file_name)]
     own = [f for f in lines if not frames.is_of_library(f.file_name)] or lines
     return f"{own[0].file_name}:{own[0].line_num}" if own else ""

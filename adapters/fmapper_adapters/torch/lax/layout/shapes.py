@@ -116,7 +116,8 @@ def dynamic_slice(x: Any, *starts: Any, slice_sizes: tuple[Any, ...], avals: Ava
         size = x.shape[d]
         if are_equal(size, count):
             continue
-        at = indices.clamp(indices.index(start, avals.operands[d + 1][0]), size - count)
+        first = indices.index(start, avals.operands[d + 1][0])
+        at = 0 if isinstance(first, int) and first == 0 else indices.clamp(first, size - count)
         if isinstance(at, int):
             x = torch.narrow(x, d, at, count)
         else:

@@ -1,0 +1,57 @@
+"""What a model gives, its gradients, and a few steps of descent: what a translation must match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fmapper import to_jax
+from fmapper_adapters.jax.record.trace import Source
+
+_STEPS = 5
+_RATE = 0.1
+
+
+def training_steps(
+    source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns outputs, gradients, and the parameters after five steps, as NumPy arrays by name."""
+    args, kwargs = to_jax((tuple(args), dict(kwargs)), strict=False)
+    buffers = dict(source.buffers)
+    held = {name: to_jax(array) for name, array in source.parameters.items()}
+    learned = {
+        name: array
+        for name, array in held.items()
+        if jnp.issubdtype(array.dtype, jnp.floating) and name not in source.frozen
+    }
+    fixed = {name: array for name, array in held.items() if name not in learned}
+
+    def call(parameters: Any, buffers: Any) -> tuple[list[Any], Any]:
+        output, changed = source.call({**fixed, **parameters}, buffers, *args, **kwargs)
+        leaves = [x for x in jax.tree.leaves(output) if hasattr(x, "dtype")]
+        return leaves, {**buffers, **changed}
+
+    def loss(parameters: Any, buffers: Any) -> Any:
+        leaves, after = call(parameters, buffers)
+        floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+        total = sum(
+            jnp.mean(x * jnp.cos(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape))
+            for x in floats
+        )
+        return total, after
+
+    outputs, _ = call(learned, buffers)
+    found: dict[str, Any] = {f"output.{i}": np.asarray(x) for i, x in enumerate(outputs)}
+    if not learned or not any(jnp.issubdtype(x.dtype, jnp.floating) for x in outputs):
+        return found
+    slope = jax.jit(jax.grad(loss, has_aux=True))
+    for step in range(_STEPS):
+        gradients, buffers = slope(learned, buffers)
+        if step == 0:
+            found |= {f"gradient.{name}": np.asarray(one) for name, one in gradients.items()}
+        learned = {name: x - _RATE * gradients[name] for name, x in learned.items()}
+    return found | {f"after.{name}": np.asarray(x) for name, x in learned.items()}
