@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from flax.core import unfreeze
 
 from fmapper import ConversionError
 from fmapper_adapters.flax import axes as _axes
-from fmapper_adapters.jax.libraries import Source
+from fmapper_adapters.jax.libraries import Source, parts
 
 OPTIONS = ("method", "mutable", "capture_intermediates")
 
@@ -92,7 +93,8 @@ def of(
         known = {**parameters, **buffers}
         values = [known[aliases.get(name, name)] for name in in_order]
         filled = jax.tree.unflatten(structure, values)
-        output = module.apply(filled, *inner, **options, **named)
+        with _noting_parts():
+            output = module.apply(filled, *inner, **options, **named)
         if options.get("mutable", False) is False and not options.get("capture_intermediates"):
             return output, {}
         output, updates = output
@@ -112,6 +114,23 @@ def of(
     if "rngs" in rest:
         source.defaults = {"rngs": None}
     return source, rest
+
+
+def _noting_parts() -> Any:
+    """Has the calls of submodules noted where a recording wants that."""
+    if not parts.is_noting():
+        return contextlib.nullcontext()
+
+    def note(run: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        module, name = context.module, context.method_name
+        path = ".".join(module.path)
+        is_own = not type(module).__module__.startswith("flax.")
+        is_call = name == "__call__" or (is_own and name != "setup" and not name.startswith("_"))
+        if not path or not is_call:
+            return run(*args, **kwargs)
+        return parts.note_call(path, module, getattr(type(module), name), args, kwargs, run)
+
+    return linen.intercept_methods(note)
 
 
 def _apply_with_state(

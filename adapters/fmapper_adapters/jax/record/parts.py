@@ -183,6 +183,30 @@ def noted_call(function: Any, skipped: int, args: Any, kwargs: Any, run: Any) ->
     return calls.call("", None, bound, args, kwargs, run)
 
 
+def is_noting() -> bool:
+    """Tells whether a recording wants the calls of parts noted."""
+    return _Recording.calls is not None
+
+
+def note_call(path: str, owner: Any, method: Any, args: Any, kwargs: Any, run: Any) -> Any:
+    """Calls a method of a part, and notes it.
+
+    Args:
+        path: Of the part.
+        owner: The part.
+        method: The function of its class.
+        args: What it is called with.
+        kwargs: What it is called with by keyword.
+        run: What is called.
+    """
+    calls = _Recording.calls
+    assert calls is not None
+    calls.types.setdefault(path, f"{type(owner).__module__}.{type(owner).__qualname__}")
+    calls.first_paths.setdefault(path, path)
+    bound = functools.partial(inspect.unwrap(method), owner)
+    return calls.call(path, owner, bound, args, kwargs, run)
+
+
 @contextlib.contextmanager
 def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
     """Notes the calls of objects by their methods.
