@@ -9,7 +9,9 @@ from fmapper.programs.program import Call, DType, Ref
 from fmapper.translation.classes import Class
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
 from fmapper.translation.dialect import Dialect, Helper, Layer
+from fmapper.translation.embed import Embedded
 from fmapper.translation.forms import Statement
+from fmapper.translation.helpers import helpers_of, names_in
 from fmapper.translation.loading import Loading, loading_of
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.statements import other_names, statements_at
@@ -21,6 +23,7 @@ __all__ = [
     "Class",
     "DType",
     "Dialect",
+    "Embedded",
     "Helper",
     "Layer",
     "Loading",
@@ -34,10 +37,12 @@ __all__ = [
     "Value",
     "attribute",
     "expr",
+    "helpers_of",
     "identifier",
     "literal",
     "loading_of",
     "local_array",
+    "names_in",
     "other_names",
     "statements_at",
     "text",

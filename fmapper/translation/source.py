@@ -15,7 +15,12 @@ from fmapper.backends.discovery import get_adapter
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
 from fmapper.programs.convert import lower_with_what_varies
-from fmapper.programs.steps import record_program, source_of
+from fmapper.programs.steps import (
+    family_of,
+    record_program,
+    source_of,
+    source_of_callable,
+)
 from fmapper.progress import step
 from fmapper.translation.prove import Proof, prove
 
@@ -85,9 +90,13 @@ def translate(
         ConversionError: It cannot be recorded or written; or it does not run.
     """
     target = get_adapter(to, Models)
-    origin = source_of(model)
+    origin = source_of(model) or source_of_callable(model, target)
     if origin is None:
         raise ConversionError(f"{type(model).__name__} is not a model that can be translated")
+    if family_of(origin) == family_of(target):
+        raise ConversionError(
+            f"{type(model).__name__} is a model of {origin.name}: it is not written for {to}"
+        )
     if not isinstance(args, tuple | list):
         args = (args,)
     args, kwargs = tuple(args), kwargs or {}

@@ -134,8 +134,8 @@ def test_options_that_plain_code_has_not_are_refused(option):
         fmapper.convert(nn.Linear(2, 2), "flax", (torch.ones(1, 2),), structure=True, **option)
 
 
-def test_a_model_of_jax_has_no_source_yet():
-    with pytest.raises(fmapper.ConversionError, match="parts were not recorded"):
+def test_a_model_of_jax_is_not_written_for_jax():
+    with pytest.raises(fmapper.ConversionError, match="it is not written for flax"):
         fmapper.source(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), "flax", (torch.ones(1, 2),))
 
 

@@ -31,9 +31,9 @@ __all__ = [
     "Lifted",
     "Source",
     "classes_at",
+    "from_program",
     "objects_at",
     "parts",
-    "from_program",
     "registered_type",
     "train_flags",
 ]

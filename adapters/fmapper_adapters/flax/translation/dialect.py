@@ -18,8 +18,10 @@ from fmapper.translation import (
     Layer,
     Statement,
     expr,
+    helpers_of,
     identifier,
     literal,
+    names_in,
     text,
 )
 from fmapper_adapters.flax.translation import layers
@@ -92,7 +94,9 @@ class FlaxDialect(Dialect):
         values = expr("{0}[...]", node)
         if order is None:
             return values
-        return expr("{0}.T", values) if order == (1, 0) else expr("{0}.transpose({1})", values, order)
+        return (
+            expr("{0}.T", values) if order == (1, 0) else expr("{0}.transpose({1})", values, order)
+        )
 
     def written(self, node: ast.expr, value: ast.expr) -> Statement:
         """Returns the code that gives a variable other values."""
@@ -146,18 +150,8 @@ class FlaxDialect(Dialect):
         blocks += [_class(cls) for cls in classes]
         blocks.append(_loading(draft, root))
         body = "\n\n\n".join(blocks)
-        used = _names(body)
-        helpers: dict[str, str] = {}
-        todo = sorted(used)
-        while todo:
-            name = todo.pop(0)
-            helper = self.helper(name) if name not in helpers else None
-            if helper is not None:
-                helpers[name] = helper.source
-                todo += sorted(helper.needs | _names(helper.source))
-        ordered = [helpers[name] for name in self._ordered(helpers)]
-        everything = "\n\n\n".join([*ordered, body])
-        used = _names(everything)
+        everything = "\n\n\n".join([*helpers_of(body, self.helper), body])
+        used = names_in(everything)
         known = {**_IMPORTS, **self._jax.imports()}
         lines = sorted({line for name, line in known.items() if name in used})
         plain = [line for line in lines if line.startswith("import ")]
@@ -167,28 +161,6 @@ class FlaxDialect(Dialect):
         head = f'"""{beginning}; written by fmapper."""'
         others = [line for line in lines if not line.startswith("import ")]
         return f"{head}\n\n" + "\n".join([*plain, *others]) + f"\n\n\n{everything}\n"
-
-    def _ordered(self, helpers: Mapping[str, str]) -> list[str]:
-        """Returns helpers so that what is needed at once comes first."""
-        found: dict[str, None] = {}
-
-        def visit(name: str) -> None:
-            if name in found or name not in helpers:
-                return
-            node = ast.parse(helpers[name]).body[0]
-            if not isinstance(node, ast.FunctionDef):
-                for needed in sorted(_names(helpers[name])):
-                    if needed != name:
-                        visit(needed)
-            found[name] = None
-
-        for name in helpers:
-            visit(name)
-        return list(found)
-
-
-def _names(code: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
 def _filled(values: Any, dtype: ast.expr) -> ast.expr | None:

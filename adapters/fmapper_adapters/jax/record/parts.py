@@ -1,8 +1,8 @@
 """Notes which submodules are called while a model is traced, with what, and what they give.
 
-Each call puts two marks into the jaxpr: an identity of the arrays that it is given, and one of those
-that it gives. They go through `vmap`, `grad` and inner functions as any operation does; whoever reads
-the jaxpr takes them out again.
+Each call puts two marks into the jaxpr: an identity of the arrays that it is given, and one of
+those that it gives. They go through `vmap`, `grad` and inner functions as any operation does;
+whoever reads the jaxpr takes them out again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fmapper.programs import Part, Ref, map_arguments
 from fmapper.translation import other_names
 from fmapper_adapters.jax.record import frames
 
-mark = Primitive("fmapper_part")
+mark: Any = Primitive("fmapper_part")
 mark.multiple_results = True
 mark.def_impl(lambda *xs, **_: list(xs))
 mark.def_abstract_eval(lambda *avals, **_: list(avals))
@@ -243,7 +243,9 @@ def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
 def _methods(cls: type) -> Iterator[tuple[type, str]]:
     """Yields the methods that are calls of a part: `__call__`, and others of the user's classes."""
     for owner in cls.__mro__:
-        is_library = frames.is_of_library(getattr(sys.modules.get(owner.__module__), "__file__", None) or "<")
+        is_library = frames.is_of_library(
+            getattr(sys.modules.get(owner.__module__), "__file__", None) or "<"
+        )
         for name, value in vars(owner).items():
             function = inspect.unwrap(value) if callable(value) else None
             if not isinstance(function, types.FunctionType) or isinstance(value, type):
@@ -291,7 +293,7 @@ def _caller() -> str:
 def _by_name(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
     """Returns the arguments by the names of the parameters."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
     found: dict[str, Any] = {}

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import ast
 import base64
+import math
+import operator
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from fmapper import ConversionError
 from fmapper.programs import Call
-from fmapper.translation import Helper, expr
+from fmapper.translation import Embedded, Helper, expr
 from fmapper_adapters.jax.aten import table as lowerings
 from fmapper_adapters.jax.translation import table
-from fmapper_adapters.jax.translation.embed import Embedded
+
+_PLACES = {
+    "jnp": jnp,
+    "jax.lax": jax.lax,
+    "jax.nn": jax.nn,
+    "jax.scipy.special": jax.scipy.special,
+    "jnp.linalg": jnp.linalg,
+    "jax.lax.linalg": jax.lax.linalg,
+    "jnp.fft": jnp.fft,
+    "math": math,
+    "operator": operator,
+    "np": np,
+}
+_OVERRIDES = {
+    "default_dtype": 'def _default_dtype():\n    return np.dtype("float32")',
+}
 
 
 class JaxPrinters:
@@ -21,7 +42,7 @@ class JaxPrinters:
 
     def __init__(self) -> None:
         self._table = table.load()
-        self._embedded = Embedded()
+        self._embedded = Embedded(_PLACES, _OVERRIDES)
 
     def printer(self, op: str) -> Any:
         """Returns the printer of an operation."""

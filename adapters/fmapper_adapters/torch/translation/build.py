@@ -8,8 +8,6 @@ import sys
 import types
 from typing import Any
 
-import torch
-
 from fmapper import to_torch
 from fmapper.programs import Program
 from fmapper.translation import Source
@@ -17,7 +15,7 @@ from fmapper.translation import Source
 _numbers = itertools.count(1)
 
 
-def build(program: Program, source: Source) -> torch.nn.Module:
+def build(program: Program, source: Source) -> Any:
     """Returns the module that a file makes, with the arrays of its program.
 
     The file is a module of Python's from then on, so that its classes are found by name, and its

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import base64
+import math
+import operator
 import re
 import textwrap
 import zlib
@@ -11,17 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from fmapper import ConversionError, to_numpy
 from fmapper.translation import (
     Class,
     Dialect,
+    Embedded,
     Helper,
     Layer,
     Statement,
     expr,
+    helpers_of,
     literal,
     loading_of,
+    names_in,
     text,
 )
 from fmapper_adapters.torch.translation import layers, printers
@@ -36,6 +42,16 @@ _IMPORTS = {
     "nn": "from torch import nn",
     "F": "import torch.nn.functional as F",
     "NamedTuple": "from typing import NamedTuple",
+}
+_PLACES = {
+    "torch": torch,
+    "F": torch.nn.functional,
+    "torch.special": torch.special,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+    "math": math,
+    "operator": operator,
+    "np": np,
 }
 _RESERVED = frozenset({*_IMPORTS, "load_weights", "ARRAYS", "RENAMED"})
 _MOST = 64  # elements of an array that is written out
@@ -73,6 +89,7 @@ class TorchDialect(Dialect):
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self._functions = functions
+        self._embedded = Embedded(_PLACES)
 
     def reserved(self) -> frozenset[str]:
         """Returns what a file imports, and the names of its helpers."""
@@ -84,11 +101,14 @@ class TorchDialect(Dialect):
 
     def helper(self, name: str) -> Helper | None:
         """Returns a class that code may call by its name."""
-        return HELPERS.get(name)
+        return self._embedded.helpers.get(name) or HELPERS.get(name)
 
     def fallback(self, call: Any) -> str:
-        """Refuses functions of fmapper."""
-        raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
+        """Returns a function of fmapper as a helper."""
+        function = self._functions.get(call.op)
+        if function is None:
+            raise ConversionError(f"{call.op} cannot be written to a file ({call.source})")
+        return self._embedded.add(function)
 
     def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
         """Returns a layer of torch."""
@@ -141,7 +161,11 @@ class TorchDialect(Dialect):
         if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
             return expr("torch.tensor({0}, dtype={1})", literal(values.tolist()), dtype)
         flat = values.reshape(-1)
-        if values.dtype.kind in "iu" and values.size > 2 and (np.diff(flat.astype(np.int64)) == 1).all():
+        if (
+            values.dtype.kind in "iu"
+            and values.size > 2
+            and (np.diff(flat.astype(np.int64)) == 1).all()
+        ):
             node = expr("torch.arange({0}, {1}, dtype={2})", int(flat[0]), int(flat[-1]) + 1, dtype)
             return node if values.ndim == 1 else expr("{0}.reshape({1})", node, tuple(values.shape))
         data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
@@ -200,10 +224,11 @@ class TorchDialect(Dialect):
         blocks += [_class(cls) for cls in classes]
         blocks.append(_loading(draft))
         body = "\n\n\n".join(blocks)
-        helpers = [HELPERS[name].source for name in HELPERS if name in _names(body)]
+        helpers = helpers_of(body, self.helper)
         everything = "\n\n\n".join([*helpers, body])
-        used = _names(everything)
-        lines = [line for name, line in _IMPORTS.items() if name in used]
+        used = names_in(everything)
+        known = {**_IMPORTS, **self._embedded.imports}
+        lines = [line for name, line in known.items() if name in used]
         plain = sorted(line for line in lines if line.startswith("import "))
         others = sorted(line for line in lines if not line.startswith("import "))
         standard = [line for line in plain if line.split()[1] in ("base64", "math", "zlib")]
@@ -211,13 +236,10 @@ class TorchDialect(Dialect):
         rest = [line for line in (*plain, *others) if line not in standard]
         origin = draft.program.types.get("", "")
         origin = origin if re.fullmatch(r"[\w.<>]+", origin) else ""
-        head = f'"""{root.name} for PyTorch{f", from {origin}" if origin else ""}; written by fmapper."""'
+        beginning = f"{root.name} for PyTorch{f', from {origin}' if origin else ''}"
+        head = f'"""{beginning}; written by fmapper."""'
         imports = "\n\n".join("\n".join(group) for group in (standard, rest) if group)
         return f"{head}\n\n{imports}\n\n\n{everything}\n"
-
-
-def _names(code: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
 def _record(cls: str, fields: Sequence[str]) -> str:

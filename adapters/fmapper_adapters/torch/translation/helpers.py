@@ -25,7 +25,9 @@ _CHANNELS = '''class {name}(nn.{base}):
 _PADDED = ("Conv1d", "Conv2d", "Conv3d")
 
 HELPERS = {
-    f"{name}Last": Helper((_CONV if name in _PADDED else _CHANNELS).format(name=f"{name}Last", base=name, what=what))
+    f"{name}Last": Helper(
+        (_CONV if name in _PADDED else _CHANNELS).format(name=f"{name}Last", base=name, what=what)
+    )
     for name, what in {
         "Conv1d": "A convolution",
         "Conv2d": "A convolution",

@@ -1,4 +1,4 @@
-"""Layers of torch in the place of operations that compute the same with arrays of a module's own."""
+"""Layers of torch in the place of operations that compute the same with a module's own arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     calls = [step for step in unit.steps if isinstance(step, Call)]
     if len(calls) != len(unit.steps) or len(unit.gives) != 1:
         return None
-    site = _Site(structure, unit)
+    site = _Site(structure, unit, whole=True)
     for call in calls:
         make = _WHOLE.get(_name(call))
         found = make(site, call) if make is not None else None
@@ -29,7 +29,7 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
 def layer_of_call(structure: Structure, unit: Unit, call: Call) -> Layer | None:
     """Returns the layer of torch that computes an operation."""
     make = _CALLS.get(_name(call))
-    return make(_Site(structure, unit), call) if make is not None else None
+    return make(_Site(structure, unit, whole=False), call) if make is not None else None
 
 
 def _name(call: Call) -> str:
@@ -37,9 +37,16 @@ def _name(call: Call) -> str:
 
 
 class _Site:
-    """The calls of a submodule, and what is known of values."""
+    """The calls of a submodule, and what is known of values.
 
-    def __init__(self, structure: Structure, unit: Unit) -> None:
+    Args:
+        structure: The program.
+        unit: The submodule.
+        whole: Whether a layer may stand for what is done around a call, too.
+    """
+
+    def __init__(self, structure: Structure, unit: Unit, *, whole: bool) -> None:
+        self.whole = whole
         self.structure = structure
         self.unit = unit
         self.made = {call.name: call for call in unit.steps if isinstance(call, Call)}
@@ -67,7 +74,9 @@ class _Site:
         return found if found is not None and _name(found) in names else None
 
     def user(self, value: str) -> Call | None:
-        """Returns the only call that uses a value."""
+        """Returns the only call that uses a value, if a layer may do what it does, too."""
+        if not self.whole:
+            return None
         found = [call for call in self.made.values() if value in {*call.refs()}]
         return found[0] if len(found) == 1 and value not in self.unit.gives else None
 
@@ -148,10 +157,6 @@ def _matmul(site: _Site, call: Call) -> Layer | None:
             if found is not None:
                 return found
     return _dense(site, call, x, weight, None, (1, 0))
-
-
-def _plain_matmul(site: _Site, call: Call) -> Layer | None:
-    return _dense(site, call, *call.args[:2], None, (1, 0))
 
 
 def _dense(
@@ -330,7 +335,7 @@ def _channels(
 ) -> Layer | None:  # fmt: skip
     """Returns a layer that takes the channels first or, if that is what is done around it, last."""
     x: Any = call.args[0]
-    before = site.made.get(x.name)
+    before = site.made.get(x.name) if site.whole else None
     ndim = len(site.shape(call.name))
     to_first = (0, ndim - 1, *range(1, ndim - 1))
     to_last = (0, *range(2, ndim), 1)
@@ -378,14 +383,15 @@ def _convolution(site: _Site, call: Call) -> Layer | None:
         own, last = added
     if own is not None:
         arrays[own[0]] = ("bias", None)
-    pad = site.call(x, "torch.constant_pad_nd", "F.pad")
+    pad = site.call(x, "torch.constant_pad_nd", "F.pad") if site.whole else None
     told = uneven = ""
     if pad is not None:
         widths = tuple(pad.args[1])
         value = _arg(pad, 2, "value", 0)
-        sides = [(widths[2 * i], widths[2 * i + 1]) for i in reversed(range(dims))]
-        if value != 0 or len(widths) != 2 * dims or any(padding):
+        if value != 0 or len(widths) > 2 * dims or any(padding) or any(map(_is_ref, widths)):
             return None
+        widths += (0,) * (2 * dims - len(widths))
+        sides = [(widths[2 * i], widths[2 * i + 1]) for i in reversed(range(dims))]
         if all(low == high for low, high in sides):
             padding = tuple(low for low, _ in sides)
         else:
@@ -400,8 +406,14 @@ def _convolution(site: _Site, call: Call) -> Layer | None:
     told += "" if own is not None else ", bias=False"
     options = f"{shape[1] * groups}, {shape[0]}, {_same(size)}{told}{_dtype(site.dtype(held[0]))}"
     options += uneven
-    found = _around(site, call, f"Conv{dims}d", options, arrays, _stem(held[1], "conv"), last, added)
+    found = _around(
+        site, call, f"Conv{dims}d", options, arrays, _stem(held[1], "conv"), last, added
+    )
     return None if found is not None and uneven and not found.kind.endswith("Last") else found
+
+
+def _is_ref(value: Any) -> bool:
+    return isinstance(value, Ref)
 
 
 def _with_input(call: Call, x: Any) -> Call:
@@ -461,17 +473,12 @@ _CONVOLUTIONS = dict.fromkeys(
 _CALLS: dict[str, Callable[[_Site, Call], Layer | None]] = {
     "F.linear": _linear,
     "torch.addmm": _addmm,
-    "torch.matmul": _plain_matmul,
-    "operator.matmul": _plain_matmul,
+    "torch.matmul": _matmul,
+    "operator.matmul": _matmul,
     "F.embedding": _embedding,
     "F.layer_norm": _layer_norm,
     "F.rms_norm": _rms_norm,
     "F.batch_norm": _batch_norm,
     **_CONVOLUTIONS,
 }
-_WHOLE = {
-    **_CALLS,
-    "torch.matmul": _matmul,
-    "operator.matmul": _matmul,
-    "F.embedding": _lookup,
-}
+_WHOLE = {**_CALLS, "F.embedding": _lookup}

@@ -26,7 +26,7 @@ _PLACES = {
 def of(function: Callable[..., Any]) -> str:
     """Returns what a function is called in a file; empty if it is none of torch's or Python's."""
     if isinstance(function, torch._ops.OpOverload):
-        return f"torch.ops.{str(function)}"
+        return f"torch.ops.{function!s}"
     found = _known().get(_key(function), "")
     return found
 
@@ -50,5 +50,6 @@ def _known() -> dict[Any, str]:
             found.setdefault(_key(value), f"{place}.{name}")
     for name in ("linear", "gelu", "scaled_dot_product_attention", "embedding", "pad"):
         found[_key(getattr(F, name))] = f"F.{name}"
-    found[_key(F._threshold)] = "F.threshold"
+    found[_key(torch.threshold)] = "F.threshold"
+    found[_key(vars(F)["_threshold"])] = "F.threshold"
     return found

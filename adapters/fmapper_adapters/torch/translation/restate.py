@@ -16,7 +16,7 @@ from fmapper import ConversionError
 from fmapper.programs import Call, DType, Graph, Program, Ref, Scalar, map_arguments, refs_in
 from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.aten import calls
-from fmapper_adapters.torch.lax import table, types
+from fmapper_adapters.torch.lax import table
 from fmapper_adapters.torch.model import emit
 from fmapper_adapters.torch.translation import names, tidy
 
@@ -45,7 +45,7 @@ class _Restated:
         self.emitter = emit.Emitter(
             table.find_all(ops, own), {}, self.mode, lines=program.lines, native=native
         )
-        self.names: dict[fx.Node, str] = {}
+        self.names: dict[Any, str] = {}
         self.symbols: dict[str, str] = {}
         self.numbers: dict[int, str] = {}
         self.shapes = dict(
@@ -60,9 +60,7 @@ class _Restated:
         there = {*program.graph.inputs, *(call.name for call in program.graph.calls)}
         told = [n for n in dict.fromkeys(refs_in(tuple(parts))) if n in there]
         graph = program.graph
-        wider = Graph(
-            graph.inputs, graph.calls, (*graph.outputs, *map(Ref, told)), graph.kinds
-        )
+        wider = Graph(graph.inputs, graph.calls, (*graph.outputs, *map(Ref, told)), graph.kinds)
         count = len(graph.outputs)
         found = [
             emitter.value(ref, seen=i < count) if isinstance(ref, Ref | Scalar) else ref
@@ -94,9 +92,9 @@ class _Restated:
             ),
             evaluation=None,
         )
-        told = set(refs_in(tuple(part.result for part in restated.parts)))
+        kept = set(refs_in(tuple(part.result for part in restated.parts)))
         restated.graph.calls = [self._on_device(call, restated) for call in made]
-        restated.graph = restated.graph.without_dead_calls(lambda call: call.name in told)
+        restated.graph = restated.graph.without_dead_calls(lambda call: call.name in kept)
         return restated, self.functions
 
     def _on_device(self, call: Call, program: Program) -> Call:
@@ -177,15 +175,17 @@ class _Restated:
             found.append(self._call(node, name))
         return found
 
-    def _call(self, node: fx.Node, name: str) -> Call:
+    def _call(self, node: Any, name: str) -> Call:
         value = node.meta.get("val")
         module, source = node.meta.get("place", ("", ""))
         args, kwargs = self._plain(tuple(node.args)), self._plain(dict(node.kwargs))
-        result = tuple(self._kind(one) for one in (value if isinstance(value, tuple | list) else [value]))
+        result = tuple(
+            self._kind(one) for one in (value if isinstance(value, tuple | list) else [value])
+        )
         op = self._op(node, args)
         return Call(name, op, args, kwargs, module, source, result)
 
-    def _op(self, node: fx.Node, args: Any) -> str:
+    def _op(self, node: Any, args: Any) -> str:
         if node.op == "call_method":
             is_size = node.target == "size" and len(args) == 2
             return "torch::sym_size" if is_size else f"tensor::{node.target}"
@@ -213,7 +213,13 @@ class _Restated:
         if isinstance(value, tuple | list):
             return tuple(self._plain(one) for one in value)
         if isinstance(value, slice):
-            return {"slice": (self._plain(value.start), self._plain(value.stop), self._plain(value.step))}
+            return {
+                "slice": (
+                    self._plain(value.start),
+                    self._plain(value.stop),
+                    self._plain(value.step),
+                )
+            }
         if isinstance(value, Mapping):
             return {key: self._plain(one) for key, one in value.items()}
         return value

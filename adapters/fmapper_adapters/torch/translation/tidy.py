@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
-from fmapper_adapters.torch.model import fx_passes
+from fmapper_adapters.torch.lax.matrices import wide_products
+from fmapper_adapters.torch.model import fast_attention, fx_passes
 
 _BINARY = {
     *(getattr(operator, name) for name in (
@@ -26,8 +29,9 @@ _SHAPING = {"expand", "reshape", "view", "unsqueeze", "squeeze", "contiguous", "
 _MOST = 64  # elements of what is computed to see whether it is one number
 
 
-def tidy(graph: fx.Graph) -> None:
+def tidy(graph: Any) -> None:
     """Rewrites a graph in place."""
+    _use_public_names(graph)
     _use_numbers(graph)
     _drop_choices(graph)
     _write_slices(graph)
@@ -39,27 +43,93 @@ def tidy(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(fx_passes.is_kept)
 
 
+def _is_node(value: Any) -> bool:
+    return isinstance(value, fx.Node)
+
+
 def _shape(node: Any) -> tuple[Any, ...]:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    value = node.meta.get("val") if _is_node(node) else None
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def _is_tensor(node: Any) -> bool:
-    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+    return _is_node(node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _is_elementwise(node: fx.Node) -> bool:
+def _is_elementwise(node: Any) -> bool:
     return node.op == "call_function" and (
         node.target in _BINARY or node.target in _WITH_TENSORS or node.target is torch.where
     )
 
 
+# --- functions of fmapper -------------------------------------------------------------------------
+
+
+def _use_public_names(graph: Any) -> None:
+    """Calls torch's own functions in the places of those of fmapper that choose among them."""
+    for node in list(graph.nodes):
+        if node.target is operator.getitem and node.args[1] == 0:
+            source = node.args[0]
+            if source.target is fast_attention.exact_gelu:
+                node.target, node.args = F.gelu, tuple(source.args)
+            elif source.target is fast_attention.attend:
+                _attend(graph, node, source)
+        elif node.target is wide_products.matmul_of_halves:
+            node.target = torch.matmul
+        elif node.target is wide_products.matmul:
+            with graph.inserting_before(node):
+                node.args = tuple(_in_float32(graph, one) for one in node.args)
+            node.target = torch.matmul
+        elif node.target is wide_products.dense:
+            x, weight, bias = node.args
+            with graph.inserting_before(node):
+                product = graph.call_function(torch.matmul, (x, weight))
+            product.meta.update(node.meta)
+            node.target, node.args = operator.add, (product, bias)
+    graph.eliminate_dead_code(fx_passes.is_kept)
+
+
+def _in_float32(graph: Any, node: Any) -> Any:
+    made = graph.call_method("to", (node, torch.float32))
+    made.meta.update(node.meta)
+    made.meta["val"] = node.meta["val"].float()
+    return made
+
+
+def _attend(graph: Any, node: Any, source: Any) -> None:
+    """Writes `softmax(where(mask, scale * q @ k.T + bias, fill)) @ v` as torch's attention."""
+    mask, bias = source.kwargs.get("mask"), source.kwargs.get("bias")
+    fill = source.kwargs.get("fill")
+    kwargs: dict[str, Any] = {}
+    if mask is not None and bias is None and fill == -math.inf:
+        kwargs["attn_mask"] = mask
+    elif mask is not None:
+        like = source.args[0].meta["val"]
+        other = 0.0 if bias is None else bias
+        with graph.inserting_before(node):
+            added = graph.call_function(torch.where, (mask, other, fill))
+        added.meta.update(node.meta)
+        with like.fake_mode:
+            both = mask.meta["val"] if bias is None else mask.meta["val"] + bias.meta["val"]
+            added.meta["val"] = torch.empty_like(both, dtype=like.dtype)
+        kwargs["attn_mask"] = added
+    elif bias is not None:
+        kwargs["attn_mask"] = bias
+    size = source.args[0].meta["val"].shape[-1]
+    scale = source.kwargs.get("scale")
+    if not (isinstance(size, int) and math.isclose(scale, size**-0.5, rel_tol=1e-6)):
+        kwargs["scale"] = scale
+    node.target, node.args, node.kwargs = (
+        F.scaled_dot_product_attention, tuple(source.args[:3]), kwargs,
+    )  # fmt: skip
+
+
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def _use_numbers(graph: fx.Graph) -> None:
+def _use_numbers(graph: Any) -> None:
     """Puts numbers in the places of tensors that are filled with one, where an operation can."""
-    filled: dict[fx.Node, Any] = {}
+    filled: dict[Any, Any] = {}
     for node in list(graph.nodes):
         number = _filling(node, filled)
         if number is not None:
@@ -77,7 +147,7 @@ def _use_numbers(graph: fx.Graph) -> None:
             node.args = tuple(_as_number(node, i, filled) for i in range(len(node.args)))
 
 
-def _filling(node: fx.Node, filled: Mapping[fx.Node, Any]) -> Any:
+def _filling(node: Any, filled: Mapping[Any, Any]) -> Any:
     """Returns the element of a tensor whose elements are all one known number; else None."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or node.op not in ("call_function", "call_method"):
@@ -86,7 +156,7 @@ def _filling(node: fx.Node, filled: Mapping[fx.Node, Any]) -> Any:
     if node.target in (torch.full, torch.zeros, torch.ones):
         number = {torch.zeros: 0, torch.ones: 1}.get(node.target)
         number = node.args[1] if number is None else number
-        if isinstance(number, fx.Node):
+        if _is_node(number):
             return None
         return torch.full((), number, dtype=value.dtype)
     if not inputs or any(one not in filled for one in inputs):
@@ -111,16 +181,20 @@ def _filling(node: fx.Node, filled: Mapping[fx.Node, Any]) -> Any:
     kwargs = {key: one for key, one in kwargs.items() if key != "device"}
     try:
         target: Any = node.target
-        found = getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
+        found = (
+            getattr(args[0], target)(*args[1:], **kwargs)
+            if node.op == "call_method"
+            else target(*args, **kwargs)
+        )
     except Exception:  # whatever it needs that is not here
         return None
     is_one = isinstance(found, torch.Tensor) and found.shape == () and found.dtype is value.dtype
     return found if is_one else None
 
 
-def _as_number(node: fx.Node, at: int, filled: Mapping[fx.Node, Any]) -> Any:
+def _as_number(node: Any, at: int, filled: Mapping[Any, Any]) -> Any:
     arg = node.args[at]
-    if not isinstance(arg, fx.Node) or arg not in filled or node.target in _WITH_TENSORS:
+    if not _is_node(arg) or arg not in filled or node.target in _WITH_TENSORS:
         return arg
     number, result = filled[arg], node.meta["val"]
     if number.dtype.is_complex:
@@ -131,9 +205,11 @@ def _as_number(node: fx.Node, at: int, filled: Mapping[fx.Node, Any]) -> Any:
             return arg
         same = [one for one in others if one is not node.args[0]]
         known = [filled[one].dtype for one in same if one in filled]
-        if not any(one.meta["val"].dtype is result.dtype for one in same if one not in filled):
-            if result.dtype is not torch.bool or known != [torch.bool]:
-                return arg
+        is_mask = result.dtype is torch.bool and known == [torch.bool]
+        if not is_mask and not any(
+            one.meta["val"].dtype is result.dtype for one in same if one not in filled
+        ):
+            return arg
     elif not any(one.meta["val"].dtype is number.dtype and one not in filled for one in others):
         return arg
     shapes = [_shape(one) for one in others]
@@ -151,7 +227,7 @@ def _broadcast(shapes: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
     return tuple(found[::-1])
 
 
-def _drop_choices(graph: fx.Graph) -> None:
+def _drop_choices(graph: Any) -> None:
     """Writes `torch.where(mask, True, False)` as the mask."""
     for node in list(graph.nodes):
         if node.target is torch.where and len(node.args) == 3:
@@ -161,15 +237,15 @@ def _drop_choices(graph: fx.Graph) -> None:
                 graph.erase_node(node)
 
 
-def _write_slices(graph: fx.Graph) -> None:
+def _write_slices(graph: Any) -> None:
     """Writes a choice of the first elements as a slice."""
     for node in list(graph.nodes):
         if node.target is not torch.index_select:
             continue
         x, dim, index = node.args
-        if isinstance(index, fx.Node) and index.target is operator.add and 0 in index.args:
-            index = next((one for one in index.args if isinstance(one, fx.Node)), index)
-        is_range = isinstance(index, fx.Node) and index.target is torch.arange
+        if _is_node(index) and index.target is operator.add and 0 in index.args:
+            index = next((one for one in index.args if _is_node(one)), index)
+        is_range = _is_node(index) and index.target is torch.arange
         if is_range and len(index.args) == 1:
             node.target, node.args = torch.narrow, (x, dim, 0, index.args[0])
     graph.eliminate_dead_code(fx_passes.is_kept)
@@ -178,13 +254,13 @@ def _write_slices(graph: fx.Graph) -> None:
 # --- broadcasts -----------------------------------------------------------------------------------
 
 
-def _drop_broadcasts(graph: fx.Graph) -> None:
+def _drop_broadcasts(graph: Any) -> None:
     """Leaves out an `expand` where the operation that uses it does the same."""
     for node in reversed(list(graph.nodes)):
         if not _is_elementwise(node):
             continue
         for at, arg in enumerate(node.args):
-            if not isinstance(arg, fx.Node) or (arg.op, arg.target) != ("call_method", "expand"):
+            if not _is_node(arg) or (arg.op, arg.target) != ("call_method", "expand"):
                 continue
             source = arg.args[0]
             others = [one for i, one in enumerate(node.args) if i != at and _is_tensor(one)]
@@ -193,10 +269,10 @@ def _drop_broadcasts(graph: fx.Graph) -> None:
                 node.args = (*node.args[:at], source, *node.args[at + 1 :])
 
 
-def _drop_round_trips(graph: fx.Graph) -> None:
+def _drop_round_trips(graph: Any) -> None:
     """Leaves out what changes nothing: an `expand` to the same shape, a `squeeze` of a new axis."""
     for node in list(graph.nodes):
-        if node.op != "call_method" or not node.args or not isinstance(node.args[0], fx.Node):
+        if node.op != "call_method" or not node.args or not _is_node(node.args[0]):
             continue
         source = node.args[0]
         same = [str(size) for size in _shape(node)] == [str(size) for size in _shape(source)]
@@ -220,7 +296,7 @@ def _drop_round_trips(graph: fx.Graph) -> None:
 
 def _order(node: Any, ndim: int) -> tuple[int, ...] | None:
     """Returns the order in which a node puts dimensions; None for another one."""
-    if not isinstance(node, fx.Node) or node.op != "call_method":
+    if not _is_node(node) or node.op != "call_method":
         return None
     if node.target == "permute":
         order = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
@@ -230,13 +306,13 @@ def _order(node: Any, ndim: int) -> tuple[int, ...] | None:
     return None
 
 
-def _turn_products(graph: fx.Graph) -> None:
+def _turn_products(graph: Any) -> None:
     """Writes the transpose of `a.T @ b.T` as `b @ a`, where that saves permutations."""
     for node in list(graph.nodes):
         ndim = len(_shape(node))
         outer = _order(node, ndim)
-        product = node.args[0] if outer is not None else None
-        if outer is None or not isinstance(product, fx.Node) or product.target is not torch.matmul:
+        product: Any = node.args[0] if outer is not None else None
+        if outer is None or not _is_node(product) or product.target is not torch.matmul:
             continue
         left, right = product.args
         if len(product.users) != 1 or ndim < 2:
@@ -282,16 +358,22 @@ def _turn_products(graph: fx.Graph) -> None:
         graph.eliminate_dead_code(fx_passes.is_kept)
 
 
-def _share(graph: fx.Graph) -> None:
+def _share(graph: Any) -> None:
     """Computes once what a submodule computes several times from the same values."""
-    seen: dict[Any, fx.Node] = {}
+    seen: dict[Any, Any] = {}
     for node in list(graph.nodes):
         if node.op not in ("call_function", "call_method") or fx_passes.draws(node):
             continue
         if fx_passes.is_kept(node) or getattr(node.target, "is_control_flow", False):
             continue
         place = node.meta.get("place", ("", ""))[0]
-        key = place, node.op, node.target, fx_passes._freeze(node.args), fx_passes._freeze(node.kwargs)
+        key = (
+            place,
+            node.op,
+            node.target,
+            fx_passes._freeze(node.args),
+            fx_passes._freeze(node.kwargs),
+        )
         try:
             first = seen.setdefault(key, node)
         except TypeError:

@@ -6,46 +6,36 @@ import ast
 import functools
 import importlib
 import inspect
-import math
-import operator
 import sys
 import types
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from fmapper import ConversionError
-from fmapper.translation import Helper
+from fmapper.errors import ConversionError
+from fmapper.translation.dialect import Helper
 
 _OWN = ("fmapper.", "fmapper_adapters.")
-_PLACES = {
-    "jnp": jnp,
-    "jax.lax": jax.lax,
-    "jax.nn": jax.nn,
-    "jax.scipy.special": jax.scipy.special,
-    "jnp.linalg": jnp.linalg,
-    "jax.lax.linalg": jax.lax.linalg,
-    "jnp.fft": jnp.fft,
-    "math": math,
-    "operator": operator,
-    "np": np,
-}
-# What is written otherwise than it stands in fmapper.
-_OVERRIDES = {
-    "default_dtype": 'def _default_dtype():\n    return np.dtype("float32")',
-}
 
 
 class Embedded:
     """Functions of fmapper as helpers of a file, with all that they call.
 
+    Args:
+        places: The modules whose functions are called by their own names, by the name that each has
+            in the file.
+        overrides: Functions that are written otherwise than they stand here.
+
     Attributes:
         helpers: By the names that they have there.
+        imports: Names that they use -> the lines that import them.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, places: Mapping[str, Any], overrides: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._places = places
+        self._overrides = overrides
         self.helpers: dict[str, Helper] = {}
         self.imports: dict[str, str] = {}
         self._names: dict[tuple[str, str], str] = {}
@@ -102,7 +92,7 @@ class Embedded:
     def _known(self, value: Any) -> str:
         """Returns what a function of JAX, NumPy or Python is called; empty for others."""
         name = getattr(value, "__name__", None)
-        for place, module in _PLACES.items():
+        for place, module in self._places.items():
             if name and getattr(module, name, None) is value:
                 if place in ("math", "operator"):
                     self.imports.setdefault(place, f"import {place}")
@@ -136,8 +126,8 @@ class Embedded:
             raise
 
     def _define(self, module: str, name: str, own: str) -> str:
-        if name in _OVERRIDES:
-            self.helpers[own] = Helper(_OVERRIDES[name])
+        if name in self._overrides:
+            self.helpers[own] = Helper(self._overrides[name])
             return own
         node = _definitions(module).get(name)
         if node is None:

@@ -1,0 +1,50 @@
+"""The functions and classes that a file has beside the model's own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+
+from fmapper.translation.dialect import Helper
+
+
+def helpers_of(code: str, find: Callable[[str], Helper | None]) -> list[str]:
+    """Returns the code of what a file calls and does not define, in an order that runs.
+
+    Args:
+        code: The file without them.
+        find: Returns a helper by its name.
+    """
+    found: dict[str, str] = {}
+    todo = sorted(names_in(code))
+    while todo:
+        name = todo.pop(0)
+        helper = find(name) if name not in found else None
+        if helper is not None:
+            found[name] = helper.source
+            todo += sorted(helper.needs | names_in(helper.source))
+    return [found[name] for name in _ordered(found)]
+
+
+def names_in(code: str) -> set[str]:
+    """Returns the names that stand in code."""
+    return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+
+
+def _ordered(helpers: Mapping[str, str]) -> list[str]:
+    """Returns the names of helpers so that what is needed at once comes first."""
+    found: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name in found or name not in helpers:
+            return
+        node = ast.parse(helpers[name]).body[0]
+        if not isinstance(node, ast.FunctionDef):
+            for needed in sorted(names_in(helpers[name])):
+                if needed != name:
+                    visit(needed)
+        found[name] = None
+
+    for name in helpers:
+        visit(name)
+    return list(found)

@@ -1,0 +1,209 @@
+"""Models of JAX as source code for torch: the files run, and compute what the models do."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import fmapper
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+nnx = pytest.importorskip("flax.nnx")
+linen = pytest.importorskip("flax.linen")
+jnp = jax.numpy
+
+from fmapper.translation.source import translate  # noqa: E402
+
+
+class Attention(nnx.Module):
+    def __init__(self, width, heads, rngs):
+        self.heads = heads
+        self.query = nnx.Linear(width, width, rngs=rngs)
+        self.key = nnx.Linear(width, width, rngs=rngs)
+        self.value = nnx.Linear(width, width, rngs=rngs)
+        self.out = nnx.Linear(width, width, rngs=rngs)
+
+    def __call__(self, x):
+        b, t, d = x.shape
+        split = lambda y: y.reshape(b, t, self.heads, d // self.heads)  # noqa: E731
+        q, k, v = split(self.query(x)), split(self.key(x)), split(self.value(x))
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(d // self.heads)
+        scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -1e9)
+        weights = jax.nn.softmax(scores, axis=-1)
+        y = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(b, t, d)
+        return self.out(y)
+
+
+class Block(nnx.Module):
+    def __init__(self, width, rngs):
+        self.norm1 = nnx.LayerNorm(width, rngs=rngs)
+        self.norm2 = nnx.LayerNorm(width, rngs=rngs)
+        self.attention = Attention(width, 2, rngs)
+        self.up = nnx.Linear(width, 2 * width, rngs=rngs)
+        self.down = nnx.Linear(2 * width, width, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm1(x))
+        hidden = nnx.gelu(self.up(self.norm2(x)))
+        return x + self.down(hidden)
+
+
+class Decoder(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(11, 8, rngs=rngs)
+        self.positions = nnx.Param(jax.random.normal(rngs.params(), (16, 8)))
+        self.blocks = nnx.List([Block(8, rngs) for _ in range(2)])
+        self.norm = nnx.RMSNorm(8, rngs=rngs)
+
+    def __call__(self, ids):
+        x = self.embed(ids) + self.positions[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.embed.attend(self.norm(x))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(4, use_running_average=True, rngs=rngs)
+        self.second = nnx.Conv(4, 6, (3, 3), strides=2, rngs=rngs)
+        self.head = nnx.Linear(96, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.relu(self.norm(self.first(x)))
+        x = nnx.relu(self.second(x))
+        return self.head(x.reshape(x.shape[0], -1))
+
+
+class Dense(linen.Module):
+    features: int
+
+    @linen.compact
+    def __call__(self, x):
+        hidden = linen.silu(linen.Dense(self.features)(x))
+        return linen.LayerNorm()(linen.Dense(x.shape[-1])(hidden))
+
+
+class Stack(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        for _ in range(3):
+            x = x + Dense(12)(x)
+        return x
+
+
+def load(source):
+    """Runs a file; returns it as a module."""
+    module = types.ModuleType("written")
+    sys.modules["written"] = module
+    exec(compile(source.code, "written.py", "exec"), module.__dict__)
+    return module
+
+
+def proved(model, *args, shapes="auto"):
+    source, program, proof = translate(model, "torch", args, {}, shapes, proved=True)
+    assert proof, str(proof)
+    return source, program
+
+
+def decoder():
+    model = Decoder(nnx.Rngs(0))
+    model.eval()
+    return model, jnp.arange(8).reshape(2, 4)
+
+
+def test_a_decoder_is_written_as_a_person_would():
+    model, ids = decoder()
+    source, _ = proved(model, ids)
+    code = source.code
+    classes = [one.name for one in ast.parse(code).body if isinstance(one, ast.ClassDef)]
+    assert classes == ["Attention", "Block", "Decoder"]
+    for line in (
+        "self.embed = nn.Embedding(11, 8)",
+        "self.query = nn.Linear(8, 8)",
+        "self.down = nn.Linear(16, 8, bias=False)",
+        "self.blocks = nn.ModuleList([Block() for _ in range(2)])",
+        "for block in self.blocks:",
+        "x = x + self.attention(self.norm1(x))",
+        "q = self.query(x).reshape(batch, length, 2, 4)",
+        "self.positions[:ids.shape[1]]",
+    ):
+        assert line in code, line
+    assert "jax" not in code.replace("as in JAX", "")
+    assert source.layers[0] / source.layers[1] > 0.9
+
+
+def test_sizes_of_a_file_vary():
+    model, ids = decoder()
+    source, program = proved(model, ids)
+    written = load(source)
+    net = written.Decoder()
+    written.load_weights(net, fmapper.to_torch(dict(program.parameters)))
+    longer = jnp.arange(21).reshape(3, 7) % 11
+    wanted = model(longer)
+    found = net(torch.from_numpy(np.array(longer)))
+    np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_each_part_is_called_alone():
+    model, ids = decoder()
+    net = fmapper.convert(model, "torch", (ids,), structure=True)
+    x = jax.random.normal(jax.random.key(1), (2, 4, 8))
+    given = torch.from_numpy(np.array(x))
+    for ours, theirs in ((net.blocks[1], model.blocks[1]), (net.norm, model.norm),
+                         (net.blocks[0].attention, model.blocks[0].attention)):  # fmt: skip
+        np.testing.assert_allclose(ours(given).detach(), theirs(x), rtol=1e-5, atol=1e-5)
+    assert isinstance(net.blocks[0].up, torch.nn.Linear)
+    assert "class Block(nn.Module):" in fmapper.source(net)
+
+
+def test_convolutions_keep_the_channels_last():
+    model = Net(nnx.Rngs(0))
+    source, _ = proved(model, jax.random.normal(jax.random.key(0), (2, 8, 8, 1)))
+    assert "self.first = Conv2dLast(1, 4, 3, padding=1)" in source.code
+    assert "stride=2, pad=(0, 1, 0, 1)" in source.code  # what SAME adds for even sizes
+    assert "self.norm = BatchNorm2dLast(4)" in source.code
+    assert source.layers[0] == source.layers[1]
+
+
+def test_a_module_of_linen():
+    x = jax.random.normal(jax.random.key(0), (2, 5))
+    module = Stack()
+    source, _ = proved((module, module.init(jax.random.key(1), x)), x)
+    assert source.code.count("(nn.Module):") == 2
+    assert source.layers[0] == source.layers[1]
+
+
+def test_equinox():
+    eqx = pytest.importorskip("equinox")
+
+    class Model(eqx.Module):
+        layers: list
+        scale: jax.Array
+
+        def __init__(self, key):
+            keys = jax.random.split(key, 2)
+            self.layers = [eqx.nn.Linear(4, 6, key=keys[0]), eqx.nn.Linear(6, 2, key=keys[1])]
+            self.scale = jnp.full(2, 3.0)
+
+        def __call__(self, x):
+            hidden = jax.nn.relu(jax.vmap(self.layers[0])(x))
+            return jax.vmap(self.layers[1])(hidden) * self.scale
+
+    model = Model(jax.random.key(0))
+    source, _ = proved(model, jax.random.normal(jax.random.key(1), (3, 4)))
+    assert "nn.Linear(4, 6)" in source.code
+    assert "self.scale" in source.code
+
+
+def test_a_parts_marks_are_not_in_the_program():
+    from fmapper.programs import Call  # noqa: F401
+
+    model, ids = decoder()
+    program = fmapper.convert(model, "torch", (ids,)).program
+    assert not any("fmapper_part" in call.op for call in program.graph.calls)
