@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
@@ -16,7 +15,6 @@ from fmapper.errors import (
     BackendUnavailableError,
     ConversionError,
     FixedSizeWarning,
-    UnsupportedOpsError,
 )
 from fmapper.moves.mover import mover_to
 from fmapper.programs import check_target
@@ -25,6 +23,7 @@ from fmapper.programs.steps import (
     family_of,
     lower,
     lower_trained,
+    lower_with_what_varies,
     record_program,
     source_of,
     source_of_callable,
@@ -229,23 +228,6 @@ def convert(
     return converted
 
 
-class Auto(str):
-    """`dynamic_shapes="auto"`, with what is known to be fixed.
-
-    Attributes:
-        fixed: The number of an array among the inputs, and a dimension -> why it does not vary.
-    """
-
-    fixed: dict[tuple[int, int], str]
-
-    @classmethod
-    def but(cls, fixed: Mapping[tuple[int, int], str]) -> Auto:
-        """Returns `auto` for all other sizes."""
-        made = cls("auto")
-        made.fixed = dict(fixed)
-        return made
-
-
 def _target(to: str) -> Models:
     """Returns the framework that is asked for.
 
@@ -305,51 +287,6 @@ def _check_options(target: Models, options: Mapping[str, Any]) -> None:
                     f"It takes {', '.join(known)}."
                 )
     target.check_options(**options)
-
-
-def lower_with_what_varies(
-    program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
-) -> tuple[Program, Any]:
-    """Returns a program and its model in which all sizes vary that can when it is lowered, too.
-
-    Raises:
-        ConversionError: It cannot be lowered, or not without fixing what cannot be fixed.
-    """
-    try:
-        return program, lower_it(program)
-    except UnsupportedOpsError:
-        raise
-    except ConversionError as error:
-        first = error
-    reason = str(first).strip().splitlines()[0]
-    groups = [dict.fromkeys(places, reason) for places in _places_of(program)]
-    alone = groups[::-1]  # those of the last dimensions first
-    together = [
-        {place: reason for group in alone[:n] for place in group} for n in range(2, len(alone) + 1)
-    ]
-    for fixed in (*alone, *together):
-        try:
-            narrower = record(Auto.but(fixed))
-            if set(narrower.symbols) >= set(program.symbols):
-                break  # this framework has its own way to choose
-            return narrower, lower_it(narrower)
-        except ConversionError:
-            continue
-    raise first
-
-
-def _places_of(program: Program) -> list[list[tuple[int, int]]]:
-    """Returns the dimensions of the input arrays in which each size that varies stands."""
-    arrays = [given for given in program.inputs if given.kind == "user"]
-    return [
-        [
-            (i, d)
-            for i, given in enumerate(arrays)
-            for d, size in enumerate(given.shape)
-            if symbol in re.findall(r"[A-Za-z_]\w*", str(size))
-        ]
-        for symbol in program.symbols
-    ]
 
 
 def _is_called(model: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -11,7 +12,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from fmapper.backends.discovery import adapters, get_adapter, installed_backends
 from fmapper.backends.models import Models
-from fmapper.errors import BackendUnavailableError, ConversionError, FmapperError
+from fmapper.errors import (
+    BackendUnavailableError,
+    ConversionError,
+    FmapperError,
+    UnsupportedOpsError,
+)
 from fmapper.programs.lowering import added_for
 from fmapper.programs.program import Program
 from fmapper.progress import step
@@ -156,3 +162,65 @@ def family_of(adapter: Models) -> str:
 def source_of(model: Any) -> Models | None:
     """Returns the framework that a model is one of."""
     return next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
+
+
+class Auto(str):
+    """`dynamic_shapes="auto"`, with what is known to be fixed.
+
+    Attributes:
+        fixed: The number of an array among the inputs, and a dimension -> why it does not vary.
+    """
+
+    fixed: dict[tuple[int, int], str]
+
+    @classmethod
+    def but(cls, fixed: Mapping[tuple[int, int], str]) -> Auto:
+        """Returns `auto` for all other sizes."""
+        made = cls("auto")
+        made.fixed = dict(fixed)
+        return made
+
+
+def lower_with_what_varies(
+    program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
+) -> tuple[Program, Any]:
+    """Returns a program and its model in which all sizes vary that can when it is lowered, too.
+
+    Raises:
+        ConversionError: It cannot be lowered, or not without fixing what cannot be fixed.
+    """
+    try:
+        return program, lower_it(program)
+    except UnsupportedOpsError:
+        raise
+    except ConversionError as error:
+        first = error
+    reason = str(first).strip().splitlines()[0]
+    groups = [dict.fromkeys(places, reason) for places in _places_of(program)]
+    alone = groups[::-1]  # those of the last dimensions first
+    together = [
+        {place: reason for group in alone[:n] for place in group} for n in range(2, len(alone) + 1)
+    ]
+    for fixed in (*alone, *together):
+        try:
+            narrower = record(Auto.but(fixed))
+            if set(narrower.symbols) >= set(program.symbols):
+                break  # this framework has its own way to choose
+            return narrower, lower_it(narrower)
+        except ConversionError:
+            continue
+    raise first
+
+
+def _places_of(program: Program) -> list[list[tuple[int, int]]]:
+    """Returns the dimensions of the input arrays in which each size that varies stands."""
+    arrays = [given for given in program.inputs if given.kind == "user"]
+    return [
+        [
+            (i, d)
+            for i, given in enumerate(arrays)
+            for d, size in enumerate(given.shape)
+            if symbol in re.findall(r"[A-Za-z_]\w*", str(size))
+        ]
+        for symbol in program.symbols
+    ]

@@ -9,12 +9,12 @@ from fmapper.programs.program import Call, DType, Ref
 from fmapper.translation.classes import Class
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
 from fmapper.translation.dialect import Dialect, Helper, Layer
-from fmapper.translation.embed import Embedded
 from fmapper.translation.forms import Statement
-from fmapper.translation.helpers import helpers_of, names_in
 from fmapper.translation.loading import Loading, loading_of
 from fmapper.translation.printing import PrinterTable, Printing
-from fmapper.translation.statements import other_names, statements_at
+from fmapper.translation.reading.embed import Embedded
+from fmapper.translation.reading.helpers import helpers_of, names_in
+from fmapper.translation.reading.statements import other_names, statements_at
 from fmapper.translation.units import Structure, Unit, local_array
 from fmapper.translation.writer import Source, write
 

@@ -57,7 +57,7 @@ def is_plain(statement: str) -> bool:
 def fallback(value: str, op: str = "") -> str:
     """Returns a name for a value that has none in the model's code, after what computes it."""
     kind, _, base = op.partition("::")
-    base = base.rpartition(".")[2] if kind == "torch" else base.partition(".")[0]
+    base = base.partition(".")[0] if kind == "aten" else base.rpartition(".")[2]
     base = base or value
     base = re.sub(r"^_+|_+$|_\d+$", "", base)
     return _BETTER.get(base, base) or "value"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.discovery import get_adapter
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError
-from fmapper.programs.convert import lower_with_what_varies
 from fmapper.programs.steps import (
     family_of,
+    lower_with_what_varies,
     record_program,
     source_of,
     source_of_callable,

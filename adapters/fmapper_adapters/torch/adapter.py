@@ -28,18 +28,18 @@ from fmapper_adapters.torch.checkpoints.adapter import Files
 from fmapper_adapters.torch.compute import parameter_standin
 from fmapper_adapters.torch.meshes.dtensors import TorchMeshes
 from fmapper_adapters.torch.modules import caches, module_nodes, optimizer_nodes, pytrees
+from fmapper_adapters.torch.translation.sources import Sources
 
 if TYPE_CHECKING:
     from fmapper.backends import Counts
     from fmapper.generation import Generation
     from fmapper.programs import Lowering, Program
-    from fmapper.translation import Source
 
 CPU = Device("torch", "cpu")
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex(32|64|128)|float8_\w+")
 
 
-class TorchAdapter(Files, TorchMeshes, Adapter):
+class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
     """Arrays are tensors; `Parameter`s stay parameters as long as they stay in torch."""
 
     name: ClassVar[str] = "torch"
@@ -399,32 +399,6 @@ class TorchAdapter(Files, TorchMeshes, Adapter):
         if own is not None:  # it was converted to torch: its forward takes anything
             program.signature, program.name = own.signature, own.name
         return program
-
-    def translate(self, program: Program) -> Source:
-        """Returns a file for torch."""
-        from fmapper_adapters.torch.translation import write as _write
-
-        return _write.write(program)
-
-    def build(self, program: Program) -> Any:
-        """Returns the module."""
-        from fmapper_adapters.torch.translation import build as _build
-
-        return _build.build(program, self.translate(program))
-
-    def proof(self) -> str:
-        """Returns the script for torch."""
-        from fmapper_adapters.torch.translation import proof
-
-        return proof.SCRIPT
-
-    def training_steps(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> dict[str, Any]:
-        """Returns what a copy of the module gives, its gradients, and five steps."""
-        from fmapper_adapters.torch.record import training_steps as _steps
-
-        return _steps.training_steps(model, args, kwargs, train=train)
 
     def export_generation(self, model: Any, **settings: Any) -> Generation:
         """Records a model of transformers, or a module with `prefill` and `step`."""

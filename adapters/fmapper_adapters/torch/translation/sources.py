@@ -1,0 +1,42 @@
+"""The part of the adapter that writes models, and says what a translation must match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends import Models
+
+if TYPE_CHECKING:
+    from fmapper.programs import Program
+    from fmapper.translation import Source
+
+
+class Sources(Models):
+    """Models as source code."""
+
+    def translate(self, program: Program) -> Source:
+        """Returns a file for torch."""
+        from fmapper_adapters.torch.translation import write as _write
+
+        return _write.write(program)
+
+    def build(self, program: Program) -> Any:
+        """Returns the module."""
+        from fmapper_adapters.torch.translation import build as _build
+
+        return _build.build(program, self.translate(program))
+
+    def proof(self) -> str:
+        """Returns the script for torch."""
+        from fmapper_adapters.torch.translation import proof
+
+        return proof.SCRIPT
+
+    def training_steps(
+        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
+    ) -> dict[str, Any]:
+        """Returns what a copy of the module gives, its gradients, and five steps."""
+        from fmapper_adapters.torch.record import training_steps as _steps
+
+        return _steps.training_steps(model, args, kwargs, train=train)
