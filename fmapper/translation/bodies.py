@@ -13,6 +13,7 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, DType, Graph, Ref, Size, refs_in
 from fmapper.translation import naming
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, name
+from fmapper.translation.conditions import ASSERTIONS
 from fmapper.translation.forms import Body, Form, Made, Statement, at, is_flat, places
 from fmapper.translation.printing import Printing
 from fmapper.translation.units import Structure, Unit, is_array, local_array, local_name
@@ -152,6 +153,8 @@ class _Run(Variables):
         steps = self._unit.steps
         self._count(steps, returns)
         self._take_parameters()
+        if self._unit.parent is None:
+            self._check_sizes()
         for step in steps:
             if isinstance(step, Call):
                 self._call(step)
@@ -248,11 +251,9 @@ class _Run(Variables):
                 return
             if call.args[0].name in self._dropped():
                 return
-        if call.op.partition("::")[2].startswith("_assert"):
-            raise ConversionError(
-                f"{self._unit.path or 'the model'}: it asserts what depends on values "
-                f"({call.source})"
-            )
+        if call.op.startswith(ASSERTIONS):
+            self._assertion(call)
+            return
         node = self._printed(call)
         count = len(call.result)
         picks = self._picks(call)
@@ -272,6 +273,39 @@ class _Run(Variables):
                 self._hints[pick.name] = target
             return
         self._define(call.name, node, call.source, call.op)
+
+    def _assertion(self, call: Call) -> None:
+        condition = self._argument(call.args[0])
+        message = call.args[1] if len(call.args) > 1 else ""
+        if not message or message.startswith("Runtime assertion failed"):
+            message = "this must hold, since it did for the examples of the model"
+        self._body.statements.append(
+            Statement((), self._dialect.check(literal(condition), message))
+        )
+
+    def _check_sizes(self) -> None:
+        """Writes what is asked of the model's inputs: their sizes, and what was decided by them."""
+        program = self._structure.program
+        arrays = []
+        for value, given in zip(program.graph.inputs, program.inputs, strict=True):
+            if given.kind == "user" and given.is_array() and given.shape and value in self._env:
+                sizes = [
+                    self._size_word(size, i, given.shape) for i, size in enumerate(given.shape)
+                ]
+                arrays.append((self._env[value].node, " ".join(sizes)))
+        if arrays:
+            self._body.statements.append(Statement((), self._dialect.check_shapes(arrays)))
+        for guard in program.guards:
+            condition = expr(
+                f"{{0}} {guard.relation} {{1}}", self._size(guard.expression), guard.value
+            )
+            message = guard.question.rpartition(" at ")[0] or guard.question
+            self._body.statements.append(Statement((), self._dialect.check(condition, message)))
+
+    def _size_word(self, size: int | str, at: int, shape: tuple[int | str, ...]) -> str:
+        if isinstance(size, int):
+            return str(size)
+        return self._writer.size_name(size, at, len(shape)) if size.isidentifier() else "_"
 
     def _dropped(self) -> set[str]:
         return set(self._layers)

@@ -128,5 +128,16 @@ class Dialect(ABC):
         """Returns the code that makes a buffer, or an array that is not trained."""
 
     @abstractmethod
+    def check(self, condition: ast.expr, message: str) -> ast.expr:
+        """Returns the code that raises where a condition does not hold."""
+
+    @abstractmethod
+    def check_shapes(self, arrays: Sequence[tuple[ast.expr, str]]) -> ast.expr:
+        """Returns the code that raises where arrays have other shapes than these.
+
+        A shape is its sizes and the names of those that vary: `batch length 64`; `_` for any.
+        """
+
+    @abstractmethod
     def constant(self, array: Any) -> ast.expr:
         """Returns the code for an array that the model's code holds."""

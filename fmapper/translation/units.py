@@ -259,6 +259,8 @@ def _bound(found: Structure, order: Mapping[str, int]) -> None:
     for unit in units:
         inside = own[id(unit)]
         used = {name for call in unit.calls() for name in refs_in((call.args, call.kwargs))}
+        if unit is found.root:  # it may return what it is given, or not use it
+            used |= outputs | {n for n, one in found.inputs.items() if _is_given(one)}
         used -= found.sizes.keys()
         unit.given = sorted((name for name in used - inside), key=lambda n: order.get(n, -1))
     used_by: dict[str, int] = {}
@@ -275,6 +277,10 @@ def _bound(found: Structure, order: Mapping[str, int]) -> None:
         outer -= _changed(found, unit, inside)
         unit.gives = sorted(outer, key=lambda n: order[n])
     _settle(found, units)
+
+
+def _is_given(one: Input) -> bool:
+    return one.kind == "user" and one.is_array()
 
 
 def _changed(found: Structure, unit: Unit, inside: set[str]) -> set[str]:

@@ -13,6 +13,7 @@ from fmapper.programs.treespec import TreeSpec
 from fmapper.translation.bodies import BodyWriter
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
 from fmapper.translation.code import attribute, expr, identifier, literal, text
+from fmapper.translation.conditions import with_plain_conditions
 from fmapper.translation.forms import Body, Form, Made
 from fmapper.translation.units import (
     Unit,
@@ -71,7 +72,7 @@ def write(program: Program, dialect: Dialect) -> Source:
     Raises:
         ConversionError: There is something in it that cannot be written.
     """
-    return _Writer(program, dialect).write()
+    return _Writer(with_plain_conditions(program), dialect).write()
 
 
 class _Writer:

@@ -242,10 +242,42 @@ def test_a_model_that_nobody_wrote_has_no_source():
         fmapper.source(nn.Linear(2, 2))
 
 
-def test_an_assertion_about_values_is_refused():
+def test_a_branch_by_values_is_checked():
     class Checked(nn.Module):
         def forward(self, x):
             return x * 2 if x.sum() > 0 else x
 
-    with pytest.raises(fmapper.ConversionError, match="asserts what depends on values"):
-        translate(Checked(), "flax", (torch.ones(3),), dynamic_shapes=None)
+    module, x = Checked(), torch.ones(3)
+    code = translate(module, "flax", (x,), dynamic_shapes=None)[0].code
+    assert code.count("check(x.sum() > 0,") == 1
+    model = run(code, "Checked", module)
+    same(model(x.numpy()), module(x))
+    with pytest.raises(ValueError, match="this must hold"):
+        model(-x.numpy())
+    with pytest.raises(Exception, match="this must hold"):
+        np.asarray(nnx.jit(lambda m, x: m(x))(model, -x.numpy()))
+
+
+def test_a_branch_by_sizes_is_checked():
+    class Branch(nn.Module):
+        def forward(self, x, unused, y):
+            return (x + 1 if x.shape[0] % 2 else x) + y, unused
+
+    module, given = Branch(), (torch.ones(3, 2), torch.zeros(1), torch.ones(3, 2))
+    model = run(translate(module, "flax", given)[0].code, "Branch", module)
+    same(model(*(x.numpy() for x in given)), module(*given))
+    x = np.ones((5, 2), np.float32)
+    assert model(x, x[0, :1], x)[0].shape == (5, 2)
+    with pytest.raises(ValueError, match=r"Mod\(x.shape\[0\], 2\)"):
+        model(x[:4], x[0, :1], x[:4])
+    with pytest.raises(ValueError, match="is not the shape"):
+        model(x, x[0, :1], x[:1])
+
+
+def test_sizes_that_are_fixed_are_checked():
+    module = nn.ReLU()
+    model = run(
+        translate(module, "flax", (torch.ones(3, 2),), dynamic_shapes=None)[0].code, "ReLU", module
+    )
+    with pytest.raises(ValueError, match="is not the shape"):
+        model(np.ones((4, 2), np.float32))

@@ -134,3 +134,21 @@ def adaptive_avg_pool(x, sizes):
         x = jnp.concatenate(means, axis)
     return x
 ''')
+_enter('''
+def check(condition, message):
+    """Raises where a condition does not hold; under jit once it is known."""
+    if isinstance(condition, jax.core.Tracer):
+        jax.debug.callback(lambda known: check(known, message), condition)
+    elif not np.all(condition):
+        raise ValueError(message)
+''')
+_enter('''
+def check_shapes(*expected):
+    """Raises where arrays have other shapes than those that the code is written for."""
+    sizes = {}
+    for array, shape in expected:
+        for size, name in zip(array.shape, shape.split(), strict=True):
+            known = int(name) if name.isdigit() else sizes.setdefault(name, size)
+            if size != known and name != "_":
+                raise ValueError(f"{array.shape} is not the shape ({shape}), {name} being {known}")
+''')

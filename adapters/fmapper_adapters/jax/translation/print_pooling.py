@@ -43,7 +43,7 @@ def max_pool(
 ) -> Any:
     """Prints `max_pool(x, window, strides, padding)`, a function in the file."""
     count = 3 if "3d" in p.call.op else 2
-    if p.picked != {0} or not is_float(x.dtype) or set(_each(dilation, count)) != {1}:
+    if p.picked != frozenset({0}) or not is_float(x.dtype) or set(_each(dilation, count)) != {1}:
         return None
     window, padding = _each(kernel_size, count), _each(padding, count)
     if _reaches_beyond(x, window, padding):
