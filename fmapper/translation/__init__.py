@@ -8,7 +8,7 @@ printing  the tables that say how a target writes an operation
 from fmapper.programs.program import Call, DType, Ref
 from fmapper.translation.classes import Class
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
-from fmapper.translation.dialect import Dialect, Helper, Layer
+from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.forms import Statement
 from fmapper.translation.loading import Loading, loading_of
 from fmapper.translation.printing import PrinterTable, Printing
@@ -19,6 +19,7 @@ from fmapper.translation.units import Structure, Unit, local_array
 from fmapper.translation.writer import Source, write
 
 __all__ = [
+    "CHECK_SHAPES",
     "Call",
     "Class",
     "DType",

@@ -295,12 +295,14 @@ class _Run(Variables):
                 arrays.append((self._env[value].node, " ".join(sizes)))
         if arrays:
             self._body.statements.append(Statement((), self._dialect.check_shapes(arrays)))
+        asked = self._sizes.asked.copy()  # for these alone sizes need no names
         for guard in program.guards:
             condition = expr(
                 f"{{0}} {guard.relation} {{1}}", self._size(guard.expression), guard.value
             )
             message = guard.question.rpartition(" at ")[0] or guard.question
             self._body.statements.append(Statement((), self._dialect.check(condition, message)))
+        self._sizes.asked = asked
 
     def _size_word(self, size: int | str, at: int, shape: tuple[int | str, ...]) -> str:
         if isinstance(size, int):

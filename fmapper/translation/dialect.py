@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fmapper.translation.code import expr, literal
+
 if TYPE_CHECKING:
     from fmapper.programs.program import Call
     from fmapper.translation.classes import Class
@@ -51,6 +53,17 @@ class Helper:
 
     source: str
     needs: frozenset[str] = field(default_factory=frozenset)
+
+
+# What the code of every target calls: its source.
+CHECK_SHAPES = '''def check_shapes(*expected):
+    """Raises where arrays have other shapes than those that the code is written for."""
+    sizes = {}
+    for array, shape in expected:
+        for size, name in zip(array.shape, shape.split(), strict=True):
+            known = int(name) if name.isdigit() else sizes.setdefault(name, size)
+            if size != known and name != "_":
+                raise ValueError(f"{tuple(array.shape)} is not ({shape}), with {name} = {known}")'''
 
 
 class Dialect(ABC):
@@ -127,16 +140,16 @@ class Dialect(ABC):
     def frozen(self, array: Any, *, kind: str) -> ast.expr:
         """Returns the code that makes a buffer, or an array that is not trained."""
 
-    @abstractmethod
     def check(self, condition: ast.expr, message: str) -> ast.expr:
-        """Returns the code that raises where a condition does not hold."""
+        """Returns the code that raises where a condition does not hold; `check` is a helper."""
+        return expr("check({0}, {1})", condition, message)
 
-    @abstractmethod
     def check_shapes(self, arrays: Sequence[tuple[ast.expr, str]]) -> ast.expr:
         """Returns the code that raises where arrays have other shapes than these.
 
         A shape is its sizes and the names of those that vary: `batch length 64`; `_` for any.
         """
+        return ast.Call(expr("check_shapes"), [literal(pair) for pair in arrays], [])
 
     @abstractmethod
     def constant(self, array: Any) -> ast.expr:

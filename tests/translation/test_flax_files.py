@@ -270,7 +270,7 @@ def test_a_branch_by_sizes_is_checked():
     assert model(x, x[0, :1], x)[0].shape == (5, 2)
     with pytest.raises(ValueError, match=r"Mod\(x.shape\[0\], 2\)"):
         model(x[:4], x[0, :1], x[:4])
-    with pytest.raises(ValueError, match="is not the shape"):
+    with pytest.raises(ValueError, match=r"\) is not \("):
         model(x, x[0, :1], x[:1])
 
 
@@ -279,5 +279,31 @@ def test_sizes_that_are_fixed_are_checked():
     model = run(
         translate(module, "flax", (torch.ones(3, 2),), dynamic_shapes=None)[0].code, "ReLU", module
     )
-    with pytest.raises(ValueError, match="is not the shape"):
+    with pytest.raises(ValueError, match=r"\) is not \("):
         model(np.ones((4, 2), np.float32))
+
+
+@pytest.mark.parametrize("draw", ["rand", "bernoulli"])
+def test_stochastic_depth_is_dropout_with_a_shared_mask(draw):
+    class DropPath(nn.Module):
+        def forward(self, x):
+            if not self.training:
+                return x
+            keep, shape = 0.8, (x.shape[0], 1)
+            if draw == "rand":
+                return x.div(keep) * (keep + torch.rand(shape)).floor_()
+            return x * x.new_empty(shape).bernoulli_(keep).div_(keep)
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.drop_path = DropPath()
+
+        def forward(self, x):
+            return x + self.drop_path(self.linear(x))
+
+    module, x = Residual().eval(), torch.randn(4, 3)
+    code = translate(module, "flax", (x,), dynamic_shapes=None, train=True)[0].code
+    assert "nnx.Dropout(0.2, broadcast_dims=(1,), rngs=rngs)" in code
+    same(run(code, "Residual", module)(x.numpy()), module(x))

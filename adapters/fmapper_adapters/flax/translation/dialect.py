@@ -85,14 +85,6 @@ class FlaxDialect(Dialect):
         """Returns a layer of NNX."""
         return layers.layer_of_call(structure, unit, call)
 
-    def check(self, condition: ast.expr, message: str) -> ast.expr:
-        """Returns `check(condition, message)`."""
-        return expr("check({0}, {1})", condition, message)
-
-    def check_shapes(self, arrays: Sequence[tuple[ast.expr, str]]) -> ast.expr:
-        """Returns `check_shapes((x, "batch 3"))`."""
-        return ast.Call(expr("check_shapes"), [literal(pair) for pair in arrays], [])
-
     def dtype(self, name: str) -> ast.expr:
         """Returns `jnp.float32` and its like."""
         return self._jax.dtype(name)

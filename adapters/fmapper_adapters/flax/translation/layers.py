@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
@@ -18,7 +19,11 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
         found = layer_of_call(structure, unit, meaningful[-1])
         if found is not None and [*unit.gives] in ([found.output], []):
             return found
-    return _rms_norm(structure, unit, calls) or _addmm(structure, unit, calls)
+    return (
+        _rms_norm(structure, unit, calls)
+        or _addmm(structure, unit, calls)
+        or _drop_path(structure, unit, calls)
+    )
 
 
 def _counts(call: Call) -> bool:
@@ -408,3 +413,61 @@ def _addmm(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | None:
     code = f"nnx.Linear({shape[0]}, {shape[1]}, {_keywords(dtype)}rngs=rngs)"
     arrays: dict[str, Any] = {weight.name: ("kernel", None), bias.name: ("bias", None)}
     return Layer(_made(code), (source.name,), unit.gives[0], arrays, "nnx.Linear", "linear")
+
+
+def _drop_path(structure: Structure, unit: Unit, calls: list[Call]) -> Layer | None:
+    """Finds dropout whose mask is shared along dimensions, as stochastic depth is."""
+    masks = [call for call in calls if call.op.startswith(("aten::rand.", "aten::bernoulli.p"))]
+    if len(masks) != 1 or len(unit.given) != 1 or len(unit.gives) != 1:
+        return None
+    given, (mask,) = unit.given[0], masks
+    shape, drawn = structure.values[given][1], mask.result[0][1]
+    if _is_held(structure, given) or len(shape) != len(drawn):
+        return None
+    shared = [i for i, size in enumerate(drawn) if size == 1 and shape[i] != 1]
+    if any(size not in (1, shape[i]) for i, size in enumerate(drawn)):
+        return None
+    if structure.values[unit.gives[0]] != structure.values[given]:
+        return None
+    kept, dropped = (_with_draw(calls, given, unit.gives[0], draw) for draw in (True, False))
+    if kept is None or dropped != 0 or kept <= 1:
+        return None
+    keep = next((v for call in calls for v in call.args if v == 1 / kept), 1 / kept)
+    keep = mask.args[1] if mask.op.startswith("aten::bernoulli") else keep
+    if not isinstance(keep, float) or abs(kept * keep - 1) > 1e-6:
+        return None
+    rate = float(f"{1 - keep:.12g}")
+    options = f"broadcast_dims={tuple(shared)}, " if shared else ""
+    code = f"nnx.Dropout({rate!r}, {options}rngs=rngs)"
+    return Layer(_made(code), (given,), unit.gives[0], {}, "nnx.Dropout", "drop_path")
+
+
+def _is_held(structure: Structure, value: str) -> bool:
+    given = structure.inputs.get(value)
+    return given is not None and given.kind != "user"
+
+
+def _with_draw(calls: list[Call], given: str, output: str, draw: bool) -> float | None:
+    """Returns what becomes of 1 where a mask keeps it, or does not; None for other arithmetic."""
+    known: dict[str, float] = {given: 1.0}
+    for call in calls:
+        name = call.op.partition("::")[2].partition(".")[0]
+        args = [known.get(one.name) if isinstance(one, Ref) else one for one in call.args]
+        if name in ("rand", "bernoulli"):
+            known[call.name] = (1.0 if name == "bernoulli" else 1 - 2**-24) if draw else 0.0
+        elif name in ("empty", "new_empty"):
+            known[call.name] = float("nan")
+        elif name == "floor" and isinstance(args[0], float):
+            known[call.name] = float(args[0] // 1)
+        elif name in _ARITHMETIC and len(args) == 2 and not call.kwargs:
+            if not all(isinstance(one, float | int) for one in args):
+                return None
+            known[call.name] = float(_ARITHMETIC[name](*args))
+        else:
+            return None
+    return known.get(output)
+
+
+_ARITHMETIC: dict[str, Any] = {
+    "add": operator.add, "mul": operator.mul, "div": operator.truediv,
+}  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from inspect import cleandoc
 
+from fmapper.translation import CHECK_SHAPES
+
 HELPERS: dict[str, str] = {}
 
 
@@ -142,13 +144,4 @@ def check(condition, message):
     elif not np.all(condition):
         raise ValueError(message)
 ''')
-_enter('''
-def check_shapes(*expected):
-    """Raises where arrays have other shapes than those that the code is written for."""
-    sizes = {}
-    for array, shape in expected:
-        for size, name in zip(array.shape, shape.split(), strict=True):
-            known = int(name) if name.isdigit() else sizes.setdefault(name, size)
-            if size != known and name != "_":
-                raise ValueError(f"{array.shape} is not the shape ({shape}), {name} being {known}")
-''')
+HELPERS["check_shapes"] = CHECK_SHAPES

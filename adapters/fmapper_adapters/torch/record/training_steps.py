@@ -24,9 +24,18 @@ def training_steps(
     """
     model = copy.deepcopy(model)
     model.train(train)
+    for inner in model.modules():
+        if _is_noise(inner):
+            inner.eval()
     args, inputs = to_torch((tuple(args), dict(kwargs)), strict=False)
     with _WithoutDropout():
         return _run(model, args, inputs)
+
+
+def _is_noise(module: torch.nn.Module) -> bool:
+    """Tells whether a module can have no other modes than with and without noise."""
+    held = (module.parameters(), module.buffers(), module.children())
+    return not any(next(iter(one), None) is not None for one in held)
 
 
 def _run(model: torch.nn.Module, args: Any, inputs: Any) -> dict[str, Any]:

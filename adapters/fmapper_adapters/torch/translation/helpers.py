@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fmapper.translation import Helper
+from fmapper.translation import CHECK_SHAPES, Helper
 
 _CONV = '''class {name}(nn.{base}):
     """{what} with the channels last, as in JAX; `pad` widens the input before, as `F.pad`."""
@@ -41,6 +41,11 @@ HELPERS = {
         "GroupNorm": "Normalisation of groups",
     }.items()
 } | {
+    "check_shapes": Helper(CHECK_SHAPES),
+    "check": Helper('''def check(condition, message):
+    """Raises where a condition does not hold."""
+    if not condition:
+        raise ValueError(message)'''),
     "Apply": Helper('''class Apply(nn.Module):
     """A function among modules."""
 
