@@ -212,3 +212,39 @@ def test_more_places_than_positions_are_refused() -> None:
     model = tiny("GPT2LMHeadModel", max_position_embeddings=16, num_hidden_layers=1)
     with pytest.raises(fmapper.ConversionError, match="max_length=17 is more than the model has"):
         fmapper.generator(model, max_length=17)
+
+
+LONGROPE = {
+    "max_position_embeddings": 64,
+    "original_max_position_embeddings": 32,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 1e4,
+    },
+}
+
+
+@pytest.mark.thorough
+def test_a_cache_that_is_computed_anew_is_refused() -> None:
+    """Phi-3 does so where a text becomes longer than its first frequencies are for."""
+    model = tiny("Phi3ForCausalLM", **LONGROPE)
+    with pytest.raises(fmapper.ConversionError, match="take a smaller max_length"):
+        fmapper.generator(model, max_length=60, batch=3)
+    generator = fmapper.generator(model, max_length=32, batch=3)
+    tokens, mask = prompts()
+    found = generator(tokens, mask, max_new_tokens=23)
+    assert np.array_equal(found, in_torch(model, tokens, mask, 23))
+
+
+@pytest.mark.thorough
+def test_positions_may_be_a_range_from_the_length_on() -> None:
+    """`torch.arange(past, past + n)`, where how much is past is a tensor."""
+    sizes = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4}
+    model = tiny("TrOCRForCausalLM", **sizes, decoder_ffn_dim=64)
+    generator = fmapper.generator(model, max_length=30, batch=3)
+    tokens, mask = prompts()
+    found = generator(tokens, mask, max_new_tokens=20)
+    assert np.array_equal(found, in_torch(model, tokens, mask, 20))

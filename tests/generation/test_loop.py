@@ -47,6 +47,16 @@ def test_weights_are_turned_but_those_that_others_use(generator: Any) -> None:
     assert generator._held["model.layers.0.mlp.up_proj.weight"].shape == (32, 64)
 
 
+def test_weights_that_leave_the_cache_of_the_processor_stay_as_they_are(generator: Any) -> None:
+    from fmapper_adapters.jax.generation import turned
+
+    programs = [generator.generation.prefill, generator.generation.step]
+    assert turned.names(programs, generator.params, 2) == generator._codes.turned != frozenset()
+    name = "model.layers.0.mlp.up_proj.weight"
+    large = generator.params | {name: jax.numpy.zeros((2049, 1024))}
+    assert turned.names(programs, large, 2) == frozenset()
+
+
 def test_keys_and_values_are_not_repeated_for_each_head(generator: Any) -> None:
     """Two heads share them: no array of four heads is as long as the cache."""
     text = text_of_loop(generator)

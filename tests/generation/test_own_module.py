@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 import subprocess
@@ -205,3 +206,49 @@ def test_sharded_parameters_stay_sharded(made: Any) -> None:
     spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
     params = {name: jax.device_put(x, spec) for name, x in generator.params.items()}
     assert new_tokens(generator.replace(params=params)) == new_tokens(generator)
+
+
+SHARDED = """
+import jax, numpy as np
+from fmapper.generation import Generator
+
+generator = Generator.load({path!r})
+mesh = jax.make_mesh((2, 2), ("data", "model"))
+rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+both = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data", "model"))
+none = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+def place(x):
+    for spec in (both, rows):
+        if x.ndim >= len(spec.spec) and all(n % 2 == 0 for n in x.shape[: len(spec.spec)]):
+            return jax.device_put(x, spec)
+    return jax.device_put(x, none)
+
+params = {{name: place(x) for name, x in generator.params.items()}}
+assert any(not x.sharding.is_fully_replicated for x in params.values())
+sharded = generator.replace(params=params)
+for name, x in sharded.params.items():
+    assert len(x.sharding.device_set) == 4, name
+for options in ({{}}, {{"do_sample": True, "key": 3, "top_p": 0.9}}, {{"num_beams": 2}}):
+    given = {{"max_new_tokens": 12, **options}}
+    rows = [[4, 5, 6, 7], [8, 9]]
+    want, found = generator(rows, **given), sharded(rows, **given)
+    assert np.array_equal(found, want), (options, found, want)
+streamed = np.stack(list(sharded.stream(rows, max_new_tokens=12)), 1)
+assert np.array_equal(streamed, np.asarray(generator(rows, max_new_tokens=12))[:, 4:])
+print(len(jax.devices()))
+"""
+
+
+def test_four_devices_give_the_tokens_of_one(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from support.generating import tiny
+
+    model = tiny("LlamaForCausalLM", vocab_size=100)
+    generator = fmapper.generator(model, max_length=20, batch=4)
+    path = tmp_path / "model.safetensors"
+    generator.save(path)
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    command = [sys.executable, "-c", SHARDED.format(path=str(path))]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "4", run.stderr[-2000:]

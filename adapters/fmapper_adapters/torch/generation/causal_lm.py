@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from transformers import cache_utils
 
+from fmapper import ConversionError
 from fmapper_adapters.torch.generation import cache_layers
 from fmapper_adapters.torch.generation.cache_layers import Places, State
+from fmapper_adapters.torch.generation.ranges import FromLength
 
 Result = tuple[torch.Tensor, State]
 
@@ -64,6 +66,12 @@ class CausalLM(torch.nn.Module):
         logits = self._call(tokens, mask, positions, cache, last, first=True)
         places = Places(begin, length, columns, self.max_length)
         state = cache_layers.states(cache, cache_layers.windows(self.config), places)
+        if not state:
+            raise ConversionError(
+                f"{type(self.model).__name__}: a prompt of {columns} tokens leaves nothing in the "
+                "cache. Models that compute it anew beyond a length, as those with longrope do, "
+                "take a smaller max_length."
+            )
         slots = places.of(self.max_length)
         kept = mask.index_select(1, slots) * (torch.arange(self.max_length) < length)
         state |= {"mask": kept, "position": mask.sum(1, keepdim=True), "length": length}
@@ -80,7 +88,8 @@ class CausalLM(torch.nn.Module):
         mask, position, length = (state.pop(name) for name in ("mask", "position", "length"))
         mask = mask.index_copy(1, length.reshape(1), torch.ones_like(mask[:, :1]))
         own = cache_layers.for_step(self.config, state, length, self.max_length)
-        logits = self._call(tokens[:, None], mask, position, own, None, first=False)
+        with FromLength(length):
+            logits = self._call(tokens[:, None], mask, position, own, None, first=False)
         new = cache_layers.after_step(own, state)
         return logits, new | {"mask": mask, "position": position + 1, "length": length + 1}
 

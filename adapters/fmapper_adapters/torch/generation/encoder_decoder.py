@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from fmapper_adapters.torch.generation import cache_layers
 from fmapper_adapters.torch.generation.cache_layers import Places, State
+from fmapper_adapters.torch.generation.ranges import FromLength
 
 Result = tuple[torch.Tensor, State]
 _CROSS = "cross."
@@ -76,7 +77,8 @@ class EncoderDecoder(torch.nn.Module):
         known = {name.removeprefix(_CROSS): one for name, one in cross.items()}
         both = cache_layers.crossed(self.config, known, own)
         at = length.reshape(1, 1)
-        logits = self._call(tokens[:, None], mask, hidden, both, at, first=False)
+        with FromLength(length):
+            logits = self._call(tokens[:, None], mask, hidden, both, at, first=False)
         new = cache_layers.after_step(own, state) | cross
         return logits, new | {"mask": mask, "hidden": hidden, "length": length + 1}
 

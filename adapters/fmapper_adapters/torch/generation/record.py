@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from fmapper_adapters.torch.record.export import export_program, mode
 
 _COLUMNS = 7  # of the prompts that are the example: neither a power of two nor any other size
 _MOST_COLUMNS = 1 << 15  # where a model does not say
+_FEWER = re.compile(r"Dim\('columns', max=(\d+)\)")  # what torch proposes
 _LEAST = 2  # columns: torch takes a size of one for fixed
 
 
@@ -84,12 +86,9 @@ def _export(
     tokens = torch.ones((batch, min(_COLUMNS, most)), dtype=torch.int64)
     mask = torch.ones_like(tokens)
     settings: dict[str, Any] = {"check": check, "whole": whole}
-    columns: Any = torch.export.Dim("columns", min=_LEAST, max=most)
     lengths: tuple[int, ...] = ()
     try:
-        shapes = {"tokens": {1: columns}, "mask": {1: columns}}
-        given = (tokens, mask)
-        prefill = export_program(_Prefill(own), given, {}, dynamic_shapes=shapes, **settings)
+        prefill, most = _of_any_columns(own, (tokens, mask), most, settings)
     except ConversionError:
         if getattr(own, "is_recurrent", False):  # its code goes over the prompt in Python
             prefill = None
@@ -100,6 +99,7 @@ def _export(
     with mode(own, train=False), torch.no_grad():
         logits, cache = own.prefill(tokens, mask)
         _refuse_too_long(own, logits, cache, max_length)
+    columns: Any = torch.export.Dim("columns", min=_LEAST, max=most)
     sizes = None
     if hasattr(own, "sizes") and not lengths:
         sizes = {"tokens": None, "cache": own.sizes(cache, columns)}
@@ -119,6 +119,29 @@ def _export(
         lengths=lengths,
         name=type(model).__name__,
     )
+
+
+def _of_any_columns(
+    own: Any, given: tuple[Any, Any], most: int, settings: dict[str, Any]
+) -> tuple[Program, int]:
+    """Returns the program of a prompt with any number of columns, and how many there may be.
+
+    An encoder may look at longer prompts otherwise, through windows: it gets those before that.
+    """
+    while True:
+        columns = torch.export.Dim("columns", min=_LEAST, max=most)
+        shapes = {"tokens": {1: columns}, "mask": {1: columns}}
+        try:
+            made = export_program(_Prefill(own), given, {}, dynamic_shapes=shapes, **settings)
+        except ConversionError as error:
+            found = _FEWER.search(str(error.__cause__))
+            encodes = bool(getattr(own, "start", ""))
+            fewer = int(found[1]) if found and encodes else most
+            if not _COLUMNS <= fewer < most:
+                raise
+            most = fewer
+        else:
+            return made, most
 
 
 def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None:
