@@ -142,9 +142,10 @@ def convert(
             `rngs`, an `nnx.Rngs` that the model keeps; `linen=True` for a module of Linen;
             `structure=True` for a module with the model's own classes and layers of NNX in them,
             whose code `fmapper.source` shows. For
-            `torch`: `fused=False`, to compute everything as the program spells it out, where
-            torch's own softmax, norms and attention will not do, as for second derivatives of
-            attention.
+            `torch`: `structure=True` for a module with the model's own classes and layers of
+            `torch.nn` in them; `fused=False`, to compute everything as the program spells it out,
+            where torch's own softmax, norms and attention will not do, as for second derivatives
+            of attention.
 
     Returns:
         For `jax` a `JaxModel`: a pytree with `params` and `buffers`, called as the module is. For

@@ -132,6 +132,16 @@ class _Run(Variables):
         self._given = given
         self._wanted = wanted
         self._layers = self._find_layers()
+        self._changed = {  # what buffers become
+            value
+            for value, output in zip(
+                writer._structure.program.graph.outputs,
+                writer._structure.program.outputs,
+                strict=True,
+            )
+            if output.kind != "user"
+            for value in refs_in((value,))
+        }
         self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
 
     # --- what there is ------------------------------------------------------------------------
@@ -254,6 +264,8 @@ class _Run(Variables):
         if call.op.startswith(ASSERTIONS):
             self._assertion(call)
             return
+        if self._left[call.name] <= 0 and call.name not in self._changed:
+            return  # a layer does what it was for
         node = self._printed(call)
         count = len(call.result)
         picks = self._picks(call)

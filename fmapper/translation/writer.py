@@ -115,10 +115,11 @@ class _Writer:
             if any(id(unit) not in self.forms for unit in units):
                 for unit in units:
                     self.forms.pop(id(unit), None)
-        for unit in root.units():
+        for unit in list(root.units()):
             form = self.forms.get(id(unit))
             if form is not None and form.layer is not None:
                 self._claim(form.layer, unit.path)
+                unit.steps = list(unit.calls())  # what is called inside is part of the layer
 
     def _claim(self, layer: Layer, path: str) -> None:
         for array, (attr, order) in layer.arrays.items():

@@ -201,9 +201,54 @@ def test_equinox():
     assert "self.scale" in source.code
 
 
-def test_a_parts_marks_are_not_in_the_program():
-    from fmapper.programs import Call  # noqa: F401
+class Trained(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 6, rngs=rngs)
+        self.norm = nnx.BatchNorm(6, momentum=0.9, rngs=rngs)
+        self.drop = nnx.Dropout(0.25, rngs=rngs)
 
+    def __call__(self, x):
+        return self.drop(nnx.relu(self.norm(self.linear(x))))
+
+
+def test_dropout_and_statistics_of_batches_are_layers():
+    x = jax.random.normal(jax.random.key(0), (5, 4))
+    source, program, proof = translate(Trained(nnx.Rngs(0)), "torch", (x,), {}, proved=True)
+    assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
+    assert proof, str(proof)
+    assert "self.drop = nn.Dropout(0.25)" in source.code
+    assert "self.norm = BatchNormLast(6, eps=1e-05, keep=0.9)" in source.code
+    assert "Rng" not in source.code
+    model, written = Trained(nnx.Rngs(0)), load(source)
+    net = written.Trained()
+    written.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    model.train(), net.train()
+    model(x), net(torch.from_numpy(np.array(x)))
+    for ours, theirs in ((net.norm.mean, model.norm.mean), (net.norm.var, model.norm.var)):
+        np.testing.assert_allclose(ours, theirs[...], rtol=1e-5, atol=1e-6)
+
+
+class Noisy(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.noise = nnx.Dropout(0.5, rngs=rngs)
+        self.deterministic = False
+
+    def __call__(self, x):
+        if not self.deterministic:
+            x = x + jax.random.normal(self.noise.rngs(), x.shape)
+        return self.linear(x)
+
+
+def test_what_training_draws_otherwise_is_left_to_evaluation():
+    x = jax.random.normal(jax.random.key(0), (5, 4))
+    source, _, proof = translate(Noisy(nnx.Rngs(0)), "torch", (x,), {}, proved=True)
+    assert source.modes == ("eval",)
+    assert proof, str(proof)
+    assert "return self.linear(x)" in source.code
+
+
+def test_a_parts_marks_are_not_in_the_program():
     model, ids = decoder()
     program = fmapper.convert(model, "torch", (ids,)).program
     assert not any("fmapper_part" in call.op for call in program.graph.calls)

@@ -126,9 +126,10 @@ def _noting_parts() -> Any:
         path = ".".join(module.path)
         is_own = not type(module).__module__.startswith("flax.")
         is_call = name == "__call__" or (is_own and name != "setup" and not name.startswith("_"))
-        if not path or not is_call:
+        method = getattr(type(module), name, None)
+        if not path or not is_call or method is None:  # inside of a transformation
             return run(*args, **kwargs)
-        return parts.note_call(path, module, getattr(type(module), name), args, kwargs, run)
+        return parts.note_call(path, module, method, args, kwargs, run)
 
     return linen.intercept_methods(note)
 

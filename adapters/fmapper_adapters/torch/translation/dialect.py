@@ -30,7 +30,7 @@ from fmapper.translation import (
     names_in,
     text,
 )
-from fmapper_adapters.torch.translation import layers, printers
+from fmapper_adapters.torch.translation import layers, printers, training_layers
 from fmapper_adapters.torch.translation.helpers import HELPERS
 
 _IMPORTS = {
@@ -75,6 +75,7 @@ class TorchDialect(Dialect):
         "nn.RMSNorm": ("normalized_shape",),
         "nn.GroupNorm": ("num_groups", "num_channels"),
         "nn.Dropout": ("p",),
+        "BatchNormLast": ("num_features",),
         **{
             f"{module}{kind}{dims}d{end}": names
             for module, end in (("nn.", ""), ("", "Last"))
@@ -112,7 +113,8 @@ class TorchDialect(Dialect):
 
     def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
         """Returns a layer of torch."""
-        return layers.layer_of_unit(structure, unit)
+        found = layers.layer_of_unit(structure, unit)
+        return found or training_layers.layer_of_unit(structure, unit)
 
     def layer_of_call(self, structure: Any, unit: Any, call: Any) -> Layer | None:
         """Returns a layer of torch."""

@@ -46,6 +46,26 @@ HELPERS = {
     """Raises where a condition does not hold."""
     if not condition:
         raise ValueError(message)'''),
+    "BatchNormLast": Helper('''class BatchNormLast(nn.Module):
+    """Normalisation of batches with the channels last, with running statistics as in Flax."""
+
+    def __init__(self, num_features, *, eps, keep, affine=True):
+        super().__init__()
+        self.eps, self.keep = eps, keep
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        self.mean = nn.Buffer(torch.zeros(num_features))
+        self.var = nn.Buffer(torch.ones(num_features))
+
+    def forward(self, x):
+        mean, var = self.mean, self.var
+        if self.training:
+            axes = tuple(range(x.ndim - 1))
+            mean, var = x.mean(axes), x.var(axes, correction=0)
+            self.mean.lerp_(mean.detach(), 1 - self.keep)
+            self.var.lerp_(var.detach(), 1 - self.keep)
+        y = (x - mean) * torch.rsqrt(var + self.eps)
+        return y if self.weight is None else y * self.weight + self.bias'''),
     "Apply": Helper('''class Apply(nn.Module):
     """A function among modules."""
 

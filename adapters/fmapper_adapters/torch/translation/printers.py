@@ -33,6 +33,8 @@ def printer(op: str) -> Callable[..., Any] | None:
     kind, _, name = op.partition("::")
     if kind == "tensor":
         return _METHODS.get(name) or functools.partial(_method, name)
+    if kind == "sym" and name == "getitem":
+        return _getitem
     if kind == "sym" and name in _INFIX:
         return functools.partial(_infix, _INFIX[name])
     if kind != "torch":
@@ -55,6 +57,8 @@ def code(value: Any) -> ast.expr:
         return expr(f"torch.{value.name}")
     if isinstance(value, tuple):
         return ast.Tuple([code(one) for one in value], ast.Load())
+    if value is ...:
+        return ast.Constant(...)
     if isinstance(value, float) and math.isfinite(value):
         return literal(shortest(value))
     return literal(value)
