@@ -167,7 +167,7 @@ def test_convolutions_keep_the_channels_last():
     source, _ = proved(model, jax.random.normal(jax.random.key(0), (2, 8, 8, 1)))
     assert "self.first = Conv2dLast(1, 4, 3, padding=1)" in source.code
     assert "stride=2, pad=(0, 1, 0, 1)" in source.code  # what SAME adds for even sizes
-    assert "self.norm = BatchNorm2dLast(4)" in source.code
+    assert "self.norm = BatchNormLast(4, eps=1e-05, keep=0.99)" in source.code
     assert source.layers[0] == source.layers[1]
 
 
