@@ -481,7 +481,8 @@ class _Run(Variables):
 
     def _use_value(self, value: str) -> Value:
         self._left[value] -= 1
-        self._inlined.pop(value, None)
+        if self._left[value] <= 0:
+            self._inlined.pop(value, None)
         if value in self._env:
             return self._env[value]
         found = self._array(value)

@@ -151,9 +151,9 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
 
 
 def _parameter_name(key: str, names: Mapping[str, Sequence[str]]) -> str:
-    function, _, at = key.partition(":")
-    if not at:
-        return function or "value"
+    function, _, at = key.rpartition(":")
+    if not function:
+        return at or "value"
     known = names.get(function, ())
     return known[int(at)] if int(at) < len(known) else "value"
 

@@ -153,6 +153,7 @@ class Variables:
             return
         if isinstance(node, _ATOMS) or is_part_of_name(node):
             self._bind(value, node)
+            self._inlined[value] = uses  # what it is a part of must stay meanwhile
             return
         if uses == 1 and self._is_inline(value, node, source):
             self._bind(value, node)
@@ -243,7 +244,7 @@ class Variables:
         held = self._names.holds[variable]
         if self._left.get(held, 0) > 0:
             return False
-        for value in self._inlined:
+        for value in self._inlined.keys() & self._env.keys():
             for node in ast.walk(self._env[value].node):
                 if isinstance(node, ast.Name) and node.id == variable:
                     return False

@@ -73,3 +73,27 @@ def test_images_of_other_sizes():
     )
     assert "x.repeat(2, axis=2).repeat(2, axis=3)" in code
     assert '"linear", antialias=False)' in code
+
+
+def test_changes_of_slices():
+    def assigned(x):
+        y = x.new_zeros(4, 6)
+        y[:2, -3:] = 1.0
+        y[1:3] = x[0]
+        y[::2, 1] = x[1, 0]
+        return y
+
+    code = printed((torch.randn(4, 6),), assigned)
+    assert ".at[:, -3:].set(1.0)" in code
+
+
+def test_a_part_of_an_array_outlives_the_name_of_the_array():
+    def attend(x):
+        qkv = x.reshape(2, 3, 4)
+        q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+        x = q * 2
+        x = x @ k.T
+        x = x.reshape(2, 2).softmax(-1).reshape(1, 2, 2)
+        return x @ v
+
+    printed((torch.randn(2, 12),), attend)

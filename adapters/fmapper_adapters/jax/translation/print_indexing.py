@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fmapper.translation import Printing, Value, expr, literal
+from fmapper.translation import Printing, Value, expr, literal, text
 from fmapper_adapters.jax.translation.promotion import call_of, convert, number, number_in
+from fmapper_adapters.jax.translation.subscripts import slice_of
 from fmapper_adapters.jax.translation.table import prints
 
 Index = Value | None
@@ -114,6 +116,34 @@ def scatter(p: Printing, x: Value, dim: int, index: Value, source: Any) -> Any:
     elif isinstance(source, float) and x.dtype.startswith(("int", "uint", "bool")):
         return None
     return call_of("jnp.put_along_axis", x, index, number(source), axis=dim, inplace=False)
+
+
+@prints("aten::slice_scatter")
+def slice_scatter(
+    p: Printing,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Any:
+    """Prints `x.at[:, start:end].set(source)`."""
+    if isinstance(start, Value) or isinstance(end, Value):
+        return None
+    if source.shape == x.shape and step == 1:
+        return convert(source, x.dtype)
+    size = x.shape[dim]
+    start = None if isinstance(start, int) and start == 0 else start
+    if isinstance(end, int) and (end >= sys.maxsize or (isinstance(size, int) and end >= size)):
+        end = None
+    items = [ast.Slice() for _ in range(dim % x.ndim)]
+    items.append(slice_of(start, end, None if step == 1 else step))
+    at = items[0] if len(items) == 1 else ast.Tuple([*items], ast.Load())
+    made: Any = convert(source, x.dtype)
+    if isinstance(source.node, ast.Call) and text(source.node.func) == "jnp.full":
+        made = source.node.args[1]
+    return expr("{0}.set({1})", ast.Subscript(expr("{0}.at", x), at, ast.Load()), made)
 
 
 @prints("aten::select_scatter")

@@ -409,9 +409,15 @@ def to_copy(p: Printing, x: Value, *, dtype: Any = None) -> Any:
 @prints("aten::copy")
 def copy(p: Printing, x: Value, source: Any, non_blocking: bool = False) -> Any:
     """Prints the other array, in the shape and dtype of this one."""
-    if not isinstance(source, Value) or source.shape != x.shape:
+    if not isinstance(source, Value):
         return None
-    return convert(source, x.dtype)
+    if source.shape == x.shape:
+        return convert(source, x.dtype)
+    shape = tuple(p.size(size) for size in x.shape)
+    known = number_in(source)
+    if not isinstance(known, Value):
+        return expr("jnp.full({0}, {1}, {2})", shape, number(known), dtype_code(x.dtype))
+    return expr("jnp.broadcast_to({0}, {1})", convert(source, x.dtype), shape)
 
 
 @prints("aten::fill")
