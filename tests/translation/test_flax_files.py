@@ -307,3 +307,17 @@ def test_stochastic_depth_is_dropout_with_a_shared_mask(draw):
     code = translate(module, "flax", (x,), dynamic_shapes=None, train=True)[0].code
     assert "nnx.Dropout(0.2, broadcast_dims=(1,), rngs=rngs)" in code
     same(run(code, "Residual", module)(x.numpy()), module(x))
+
+
+def test_a_part_of_an_array_outlives_the_name_of_the_array():
+    class Attend(nn.Module):
+        def forward(self, x):
+            x = x.reshape(2, 3, 4).permute(1, 0, 2)
+            q, k, v = x[0], x[1], x[2]
+            x = q * 2 @ k.T
+            x = x + x.softmax(-1)
+            return x @ v
+
+    module, x = Attend(), torch.randn(2, 12)
+    code = translate(module, "flax", (x,), dynamic_shapes=None)[0].code
+    same(run(code, "Attend", module)(x.numpy()), module(x))

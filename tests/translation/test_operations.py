@@ -85,15 +85,3 @@ def test_changes_of_slices():
 
     code = printed((torch.randn(4, 6),), assigned)
     assert ".at[:, -3:].set(1.0)" in code
-
-
-def test_a_part_of_an_array_outlives_the_name_of_the_array():
-    def attend(x):
-        qkv = x.reshape(2, 3, 4)
-        q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
-        x = q * 2
-        x = x @ k.T
-        x = x.reshape(2, 2).softmax(-1).reshape(1, 2, 2)
-        return x @ v
-
-    printed((torch.randn(2, 12),), attend)

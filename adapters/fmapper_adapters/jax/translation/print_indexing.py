@@ -137,9 +137,9 @@ def slice_scatter(
     start = None if isinstance(start, int) and start == 0 else start
     if isinstance(end, int) and (end >= sys.maxsize or (isinstance(size, int) and end >= size)):
         end = None
-    items = [ast.Slice() for _ in range(dim % x.ndim)]
+    items: list[ast.expr] = [ast.Slice() for _ in range(dim % x.ndim)]
     items.append(slice_of(start, end, None if step == 1 else step))
-    at = items[0] if len(items) == 1 else ast.Tuple([*items], ast.Load())
+    at = items[0] if len(items) == 1 else ast.Tuple(items, ast.Load())
     made: Any = convert(source, x.dtype)
     if isinstance(source.node, ast.Call) and text(source.node.func) == "jnp.full":
         made = source.node.args[1]
