@@ -560,3 +560,10 @@ def test_sigmoid_of_complex_numbers_is_nan_where_torch_divides_by_infinity():
     torch.testing.assert_close(
         torch.from_numpy(np.array(model(x.numpy()))), torch.sigmoid(x), equal_nan=True
     )
+
+
+def test_the_derivative_of_atan2_is_zero_at_the_origin():
+    x = torch.tensor([0.0, -0.0, 0.0, 2.0, -1.0])
+    y = torch.tensor([0.0, 0.0, -0.0, 0.0, 3.0])
+    check(torch.atan2, x, y)
+    check_gradients(torch.atan2, x, y)

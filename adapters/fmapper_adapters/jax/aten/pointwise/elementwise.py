@@ -187,7 +187,10 @@ def hypot(x: Any, y: Any) -> jax.Array:
 def atan2(x: Any, y: Any) -> jax.Array:
     """Returns the angle of the point (y, x)."""
     dtype, (x, y) = in_opmath(x, y, to_float=True)
-    return jnp.arctan2(x, y).astype(dtype)
+    found = jnp.arctan2(x, y)
+    is_origin = (x == 0) & (y == 0)  # where torch's derivative is zero, and JAX's is NaN
+    away = jnp.arctan2(jnp.where(is_origin, 0, x), jnp.where(is_origin, 1, y))
+    return jnp.where(is_origin, jax.lax.stop_gradient(found), away).astype(dtype)
 
 
 @lowering("aten::nextafter")
