@@ -88,7 +88,7 @@ def structure_of(program: Program) -> Structure:
     units = _units(program, calls)
     dissolved: dict[str, str] = {}
     paths: dict[str, list[str]] = {}
-    for path, first in program.first_paths.items():
+    for path, first in _first_paths(program).items():
         paths.setdefault(first, []).append(path)
     found = Structure(
         program, units[""], _values(program), dict(zip(graph.inputs, program.inputs, strict=True)),
@@ -148,11 +148,34 @@ def _sizes(program: Program) -> dict[str, str]:
     return found
 
 
+def _first_paths(program: Program) -> dict[str, str]:
+    """Returns the paths of submodules -> the first path of the same one.
+
+    One whose arrays are all those of another one of its class is that one: an embedding that an
+    encoder and a decoder share.
+    """
+    found = dict(program.first_paths)
+    holders = {name.rpartition(".")[0] for name in (*program.parameters, *program.buffers)}
+    inner = {path.rpartition(".")[0] for path in program.types}
+    tied: dict[str, set[str | None]] = {}
+    for name, kept in program.aliases.items():
+        path, _, last = name.rpartition(".")
+        other, _, other_last = kept.rpartition(".")
+        is_same = last == other_last and program.types.get(path) == program.types.get(other)
+        tied.setdefault(path, set()).add(other if is_same else None)
+    for path, others in tied.items():
+        other = next(iter(others))
+        if len(others) == 1 and other and path not in holders and not {path, other} & inner:
+            found[path] = found.get(other, other)
+    return found
+
+
 def _units(program: Program, calls: list[Call]) -> dict[str, Unit]:
     """Returns the units by name, each with its own calls; those without any are left out."""
     made: dict[str, Unit] = {}
+    first_paths = _first_paths(program)
     for part in program.parts:
-        path = program.first_paths.get(part.path, part.path)
+        path = first_paths.get(part.path, part.path)
         made.setdefault(part.name, Unit(part.name, path, part))
     if "" not in made:
         made[""] = Unit("", "", Part("", "", "", {}, None))

@@ -112,7 +112,8 @@ class _Writer:
         for unit in root.units():
             by_path.setdefault(unit.path, []).append(unit)
         for units in by_path.values():  # all calls of a submodule, or none
-            if any(id(unit) not in self.forms for unit in units):
+            layers = [self.forms[id(unit)].layer for unit in units if id(unit) in self.forms]
+            if len(layers) < len(units) or len({text(one.made) for one in layers if one}) > 1:
                 for unit in units:
                     self.forms.pop(id(unit), None)
         for unit in list(root.units()):

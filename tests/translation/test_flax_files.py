@@ -321,3 +321,32 @@ def test_a_part_of_an_array_outlives_the_name_of_the_array():
     module, x = Attend(), torch.randn(2, 12)
     code = translate(module, "flax", (x,), dynamic_shapes=None)[0].code
     same(run(code, "Attend", module)(x.numpy()), module(x))
+
+
+def test_embeddings_that_share_their_weight_are_one():
+    class Side(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(7, 4)
+            self.head = nn.Linear(4, 4)
+
+        def forward(self, ids):
+            return self.head(self.embed(ids))
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shared = nn.Embedding(7, 4)
+            self.left, self.right = Side(), Side()
+            self.left.embed.weight = self.right.embed.weight = self.shared.weight
+
+        def forward(self, ids):
+            return self.left(ids) - self.right(ids)
+
+    module, ids = Both().eval(), torch.arange(6).reshape(2, 3)
+    written = translate(module, "flax", (ids,), dynamic_shapes=None)[0]
+    assert written.layers[0] == written.layers[1]
+    model = run(written.code, "Both", module)
+    same(model(ids.numpy()), module(ids))
+    assert model.left.embed is model.right.embed
+    assert isinstance(model.left.embed, nnx.Embed)
