@@ -507,8 +507,11 @@ class _Run(Variables):
         else:
             owner, order = held
             start = len(self._unit.path) + bool(self._unit.path)
+            inner = owner[start:]
+            if start and not owner.startswith(f"{self._unit.path}."):  # under its other path
+                inner = f"{local.rpartition('.')[0]}.{owner.rpartition('.')[2]}"
             back = None if order is None else tuple(order.index(i) for i in range(len(order)))
-            node = self._dialect.held(expr(attribute("self", owner[start:])), back)
+            node = self._dialect.held(expr(attribute("self", inner)), back)
         return Value(node, given.dtype, given.shape)
 
     def _constant(self, value: str, target: str) -> ast.expr:

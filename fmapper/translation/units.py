@@ -163,10 +163,10 @@ def _first_paths(program: Program) -> dict[str, str]:
         other, _, other_last = kept.rpartition(".")
         is_same = last == other_last and program.types.get(path) == program.types.get(other)
         tied.setdefault(path, set()).add(other if is_same else None)
-    for path, others in tied.items():
-        other = next(iter(others))
-        if len(others) == 1 and other and path not in holders and not {path, other} & inner:
-            found[path] = found.get(other, other)
+    for path, owners in tied.items():
+        owner = next(iter(owners))
+        if len(owners) == 1 and owner and path not in holders and not {path, owner} & inner:
+            found[path] = found.get(owner, owner)
     return found
 
 
@@ -389,7 +389,11 @@ def local_array(found: Structure, unit: Unit, name: str) -> str | None:
     target = str(given.target)
     if not unit.path:
         return target
-    return target[len(unit.path) + 1 :] if target.startswith(f"{unit.path}.") else None
+    if target.startswith(f"{unit.path}."):
+        return target[len(unit.path) + 1 :]
+    holder, _, last = target.rpartition(".")
+    within = local_name(found, holder, unit.path) if holder in found.paths else None
+    return f"{within}.{last}" if within else None
 
 
 def is_own(found: Structure, unit: Unit, name: str) -> bool:

@@ -304,6 +304,10 @@ def _loading(draft: Any, root: Class) -> str:
         everything[wanted] = target
         if wanted != target:
             renamed[wanted] = target
+        for other in draft.structure.paths.get(owner, ()) if owner else ():
+            if other != owner and draft.program.first_paths.get(other) == other:
+                twin = ".".join((*draft.place(other), identifier(expected)))
+                everything[twin] = renamed[twin] = target
         if layout != order:
             raise ConversionError(f"{path}: layers of one class have their arrays in two orders")
     rows = [f"    {kind}: {names!r}," for kind, names in table.items()]
