@@ -65,6 +65,30 @@ def test_an_encoder_takes_the_prompts(make: Any) -> None:
 
 
 @pytest.mark.thorough
+def test_experts_of_an_encoder_and_a_decoder() -> None:
+    torch.manual_seed(0)
+    config = transformers.SwitchTransformersConfig(
+        vocab_size=99,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        num_experts=4,
+        num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
+        decoder_start_token_id=0,
+    )
+    model = transformers.SwitchTransformersForConditionalGeneration(config).eval()
+    model.generation_config.eos_token_id = None
+    generator = fmapper.generator(model, max_length=20, batch=3)
+    tokens, mask = (x.flip(1) for x in prompts())
+    found = generator(tokens, mask, max_new_tokens=15)
+    assert np.array_equal(found, in_torch(model, tokens, mask, 15))
+
+
+@pytest.mark.thorough
 def test_a_prompt_of_a_recurrent_model_goes_through_its_steps() -> None:
     config = {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2, "intermediate_size": 64}
     model = tiny("MambaForCausalLM", **config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,14 @@ from fmapper_adapters.torch.generation.ranges import FromLength
 
 Result = tuple[torch.Tensor, State]
 _CROSS = "cross."
+
+
+@dataclass
+class _Encoded(BaseModelOutput):
+    """What an encoder gives, and what models with experts look for beside it, which is not used."""
+
+    router_logits: Any = None
+    router_probs: Any = None
 
 
 class EncoderDecoder(torch.nn.Module):
@@ -101,7 +110,7 @@ class EncoderDecoder(torch.nn.Module):
             is_first_iteration=first,
             past_key_values=cache,
             attention_mask=mask,
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=_Encoded(last_hidden_state=hidden),
             use_cache=True,
             **given,
         )

@@ -140,8 +140,10 @@ def _of_any_columns(
             if not _COLUMNS <= fewer < most:
                 raise
             most = fewer
-        else:
-            return made, most
+            continue
+        if made.has_unknown_sizes():
+            raise ConversionError("sizes that depend on values are known for fixed columns alone")
+        return made, most
 
 
 def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None:
