@@ -132,16 +132,6 @@ class _Run(Variables):
         self._given = given
         self._wanted = wanted
         self._layers = self._find_layers()
-        self._changed = {  # what buffers become
-            value
-            for value, output in zip(
-                writer._structure.program.graph.outputs,
-                writer._structure.program.outputs,
-                strict=True,
-            )
-            if output.kind != "user"
-            for value in refs_in((value,))
-        }
         self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
 
     # --- what there is ------------------------------------------------------------------------
@@ -193,6 +183,21 @@ class _Run(Variables):
                     use(value, step)
         for value in refs_in((returns,)):
             use(value, None)
+        for value, _ in self._written():
+            use(value, None)
+
+    def _written(self) -> Iterator[tuple[str, str]]:
+        """Yields the values that become those of buffers of this submodule -> the buffers."""
+        program = self._structure.program
+        layered = {drop for layer in self._layers.values() for drop in layer.drops}
+        own = {step.name for step in self._unit.steps if isinstance(step, Call)}
+        path = f"{self._unit.path}." if self._unit.path else ""
+        for value, output in zip(program.graph.outputs, program.outputs, strict=True):
+            target = str(output.target)
+            if output.kind != "buffer" or not isinstance(value, Ref) or value.name in layered:
+                continue
+            if value.name in own and target.startswith(path) and not self._held_by_layer(target):
+                yield value.name, target
 
     def _passed(self, form: Form, unit: Unit) -> Iterator[str]:
         """Yields the values that a unit is called with."""
@@ -264,7 +269,7 @@ class _Run(Variables):
         if call.op.startswith(ASSERTIONS):
             self._assertion(call)
             return
-        if self._left[call.name] <= 0 and call.name not in self._changed:
+        if self._left[call.name] <= 0:
             return  # a layer does what it was for
         node = self._printed(call)
         count = len(call.result)
@@ -407,22 +412,11 @@ class _Run(Variables):
 
     def _mutations(self) -> None:
         """Writes the new values of buffers."""
-        program = self._structure.program
-        layered = {drop for layer in self._layers.values() for drop in layer.drops}
-        for value, output in zip(program.graph.outputs, program.outputs, strict=True):
-            if output.kind != "buffer" or not isinstance(value, Ref) or value.name in layered:
-                continue
-            if value.name not in self._env or value.name not in {
-                step.name for step in self._unit.steps if isinstance(step, Call)
-            }:
-                continue
-            target = str(output.target)
+        for value, target in self._written():
             local = target[len(self._unit.path) + bool(self._unit.path) :]
-            if self._held_by_layer(target):
-                continue
-            owner = attribute("self", local)
             self._body.arrays.setdefault(local, target)
-            written = self._dialect.written(expr(owner), self._use(value.name))
+            self._body.written.append(target)
+            written = self._dialect.written(expr(attribute("self", local)), self._use(value))
             self._body.statements.append(written)
 
     def _held_by_layer(self, target: str) -> bool:

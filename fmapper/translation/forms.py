@@ -47,6 +47,7 @@ class Body:
         arrays: Arrays of its own that it names, by their path from there.
         constants: Arrays of the code that it holds, by name.
         randoms: Whether it draws random numbers.
+        written: Buffers that it gives new values.
     """
 
     parameters: tuple[str, ...]
@@ -55,6 +56,7 @@ class Body:
     arrays: dict[str, str] = field(default_factory=dict)
     constants: dict[str, str] = field(default_factory=dict)
     randoms: bool = False
+    written: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Returns the statements as text."""

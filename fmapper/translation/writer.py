@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, Ref, refs_in
 from fmapper.programs.treespec import TreeSpec
 from fmapper.translation.bodies import BodyWriter
@@ -98,6 +99,7 @@ class _Writer:
         self._dissolve_functions(root)
         self._claim_layers_of_calls(root)
         self._write_units(root)
+        self._refuse_lost_changes()
         self._build_tree()
         return self._file()
 
@@ -230,6 +232,30 @@ class _Writer:
             self.forms[id(unit)] = form
 
         visit(root)
+
+    def _refuse_lost_changes(self) -> None:
+        """Refuses a program that changes buffers which no layer and no code here changes."""
+        written = {t for bodies in self.bodies.values() for _, b in bodies for t in b.written}
+        layers = tuple(
+            f"{unit.path}."
+            for unit in self.structure.root.units()
+            if (form := self.forms.get(id(unit))) is not None and form.layer is not None
+        )
+        drops = {
+            drop
+            for bodies in self.bodies.values()
+            for _, body in bodies
+            for layer in body.layers.values()
+            for drop in layer.drops
+        }
+        for value, output in zip(self.program.graph.outputs, self.program.outputs, strict=True):
+            target = str(output.target)
+            known = target in written or target in self.owners or target.startswith(layers)
+            if output.kind == "buffer" and not known and not {*refs_in((value,))} & drops:
+                raise ConversionError(
+                    f"a call changes {target}, which is not a part of what computes its new "
+                    "value: that has no source yet"
+                )
 
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:

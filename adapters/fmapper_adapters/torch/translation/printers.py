@@ -70,7 +70,7 @@ def shortest(value: float) -> float:
 
     short = float(str(np.float32(value)))
     exact = float(np.float32(value)) == value
-    return short if exact and math.isfinite(short) else value
+    return short if exact and abs(short) <= float(np.finfo(np.float32).max) else value
 
 
 def _call(function: ast.expr, args: Any, kwargs: Mapping[str, Any]) -> ast.expr:
