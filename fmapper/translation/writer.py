@@ -251,6 +251,8 @@ class _Writer:
         for value, output in zip(self.program.graph.outputs, self.program.outputs, strict=True):
             target = str(output.target)
             known = target in written or target in self.owners or target.startswith(layers)
+            if output.kind == "parameter":
+                raise ConversionError(f"a call changes the parameter {target}; it has no source")
             if output.kind == "buffer" and not known and not {*refs_in((value,))} & drops:
                 raise ConversionError(
                     f"a call changes {target}, which is not a part of what computes its new "

@@ -228,6 +228,46 @@ def test_dropout_and_statistics_of_batches_are_layers():
         np.testing.assert_allclose(ours, theirs[...], rtol=1e-5, atol=1e-6)
 
 
+class Counting(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+        self.kept = nnx.Variable(jnp.zeros(4))
+
+    def __call__(self, x):
+        y = self.linear(x) * (1 + self.calls[...])
+        self.calls[...] += 1
+        self.kept[...] = y.mean(0)
+        return y + self.kept[...]
+
+
+def test_what_a_call_keeps_is_kept():
+    x = jax.random.normal(jax.random.key(0), (5, 4))
+    model = Counting(nnx.Rngs(0))
+    net = fmapper.convert(model, "torch", (x,), structure=True)
+    for _ in range(3):
+        wanted = model(x)
+        found = net(torch.from_numpy(np.array(x)))
+        np.testing.assert_allclose(found.detach(), wanted, rtol=1e-5, atol=1e-6)
+    assert int(net.calls) == 3
+
+
+class Normed(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        kernel = self.linear.kernel[...]
+        self.linear.kernel[...] = kernel / jnp.linalg.norm(kernel)
+        return self.linear(x)
+
+
+def test_a_call_that_changes_parameters_is_refused():
+    x = jax.random.normal(jax.random.key(0), (5, 4))
+    with pytest.raises(fmapper.ConversionError, match="changes the parameter linear.kernel"):
+        fmapper.source(Normed(nnx.Rngs(0)), "torch", (x,))
+
+
 class Noisy(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(4, 4, rngs=rngs)
