@@ -9,7 +9,7 @@ from fmapper.programs.program import Call, DType, Ref
 from fmapper.translation.classes import Class
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
-from fmapper.translation.forms import Statement
+from fmapper.translation.functions.forms import Statement
 from fmapper.translation.loading import Loading, loading_of
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.reading.embed import Embedded

@@ -13,7 +13,7 @@ from fmapper.translation.code import expr, literal
 if TYPE_CHECKING:
     from fmapper.programs.program import Call
     from fmapper.translation.classes import Class
-    from fmapper.translation.forms import Statement
+    from fmapper.translation.functions.forms import Statement
     from fmapper.translation.printing import Printer
     from fmapper.translation.units import Structure, Unit
 

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, Ref, refs_in
 from fmapper.programs.treespec import TreeSpec
-from fmapper.translation.bodies import BodyWriter
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
 from fmapper.translation.code import attribute, expr, identifier, literal, text
-from fmapper.translation.conditions import with_plain_conditions
-from fmapper.translation.forms import Body, Form, Made
+from fmapper.translation.functions import changes
+from fmapper.translation.functions.bodies import BodyWriter
+from fmapper.translation.functions.forms import Body, Form, Made
 from fmapper.translation.units import (
     Unit,
     dissolve,
@@ -73,7 +72,7 @@ def write(program: Program, dialect: Dialect) -> Source:
     Raises:
         ConversionError: There is something in it that cannot be written.
     """
-    return _Writer(with_plain_conditions(program), dialect).write()
+    return _Writer(program, dialect).write()
 
 
 class _Writer:
@@ -99,7 +98,7 @@ class _Writer:
         self._dissolve_functions(root)
         self._claim_layers_of_calls(root)
         self._write_units(root)
-        self._refuse_lost_changes()
+        changes.refuse_lost(self.structure, self.forms, self.bodies, self.owners)
         self._build_tree()
         return self._file()
 
@@ -232,32 +231,6 @@ class _Writer:
             self.forms[id(unit)] = form
 
         visit(root)
-
-    def _refuse_lost_changes(self) -> None:
-        """Refuses a program that changes buffers which no layer and no code here changes."""
-        written = {t for bodies in self.bodies.values() for _, b in bodies for t in b.written}
-        layers = tuple(
-            f"{unit.path}."
-            for unit in self.structure.root.units()
-            if (form := self.forms.get(id(unit))) is not None and form.layer is not None
-        )
-        drops = {
-            drop
-            for bodies in self.bodies.values()
-            for _, body in bodies
-            for layer in body.layers.values()
-            for drop in layer.drops
-        }
-        for value, output in zip(self.program.graph.outputs, self.program.outputs, strict=True):
-            target = str(output.target)
-            known = target in written or target in self.owners or target.startswith(layers)
-            if output.kind == "parameter":
-                raise ConversionError(f"a call changes the parameter {target}; it has no source")
-            if output.kind == "buffer" and not known and not {*refs_in((value,))} & drops:
-                raise ConversionError(
-                    f"a call changes {target}, which is not a part of what computes its new "
-                    "value: that has no source yet"
-                )
 
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:

@@ -264,7 +264,7 @@ class Normed(nnx.Module):
 
 def test_a_call_that_changes_parameters_is_refused():
     x = jax.random.normal(jax.random.key(0), (5, 4))
-    with pytest.raises(fmapper.ConversionError, match="changes the parameter linear.kernel"):
+    with pytest.raises(fmapper.ConversionError, match=r"changes the parameter linear\.kernel"):
         fmapper.source(Normed(nnx.Rngs(0)), "torch", (x,))
 
 

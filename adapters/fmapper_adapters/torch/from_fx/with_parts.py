@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from fmapper.programs import Graph, Output, Program, Ref, refs_in, substitute
+from fmapper_adapters.torch.from_fx.conditions import with_plain_conditions
 from fmapper_adapters.torch.passes import order
 
 _EFFECTS = ("aten::_assert", "aten::_print")
@@ -42,4 +43,4 @@ def with_parts(program: Program, run: order.Pass) -> Program:
         done.graph.inputs, done.graph.calls, done.graph.outputs[:count], done.graph.kinds
     ).without_dead_calls(lambda call: call.op.startswith(_EFFECTS) or call.name in given)
     done.outputs = done.outputs[:count]
-    return done
+    return with_plain_conditions(done)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fmapper.programs.program import Call, Graph, Program, Ref, refs_in
+from fmapper.programs import Call, Graph, Program, Ref, refs_in
 
-ASSERTIONS = ("aten::_assert_scalar", "aten::_assert_async")
+_ASSERTIONS = ("aten::_assert_scalar", "aten::_assert_async")
 _READS = ("aten::_local_scalar_dense.default", "aten::item.default")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"sym::{name}": getattr(operator, name)
@@ -26,13 +26,13 @@ def with_plain_conditions(program: Program) -> Program:
     that it was.
     """
     graph = program.graph
-    if not any(call.op.startswith(ASSERTIONS) for call in graph.calls):
+    if not any(call.op.startswith(_ASSERTIONS) for call in graph.calls):
         return program
     by_name = {call.name: call for call in graph.calls}
     calls: list[Call] = []
     known: set[tuple[str, bool]] = set()
     for call in graph.calls:
-        found = _condition(call, by_name) if call.op.startswith(ASSERTIONS) else None
+        found = _condition(call, by_name) if call.op.startswith(_ASSERTIONS) else None
         if found is None:
             calls.append(call)
             continue

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fmapper.programs.program import Call
 from fmapper.translation import naming
 from fmapper.translation.code import Value, expr, literal, name, text
-from fmapper.translation.forms import Body, Statement, Swap, is_part_of_name, mentions
+from fmapper.translation.functions.forms import Body, Statement, Swap, is_part_of_name, mentions
 from fmapper.translation.sizes import Sizes
 from fmapper.translation.units import Structure, Unit
 

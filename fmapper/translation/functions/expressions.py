@@ -1,0 +1,152 @@
+"""The expressions of a function: calls, arrays that the submodule holds, structures of values."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fmapper.errors import ConversionError
+from fmapper.programs.program import Call, DType, Graph, Ref, Size, refs_in
+from fmapper.translation.code import Value, attribute, expr, literal, name
+from fmapper.translation.functions.forms import Body, Made, is_flat
+from fmapper.translation.printing import Printing
+from fmapper.translation.units import Structure, Unit, local_array
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Dialect
+
+
+class Expressions:
+    """Writes the expressions of one function.
+
+    Attributes:
+        owners: The arrays of the program that layers hold -> their attribute there, and the order
+            of its dimensions.
+    """
+
+    _structure: Structure
+    _unit: Unit
+    _dialect: Dialect
+    _body: Body
+    _env: dict[str, Value]
+    _left: Counter[str]
+    _inlined: dict[str, int]
+    _whole: dict[Any, str]  # tuples -> the variables that hold them
+    owners: Mapping[str, tuple[str, tuple[int, ...] | None]]
+    _size: Callable[[str], ast.expr]
+    _size_code: Callable[[int | str], ast.expr]
+    _picks: Callable[[Call], list[Call]]
+
+    def _printed(self, call: Call) -> ast.expr:
+        args = [self._argument(one) for one in call.args]
+        kwargs = {key: self._argument(one) for key, one in call.kwargs.items()}
+        if call.graphs():
+            raise ConversionError(
+                f"{self._unit.path or 'the model'}: {call.op} runs functions of its own "
+                f"({call.source}), which has no source yet"
+            )
+        printer = self._dialect.printer(call.op)
+        if printer is not None:
+            picks = self._picks(call)
+            picked = frozenset(int(pick.args[1]) for pick in picks) if picks else None
+            found = printer(Printing(call, self._size_code, picked), *args, **kwargs)
+            if found is not None:
+                return literal(found)
+        helper = self._dialect.fallback(call)
+        given = [self._plain(one) for one in args]
+        keywords = [ast.keyword(key, self._plain(one)) for key, one in kwargs.items()]
+        return ast.Call(name(helper), given, keywords)
+
+    def _plain(self, value: Any) -> ast.expr:
+        """Returns an argument for a lowering."""
+        if isinstance(value, DType):
+            return expr("np.dtype({0})", value.name)
+        if isinstance(value, tuple):
+            return ast.Tuple([self._plain(one) for one in value], ast.Load())
+        return literal(value)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            if value.name in self._structure.sizes:
+                return self._size(self._structure.sizes[value.name])
+            given = self._structure.inputs.get(value.name)
+            if given is not None and given.kind == "static":
+                return given.value
+            return self._use_value(value.name)
+        if isinstance(value, Size):
+            return self._size(value.expression)
+        if isinstance(value, tuple):
+            return tuple(self._argument(inner) for inner in value)
+        if isinstance(value, Mapping):
+            return {key: self._argument(inner) for key, inner in value.items()}
+        if isinstance(value, Graph):
+            return value
+        return value
+
+    def _use(self, value: str) -> ast.expr:
+        return copy.deepcopy(self._use_value(value).node)
+
+    def _use_value(self, value: str) -> Value:
+        self._left[value] -= 1
+        if self._left[value] <= 0:
+            self._inlined.pop(value, None)
+        if value in self._env:
+            return self._env[value]
+        found = self._array(value)
+        if found is not None:
+            return found
+        raise ConversionError(f"{self._unit.path or 'the model'}: {value} is not known there")
+
+    def _array(self, value: str) -> Value | None:
+        """Returns an array that the model holds."""
+        given = self._structure.inputs.get(value)
+        if given is None:
+            return None
+        if given.kind == "constant":
+            return Value(self._constant(value, str(given.target)), given.dtype, given.shape)
+        local = local_array(self._structure, self._unit, value)
+        if local is None:
+            return None
+        held = self.owners.get(str(given.target))
+        if held is None:
+            self._body.arrays[local] = str(given.target)
+            node = self._dialect.held(expr(attribute("self", local)), None)
+        else:
+            owner, order = held
+            start = len(self._unit.path) + bool(self._unit.path)
+            inner = owner[start:]
+            if start and not owner.startswith(f"{self._unit.path}."):  # under its other path
+                inner = f"{local.rpartition('.')[0]}.{owner.rpartition('.')[2]}"
+            back = None if order is None else tuple(order.index(i) for i in range(len(order)))
+            node = self._dialect.held(expr(attribute("self", inner)), back)
+        return Value(node, given.dtype, given.shape)
+
+    def _constant(self, value: str, target: str) -> ast.expr:
+        array = self._structure.program.constants[target]
+        return self._dialect.constant(array)
+
+    def _structured(self, structure: Any) -> ast.expr:
+        """Returns the code for a structure of values."""
+        if isinstance(structure, Ref):
+            known = structure.name in self._env or self._array(structure.name) is not None
+            if structure.name in self._structure.sizes:
+                return self._size(self._structure.sizes[structure.name])
+            return self._use(structure.name) if known else literal(None)
+        if isinstance(structure, Size):
+            return self._size(structure.expression)
+        if isinstance(structure, tuple):
+            if is_flat(structure) and structure in self._whole:
+                for value in refs_in(structure):
+                    self._left[value] -= 1
+                return name(self._whole[structure])
+            return ast.Tuple([self._structured(one) for one in structure], ast.Load())
+        if isinstance(structure, Made):
+            fields = [ast.keyword(key, self._structured(one)) for key, one in structure.items()]
+            return ast.Call(name(structure.cls), [], fields)
+        if isinstance(structure, Mapping):
+            keys: list[ast.expr | None] = [literal(key) for key in structure]
+            return ast.Dict(keys, [self._structured(one) for one in structure.values()])
+        return literal(structure)
