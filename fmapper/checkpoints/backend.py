@@ -12,7 +12,7 @@ from fmapper.checkpoints.formats.writer import in_order
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.checkpoints.stored import StoredArray
 from fmapper.errors import BatchError, DeviceUnavailableError
-from fmapper.moves.host_copy import host_buffers
+from fmapper.moves.host_copy import host_buffers, populate
 
 DISK = Device("file", "cpu")
 
@@ -91,6 +91,7 @@ def _read(work: tuple[int, LazyArray, Any]) -> Any:
     at, array, buffer = work
     try:
         if isinstance(array, StoredArray):
+            populate(buffer)
             array.read_into(buffer, tuple((0, n) for n in array.shape))
             return buffer
         values = array.read()

@@ -19,6 +19,7 @@ MOST_HEADER = 100_000_000  # bytes, the limit of the format
 _MOST_ARRAYS = 1_000_000
 _MOST_DIMENSIONS = 64
 _LONGEST_NAME = 4096
+MOST_BYTES = 2**63 - 1  # of an array, sizes that are zero left out: NumPy makes no larger ones
 _ALIGNMENT = 64  # arrays begin at multiples of it, as JAX likes it
 DTYPES = {
     "bool": "BOOL",
@@ -130,6 +131,8 @@ def _entry(name: str, entry: Any, begin: int) -> Entry:
         raise Misfit("has no place")
     if offsets[1] - offsets[0] != math.prod(shape) * _SIZES[code]:
         raise Misfit("is damaged: its place does not fit its size")
+    if math.prod(filter(None, shape)) * _SIZES[code] > MOST_BYTES:
+        raise Misfit("is larger than any memory")
     return Entry(begin + offsets[0], begin + offsets[1], _NAMES[code], tuple(shape))
 
 

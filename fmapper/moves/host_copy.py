@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +23,7 @@ _SLAB = 32 << 20  # larger ones share blocks of this size, which the system back
 _PIECE = 8 << 20  # what one thread copies at a time
 _PARALLEL = 4 << 20  # below this a thread costs more than it gains
 _MAX_THREADS = 8  # more do not make memory faster
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, of Linux 5.14 and later; Python has no name for it
 _nbytes = attrgetter("nbytes")
 
 
@@ -69,6 +72,36 @@ def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
         np.ndarray(like.shape, like.dtype, *place)
         for like, place in zip(shapes, _places(shapes, _mapped_block), strict=True)
     ]
+
+
+def populate(buffer: Array) -> None:
+    """Has the system back a buffer with memory at once, where it can, before all of it is written.
+
+    Page by page, as they are written, it takes a fifth more time to read a file.
+    """
+    advise = _madvise()
+    if advise is None or buffer.nbytes < _SMALL:
+        return
+    import mmap
+
+    start = buffer.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    # an older system refuses, and nothing is lost
+    advise(start, buffer.ctypes.data + buffer.nbytes - start, _POPULATE_WRITE)
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Returns the call of the system; through `mmap` it would hold Python's lock."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    try:
+        call = ctypes.CDLL(None).madvise
+    except (AttributeError, OSError):  # linked statically
+        return None
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return call
 
 
 def _places(

@@ -6,8 +6,12 @@ import json
 import mmap
 import os
 import pickle
+import platform
+import re
 import struct
+import sys
 import warnings
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -416,3 +420,33 @@ def test_memory_for_what_is_read_is_private_and_aligned(monkeypatch):
     assert (large.flags.writeable, none.size) == (True, 0)
     if hasattr(mmap, "MAP_PRIVATE"):  # what is shared a forked process would write to as well
         assert {flags & mmap.MAP_PRIVATE for _, _, flags in mapped} == {mmap.MAP_PRIVATE}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system has the call")
+def test_memory_for_what_is_read_is_brought_at_once():
+    from fmapper.moves.host_copy import host_buffers, populate
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    (whole,) = host_buffers([((32 << 20,), "u1")])
+    part = whole[12345 : 12345 + (24 << 20)]  # which begins within a page
+    whole[12000] = 7
+    before = resident()
+    populate(part)
+    grown = resident() - before
+    if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (5, 14):
+        assert 24 << 20 <= grown + (1 << 20) <= 26 << 20
+    assert whole[12000] == 7
+    assert not part.any()
+
+
+def test_memory_is_brought_nowhere_else(monkeypatch):
+    from fmapper.moves import host_copy
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    host_copy._madvise.cache_clear()
+    try:
+        assert host_copy.populate(np.zeros(1 << 20)) is None
+    finally:
+        host_copy._madvise.cache_clear()

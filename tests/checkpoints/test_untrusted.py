@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import struct
+import time
 import tracemalloc
 import zipfile
 
@@ -44,6 +45,8 @@ def entry(start, end, shape=(2,), dtype="F32"):
         ({"a": entry(0, 8)}, 12, "longer or shorter"),
         ({"a": entry(0, 4)}, 4, "its place does not fit"),
         ({"a": entry(0, 8, (2**62, 2**62))}, 8, "its place does not fit"),
+        ({"a": entry(0, 0, (2**62, 2**62, 0))}, 0, "larger than any memory"),
+        ({"a": entry(0, 0, (2**70, 0))}, 0, "larger than any memory"),
         ({"a": entry(0, 8, (-2,))}, 8, "a size that is not one"),
         ({"a": entry(0, 8, (2.0,))}, 8, "a size that is not one"),
         ({"a": entry(0, 8, (1,) * 65 + (2,))}, 8, "a size that is not one"),
@@ -60,6 +63,24 @@ def test_headers_of_safetensors(tmp_path, fields, data, said):
     path = header(tmp_path / "x.safetensors", fields, b"\0" * data)
     with pytest.raises(fmapper.CheckpointError, match=said):
         fmapper.load(path)
+
+
+def test_an_empty_array_of_another_format_is_no_larger_than_memory_either(tmp_path):
+    shape = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 9, 0), }\n"
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
+        file.writestr("a.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(shape)) + shape)
+    with pytest.raises(fmapper.CheckpointError, match="'a' has sizes larger than any memory"):
+        fmapper.load(tmp_path / "x.npz")
+
+
+def test_a_long_header_of_nothing_is_read_in_little_time(tmp_path):
+    fields = (
+        b'{"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}' + b" " * 40_000_000 + b"}"
+    )
+    path = header(tmp_path / "x.safetensors", fields)
+    begin = time.process_time()
+    assert fmapper.load(path)["a"].shape == (0,)
+    assert time.process_time() - begin < 0.5
 
 
 def test_a_header_longer_than_the_file_is_not_read(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from fmapper.backends.discovery import all_adapters
 from fmapper.checkpoints.formats.writer import Writer
 from fmapper.checkpoints.lazy import LazyArray
 from fmapper.errors import CheckpointError
-from fmapper.files.untrusted import Misfit, member
+from fmapper.files.safetensors import MOST_BYTES
+from fmapper.files.untrusted import Misfit, member, show
 from fmapper.files.urls import Place, Url
 from fmapper.suggest import did_you_mean
 
@@ -102,7 +104,11 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
     """
     form = format_of(place, name)
     path = cast(Path, place)  # a URL has what the formats that take one ask of it
-    return form, form.read(path)
+    contents = form.read(path)
+    for key, array in contents.arrays.items():  # one of no elements takes no bytes of the file
+        if not array.size and math.prod(filter(None, array.shape)) > MOST_BYTES // 16:
+            raise CheckpointError(f"{place}: {show(key)} has sizes larger than any memory")
+    return form, contents
 
 
 def format_of(place: Place, name: str | None = None) -> Format:
