@@ -205,12 +205,15 @@ class _Writer:
         for unit in [root, *root.units()]:
             if id(unit) in self.forms:
                 continue
+            start = len(unit.path) + bool(unit.path)
+            taken = {child.path[start:].partition(".")[0] for child in unit.units()}
             for step in unit.steps:
                 if isinstance(step, Call):
                     layer = self.dialect.layer_of_call(self.structure, unit, step)
-                    if layer and layer.arrays and all(uses[a] == 1 for a in layer.arrays):
-                        path = f"{unit.path}.{layer.name}" if unit.path else layer.name
-                        self._claim(layer, path)
+                    if layer and all(uses[a] == 1 for a in layer.arrays):
+                        attr = identifier(layer.name, taken)  # as the body of the unit calls it
+                        taken.add(attr)
+                        self._claim(layer, f"{unit.path}.{attr}" if unit.path else attr)
 
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""

@@ -268,6 +268,31 @@ def test_a_call_that_changes_parameters_is_refused():
         fmapper.source(Normed(nnx.Rngs(0)), "torch", (x,))
 
 
+class TwoLinears(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
+        self.down = nnx.Param(jax.random.normal(rngs.params(), (4, 2)))
+        self.up = nnx.Param(jax.random.normal(rngs.params(), (2, 4)))
+
+    def __call__(self, x):
+        for layer in self.layers:  # without calling it: nobody notes a part
+            x = x @ layer.kernel[...] + layer.bias[...]
+        return x + x @ self.down[...] @ self.up[...]
+
+
+def test_layers_of_one_name_keep_apart():
+    source, _ = proved(TwoLinears(nnx.Rngs(0)), jnp.ones((3, 4)))
+    assert source.layers[0] >= 32
+
+
+def test_equinox_of_one_vector():
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(4, 3, 8, 2, key=jax.random.key(0))
+    source, _ = proved(model, jax.random.normal(jax.random.key(1), (4,)))
+    assert "nn.Linear(4, 8)" in source.code
+    assert source.layers[0] == source.layers[1]
+
+
 class Noisy(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(4, 4, rngs=rngs)

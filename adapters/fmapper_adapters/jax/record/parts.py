@@ -55,6 +55,7 @@ class PartCalls:
         self.first_paths: dict[str, str] = {}
         self.noted: list[dict[str, Any]] = []
         self._open: list[int] = []  # ids of the objects whose methods run
+        self._lines: list[tuple[str, int, int, str] | None] = []  # of those methods
 
     def call(
         self, path: str, owner: Any, function: Callable[..., Any], args: Any, kwargs: Any,
@@ -75,9 +76,9 @@ class PartCalls:
         at = len(self.noted)
         noted: dict[str, Any] = {
             "path": path,
-            "source": _caller(),
-            "lines": _lines(inspect.unwrap(getattr(function, "func", function))),
-            "other_names": other_names(inspect.unwrap(getattr(function, "func", function))),
+            "source": _caller(self._lines[-1] if self._lines else None),
+            "lines": _lines(_code_of(function)),
+            "other_names": other_names(_code_of(function)),
         }
         self.noted.append(noted)
         arrays = _Arrays()
@@ -89,10 +90,12 @@ class PartCalls:
         }
         args, kwargs = arrays.rebuilt((args, kwargs))
         self._open.append(id(owner))
+        self._lines.append(noted["lines"])
         try:
             result = run(*args, **kwargs)
         finally:
             self._open.pop()
+            self._lines.pop()
         arrays = _Arrays()
         arrays.see(result)
         arrays.put(mark.bind(*arrays.found, part=at, ends=True))
@@ -269,6 +272,13 @@ def _noting(original: Any, paths: Mapping[int, str]) -> Any:
     return method
 
 
+def _code_of(function: Any) -> Any:
+    """Returns the function of Python's that something which is called runs; None if unknown."""
+    found = inspect.unwrap(getattr(function, "func", function))
+    found = getattr(found, "__func__", found)
+    return found if isinstance(found, types.FunctionType) else None
+
+
 def _lines(function: Any) -> tuple[str, int, int, str] | None:
     """Returns the file of a function, its first and last line there, and its name."""
     code = getattr(function, "__code__", None)
@@ -278,11 +288,20 @@ def _lines(function: Any) -> tuple[str, int, int, str] | None:
     return code.co_filename, min(lines), max(lines), code.co_name
 
 
-def _caller() -> str:
-    """Returns the line that has called a part, as `file:line`."""
+def _caller(within: tuple[str, int, int, str] | None) -> str:
+    """Returns the line that has called a part, as `file:line`.
+
+    Args:
+        within: The lines of the function that calls it; None for a caller that is no part.
+    """
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
+        if within is not None:
+            if file == within[0] and within[1] <= frame.f_lineno <= within[2]:
+                return f"{file}:{frame.f_lineno}"
+            frame = frame.f_back
+            continue
         own = frames.is_of_jax(file) or frames.is_of_library(file) or frames.is_of_python(file)
         if not own:
             return f"{file}:{frame.f_lineno}"

@@ -59,7 +59,7 @@ def _run(source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> di
     def call(parameters: Any, buffers: Any) -> tuple[list[Any], Any]:
         output, changed = source.call({**fixed, **parameters}, buffers, *args, **kwargs)
         leaves = [x for x in jax.tree.leaves(output) if hasattr(x, "dtype")]
-        return leaves, {**buffers, **changed}
+        return leaves, {name: changed.get(name, array) for name, array in buffers.items()}
 
     def loss(parameters: Any, buffers: Any) -> Any:
         leaves, after = call(parameters, buffers)

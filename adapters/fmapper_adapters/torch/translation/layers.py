@@ -17,8 +17,8 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     calls = [step for step in unit.steps if isinstance(step, Call)]
     if len(calls) != len(unit.steps) or len(unit.gives) != 1:
         return None
-    site = _Site(structure, unit, whole=True)
     for call in calls:
+        site = _Site(structure, unit, whole=True)
         make = _WHOLE.get(_name(call))
         found = make(site, call) if make is not None else None
         if found is not None and found.output == unit.gives[0] and site.is_all(found, calls):
@@ -146,17 +146,20 @@ def _addmm(site: _Site, call: Call) -> Layer | None:
 
 
 def _matmul(site: _Site, call: Call) -> Layer | None:
-    """Finds `x @ weight`, and the bias that is added to it."""
+    """Finds `x @ weight` or `weight @ x` of a vector, and the bias that is added to it."""
     x, weight = call.args[:2]
+    order = (1, 0)
+    if isinstance(weight, Ref) and len(site.shape(weight)) == 1:
+        x, weight, order = weight, x, (0, 1)
     user = site.user(call.name)
     if user is not None and _name(user) in ("operator.add", "torch.add"):
         others = [one for one in user.args if one != Ref(call.name)]
         bias = site.array(others[0]) if len(others) == 1 else None
         if bias is not None and len(site.shape(bias[0])) == 1:
-            found = _dense(site, call, x, weight, others[0], (1, 0), user.name)
+            found = _dense(site, call, x, weight, others[0], order, user.name)
             if found is not None:
                 return found
-    return _dense(site, call, x, weight, None, (1, 0))
+    return _dense(site, call, x, weight, None, order)
 
 
 def _dense(
@@ -474,6 +477,7 @@ _CALLS: dict[str, Callable[[_Site, Call], Layer | None]] = {
     "F.linear": _linear,
     "torch.addmm": _addmm,
     "torch.matmul": _matmul,
+    "torch.mv": _matmul,
     "operator.matmul": _matmul,
     "F.embedding": _embedding,
     "F.layer_norm": _layer_norm,

@@ -57,5 +57,7 @@ def source(eqn: Any, within: tuple[str, int, int, str] | None = None) -> str:
         for frame in own or inside:
             return f"{file}:{frame.line_num}"
     lines = [f for f in traceback.frames if not frames.is_of_jax(f.file_name)]
+    if within is not None:
+        return f"{lines[0].file_name}:{lines[0].line_num}" if lines else ""
     own = [f for f in lines if not frames.is_of_library(f.file_name)] or lines
     return f"{own[0].file_name}:{own[0].line_num}" if own else ""
