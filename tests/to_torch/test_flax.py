@@ -441,3 +441,19 @@ def test_modules_of_linen_are_verified_as_they_are_applied(more, kwargs):
     with torch.no_grad():
         converted.get_parameter("dense.kernel" if not more else "norm.scale").mul_(1.5)
     assert not fmapper.verify(model, converted, x, *more, example_kwargs=kwargs)
+
+
+def test_a_module_of_nnx_that_keeps_rngs():
+    """`nnx.Rngs` has an attribute of any name, also of those that others are known by."""
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(3, 2, rngs=rngs)
+            self.rngs = rngs
+
+        def __call__(self, x):
+            return self.linear(x)
+
+    model, x = Model(nnx.Rngs(0)), np.ones((4, 3), np.float32)
+    found = fmapper.convert(model, "torch", (x,))(torch.from_numpy(x))
+    np.testing.assert_allclose(found.detach(), model(x), rtol=1e-6)

@@ -13,13 +13,12 @@ _KEYS = ("out_sharding", "sharding_names", "sharding")  # in which versions of N
 
 def of_node(node: Any) -> Sequence[tuple[str, Any, Axes]]:
     """Returns name, array and axes of what one variable, box or converted model says."""
-    programs = getattr(node, "_programs", None)
+    programs = getattr(node, "__dict__", {}).get("_programs")  # nnx.Rngs has any attribute
     if programs is not None:
         arrays = fmapper.state(node)
         return [(n, arrays[n], axes) for n, axes in programs.axes.items() if n in arrays]
-    names = getattr(node, "names", None)
-    if names is not None and hasattr(node, "unbox"):  # linen.Partitioned, LogicallyPartitioned
-        return [("", node.value, tuple(names))]
+    if hasattr(type(node), "unbox") and getattr(node, "names", None) is not None:
+        return [("", node.value, tuple(node.names))]  # linen.Partitioned, LogicallyPartitioned
     if hasattr(type(node), "get_metadata") and hasattr(type(node), "get_value"):
         metadata = node.get_metadata()
         said = next(filter(None, map(metadata.get, _KEYS)), None)
