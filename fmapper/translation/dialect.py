@@ -133,6 +133,14 @@ class Dialect(ABC):
         """Returns the statement that gives an array that a submodule holds new values."""
 
     @abstractmethod
+    def stacked(self, node: ast.expr) -> ast.expr:
+        """Returns the code that makes an array of a list of rows."""
+
+    @abstractmethod
+    def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
+        """Returns the code for the rows of an array, as something to iterate over."""
+
+    @abstractmethod
     def parameter(self, array: Any) -> ast.expr:
         """Returns the code that makes a parameter like an array."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,31 @@ from fmapper.programs.program import (
 )
 
 Shape = tuple[int | str, ...]
+
+
+def refs_of(call: Call) -> Iterator[str]:
+    """Yields the values that a call refers to, those of loops and branches within it included."""
+    yield from refs_in((call.args, call.kwargs))
+    yield from free_in(call)
+
+
+def free_in(call: Call) -> Iterator[str]:
+    """Yields the values around a loop or branch that what is within it refers to."""
+    for graph in call.graphs():
+        inside = {*graph.inputs}
+        for inner in graph.calls:
+            yield from (name for name in refs_of(inner) if name not in inside)
+            inside.add(inner.name)
+        yield from (name for name in refs_in(graph.outputs) if name not in inside)
+
+
+def with_inner(steps: Iterable[Call | Unit]) -> Iterator[Call]:
+    """Yields the calls among steps, each with those of loops and branches within it."""
+    for step in steps:
+        if isinstance(step, Call):
+            yield step
+            for graph in step.graphs():
+                yield from with_inner(graph.calls)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,9 +132,11 @@ def _values(program: Program) -> dict[str, tuple[str, Shape]]:
     for name, given in zip(program.graph.inputs, program.inputs, strict=True):
         if given.is_array():
             found[name] = (given.dtype, given.shape)
-    for call in program.graph.calls:
+    for call in with_inner(program.graph.calls):
         if len(call.result) == 1:
             found[call.name] = call.result[0]
+        for graph in call.graphs():
+            found.update(zip(graph.inputs, graph.kinds, strict=False))
     return found
 
 
@@ -130,7 +157,7 @@ def _sizes(program: Program) -> dict[str, str]:
             return found.get(value.name)
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
-    for call in program.graph.calls:
+    for call in with_inner(program.graph.calls):
         if call.op.partition("::")[2].startswith("sym_size") and isinstance(call.args[0], Ref):
             shape = shapes.get(call.args[0].name)
             if shape is not None and isinstance(call.args[1], int):
@@ -201,10 +228,10 @@ def _names(step: Call | Unit) -> Iterator[str]:
 
 def _refs(step: Call | Unit) -> Iterator[str]:
     if isinstance(step, Call):
-        yield from refs_in((step.args, step.kwargs))
+        yield from refs_of(step)
     else:
         for call in step.calls():
-            yield from refs_in((call.args, call.kwargs))
+            yield from refs_of(call)
 
 
 def _arrange(unit: Unit, order: Mapping[str, int], dissolved: dict[str, str]) -> None:
@@ -281,19 +308,19 @@ def _bound(found: Structure, order: Mapping[str, int]) -> None:
     outputs = set(refs_in(found.program.graph.outputs))
     for unit in units:
         inside = own[id(unit)]
-        used = {name for call in unit.calls() for name in refs_in((call.args, call.kwargs))}
+        used = {name for call in unit.calls() for name in refs_of(call)}
         if unit is found.root:  # it may return what it is given, or not use it
             used |= outputs | {n for n, one in found.inputs.items() if _is_given(one)}
         used -= found.sizes.keys()
         unit.given = sorted((name for name in used - inside), key=lambda n: order.get(n, -1))
     used_by: dict[str, int] = {}
     for call in found.root.calls():
-        for name in set(refs_in((call.args, call.kwargs))):
+        for name in set(refs_of(call)):
             used_by[name] = used_by.get(name, 0) + 1
     for unit in units:
         within: dict[str, int] = {}
         for call in unit.calls():
-            for name in set(refs_in((call.args, call.kwargs))):
+            for name in set(refs_of(call)):
                 within[name] = within.get(name, 0) + 1
         inside = own[id(unit)]
         outer = {n for n in inside if used_by.get(n, 0) > within.get(n, 0) or n in outputs}
@@ -317,8 +344,8 @@ def _changed(found: Structure, unit: Unit, inside: set[str]) -> set[str]:
                 buffers[value.name] = str(output.target)
             else:
                 users.add(value.name)
-    used = {n for call in found.root.calls() for n in refs_in((call.args, call.kwargs))}
-    inner = {n for call in unit.calls() for n in refs_in((call.args, call.kwargs))}
+    used = {n for call in found.root.calls() for n in refs_of(call)}
+    inner = {n for call in unit.calls() for n in refs_of(call)}
     return {
         name
         for name, target in buffers.items()

@@ -21,6 +21,7 @@ from fmapper.translation.units import (
     is_own,
     local_name,
     structure_of,
+    with_inner,
 )
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class _Writer:
                 if self.structure.inputs.get(v) and is_own(self.structure, unit, v)
             ]
             arrays = [v for v in unit.given if v in self.structure.inputs]
-            is_small = len(calls) == len(unit.steps) and len(calls) <= 3
+            is_small = len(calls) == len(unit.steps) == len([*with_inner(calls)]) <= 3
             foreign = arrays and not own and len(calls) <= 3
             if is_small and not own and len(unit.gives) == 1 and (not arrays or foreign):
                 unit.steps = [self._moved(call, unit) for call in calls]
@@ -207,13 +208,12 @@ class _Writer:
                 continue
             start = len(unit.path) + bool(unit.path)
             taken = {child.path[start:].partition(".")[0] for child in unit.units()}
-            for step in unit.steps:
-                if isinstance(step, Call):
-                    layer = self.dialect.layer_of_call(self.structure, unit, step)
-                    if layer and all(uses[a] == 1 for a in layer.arrays):
-                        attr = identifier(layer.name, taken)  # as the body of the unit calls it
-                        taken.add(attr)
-                        self._claim(layer, f"{unit.path}.{attr}" if unit.path else attr)
+            for step in with_inner(unit.steps):
+                layer = self.dialect.layer_of_call(self.structure, unit, step)
+                if layer and all(uses[a] == 1 for a in layer.arrays):
+                    attr = identifier(layer.name, taken)  # as the body of the unit calls it
+                    taken.add(attr)
+                    self._claim(layer, f"{unit.path}.{attr}" if unit.path else attr)
 
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""

@@ -13,9 +13,18 @@ from fmapper.programs.program import Call, Ref, refs_in
 from fmapper.translation import naming
 from fmapper.translation.code import attribute, expr, identifier, literal, name
 from fmapper.translation.functions.expressions import Expressions
+from fmapper.translation.functions.flow import Flow
 from fmapper.translation.functions.forms import Body, Form, Statement, at, is_flat, places
 from fmapper.translation.functions.variables import DIMENSIONS, UnknownSize, Variables
-from fmapper.translation.units import Structure, Unit, is_array, local_array, local_name
+from fmapper.translation.units import (
+    Structure,
+    Unit,
+    is_array,
+    local_array,
+    local_name,
+    refs_of,
+    with_inner,
+)
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Dialect, Layer
@@ -110,7 +119,7 @@ class BodyWriter:
         return given is not None and given.kind in ("constant", "static")
 
 
-class _Run(Variables, Expressions):
+class _Run(Variables, Expressions, Flow):
     """One attempt to write a body."""
 
     def __init__(
@@ -141,11 +150,10 @@ class _Run(Variables, Expressions):
         uses: Counter[str] = Counter()
         for call in self._structure.program.graph.walk():
             uses.update(refs_in((call.args, call.kwargs)))
-        for step in self._unit.steps:
-            if isinstance(step, Call):
-                layer = self._dialect.layer_of_call(self._structure, self._unit, step)
-                if layer is not None and all(uses[array] == 1 for array in layer.arrays):
-                    found[step.name] = layer
+        for call in with_inner(self._unit.steps):
+            layer = self._dialect.layer_of_call(self._structure, self._unit, call)
+            if layer is not None and all(uses[array] == 1 for array in layer.arrays):
+                found[call.name] = layer
         return found
 
     def write(self, returns: Any) -> Body:
@@ -172,10 +180,13 @@ class _Run(Variables, Expressions):
 
         for step in steps:
             if isinstance(step, Call):
-                layer = self._layers.get(step.name)
-                refs = layer.inputs if layer else refs_in((step.args, step.kwargs))
-                for value in refs:
-                    use(value, step)
+                for call in with_inner([step]):
+                    layer = self._layers.get(call.name)
+                    refs = layer.inputs if layer else refs_in((call.args, call.kwargs))
+                    for value in refs:
+                        use(value, call)
+                    for value in self._held_by(call):
+                        use(value, call)
             else:
                 form = self._writer._forms[id(step)]
                 for value in self._passed(form, step):
@@ -244,7 +255,7 @@ class _Run(Variables, Expressions):
         values = set(refs_in((structure,)))
         for step in self._unit.steps:
             if isinstance(step, Call):
-                if values & {*refs_in((step.args, step.kwargs))}:
+                if values & {*refs_of(step)}:
                     return True
                 continue
             form = self._writer._forms[id(step)]
@@ -267,6 +278,9 @@ class _Run(Variables, Expressions):
                 return
         if call.op.partition("::")[2].startswith("_assert"):
             self._assertion(call)
+            return
+        if call.op.startswith("flow::"):
+            self._flow(call)
             return
         if self._left[call.name] <= 0:
             return  # a layer does what it was for

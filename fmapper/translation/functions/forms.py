@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,16 @@ class Statement:
     Attributes:
         targets: The variables; `_` for what nobody uses. None for a statement that returns.
         node: The expression.
+        blocks: Of a loop or branch: each beginning, as `for x in xs`, and the statements below.
     """
 
     targets: tuple[str, ...] | None
     node: ast.expr
+    blocks: tuple[tuple[str, list[Statement]], ...] = ()
 
     def __str__(self) -> str:
+        if self.blocks:
+            return "\n".join(_block(*block) for block in self.blocks)
         code = text(self.node)
         is_bare = self.targets is None or len(self.targets) > 1
         if is_bare and isinstance(self.node, ast.Tuple) and len(self.node.elts) > 1:
@@ -34,6 +39,11 @@ class Statement:
         if self.targets is None:
             return f"return {code}"
         return f"{', '.join(self.targets)} = {code}" if self.targets else code
+
+
+def _block(beginning: str, statements: list[Statement]) -> str:
+    lines = "\n".join(map(str, statements)) or "pass"
+    return f"{beginning}:\n{textwrap.indent(lines, '    ')}"
 
 
 @dataclass(slots=True)

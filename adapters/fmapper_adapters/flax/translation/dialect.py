@@ -102,6 +102,14 @@ class FlaxDialect(Dialect):
         """Returns the code that gives a variable other values."""
         return Statement((text(expr("{0}[...]", node)),), value)
 
+    def stacked(self, node: ast.expr) -> ast.expr:
+        """Returns `jnp.stack(ys)`."""
+        return expr("jnp.stack({0})", node)
+
+    def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
+        """Returns the array itself, or with its first dimension the other way round."""
+        return expr("jnp.flip({0}, 0)", node) if reverse else node
+
     def parameter(self, array: Any) -> ast.expr:
         """Returns an `nnx.Param`, with the values where they are all the same."""
         shape = tuple(int(size) for size in array.shape)

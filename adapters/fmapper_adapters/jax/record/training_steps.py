@@ -76,7 +76,12 @@ def _run(source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> di
         return found
     slope = jax.jit(jax.grad(loss, has_aux=True))
     for step in range(_STEPS):
-        gradients, buffers = slope(learned, buffers)
+        try:
+            gradients, buffers = slope(learned, buffers)
+        except ValueError as error:
+            if "Reverse-mode differentiation does not work" not in str(error):
+                raise
+            return found  # a loop that JAX cannot go back through
         if step == 0:
             found |= {f"gradient.{name}": np.asarray(one) for name, one in gradients.items()}
         learned = {name: x - _RATE * gradients[name] for name, x in learned.items()}

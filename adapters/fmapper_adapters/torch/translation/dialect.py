@@ -134,6 +134,14 @@ class TorchDialect(Dialect):
         """Returns the code that writes into a buffer."""
         return Statement((), expr("{0}.copy_({1}.detach())", node, value))
 
+    def stacked(self, node: ast.expr) -> ast.expr:
+        """Returns `torch.stack(ys)`."""
+        return expr("torch.stack({0})", node)
+
+    def rows(self, node: ast.expr, *, reverse: bool) -> ast.expr:
+        """Returns the array itself, or with its first dimension the other way round."""
+        return expr("{0}.flip(0)", node) if reverse else node
+
     def parameter(self, array: Any) -> ast.expr:
         """Returns an `nn.Parameter`, with the values where they are all the same."""
         values = np.asarray(to_numpy(array))

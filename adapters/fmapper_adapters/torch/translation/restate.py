@@ -18,7 +18,7 @@ from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table
 from fmapper_adapters.torch.model import emit
-from fmapper_adapters.torch.translation import names, tidy
+from fmapper_adapters.torch.translation import flow, names, tidy
 
 _ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod}
 
@@ -67,12 +67,11 @@ class _Restated:
             for i, ref in enumerate(emitter.run(wider))
         ]
         emitter.output(tuple(found))
-        if emitter.modules:
-            raise ConversionError(self._with_functions())
         tidy.tidy(emitter.graph)
         (last,) = (node for node in emitter.graph.nodes if node.op == "output")
         self._find_fixed()
-        made = self._calls()
+        self.taken = set(self.program.graph.inputs)
+        made = self._calls(emitter.graph, emitter.modules)
         values = [self._plain(value) for value in last.args[0]]
         became = dict(zip(told, values[count:], strict=True))
 
@@ -95,6 +94,7 @@ class _Restated:
         kept = set(refs_in(tuple(part.result for part in restated.parts)))
         restated.graph.calls = [self._on_device(call, restated) for call in made]
         restated.graph = restated.graph.without_dead_calls(lambda call: call.name in kept)
+        restated.graph.calls = [flow.opened(call) for call in restated.graph.calls]
         return restated, self.functions
 
     def _on_device(self, call: Call, program: Program) -> Call:
@@ -110,16 +110,6 @@ class _Restated:
         if first is not None:
             kwargs["device"] = Ref(first)
         return dataclasses.replace(call, kwargs=kwargs)
-
-    def _with_functions(self) -> str:
-        name = next(iter(self.emitter.modules))
-        for call in self.program.graph.calls:
-            if call.graphs():
-                return (
-                    f"{call.module or self.program.name}: {call.op} runs functions of its own "
-                    f"({call.source}), which has no source yet"
-                )
-        return f"{self.program.name}: {name} has no source yet"
 
     # --- inputs -------------------------------------------------------------------------------
 
@@ -159,29 +149,61 @@ class _Restated:
 
     # --- calls --------------------------------------------------------------------------------
 
-    def _calls(self) -> list[Call]:
-        taken = set(self.program.graph.inputs)
+    def _calls(self, graph: Any, modules: Mapping[str, Any]) -> list[Call]:
+        """Returns the nodes of a graph as calls.
+
+        Args:
+            graph: The graph.
+            modules: The functions within it, by name.
+        """
         found: list[Call] = []
-        for node in self.emitter.graph.nodes:
-            if node in self.names or node.op == "output" or node.target is getattr:
+        for node in graph.nodes:
+            is_input = node in self.names or node.op in ("output", "placeholder")
+            if is_input or node.target is getattr or node.target in modules:
                 continue
             if node.op not in ("call_function", "call_method"):
                 raise ConversionError(f"{self.program.name}: {node.target} has no source yet")
-            name = node.name
-            while name in taken:
-                name += "_"
-            taken.add(name)
-            self.names[node] = name
-            found.append(self._call(node, name))
+            name = self._name(node)
+            inner = [
+                self._inner(modules[one.target])
+                for one in node.all_input_nodes
+                if one.op == "get_attr" and one.target in modules
+            ]
+            found.append(self._call(node, name, inner))
         return found
 
-    def _call(self, node: Any, name: str) -> Call:
+    def _name(self, node: Any) -> str:
+        name = node.name
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        self.names[node] = name
+        return name
+
+    def _inner(self, module: Any) -> Graph:
+        """Returns a function within the program as a graph."""
+        tidy.tidy(module.graph)
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        names = tuple(map(self._name, inputs))
+        calls = self._calls(module.graph, dict(module.named_children()))
+        (last,) = (node for node in module.graph.nodes if node.op == "output")
+        kinds = tuple(self._kind(node.meta["val"]) for node in inputs)
+        return Graph(names, calls, self._plain(tuple(last.args[0])), kinds)
+
+    def _call(self, node: Any, name: str, inner: list[Graph]) -> Call:
         value = node.meta.get("val")
         module, source = node.meta.get("place", ("", ""))
-        args, kwargs = self._plain(tuple(node.args)), self._plain(dict(node.kwargs))
         result = tuple(
             self._kind(one) for one in (value if isinstance(value, tuple | list) else [value])
         )
+        if flow.is_flow(node.target):
+            found = flow.call(node, self._plain, inner)
+            return dataclasses.replace(
+                found, name=name, module=module, source=source, result=result
+            )
+        if inner:
+            raise ConversionError(f"{module or self.program.name}: a function has no source yet")
+        args, kwargs = self._plain(tuple(node.args)), self._plain(dict(node.kwargs))
         op = self._op(node, args)
         return Call(name, op, args, kwargs, module, source, result)
 

@@ -1,0 +1,286 @@
+"""The loops and branches of a function, with what they compute in their blocks."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fmapper.errors import ConversionError
+from fmapper.programs.program import Call, Graph, Ref, refs_in
+from fmapper.translation import naming
+from fmapper.translation.code import Value, expr, literal, name, text
+from fmapper.translation.functions.forms import Body, Statement
+from fmapper.translation.sizes import Sizes
+from fmapper.translation.units import Structure, Unit, free_in, refs_of
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Dialect
+
+_HOLD = 10**6
+
+
+class Flow:
+    """Writes loops and branches.
+
+    Their graphs are open: they refer to the values of the function around them, and their own
+    inputs are what changes from round to round.
+    """
+
+    _structure: Structure
+    _unit: Unit
+    _dialect: Dialect
+    _body: Body
+    _env: dict[str, Value]
+    _left: Counter[str]
+    _names: naming.Names
+    _hints: dict[str, str]
+    _sizes: Sizes
+    _argument: Callable[[Any], Any]
+    _bind: Callable[[str, ast.expr], None]
+    _call: Callable[[Call], None]
+    _define: Callable[[str, ast.expr, str, str], None]
+    _emit: Callable[[tuple[str, ...], ast.expr], None]
+    _line: Callable[[str], str]
+    _new_name: Callable[..., str]
+    _picks: Callable[[Call], list[Call]]
+    _size_code: Callable[[int | str], ast.expr]
+
+    def _held_by(self, call: Call) -> list[str]:
+        """Returns the values that a loop or branch needs to its end, and those that it gives."""
+        given = [value for graph in call.graphs() for value in refs_in(graph.outputs)]
+        return [*dict.fromkeys(free_in(call)), *given]
+
+    def _flow(self, call: Call) -> None:
+        write = {"flow::scan": self._scan, "flow::while": self._while, "flow::branch": self._branch}
+        write[call.op](call)
+        for value in dict.fromkeys(free_in(call)):
+            self._left[value] -= 1
+
+    # --- loops --------------------------------------------------------------------------------
+
+    def _scan(self, call: Call) -> None:
+        body, carry, xs = call.args
+        count = len(carry)
+        picks = self._results_of(call)
+        state = self._begin(body, body.inputs[:count], carry, body.outputs[:count], picks)
+        arrays = [self._code(one) for one in xs]
+        lists = {}
+        for i, value in enumerate(body.outputs[count:]):
+            if count + i in picks:
+                lists[i] = self._fresh(
+                    f"{picks[count + i].name} rows", self._rows_name(value, body)
+                )
+                self._left[f"{picks[count + i].name} rows"] = _HOLD
+                self._emit((lists[i],), literal([]))
+        header = self._header(call, body, body.inputs[count:], arrays)
+        with_block = self._open()
+        self._run(body)
+        produced = [(lists[i], self._code(value)) for i, value in self._outputs(body, count, lists)]
+        for target, node in produced:
+            self._body.statements.append(Statement((), expr("{0}.append({1})", name(target), node)))
+        self._advance(state, body.inputs, body.outputs[:count])
+        self._close(header, with_block)
+        self._end(call, state, picks)
+        for i, target in lists.items():
+            pick = picks[count + i]
+            rows = name(target)
+            if call.kwargs["reverse"]:
+                rows = expr("{0}[::-1]", rows)
+            self._left[f"{pick.name} rows"] = 0
+            self._define(pick.name, self._dialect.stacked(rows), call.source, "torch::stack")
+
+    def _outputs(self, body: Graph, count: int, lists: dict[int, str]) -> list[tuple[int, Any]]:
+        found = []
+        for i, value in enumerate(body.outputs[count:]):
+            if i in lists:
+                found.append((i, value))
+            else:
+                self._pass_by(value)
+        return found
+
+    def _header(self, call: Call, body: Graph, rows: Sequence[str], arrays: list[ast.expr]) -> str:
+        """Returns the beginning of a loop over rows, whose variables are there from now on."""
+        reverse = call.kwargs["reverse"]
+        wanted = [i for i, row in enumerate(rows) if self._left[row] > 0]
+        length = call.kwargs["length"]
+        if not wanted:
+            number = literal(length) if isinstance(length, int) else self._code(length)
+            return f"for _ in range({text(number)})"
+        targets = []
+        for i in wanted:
+            targets.append(self._fresh(rows[i], self._hints.get(rows[i], "row")))
+        parts = [self._dialect.rows(arrays[i], reverse=reverse) for i in wanted]
+        code = text(parts[0]) if len(parts) == 1 else f"zip({', '.join(map(text, parts))})"
+        for i, target in zip(wanted, targets, strict=True):
+            self._bind(rows[i], name(target))
+        return f"for {', '.join(targets)} in {code}"
+
+    def _while(self, call: Call) -> None:
+        condition, body, carry = call.args
+        picks = self._results_of(call)
+        state = self._begin(body, body.inputs, carry, body.outputs, picks)
+        for target, inner in zip(state, condition.inputs, strict=True):
+            self._left[inner] += 1  # the rest of a round needs it, too
+            self._names.holds[target] = inner
+            self._bind(inner, name(target))
+        block = self._open()
+        self._run(condition)
+        node = self._code(condition.outputs[0])
+        header = f"while {text(node)}"
+        if self._body.statements:
+            header = "while True"
+            leave = ((f"if not ({text(node)})", [Statement((), name("break"))]),)
+            self._body.statements.append(Statement((), literal(None), leave))
+        for target, inner, own in zip(state, condition.inputs, body.inputs, strict=True):
+            self._left[inner] -= 1
+            self._names.holds[target] = own
+            self._bind(own, name(target))
+        self._run(body)
+        self._advance(state, body.inputs, body.outputs)
+        self._close(header, block)
+        self._end(call, state, picks)
+
+    def _begin(
+        self, body: Graph, inputs: Sequence[str], carry: Sequence[Any], outputs: Sequence[Any],
+        picks: dict[int, Call],
+    ) -> list[str]:  # fmt: skip
+        """Writes the variables of a loop with what they begin with; returns them."""
+        nodes = [self._code(one) for one in carry]
+        state = []
+        for i, (inner, output) in enumerate(zip(inputs, outputs, strict=True)):
+            wanted = self._hints.get(inner) or (
+                self._hints.get(picks[i].name) if i in picks else ""
+            )
+            state.append(self._fresh(inner, wanted or self._own_name(output, body) or "carry"))
+            self._left[inner] += _HOLD
+        for target, node in zip(state, nodes, strict=True):
+            if text(node) != target:
+                self._emit((target,), node)
+        for target, inner, output in zip(state, inputs, outputs, strict=True):
+            self._bind(inner, name(target))
+            if output != Ref(inner):
+                self._left[inner] -= _HOLD
+        return state
+
+    def _advance(self, state: list[str], inputs: Sequence[str], outputs: Sequence[Any]) -> None:
+        """Writes the end of a round: the variables of a loop get their next values."""
+        pairs = []
+        for target, inner, output in zip(state, inputs, outputs, strict=False):
+            node = self._code(output)
+            if output != Ref(inner) and text(node) != target:
+                pairs.append((target, node))
+        if pairs:
+            nodes = [node for _, node in pairs]
+            node = nodes[0] if len(nodes) == 1 else ast.Tuple(nodes, ast.Load())
+            self._body.statements.append(Statement(tuple(target for target, _ in pairs), node))
+
+    def _end(self, call: Call, state: list[str], picks: dict[int, Call]) -> None:
+        for i, target in enumerate(state):
+            self._left[self._names.holds[target]] = 0
+            if i in picks:
+                self._names.holds[target] = picks[i].name
+                self._bind(picks[i].name, name(target))
+                self._hints.setdefault(picks[i].name, target)
+
+    # --- branches -----------------------------------------------------------------------------
+
+    def _branch(self, call: Call) -> None:
+        index, branches = call.args
+        picks = self._results_of(call)
+        node = self._code(index)
+        targets = {}
+        hinted = naming.targets(self._line(call.source))
+        for i, pick in picks.items():
+            wanted = hinted[i] if len(hinted) == len(call.result) else ""
+            targets[i] = self._fresh(
+                pick.name, wanted or self._own_name(branches[-1].outputs[i], branches[-1])
+            )
+        blocks = []
+        is_bool = self._structure.values.get(getattr(index, "name", ""), ("",))[0] == "bool"
+        questions = self._questions(node, len(branches), is_bool=is_bool)
+        for at, branch in enumerate(branches[::-1] if len(branches) == 2 else branches):
+            sizes = copy.deepcopy(self._sizes)
+            outer = self._open()
+            self._run(branch)
+            nodes = []
+            for i, value in enumerate(branch.outputs):
+                if i in targets:
+                    nodes.append(self._code(value))
+                else:
+                    self._pass_by(value)
+            if nodes:
+                one = nodes[0] if len(nodes) == 1 else ast.Tuple(nodes, ast.Load())
+                self._body.statements.append(Statement(tuple(targets.values()), one))
+            sizes.asked = self._sizes.asked
+            self._sizes = sizes
+            blocks.append((questions[at], self._body.statements))
+            self._body.statements = outer
+        self._body.statements.append(Statement((), literal(None), tuple(blocks)))
+        for i, target in targets.items():
+            self._names.holds[target] = picks[i].name
+            self._bind(picks[i].name, name(target))
+
+    def _questions(self, node: ast.expr, count: int, *, is_bool: bool) -> list[str]:
+        """Returns the beginnings of branches: the nearest one is meant, the second of two first."""
+        code = text(node)
+        if count == 2:
+            return [f"if {code}" if is_bool else f"if {text(expr('{0} > 0', node))}", "else"]
+        between = [f"elif {text(expr('{0} == {1}', node, i))}" for i in range(1, count - 1)]
+        return [f"if {text(expr('{0} <= 0', node))}", *between, "else"]
+
+    # --- what they share ----------------------------------------------------------------------
+
+    def _results_of(self, call: Call) -> dict[int, Call]:
+        """Returns the calls that pick a result which somebody needs, by the number of the result."""
+        picks = {int(pick.args[1]): pick for pick in self._picks(call) if self._left[pick.name] > 0}
+        if not picks and self._left[call.name] > len(self._picks(call)):
+            raise ConversionError(f"{call.op} gives its results whole ({call.source})")
+        return picks
+
+    def _open(self) -> list[Statement]:
+        outer, self._body.statements = self._body.statements, []
+        return outer
+
+    def _close(self, header: str, outer: list[Statement]) -> None:
+        block, self._body.statements = self._body.statements, outer
+        self._body.statements.append(Statement((), literal(None), ((header, block),)))
+
+    def _run(self, graph: Graph) -> None:
+        for inner in graph.calls:
+            if inner.name not in self._structure.sizes:
+                self._call(inner)
+
+    def _code(self, value: Any) -> ast.expr:
+        return literal(self._argument(value))
+
+    def _pass_by(self, value: Any) -> None:
+        for one in refs_in(value):
+            self._left[one] -= 1
+
+    def _fresh(self, value: str, wanted: str = "") -> str:
+        target = self._new_name(value, wanted)
+        self._names.holds[target] = value
+        return target
+
+    def _own_name(self, value: Any, graph: Graph) -> str:
+        """Returns what the model's code calls a value of a graph; empty if it has no name."""
+        if not isinstance(value, Ref):
+            return ""
+        if value.name in self._hints:
+            return self._hints[value.name]
+        maker = next((one for one in graph.calls if one.name == value.name), None)
+        if maker is None:
+            return ""
+        users = [one for one in graph.calls if value.name in refs_of(one)]
+        line = self._line(maker.source)
+        if any(self._line(one.source) == line for one in users):
+            return ""
+        found = naming.targets(line)
+        return found[0] if len(found) == 1 else ""
+
+    def _rows_name(self, value: Any, graph: Graph) -> str:
+        own = self._own_name(value, graph)
+        return f"{own}s" if own else "ys"
