@@ -431,6 +431,7 @@ def is_own(found: Structure, unit: Unit, name: str) -> bool:
     return local_array(found, unit, name) is not None
 
 
+_MOST_FOREIGN = 2  # arrays of others that a unit may be given
 _MOST_HIDDEN = 8  # values that a unit may give beside its result, as those for a cache
 
 
@@ -441,6 +442,11 @@ def _dissolve_unsound(found: Structure, dissolved: dict[str, str]) -> bool:
         hidden = [name for name in unit.gives if name not in told]
         if len(hidden) > _MOST_HIDDEN and told & set(_names(unit)):
             dissolved[unit.name] = "others read its intermediate values"
+            dissolve(unit)
+            return True
+        foreign = [n for n in unit.given if is_array(found, n) and not is_own(found, unit, n)]
+        if len(foreign) > _MOST_FOREIGN:
+            dissolved[unit.name] = "it computes with arrays of others"
             dissolve(unit)
             return True
         callers = unit.parent.path if unit.parent is not None else ""

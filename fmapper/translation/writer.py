@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Program, Ref, refs_in
 from fmapper.programs.treespec import TreeSpec
 from fmapper.translation.classes import Class, Method, Sketch, merge, with_loops
@@ -15,6 +16,7 @@ from fmapper.translation.code import attribute, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.forms import Body, Form, Made
+from fmapper.translation.places import place_of_layer
 from fmapper.translation.units import (
     Unit,
     dissolve,
@@ -88,6 +90,7 @@ class _Writer:
         self.bodies: dict[str, list[tuple[str, Body]]] = {}
         self.root = _Node("")
         self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
+        self.places: dict[str, str] = {}  # calls that are layers -> where those are
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
 
     # --- units --------------------------------------------------------------------------------
@@ -211,13 +214,16 @@ class _Writer:
             for step in with_inner(unit.steps):
                 layer = self.dialect.layer_of_call(self.structure, unit, step)
                 if layer and all(uses[a] == 1 for a in layer.arrays):
-                    attr = identifier(layer.name, taken)  # as the body of the unit calls it
+                    attr = place_of_layer(self.structure, unit, layer, taken)
                     taken.add(attr)
+                    self.places[step.name] = attr
                     self._claim(layer, f"{unit.path}.{attr}" if unit.path else attr)
 
     def _write_units(self, root: Unit) -> None:
         """Writes the bodies, inner ones first; a submodule that is called twice has one class."""
-        writer = BodyWriter(self.structure, self.dialect, self.forms, self.hints, self.owners)
+        writer = BodyWriter(
+            self.structure, self.dialect, self.forms, self.hints, self.owners, self.places
+        )
 
         def visit(unit: Unit) -> None:
             form = self.forms.get(id(unit))
@@ -416,6 +422,8 @@ class _Writer:
             if target in program.frozen:
                 return self.dialect.frozen(array, kind="FrozenParam")
             return self.dialect.parameter(array)
+        if target not in program.buffers:
+            raise ConversionError(f"{target} is the state of a generator: it has no source")
         return self.dialect.frozen(program.buffers[target], kind="Buffer")
 
     def _lengths(self, node: _Node) -> dict[str, int]:

@@ -38,6 +38,8 @@ class BodyWriter:
         dialect: The target.
         forms: How the units in it are called.
         hints: The names that values got elsewhere.
+        owners: The arrays that layers hold, with their places there.
+        places: The layers that are single calls -> their paths from the unit.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class BodyWriter:
         forms: Mapping[int, Form],
         hints: dict[str, str],
         owners: Mapping[str, tuple[str, tuple[int, ...] | None]],
+        places: Mapping[str, str],
     ) -> None:
+        self.places = places
         self._structure = structure
         self._dialect = dialect
         self._forms = forms
@@ -349,19 +353,11 @@ class _Run(Variables, Expressions, Flow):
         return picks if len(picks) == len(users) else []
 
     def _layer_call(self, call: Call, layer: Layer) -> None:
-        attr = self._layer_name(layer)
+        attr = self._writer.places[call.name]
         self._body.layers[attr] = layer
         inputs = [self._use(value) for value in layer.inputs]
         node = ast.Call(expr(attribute("self", attr)), inputs, [])
         self._define(layer.output, node, call.source, call.op)
-
-    def _layer_name(self, layer: Layer) -> str:
-        taken = {*self._body.layers}
-        taken |= {
-            child.path[len(self._unit.path) + bool(self._unit.path) :].split(".")[0]
-            for child in self._unit.units()
-        }
-        return identifier(layer.name, taken)
 
     def _child(self, unit: Unit) -> None:
         form = self._writer._forms[id(unit)]

@@ -12,7 +12,7 @@ from fmapper.errors import ConversionError
 from fmapper.programs.program import Call, Graph, Ref, refs_in
 from fmapper.translation import naming
 from fmapper.translation.code import Value, expr, literal, name, text
-from fmapper.translation.functions.forms import Body, Statement
+from fmapper.translation.functions.forms import Body, Statement, mentions
 from fmapper.translation.sizes import Sizes
 from fmapper.translation.units import Structure, Unit, free_in, refs_of
 
@@ -36,6 +36,7 @@ class Flow:
     _env: dict[str, Value]
     _left: Counter[str]
     _names: naming.Names
+    _next: dict[str, str]  # values -> the variables of loops that they become
     _hints: dict[str, str]
     _sizes: Sizes
     _argument: Callable[[Any], Any]
@@ -51,12 +52,17 @@ class Flow:
     def _held_by(self, call: Call) -> list[str]:
         """Returns the values that a loop or branch needs to its end, and those that it gives."""
         given = [value for graph in call.graphs() for value in refs_in(graph.outputs)]
-        return [*dict.fromkeys(free_in(call)), *given]
+        return [*self._stays(call), *given]
+
+    def _stays(self, call: Call) -> dict[str, None]:
+        """Returns the values that a loop or branch needs to its end."""
+        rows = refs_in(call.args[2]) if call.op == "flow::scan" else ()
+        return dict.fromkeys([*free_in(call), *rows])
 
     def _flow(self, call: Call) -> None:
         write = {"flow::scan": self._scan, "flow::while": self._while, "flow::branch": self._branch}
         write[call.op](call)
-        for value in dict.fromkeys(free_in(call)):
+        for value in self._stays(call):
             self._left[value] -= 1
 
     # --- loops --------------------------------------------------------------------------------
@@ -156,13 +162,18 @@ class Flow:
             )
             state.append(self._fresh(inner, wanted or self._own_name(output, body) or "carry"))
             self._left[inner] += _HOLD
-        for target, node in zip(state, nodes, strict=True):
-            if text(node) != target:
+        pairs = [(t, node) for t, node in zip(state, nodes, strict=True) if text(node) != t]
+        if any(mentions(node, target) for target, _ in pairs for _, node in pairs):
+            self._assign(pairs)
+        else:
+            for target, node in pairs:
                 self._emit((target,), node)
         for target, inner, output in zip(state, inputs, outputs, strict=True):
             self._bind(inner, name(target))
             if output != Ref(inner):
                 self._left[inner] -= _HOLD
+                if isinstance(output, Ref):
+                    self._next[output.name] = target
         return state
 
     def _advance(self, state: list[str], inputs: Sequence[str], outputs: Sequence[Any]) -> None:
@@ -172,10 +183,15 @@ class Flow:
             node = self._code(output)
             if output != Ref(inner) and text(node) != target:
                 pairs.append((target, node))
+        self._assign(pairs)
+
+    def _assign(self, pairs: list[tuple[str, ast.expr]]) -> None:
+        """Gives variables values at the same time."""
         if pairs:
             nodes = [node for _, node in pairs]
             node = nodes[0] if len(nodes) == 1 else ast.Tuple(nodes, ast.Load())
-            self._body.statements.append(Statement(tuple(target for target, _ in pairs), node))
+            targets = tuple(target for target, _ in pairs)
+            self._emit(targets, node)
 
     def _end(self, call: Call, state: list[str], picks: dict[int, Call]) -> None:
         for i, target in enumerate(state):
@@ -234,7 +250,7 @@ class Flow:
     # --- what they share ----------------------------------------------------------------------
 
     def _results_of(self, call: Call) -> dict[int, Call]:
-        """Returns the calls that pick a result which somebody needs, by the number of the result."""
+        """Returns the calls that pick a result that somebody needs, by its number."""
         picks = {int(pick.args[1]): pick for pick in self._picks(call) if self._left[pick.name] > 0}
         if not picks and self._left[call.name] > len(self._picks(call)):
             raise ConversionError(f"{call.op} gives its results whole ({call.source})")

@@ -81,6 +81,7 @@ class Variables:
         self._sizes = Sizes({symbol: name(symbol) for symbol in sizes})
         self._body = Body(parameters)
         self._names = naming.Names(self._reserved - {*parameters})
+        self._next: dict[str, str] = {}
         self._left: Counter[str] = Counter()
         self._users: dict[str, list[Any]] = {}
         self._inlined: dict[str, int] = {}
@@ -211,6 +212,9 @@ class Variables:
         return naming.is_plain(line) and length <= _LONGEST // 2
 
     def _new_name(self, value: str, wanted: str = "", op: str = "") -> str:
+        later = self._next.get(value, "")
+        if later in self._names.holds and self._is_free(later):
+            return later
         wanted = wanted or self._hints.get(value, "") or naming.fallback(value, op)
         free = {variable for variable in self._names.holds if self._is_free(variable)}
         if wanted in self._names.holds and wanted not in free:

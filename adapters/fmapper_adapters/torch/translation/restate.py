@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fmapper import ConversionError
-from fmapper.programs import Call, DType, Graph, Program, Ref, Scalar, map_arguments, refs_in
+from fmapper.programs import Call, DType, Graph, Program, Ref, Scalar, Size, map_arguments, refs_in
 from fmapper_adapters.torch._private import FakeTensorMode
 from fmapper_adapters.torch.aten import calls
 from fmapper_adapters.torch.lax import table
@@ -173,7 +173,7 @@ class _Restated:
         return found
 
     def _name(self, node: Any) -> str:
-        name = node.name
+        name = str(node.name)
         while name in self.taken:
             name += "_"
         self.taken.add(name)
@@ -244,6 +244,8 @@ class _Restated:
             }
         if isinstance(value, Mapping):
             return {key: self._plain(one) for key, one in value.items()}
+        if type(value) is int and value in self.numbers:
+            return Size(self.numbers[value])
         return value
 
     def _kind(self, value: Any) -> tuple[str, tuple[int | str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from fmapper import ConversionError, translation
-from fmapper.programs import Program
+from fmapper.programs import Graph, Program
 from fmapper.translation import Source
 from fmapper_adapters.torch.translation.dialect import TorchDialect
 from fmapper_adapters.torch.translation.restate import restate
@@ -32,14 +32,42 @@ def write(program: Program) -> Source:
 
 def _write_training(program: Program) -> Source:
     """Returns the file of a program for training, if all that differs there is in layers."""
-    random = {name for name, kind in program.variable_types.items() if "Rng" in kind}
-    buffers = {name: array for name, array in program.buffers.items() if name not in random}
-    found = _write(dataclasses.replace(program, evaluation=None, buffers=buffers))
+    found = _write(dataclasses.replace(program, evaluation=None), random=False)
     if ".copy_(" in found.code.partition("def load_weights")[0]:
         raise ConversionError("it changes buffers otherwise than layers of torch do")
     return found
 
 
-def _write(program: Program) -> Source:
+def _write(program: Program, *, random: bool = True) -> Source:
+    """Returns the file of a program.
+
+    Args:
+        program: The program.
+        random: Write the state of generators where calls need it; else layers are to draw.
+    """
+    generators = {name for name, kind in program.variable_types.items() if "Rng" in kind}
+    if generators:
+        restated, functions = restate(_without_changes(program, generators))
+        used = {*restated.graph.uses(), *(n for c in restated.graph.walk() for n in c.refs())}
+        inputs = zip(restated.graph.inputs, restated.inputs, strict=True)
+        left = [str(one.target) for name, one in inputs if name in used]
+        if not random or not generators & {*left}:
+            buffers = {k: v for k, v in program.buffers.items() if k not in generators}
+            restated = dataclasses.replace(restated, buffers=buffers)
+            return translation.write(restated, TorchDialect(functions))
     restated, functions = restate(program)
     return translation.write(restated, TorchDialect(functions))
+
+
+def _without_changes(program: Program, buffers: set[str]) -> Program:
+    """Returns a program that leaves buffers as they are."""
+    pairs = zip(program.graph.outputs, program.outputs, strict=True)
+    kept = [(value, one) for value, one in pairs
+            if one.kind == "user" or str(one.target) not in buffers]  # fmt: skip
+    graph = program.graph
+    values = tuple(value for value, _ in kept)
+    return dataclasses.replace(
+        program,
+        graph=Graph(graph.inputs, graph.calls, values, graph.kinds),
+        outputs=tuple(one for _, one in kept),
+    )

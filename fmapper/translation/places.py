@@ -1,0 +1,42 @@
+"""Where the layers of a file are that its model's code has no submodules for."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from fmapper.translation.code import identifier
+from fmapper.translation.units import Structure, Unit, local_array
+
+if TYPE_CHECKING:
+    from fmapper.translation.dialect import Layer
+
+
+def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Container[str]) -> str:
+    """Returns the path of a layer from the unit that calls it: where the model has its arrays.
+
+    That is the submodule itself if the layer has all of its arrays, else a part of it.
+
+    Args:
+        structure: The program.
+        unit: The unit.
+        layer: The layer.
+        taken: The paths of others there.
+    """
+    local = local_array(structure, unit, next(iter(layer.arrays))) or ""
+    path = local.rpartition(".")[0]
+    full = f"{unit.path}.{path}" if unit.path else path
+    units = structure.root.units()
+    is_called = any(one.path == full or one.path.startswith(f"{full}.") for one in units)
+    if not path or is_called or path in taken:
+        return identifier(layer.name, taken)
+    program = structure.program
+    arrays = {*program.parameters, *program.buffers}
+    there = {name for name in arrays if name.startswith(f"{full}.")}
+    held = {str(structure.inputs[array].target) for array in layer.arrays}
+    if there <= held:
+        return path
+    last = identifier(layer.name if layer.name != path.rpartition(".")[2] else "layer")
+    while f"{path}.{last}" in taken or f"{full}.{last}" in there - held:
+        last += "_"
+    return f"{path}.{last}"
