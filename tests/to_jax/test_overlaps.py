@@ -153,6 +153,21 @@ def test_an_expansion_that_repeats_nothing_is_changed_in_place_exactly(shape, fi
     np.testing.assert_array_equal(np.asarray(model(x.numpy())), module(x.clone()).numpy())
 
 
+@pytest.mark.parametrize(
+    "expand",
+    [
+        lambda y: torch.meshgrid(y, y[:1], indexing="ij")[0],
+        lambda y: torch.meshgrid(y[:1], y, indexing="xy")[1],
+        lambda y: torch.broadcast_tensors(y, y[:1, None][:1])[0],
+    ],
+)
+def test_tensors_that_are_expanded_together_are_changed_in_place_exactly(expand):
+    module = Changing(lambda y: expand(y).zero_())
+    x = torch.tensor([float("nan"), float("inf"), 1e20, 2.0])
+    model = fmapper.convert(module, "jax", (x,), check=False)
+    np.testing.assert_array_equal(np.asarray(model(x.numpy())), module(x.clone()).numpy())
+
+
 def test_an_expansion_of_no_elements_keeps_its_shape():
     class Module(torch.nn.Module):
         def forward(self, x):

@@ -7,6 +7,7 @@ lie in memory, which operation writes to which of them, and on which device.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ _aten: Any = torch.ops.aten
 _METADATA: Any = _aten._assert_tensor_metadata.default
 _SET_GRAD: Any = torch.ops.higher_order.wrap_with_set_grad_enabled
 _KEPT = (operator.getitem, _SET_GRAD, STOP)
+_TOGETHER = (_aten.meshgrid.default, _aten.meshgrid.indexing, _aten.broadcast_tensors.default)
 _DROPOUT = (_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dropout.default)
 
 
@@ -51,29 +53,50 @@ def write_idle_expansions(exported: torch.export.ExportedProgram) -> None:
     owner = exported.graph_module
     if not any(_is_mutable(node) for node in owner.graph.nodes):
         return
+    graph = owner.graph
+    parts = [node for node in graph.nodes if _is_idle_part(node)]
+    for node in parts:
+        source = node.args[0].args[0][node.args[1]]
+        with graph.inserting_before(node):
+            made = graph.call_function(_aten.view.default, (source, [*_value(node).shape]))
+        made.meta = dict(node.meta)
+        _replace(exported, node, made)
     idle = [
         node
-        for node in owner.graph.nodes
+        for node in graph.nodes
         if node.target in EXPANSIONS and _is_idle(_value(node), _value(node.args[0]))
     ]
     for node in idle:
         made = node.args[0]
-        with owner.graph.inserting_before(node):
+        with graph.inserting_before(node):
             for _ in range(_value(node).dim() - _value(made).dim()):
                 value = _value(made).unsqueeze(0)
-                made = owner.graph.call_function(_aten.unsqueeze.default, (made, 0))
+                made = graph.call_function(_aten.unsqueeze.default, (made, 0))
                 made.meta = {**node.meta, "val": value}
-        exported.graph_signature.replace_all_uses(node.name, made.name)
-        node.replace_all_uses_with(made)
-        owner.graph.erase_node(node)
-    if idle:
+        _replace(exported, node, made)
+    if idle or parts:
         owner.recompile()
+
+
+def _replace(exported: torch.export.ExportedProgram, node: Node, made: Node) -> None:
+    exported.graph_signature.replace_all_uses(node.name, made.name)
+    node.replace_all_uses_with(made)
+    exported.graph_module.graph.erase_node(node)
 
 
 def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
     """Tells whether an expanded tensor has only gained dimensions of one element."""
     new = value.dim() - made.dim()
     return value.shape[new:] == made.shape and all(size == 1 for size in value.shape[:new])
+
+
+def _is_idle_part(node: Node) -> bool:
+    """Tells whether a node is one of tensors expanded together, and repeats nothing."""
+    if node.target is not operator.getitem or node.args[0].target not in _TOGETHER:
+        return False
+    sizes = _value(node).shape, _value(node.args[0].args[0][node.args[1]]).shape
+    fixed = all(isinstance(size, int) for shape in sizes for size in shape)
+    return fixed and math.prod(sizes[0]) == math.prod(sizes[1]) > 0
 
 
 def _is_mutable(node: Node) -> bool:
