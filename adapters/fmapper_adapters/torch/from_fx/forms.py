@@ -56,7 +56,7 @@ def write_idle_expansions(exported: torch.export.ExportedProgram) -> None:
     graph = owner.graph
     parts = [node for node in graph.nodes if _is_idle_part(node)]
     for node in parts:
-        source = node.args[0].args[0][node.args[1]]
+        source = _part_of(node)
         with graph.inserting_before(node):
             made = graph.call_function(_aten.view.default, (source, [*_value(node).shape]))
         made.meta = dict(node.meta)
@@ -92,11 +92,18 @@ def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
 
 def _is_idle_part(node: Node) -> bool:
     """Tells whether a node is one of tensors expanded together, and repeats nothing."""
-    if node.target is not operator.getitem or node.args[0].target not in _TOGETHER:
+    whole: Any = node.args[0] if node.args else None
+    if node.target is not operator.getitem or whole.target not in _TOGETHER:
         return False
-    sizes = _value(node).shape, _value(node.args[0].args[0][node.args[1]]).shape
+    sizes = _value(node).shape, _value(_part_of(node)).shape
     fixed = all(isinstance(size, int) for shape in sizes for size in shape)
     return fixed and math.prod(sizes[0]) == math.prod(sizes[1]) > 0
+
+
+def _part_of(node: Any) -> Any:
+    """Returns the tensor that one of those that are expanded together was before."""
+    whole, at = node.args
+    return whole.args[0][at]
 
 
 def _is_mutable(node: Node) -> bool:

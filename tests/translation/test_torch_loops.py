@@ -1,0 +1,227 @@
+"""Loops and branches of JAX in files for torch."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import fmapper
+
+jax = pytest.importorskip("jax")
+torch = pytest.importorskip("torch")
+nnx = pytest.importorskip("flax.nnx")
+jnp, lax = jax.numpy, jax.lax
+
+from fmapper.translation.source import translate  # noqa: E402
+
+
+def written(function, *args, shapes=None):
+    """Returns a file for a function, its class filled with parameters, and what that gives."""
+    source, program, _ = translate(function, "torch", args, {}, shapes)
+    module = types.ModuleType("written")
+    sys.modules["written"] = module
+    exec(compile(source.code, "written.py", "exec"), module.__dict__)
+    net = getattr(module, source.name)()
+    module.load_weights(net, fmapper.to_torch({**program.parameters, **program.buffers}))
+    return source.code, net
+
+
+def agree(function, net, *args):
+    """Asserts that outputs and derivatives are JAX's."""
+    given = [torch.from_numpy(np.array(x)) for x in args]
+    floats = [x for x in given if x.is_floating_point()]
+    for x in floats:
+        x.requires_grad_()
+    want = jax.tree.leaves(function(*args))
+    got = jax.tree.leaves(net(*given))
+    assert len(got) == len(want) > 0
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours.detach(), theirs, rtol=1e-5, atol=1e-6)
+    return given, got
+
+
+def gradients_agree(function, net, *args):
+    given, got = agree(function, net, *args)
+    sum((y * y).sum() for y in got).backward()
+    wanted = jax.grad(
+        lambda *xs: sum((y * y).sum() for y in jax.tree.leaves(function(*xs))),
+        argnums=tuple(range(len(args))),
+    )(*args)
+    for x, want in zip(given, wanted, strict=True):
+        np.testing.assert_allclose(x.grad, want, rtol=1e-4, atol=1e-5)
+
+
+def normal(seed, *shape):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def swapped(xs, w):
+    """The carry's halves change places: both have to be assigned at once."""
+
+    def step(carry, x):
+        a, b = carry
+        return (b, jnp.tanh(a @ w + x)), b * 2
+
+    return lax.scan(step, (jnp.zeros(3), jnp.ones(3)), xs)
+
+
+def backwards(xs, w):
+    def step(h, x):
+        h = jnp.sin(h + x @ w)
+        return h, (h, h * x)
+
+    return lax.scan(step, xs[0] * 2, xs, reverse=True)
+
+
+def several(xs, w):
+    """Rows of two arrays, a step's result that nobody needs, and what does not change."""
+
+    def step(carry, rows):
+        x, y = rows
+        h, unchanged = carry
+        return (h * x + y @ w + unchanged, unchanged), (x, h)
+
+    (h, _), (_, ys) = lax.scan(step, (xs[0], xs[1] + 1), (xs, xs[::-1] * 3))
+    return h, ys
+
+
+def nested(xs, w):
+    def outer(h, x):
+        inner, ys = lax.scan(lambda c, row: (c + row * h[0], c.sum()), x, w)
+        return jnp.tanh(inner + h), ys
+
+    return lax.scan(outer, xs[0], xs)
+
+
+def twice(xs, w):
+    """The rows of one loop are those of the next; both lists have the same name."""
+
+    def step(carry, x):
+        carry = jnp.tanh(carry + x @ w)
+        return carry, carry
+
+    _, xs = lax.scan(step, jnp.zeros(3), xs)
+    _, xs = lax.scan(step, jnp.ones(3), xs)
+    return xs
+
+
+@pytest.mark.parametrize("function", [swapped, backwards, several, nested, twice])
+def test_loops_over_rows(function):
+    args = normal(0, 5, 3), normal(1, 3, 3)
+    code, net = written(function, *args)
+    assert "for " in code
+    assert "scan" not in code.split("def forward")[1].split("ARRAYS")[0].replace("scan_output", "")
+    gradients_agree(function, net, *args)
+
+
+def test_a_loop_over_rows_whose_number_varies():
+    args = normal(0, 5, 3), normal(1, 3, 3)
+    _, net = written(backwards, *args, shapes="auto")
+    agree(backwards, net, normal(2, 9, 3), args[1])
+
+
+def test_a_loop_that_counts():
+    def function(x):
+        return lax.fori_loop(2, 6, lambda i, x: jnp.sin(x) * i, x)
+
+    code, net = written(function, normal(0, 4))
+    assert "for " in code or "while " in code
+    gradients_agree(function, net, normal(1, 4))
+
+
+def halved(x, y):
+    """Ends by what it computes; the condition takes one expression."""
+    return lax.while_loop(lambda c: c[0].sum() > 1e-3, lambda c: (c[0] / 2, c[1] + c[0]), (x, y))
+
+
+def counted(x, y):
+    """The condition takes statements of its own."""
+
+    def holds(carry):
+        i, x = carry
+        s = jnp.abs(x).sum()
+        return (s * s + s > 1e-3) & (i < 20)
+
+    return lax.while_loop(holds, lambda c: (c[0] + 1, c[1] / y), (0, x))
+
+
+@pytest.mark.parametrize("function", [halved, counted])
+def test_loops_with_a_condition(function):
+    args = jnp.abs(normal(0, 4)), jnp.full(4, 3.0)
+    code, net = written(function, *args)
+    assert "while " in code
+    agree(function, net, *args)
+    agree(function, net, args[0] * 100, args[1])
+
+
+def test_branches():
+    def function(x, y):
+        x, y = lax.cond(x.sum() > 0, lambda x, y: (jnp.sin(y), x), lambda x, y: (x * y, y), x, y)
+        return x + 1, y
+
+    args = jnp.ones(3), normal(0, 3)
+    code, net = written(function, *args)
+    assert "if " in code
+    assert "else:" in code
+    gradients_agree(function, net, *args)
+    gradients_agree(function, net, -args[0], args[1])
+
+
+@pytest.mark.parametrize("number", [-4, 0, 1, 2, 7])
+def test_several_branches(number):
+    def function(i, x):
+        branches = [lambda x: x + 1, lambda x: jnp.cos(x) * x, lambda x: x @ x.T, lambda x: -x]
+        return lax.switch(i, branches, x)
+
+    code, net = written(function, jnp.int32(1), normal(0, 3, 3))
+    assert "elif " in code
+    agree(function, net, jnp.int32(number), normal(1, 3, 3))
+
+
+def test_branches_in_a_loop_share_what_is_around_them():
+    def function(xs, w):
+        y = jnp.tanh(w * 2)
+
+        def step(c, x):
+            c = lax.cond(x.sum() > 0, lambda c: c * y + x, lambda c: c - y, c)
+            return c, c.sum()
+
+        return lax.scan(step, w, xs), y
+
+    args = normal(0, 6, 3), normal(1, 3)
+    code, net = written(function, *args)
+    assert code.count("torch.tanh") == 1  # it is computed once, not in each round
+    gradients_agree(function, net, *args)
+
+
+def test_a_loop_for_each_element_alone_is_refused_by_name():
+    def function(x):
+        return jax.vmap(lambda x: lax.while_loop(lambda y: y > 1, lambda y: y / 2, x))(x)
+
+    with pytest.raises(fmapper.ConversionError, match="each element alone"):
+        written(function, jnp.arange(4.0))
+
+
+class Tagger(nnx.Module):
+    """Its cell draws the key for a first carry that it then fills with zeros."""
+
+    def __init__(self, rngs):
+        self.recurrent = nnx.RNN(nnx.GRUCell(4, 6, rngs=rngs))
+        self.head = nnx.Linear(6, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.recurrent(x))
+
+
+def test_a_recurrent_network_has_the_layers_of_its_cell():
+    model = Tagger(nnx.Rngs(0))
+    source, program, proof = translate(model, "torch", (normal(0, 2, 5, 4),), {}, proved=True)
+    assert proof, str(proof)
+    assert "for " in source.code
+    assert "rngs" not in source.code
+    assert source.layers == (sum(p.size for p in program.parameters.values()),) * 2
+    net = fmapper.convert(model, "torch", (normal(0, 2, 5, 4),), structure=True)
+    assert isinstance(net.recurrent.cell.dense_i, torch.nn.Linear)
