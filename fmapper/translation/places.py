@@ -1,4 +1,4 @@
-"""Where the layers of a file are that its model's code has no submodules for."""
+"""Paths of parts, and where layers are that the model's code has no submodules for."""
 
 from __future__ import annotations
 
@@ -40,3 +40,19 @@ def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Contai
     while f"{path}.{last}" in taken or f"{full}.{last}" in there - held:
         last += "_"
     return f"{path}.{last}"
+
+
+def is_item(path: str, owner: str) -> bool:
+    """Tells whether a part is one of those of a list or sequence."""
+    parent, _, key = path.rpartition(".")
+    return parent == owner and key.isdigit() and bool(owner)
+
+
+def common_path(a: str, b: str) -> str:
+    """Returns the path of the innermost submodule that has two in it."""
+    found = []
+    for one, other in zip(a.split("."), b.split("."), strict=False):
+        if one != other:
+            break
+        found.append(one)
+    return ".".join(found)

@@ -16,7 +16,7 @@ from fmapper.translation.code import attribute, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.forms import Body, Form, Made
-from fmapper.translation.places import place_of_layer
+from fmapper.translation.places import common_path, is_item, place_of_layer
 from fmapper.translation.units import (
     Unit,
     dissolve,
@@ -144,7 +144,7 @@ class _Writer:
                 for inner in called
             )
             if alone and all(self._is_chain(unit) for unit in units):
-                own = {*called, *(key for key in self.program.types if _is_item(key, path))}
+                own = {*called, *(key for key in self.program.types if is_item(key, path))}
                 self.sequences[path] = 1 + max(int(key.rpartition(".")[2]) for key in own)
                 for unit in units:
                     given = next(
@@ -167,7 +167,7 @@ class _Writer:
             return False
         value, last = given[0], -1
         for step in unit.steps:
-            if not isinstance(step, Unit) or not _is_item(step.path, unit.path):
+            if not isinstance(step, Unit) or not is_item(step.path, unit.path):
                 return False
             at = int(step.path.rpartition(".")[2])
             if inputs(step) != [value] or step.part.result != Ref(step.gives[0]) or at <= last:
@@ -447,7 +447,7 @@ class _Writer:
             assert parent is not None
             called = local_name(self.structure, unit.path, parent.path)
             full = f"{parent.path}.{called}" if parent.path else str(called)
-            if full != unit.path and _common(full, unit.path) == node.path:
+            if full != unit.path and common_path(full, unit.path) == node.path:
                 start = len(node.path) + bool(node.path)
                 found[
                     f"{attribute('self', full[start:])} = {attribute('self', unit.path[start:])}"
@@ -477,25 +477,11 @@ class _Writer:
         return sum(sizes[key] for key in self.owners if key in sizes), sum(sizes.values())
 
 
-def _is_item(path: str, owner: str) -> bool:
-    parent, _, key = path.rpartition(".")
-    return parent == owner and key.isdigit() and bool(owner)
-
-
 def _size(array: Any) -> int:
     count = 1
     for size in array.shape:
         count *= int(size)
     return count
-
-
-def _common(a: str, b: str) -> str:
-    found = []
-    for one, other in zip(a.split("."), b.split("."), strict=False):
-        if one != other:
-            break
-        found.append(one)
-    return ".".join(found)
 
 
 def _is_lost(structure: Any) -> bool:
