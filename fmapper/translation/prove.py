@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends.models import Models
-from fmapper.errors import ConversionError
+from fmapper.errors import ConversionError, FmapperError
 from fmapper.moves.mover import to_numpy
 
 if TYPE_CHECKING:
@@ -77,11 +77,9 @@ def prove(
             arrays[f"{mode}.{key}"] = value
     for name, array in {**program.parameters, **program.buffers}.items():
         arrays[f"weight.{name}"] = to_numpy(array)
-    for i, arg in enumerate(a for a in args if a is not None):
-        arrays[f"arg.{i}"] = to_numpy(arg)
-    for name, arg in kwargs.items():
-        if hasattr(arg, "shape"):
-            arrays[f"kwarg.{name}"] = to_numpy(arg)
+    told = {name: arg for name, arg in kwargs.items() if _holds_arrays(arg)}
+    inputs = [_described(arg, arrays) for arg in ([a for a in args if a is not None], told)]
+    arrays["inputs"] = np.array(json.dumps(inputs))
     with tempfile.TemporaryDirectory() as folder:
         file, data = Path(folder) / "translated.py", Path(folder) / "data.npz"
         file.write_text(source.code, encoding="utf-8")
@@ -107,6 +105,35 @@ def prove(
         )
     errors = json.loads(done.stdout.strip().splitlines()[-1])
     return Proof(errors, arrays, target.proof(), source.name)
+
+
+def _holds_arrays(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        return any(map(_holds_arrays, value))
+    return hasattr(value, "shape")
+
+
+def _described(value: Any, arrays: dict[str, Any]) -> Any:
+    """Returns what a model is given as JSON can say it; the arrays in it go to `arrays`.
+
+    Raises:
+        ConversionError: It holds an object of a class of its own.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {"dict": {str(key): _described(one, arrays) for key, one in value.items()}}
+    if isinstance(value, tuple | list):
+        return [_described(one, arrays) for one in value]
+    try:
+        array = to_numpy(value)
+    except FmapperError as error:
+        raise ConversionError(f"a file cannot be given a {type(value).__name__}: {error}") from None
+    number = sum(key.startswith("input.") for key in arrays)
+    arrays[f"input.{number}"] = array
+    return {"array": number}
 
 
 def write_test(file: Path, proof: Proof) -> Path:

@@ -1,8 +1,10 @@
-"""Model classes of libraries, made small, written as files for Flax NNX, run and compared.
+"""Model classes of libraries, made small, written as files for the other framework, and compared.
 
 `nox -s translate` runs one class of each architecture of transformers that is named below;
-`--library torchvision` and `--library timm` those of these, where they are installed. Each file is
-run in a process without torch: outputs, gradients and five steps.
+`--library torchvision` and `--library timm` those of these, where they are installed, and
+`--library jax` the models of Linen, NNX, Equinox and plain functions of `models/`, which become
+torch's. Each file is run in a process without the framework of its source: outputs, gradients and
+five steps.
 
     PYTHONPATH=tests python -m sweeps.translate --out translate.json llama bert
 """
@@ -15,6 +17,8 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+
+from sweeps import flaxzoo
 
 KINDS = ("causal", "base")
 ARCHITECTURES = (
@@ -50,7 +54,7 @@ TIMM: dict[str, dict[str, Any]] = {
     "vit_tiny_patch16_224": {"img_size": 64}, "visformer_tiny": {"img_size": 64},
     "hrnet_w18_small": {}, "res2net50_26w_4s": {}, "dpn48b": {}, "nfnet_l0": {},
 }  # fmt: skip
-LIBRARIES = ("transformers", "torchvision", "timm")
+LIBRARIES = ("transformers", "torchvision", "timm", "jax")
 
 
 class CannotBuild(Exception):
@@ -63,6 +67,9 @@ def build(name: str, kind: str, library: str) -> tuple[Any, tuple[Any, ...], dic
     Raises:
         CannotBuild: It cannot be made small, or there is none.
     """
+    if library == "jax":
+        found: tuple[Any, tuple[Any, ...], dict[str, Any]] = flaxzoo.models()[name]()
+        return found
     import torch
 
     torch.manual_seed(0)
@@ -99,6 +106,7 @@ def case(
 
     warnings.simplefilter("ignore")
     began = time.monotonic()
+    target = "torch" if library == "jax" else "flax"
     try:
         model, args, kwargs = build(name, kind, library)
     except CannotBuild as error:
@@ -107,7 +115,7 @@ def case(
         for shapes in ("auto", None):
             try:
                 source, _, proof = translate(
-                    model, "flax", args, kwargs, shapes, train, proved=True
+                    model, target, args, kwargs, shapes, train, proved=True
                 )
                 break
             except Exception:
@@ -147,7 +155,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("translate.json"))
     given = parser.parse_args()
     found = json.loads(given.out.read_text()) if given.out.exists() else {}
-    usual = {"torchvision": TORCHVISION, "timm": TIMM}.get(given.library, ARCHITECTURES.split())
+    others = {"torchvision": TORCHVISION, "timm": TIMM, "jax": flaxzoo.models()}
+    usual = others.get(given.library, ARCHITECTURES.split())
     kind = given.kind if given.library == "transformers" else given.library
     for name in given.names or usual:
         key = f"{name}:{kind}"

@@ -171,6 +171,37 @@ def test_convolutions_keep_the_channels_last():
     assert source.layers[0] == source.layers[1]
 
 
+def test_a_model_takes_dicts_and_tuples():
+    class Graph(nnx.Module):
+        def __init__(self, rngs):
+            self.node = nnx.Linear(3, 4, rngs=rngs)
+            self.edge = nnx.Linear(2, 4, rngs=rngs)
+
+        def __call__(self, graph, scale=None):
+            messages = self.node(graph["nodes"])[graph["ends"][0]] + self.edge(graph["edges"])
+            first, (second,) = scale
+            return {"messages": messages * first, "total": (messages.sum(0) * second,)}
+
+    graph = {
+        "nodes": jnp.ones((5, 3)),
+        "edges": jnp.ones((4, 2)),
+        "ends": (jnp.array([0, 1, 2, 4]), None),
+    }
+    scale = jnp.float32(2), [jnp.arange(4.0)]
+    kwargs = {"scale": scale}
+    _, _, proof = translate(Graph(nnx.Rngs(0)), "torch", (graph,), kwargs, proved=True)
+    assert proof, str(proof)
+
+
+def test_what_has_no_gradient_in_jax_is_proved_by_its_outputs():
+    def function(params, x):
+        return jax.lax.while_loop(lambda y: y.sum() < 9, lambda y: y + params["w"] ** 2, x)
+
+    _, _, proof = translate((function, {"w": jnp.ones(3)}), "torch", (jnp.zeros(3),), proved=True)
+    assert proof
+    assert [*proof.errors] == ["eval outputs"]
+
+
 def test_a_module_of_linen():
     x = jax.random.normal(jax.random.key(0), (2, 5))
     module = Stack()

@@ -17,9 +17,18 @@ def pick(prefix):
     return {key[len(prefix):]: value for key, value in given.items() if key.startswith(prefix)}
 
 
-weights, args = pick("weight."), pick("arg.")
-args = [jnp.asarray(args[str(i)]) for i in range(len(args))]
-kwargs = {key: jnp.asarray(value) for key, value in pick("kwarg.").items()}
+def built(what):
+    if isinstance(what, list):
+        return tuple(built(one) for one in what)
+    if not isinstance(what, dict):
+        return what
+    if "dict" in what:
+        return {key: built(one) for key, one in what["dict"].items()}
+    return jnp.asarray(given[f"input.{what['array']}"])
+
+
+weights = pick("weight.")
+args, kwargs = map(built, json.loads(str(given["inputs"])))
 
 
 def make(train):

@@ -78,10 +78,11 @@ def _run(source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> di
     for step in range(_STEPS):
         try:
             gradients, buffers = slope(learned, buffers)
-        except ValueError as error:
-            if "Reverse-mode differentiation does not work" not in str(error):
+        except (ValueError, NotImplementedError) as error:
+            known = "Reverse-mode differentiation does not work" in str(error)
+            if isinstance(error, ValueError) and not known:
                 raise
-            return found  # a loop that JAX cannot go back through
+            return found  # JAX has no gradients of it
         if step == 0:
             found |= {f"gradient.{name}": np.asarray(one) for name, one in gradients.items()}
         learned = {name: x - _RATE * gradients[name] for name, x in learned.items()}

@@ -22,9 +22,18 @@ def tensor(array):
 
 
 weights = {key: tensor(value) for key, value in pick("weight.").items()}
-args = pick("arg.")
-args = [tensor(args[str(i)]) for i in range(len(args))]
-kwargs = {key: tensor(value) for key, value in pick("kwarg.").items()}
+
+def built(what):
+    if isinstance(what, list):
+        return tuple(built(one) for one in what)
+    if not isinstance(what, dict):
+        return what
+    if "dict" in what:
+        return {key: built(one) for key, one in what["dict"].items()}
+    return tensor(given[f"input.{what['array']}"])
+
+
+args, kwargs = map(built, json.loads(str(given["inputs"])))
 
 
 def make(train):
