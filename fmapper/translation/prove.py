@@ -77,7 +77,8 @@ def prove(
             arrays[f"{mode}.{key}"] = value
     for name, array in {**program.parameters, **program.buffers}.items():
         arrays[f"weight.{name}"] = to_numpy(array)
-    told = {name: arg for name, arg in kwargs.items() if _holds_arrays(arg)}
+    root = next((part.arguments for part in program.parts if not part.name), kwargs)
+    told = {name: arg for name, arg in kwargs.items() if name in root and _holds_arrays(arg)}
     inputs = [_described(arg, arrays) for arg in ([a for a in args if a is not None], told)]
     arrays["inputs"] = np.array(json.dumps(inputs))
     with tempfile.TemporaryDirectory() as folder:

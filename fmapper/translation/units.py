@@ -310,7 +310,9 @@ def _bound(found: Structure, order: Mapping[str, int]) -> None:
         inside = own[id(unit)]
         used = {name for call in unit.calls() for name in refs_of(call)}
         if unit is found.root:  # it may return what it is given, or not use it
-            used |= outputs | {n for n, one in found.inputs.items() if _is_given(one)}
+            told = {*refs_in((unit.part.arguments,))}  # all but options, as keys for dropout
+            given = {name for name, one in found.inputs.items() if _is_given(one)}
+            used |= outputs | (given & told or given)
         used -= found.sizes.keys()
         unit.given = sorted((name for name in used - inside), key=lambda n: order.get(n, -1))
     used_by: dict[str, int] = {}

@@ -171,6 +171,43 @@ def test_convolutions_keep_the_channels_last():
     assert source.layers[0] == source.layers[1]
 
 
+def test_attention_of_flax_has_linear_layers():
+    """Its kernels have dimensions for the heads; those of `nn.Linear` have them as one."""
+    attention = linen.MultiHeadDotProductAttention(num_heads=2, out_features=5)
+    x = jax.random.normal(jax.random.key(0), (2, 4, 6))
+    variables = attention.init(jax.random.key(1), x)
+    variables = jax.tree.map(lambda x: x + 0.1, variables)  # its biases are zero
+    source, program, proof = translate((attention, variables), "torch", (x,), {}, proved=True)
+    assert proof, str(proof)
+    assert source.layers[0] / source.layers[1] > 0.95
+    net = fmapper.convert((attention, variables), "torch", (x,), structure=True)
+    query = next(m for name, m in net.named_modules() if name.endswith("query.linear"))
+    kernel = np.asarray(variables["params"]["query"]["kernel"])  # features, heads, size
+    np.testing.assert_array_equal(query.weight.detach(), kernel.reshape(6, 6).T)
+    state = fmapper.to_torch(dict(program.parameters))
+    wrong = {**state, "query.kernel": torch.zeros(6, 2, 2)}
+    with pytest.raises(RuntimeError, match="shape"):
+        load(source).load_weights(net, wrong)
+
+
+class Dropped(linen.Module):
+    @linen.compact
+    def __call__(self, x, train):
+        return Dense(3)(linen.Dropout(0.5, deterministic=not train)(Dense(4)(x)))
+
+
+def test_a_file_takes_no_keys_for_dropout():
+    x = jnp.ones((5, 4))
+    model = Dropped()
+    variables = model.init(jax.random.key(0), x, train=False)
+    kwargs = {"train": True, "rngs": {"dropout": jax.random.key(1)}}
+    source, _, proof = translate((model, variables), "torch", (x,), kwargs, train=True, proved=True)
+    assert proof, str(proof)
+    assert "def forward(self, x):" in source.code
+    assert "nn.Dropout(0.5)" in source.code
+    assert {what.split()[0] for what in proof.errors} == {"eval", "train"}
+
+
 def test_a_model_takes_dicts_and_tuples():
     class Graph(nnx.Module):
         def __init__(self, rngs):

@@ -107,10 +107,26 @@ class BodyWriter:
                 taken_names = {k for k, _ in found} | self._dialect.reserved()
                 found.append((identifier(key, taken_names), structure))
                 taken.update(values)
+        needed = self._needed(unit)
         for value in unit.given:
-            if value in wanted - taken:
+            if value in wanted - taken and value in needed:
                 found.append((self._extra(value, {k for k, _ in found}), Ref(value)))
         return tuple(found), wanted
+
+    def _needed(self, unit: Unit) -> set[str]:
+        """Returns the values that are used there; a layer that draws needs no key."""
+        found = {*unit.gives, *refs_in(self._structure.program.graph.outputs)}
+        for step in reversed(unit.steps):
+            if isinstance(step, Call):
+                layer = self._dialect.layer_of_call(self._structure, unit, step)
+                checks = step.op.partition("::")[2].startswith("_assert")
+                if step.name in found or checks or (layer and layer.output in found):
+                    found.update(refs_of(step))
+            else:
+                form = self._forms[id(step)]
+                given = tuple(structure for _, structure in form.given)
+                found.update(form.layer.inputs if form.layer else refs_in(given))
+        return found
 
     def _extra(self, value: str, taken: set[str]) -> str:
         given = self._structure.inputs.get(value)

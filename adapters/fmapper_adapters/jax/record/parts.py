@@ -166,7 +166,9 @@ def noting(calls: PartCalls | None) -> Iterator[None]:
         _Recording.calls = before
 
 
-def noted_call(function: Any, skipped: int, args: Any, kwargs: Any, run: Any) -> Any:
+def noted_call(
+    function: Any, skipped: int, args: Any, kwargs: Any, run: Any, options: Iterable[str] = ()
+) -> Any:
     """Calls the whole model; notes the call if a recording wants that.
 
     Args:
@@ -175,6 +177,7 @@ def noted_call(function: Any, skipped: int, args: Any, kwargs: Any, run: Any) ->
         args: What it is called with.
         kwargs: What it is called with by keyword.
         run: What is called.
+        options: Keywords that are no arguments of the model, as Linen's `rngs`.
     """
     calls = _Recording.calls
     if calls is None:
@@ -183,7 +186,11 @@ def noted_call(function: Any, skipped: int, args: Any, kwargs: Any, run: Any) ->
     calls.types.setdefault("", f"{getattr(function, '__module__', '')}.{name}")
     calls.first_paths.setdefault("", "")
     bound = functools.partial(function, *[None] * skipped) if function else run
-    return calls.call("", None, bound, args, kwargs, run)
+    at = len(calls.noted)
+    found = calls.call("", None, bound, args, kwargs, run)
+    for key in options:
+        calls.noted[at]["arguments"].pop(key, None)
+    return found
 
 
 def is_noting() -> bool:

@@ -292,7 +292,8 @@ class Traced:
             changed.update(new)
             return found
 
-        output = noted_call(self._source.function, self._source.skipped, args, kwargs, run)
+        source = self._source
+        output = noted_call(source.function, source.skipped, args, kwargs, run, source.defaults)
         flat, self.out_tree = jax.tree.flatten(output, is_leaf=_is_none)
         for leaf in flat:
             _check_leaf(leaf, "the output")

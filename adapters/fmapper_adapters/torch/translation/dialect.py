@@ -30,7 +30,7 @@ from fmapper.translation import (
     names_in,
     text,
 )
-from fmapper_adapters.torch.translation import layers, printers, training_layers
+from fmapper_adapters.torch.translation import layers, printers
 from fmapper_adapters.torch.translation.helpers import HELPERS
 
 _IMPORTS = {
@@ -113,8 +113,7 @@ class TorchDialect(Dialect):
 
     def layer_of_unit(self, structure: Any, unit: Any) -> Layer | None:
         """Returns a layer of torch."""
-        found = layers.layer_of_unit(structure, unit)
-        return found or training_layers.layer_of_unit(structure, unit)
+        return layers.layer_of_unit(structure, unit)
 
     def layer_of_call(self, structure: Any, unit: Any, call: Any) -> Layer | None:
         """Returns a layer of torch."""
@@ -289,9 +288,15 @@ _LOAD = '''def load_weights(model: nn.Module, state) -> nn.Module:
                     break
             if name in state or isinstance(tensor, nn.Parameter):
                 array = torch.as_tensor(state[name])
+                array = array if order is None else array.permute(order)
+                if array.ndim != tensor.ndim:  # heads and their features are one
+                    array = array.reshape(tensor.shape)
                 with torch.no_grad():
-                    tensor.copy_(array if order is None else array.permute(order))
+                    tensor.copy_(array)
     return model'''
+_MERGING = """                if array.ndim != tensor.ndim:  # heads and their features are one
+                    array = array.reshape(tensor.shape)
+"""
 _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
                 if f".{path}.{key}".endswith(f".{ours}"):
                     name, order = f"{path}.{key}".lstrip(".").removesuffix(ours) + theirs, other
@@ -310,4 +315,12 @@ def _loading(draft: Any) -> str:
         lines += ["RENAMED = {", *renamed, "}"]
     else:
         loading = loading.replace(_RENAMING, "")
+    ndims = {"weight": 2, "bias": 1}
+    units = (form.layer for form in draft.forms.values())
+    inner = (layer for group in draft.bodies.values() for _, body in group
+             for layer in body.layers.values())  # fmt: skip
+    linear = [one for one in (*units, *inner) if one is not None and one.kind == "nn.Linear"]
+    orders = [place for one in linear for place in one.arrays.values()]
+    if all(order is None or len(order) == ndims[attr] for attr, order in orders):
+        loading = loading.replace(_MERGING, "")
     return "\n".join([*lines, "", "", loading])

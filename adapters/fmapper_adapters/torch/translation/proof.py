@@ -79,9 +79,12 @@ def loss(model):
     return sum((x * w.reshape(x.shape)).mean() for x, w in zip(floats, weights))
 
 
-def back(value, order):
+def back(value, order, name):
     value = value.detach().numpy()
-    return value if order is None else value.transpose(np.argsort(order))
+    if order is None:
+        return value
+    shape = weights[name].shape
+    return value.reshape([shape[i] for i in order]).transpose(np.argsort(order))
 
 
 def compare(found, wanted, scale):
@@ -116,7 +119,7 @@ for mode in json.loads(sys.argv[4]):
     loss(model).backward()
     largest = max([float(np.abs(g).max(initial=0)) for g in gradients.values()] + [0.0])
     by_name = {
-        key: np.zeros_like(back(p, order)) if p.grad is None else back(p.grad, order)
+        key: back(torch.zeros_like(p) if p.grad is None else p.grad, order, key)
         for key, order, p in names(model)
     }
     report[mode + " gradients"] = max(
@@ -133,7 +136,7 @@ for mode in json.loads(sys.argv[4]):
         optimizer.zero_grad()
         loss(model).backward()
         optimizer.step()
-    after = {key: back(p, order) for key, order, p in names(model)}
+    after = {key: back(p, order, key) for key, order, p in names(model)}
     report[mode + " steps"] = max(
         [compare(after[k[6:]], v, 1e-3) for k, v in wanted.items()
          if k.startswith("after.") and k[6:] in after]

@@ -6,20 +6,24 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr, local_array
+from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr
+from fmapper_adapters.torch.translation.layers import training
+from fmapper_adapters.torch.translation.layers.site import Order, Site, name_of, turned_by
 from fmapper_adapters.torch.translation.printers import shortest
-
-Order = tuple[int, ...] | None
 
 
 def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     """Returns the layer of torch that does all that a submodule does."""
+    return _layer_of_unit(structure, unit) or training.layer_of_unit(structure, unit)
+
+
+def _layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
     calls = [step for step in unit.steps if isinstance(step, Call)]
     if len(calls) != len(unit.steps) or len(unit.gives) != 1:
         return None
     for call in calls:
-        site = _Site(structure, unit, whole=True)
-        make = _WHOLE.get(_name(call))
+        site = Site(structure, unit, whole=True)
+        make = _WHOLE.get(name_of(call))
         found = make(site, call) if make is not None else None
         if found is not None and found.output == unit.gives[0] and site.is_all(found, calls):
             return found
@@ -28,90 +32,8 @@ def layer_of_unit(structure: Structure, unit: Unit) -> Layer | None:
 
 def layer_of_call(structure: Structure, unit: Unit, call: Call) -> Layer | None:
     """Returns the layer of torch that computes an operation."""
-    make = _CALLS.get(_name(call))
-    return make(_Site(structure, unit, whole=False), call) if make is not None else None
-
-
-def _name(call: Call) -> str:
-    return call.op.partition("::")[2]
-
-
-class _Site:
-    """The calls of a submodule, and what is known of values.
-
-    Args:
-        structure: The program.
-        unit: The submodule.
-        whole: Whether a layer may stand for what is done around a call, too.
-    """
-
-    def __init__(self, structure: Structure, unit: Unit, *, whole: bool) -> None:
-        self.whole = whole
-        self.structure = structure
-        self.unit = unit
-        self.made = {call.name: call for call in unit.steps if isinstance(call, Call)}
-        self.seen: set[str] = set()  # calls that a layer stands for
-
-    def array(self, value: Any) -> tuple[str, str, Order] | None:
-        """Returns an array of the module's own: its name, its path there, and its order."""
-        order: Order = None
-        while isinstance(value, Ref) and value.name in self.made:
-            call = self.made[value.name]
-            turned = _turned(call, len(self.shape(value)))
-            if turned is None:
-                return None
-            self.seen.add(call.name)
-            order = turned if order is None else tuple(turned[i] for i in order)
-            value = call.args[0]
-        if not isinstance(value, Ref):
-            return None
-        local = local_array(self.structure, self.unit, value.name)
-        return None if local is None else (value.name, local, order)
-
-    def call(self, value: Any, *names: str) -> Call | None:
-        """Returns the call that gives a value, if it is one of these."""
-        found = self.made.get(value.name) if isinstance(value, Ref) else None
-        return found if found is not None and _name(found) in names else None
-
-    def user(self, value: str) -> Call | None:
-        """Returns the only call that uses a value, if a layer may do what it does, too."""
-        if not self.whole:
-            return None
-        found = [call for call in self.made.values() if value in {*call.refs()}]
-        return found[0] if len(found) == 1 and value not in self.unit.gives else None
-
-    def shape(self, value: Any) -> tuple[Any, ...]:
-        name = value.name if isinstance(value, Ref) else value
-        return self.structure.values.get(name, ("", ()))[1]
-
-    def dtype(self, value: Any) -> str:
-        name = value.name if isinstance(value, Ref) else value
-        return self.structure.values.get(name, ("", ()))[0]
-
-    def is_all(self, layer: Layer, calls: list[Call]) -> bool:
-        """Tells whether nothing is left that a layer does not do."""
-        return {call.name for call in calls} <= self.seen
-
-
-def _turned(call: Call, ndim: int) -> Order:
-    """Returns the order in which a call puts dimensions; None for another call."""
-    name = _name(call)
-    if name == "t":
-        return (1, 0)
-    if name in ("permute", "torch.permute"):
-        order = call.args[1] if isinstance(call.args[1], tuple) else call.args[1:]
-        return tuple(int(i) % ndim for i in order)
-    if name == "movedim" and all(isinstance(one, int) for one in call.args[1:3]):
-        axes = list(range(ndim))
-        axis = axes.pop(call.args[1] % ndim)
-        axes.insert(call.args[2] % ndim, axis)
-        return tuple(axes)
-    if name in ("transpose", "torch.transpose"):
-        axes = list(range(ndim))
-        a, b = (one % ndim for one in call.args[1:3])
-        axes[a], axes[b] = axes[b], axes[a]
-        return tuple(axes)
-    return None
+    make = _CALLS.get(name_of(call))
+    return make(Site(structure, unit, whole=False), call) if make is not None else None
 
 
 def _dtype(name: str) -> str:
@@ -133,26 +55,26 @@ def _arg(call: Call, at: int, key: str, default: Any = None) -> Any:
 # --- products -------------------------------------------------------------------------------------
 
 
-def _linear(site: _Site, call: Call) -> Layer | None:
+def _linear(site: Site, call: Call) -> Layer | None:
     """Finds `F.linear(x, weight, bias)`."""
     x, bias = call.args[0], _arg(call, 2, "bias")
     return _dense(site, call, x, call.args[1], bias, (0, 1))
 
 
-def _addmm(site: _Site, call: Call) -> Layer | None:
+def _addmm(site: Site, call: Call) -> Layer | None:
     """Finds `torch.addmm(bias, x, weight)`."""
     bias, x, weight = call.args[:3]
     return None if call.kwargs else _dense(site, call, x, weight, bias, (1, 0))
 
 
-def _matmul(site: _Site, call: Call) -> Layer | None:
+def _matmul(site: Site, call: Call) -> Layer | None:
     """Finds `x @ weight` or `weight @ x` of a vector, and the bias that is added to it."""
     x, weight = call.args[:2]
     order = (1, 0)
     if isinstance(weight, Ref) and len(site.shape(weight)) == 1:
         x, weight, order = weight, x, (0, 1)
     user = site.user(call.name)
-    if user is not None and _name(user) in ("operator.add", "torch.add"):
+    if user is not None and name_of(user) in ("operator.add", "torch.add"):
         others = [one for one in user.args if one != Ref(call.name)]
         bias = site.array(others[0]) if len(others) == 1 else None
         if bias is not None and len(site.shape(bias[0])) == 1:
@@ -163,29 +85,29 @@ def _matmul(site: _Site, call: Call) -> Layer | None:
 
 
 def _dense(
-    site: _Site, call: Call, x: Any, weight: Any, bias: Any, order: tuple[int, int],
+    site: Site, call: Call, x: Any, weight: Any, bias: Any, order: tuple[int, int],
     output: str = "",
 ) -> Layer | None:  # fmt: skip
-    held = site.array(weight)
-    if held is None or not isinstance(x, Ref) or len(site.shape(held[0])) != 2:
+    held = site.merged(weight)
+    if held is None or not isinstance(x, Ref) or len(held[2]) != 2:
         return None
-    own = None if bias is None else site.array(bias)
-    if (own is None) != (bias is None) or (own is not None and own[2] is not None):
+    own = None if bias is None else site.merged(bias)
+    if (own is None) != (bias is None) or (own is not None and len(own[2]) != 1):
         return None
-    if own is not None and len(site.shape(own[0])) != 1:
-        return None
-    before = held[2] or (0, 1)
-    turned = tuple(before[i] for i in order)
     sizes = site.shape(held[0])
-    out, size = (sizes[i] for i in turned)
+    rows, columns = (held[2][i] for i in order)
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    out, size = (math.prod(sizes[i] for i in group) for group in (rows, columns))
     if site.dtype(x) != site.dtype(held[0]) or site.shape(x)[-1:] != (size,):
         return None
     site.seen |= {call.name, *([output] if output else [])}
     options = "" if own else ", bias=False"
     code = f"nn.Linear({size}, {out}{options}{_dtype(site.dtype(held[0]))})"
+    turned = rows + columns
     arrays: dict[str, Any] = {held[0]: ("weight", None if turned == (0, 1) else turned)}
     if own:
-        arrays[own[0]] = ("bias", None)
+        arrays[own[0]] = ("bias", None if own[2] == ((0,),) else own[2][0])
     return Layer(expr(code), (x.name,), output or call.name, arrays, "nn.Linear",
                  _stem(held[1], "linear"))  # fmt: skip
 
@@ -199,7 +121,7 @@ _OF_INDICES = (
 )  # fmt: skip
 
 
-def _embedding(site: _Site, call: Call) -> Layer | None:
+def _embedding(site: Site, call: Call) -> Layer | None:
     """Finds `F.embedding(ids, weight)`."""
     ids, weight = call.args[:2]
     held = site.array(weight)
@@ -213,7 +135,7 @@ def _embedding(site: _Site, call: Call) -> Layer | None:
                  _stem(held[1], "embed"))  # fmt: skip
 
 
-def _lookup(site: _Site, call: Call) -> Layer | None:
+def _lookup(site: Site, call: Call) -> Layer | None:
     """Finds what JAX does for indices from behind and outside, around a look-up.
 
     Where an index is outside JAX gives NaN, and torch raises.
@@ -231,7 +153,7 @@ def _lookup(site: _Site, call: Call) -> Layer | None:
             if isinstance(value, Ref) and not _is_size(site, value):
                 sources.add(value.name)
             continue
-        if _name(made) not in _OF_INDICES and _name(made) != "sym_size":
+        if name_of(made) not in _OF_INDICES and name_of(made) != "sym_size":
             return None
         if made.name not in before:
             before.add(made.name)
@@ -242,7 +164,7 @@ def _lookup(site: _Site, call: Call) -> Layer | None:
     output = call.name
     after: set[str] = set()
     user = site.user(output)
-    if user is not None and _name(user) == "torch.where" and user.args[1] == Ref(output):
+    if user is not None and name_of(user) == "torch.where" and user.args[1] == Ref(output):
         last = user.args[2]
         if not (isinstance(last, float) and math.isnan(last)):
             return None
@@ -250,7 +172,7 @@ def _lookup(site: _Site, call: Call) -> Layer | None:
         while todo:
             made = site.made.get(todo.pop().name)
             if made is not None and made.name not in before | after:
-                if _name(made) not in _OF_INDICES:
+                if name_of(made) not in _OF_INDICES:
                     return None
                 after.add(made.name)
                 todo += [one for one in _flat(made.args) if isinstance(one, Ref)]
@@ -268,22 +190,22 @@ def _flat(value: Any) -> list[Any]:
     return [value]
 
 
-def _is_size(site: _Site, value: Ref) -> bool:
+def _is_size(site: Site, value: Ref) -> bool:
     return value.name in site.structure.sizes
 
 
 # --- norms ----------------------------------------------------------------------------------------
 
 
-def _layer_norm(site: _Site, call: Call) -> Layer | None:
+def _layer_norm(site: Site, call: Call) -> Layer | None:
     return _norm(site, call, "nn.LayerNorm", 1e-5)
 
 
-def _rms_norm(site: _Site, call: Call) -> Layer | None:
+def _rms_norm(site: Site, call: Call) -> Layer | None:
     return _norm(site, call, "nn.RMSNorm", None)
 
 
-def _norm(site: _Site, call: Call, kind: str, usual: Any) -> Layer | None:
+def _norm(site: Site, call: Call, kind: str, usual: Any) -> Layer | None:
     x, sizes = call.args[:2]
     if not isinstance(x, Ref) or not isinstance(sizes, tuple) or len(sizes) != 1:
         return None
@@ -307,7 +229,7 @@ def _norm(site: _Site, call: Call, kind: str, usual: Any) -> Layer | None:
     return Layer(expr(code), (x.name,), call.name, arrays, kind, stem)
 
 
-def _batch_norm(site: _Site, call: Call) -> Layer | None:
+def _batch_norm(site: Site, call: Call) -> Layer | None:
     """Finds `F.batch_norm` with the running statistics, channels first or last."""
     if _arg(call, 5, "training", False):
         return None
@@ -333,7 +255,7 @@ def _batch_norm(site: _Site, call: Call) -> Layer | None:
 
 
 def _channels(
-    site: _Site, call: Call, kind: str, options: str, arrays: dict[str, Any], stem: str,
+    site: Site, call: Call, kind: str, options: str, arrays: dict[str, Any], stem: str,
     output: str = "",
 ) -> Layer | None:  # fmt: skip
     """Returns a layer that takes the channels first or, if that is what is done around it, last."""
@@ -346,8 +268,8 @@ def _channels(
     if (
         before is not None
         and user is not None
-        and _turned(before, ndim) == to_first
-        and _turned(user, ndim) == to_last
+        and turned_by(before, ndim) == to_first
+        and turned_by(user, ndim) == to_last
     ):
         site.seen |= {call.name, before.name, user.name, output or call.name}
         return Layer(expr(f"{kind}Last({options})"), (before.args[0].name,), user.name, arrays,
@@ -360,7 +282,7 @@ def _channels(
 # --- convolutions ---------------------------------------------------------------------------------
 
 
-def _convolution(site: _Site, call: Call) -> Layer | None:
+def _convolution(site: Site, call: Call) -> Layer | None:
     """Finds a convolution, with padding before it and a bias after it."""
     x, weight = call.args[:2]
     bias = _arg(call, 2, "bias")
@@ -425,13 +347,13 @@ def _with_input(call: Call, x: Any) -> Call:
     return replace(call, args=(x, *call.args[1:]))
 
 
-def _bias_after(site: _Site, value: str, dims: int) -> tuple[tuple[str, str, Order], str] | None:
+def _bias_after(site: Site, value: str, dims: int) -> tuple[tuple[str, str, Order], str] | None:
     """Returns the bias that is added to a result, through a permutation, and what that gives."""
     user = site.user(value)
     at = value
-    if user is not None and _turned(user, dims + 2) is not None:
+    if user is not None and turned_by(user, dims + 2) is not None:
         at, user = user.name, site.user(user.name)
-    if user is None or _name(user) not in ("operator.add", "torch.add"):
+    if user is None or name_of(user) not in ("operator.add", "torch.add"):
         return None
     others = [one for one in user.args if one != Ref(at)]
     bias = site.array(others[0]) if len(others) == 1 else None
@@ -441,7 +363,7 @@ def _bias_after(site: _Site, value: str, dims: int) -> tuple[tuple[str, str, Ord
 
 
 def _around(
-    site: _Site, call: Call, kind: str, options: str, arrays: dict[str, Any], stem: str,
+    site: Site, call: Call, kind: str, options: str, arrays: dict[str, Any], stem: str,
     output: str, added: Any,
 ) -> Layer | None:  # fmt: skip
     if added is None:
@@ -451,9 +373,9 @@ def _around(
     user = site.user(call.name)
     if before is None or user is None:
         return None
-    if _turned(before, ndim) != (0, ndim - 1, *range(1, ndim - 1)):
+    if turned_by(before, ndim) != (0, ndim - 1, *range(1, ndim - 1)):
         return None
-    if _turned(user, ndim) != (0, *range(2, ndim), 1):
+    if turned_by(user, ndim) != (0, *range(2, ndim), 1):
         return None
     site.seen |= {call.name, before.name, user.name, output}
     return Layer(expr(f"{kind}Last({options})"), (before.args[0].name,), output, arrays,
@@ -473,7 +395,7 @@ _CONVOLUTIONS = dict.fromkeys(
     ("torch.conv1d", "torch.conv2d", "torch.conv3d", "F.conv1d", "F.conv2d", "F.conv3d"),
     _convolution,
 )
-_CALLS: dict[str, Callable[[_Site, Call], Layer | None]] = {
+_CALLS: dict[str, Callable[[Site, Call], Layer | None]] = {
     "F.linear": _linear,
     "torch.addmm": _addmm,
     "torch.matmul": _matmul,
