@@ -136,10 +136,13 @@ def attribute(owner: str, path: str) -> str:
     Examples:
         >>> attribute("self", "layers.0.attn")
         'self.layers[0].attn'
+        >>> attribute("self", "0.attn")  # the object itself is no list
+        'self.item_0.attn'
     """
     code = owner
     for step in path.split(".") if path else []:
-        code += f"[{step}]" if step.isdigit() else f".{identifier(step)}"
+        is_index = step.isdigit() and code != owner
+        code += f"[{step}]" if is_index else f".{identifier(step)}"
     return code
 
 

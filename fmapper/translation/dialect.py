@@ -83,6 +83,10 @@ class Dialect(ABC):
     def parts(self, made: Sequence[ast.expr]) -> ast.expr:
         """Returns the code for a list of submodules."""
 
+    def arrays(self, made: Sequence[ast.expr]) -> ast.expr:
+        """Returns the code for a list of arrays."""
+        return self.parts(made)
+
     @abstractmethod
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
         """Returns the code for parts that are called one after the other; None does nothing."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fmapper.translation.code import identifier
-
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Layer
 
@@ -36,14 +34,14 @@ def loading_of(draft: Any) -> Loading:
     votes: dict[tuple[str, str], Counter[Place]] = {}
     found: list[tuple[str, str, str, Place]] = []
     for path, (target, order) in draft._arrays().items():
-        owner, _, attr = path.rpartition(".")
-        layer = layers.get(owner)
+        layer = layers.get(path.rpartition(".")[0])
         kind = layer.kind if layer is not None else ""
-        ours = ".".join((*draft.place(owner), identifier(attr)))
+        *_, attr = place = draft.place(path)
+        ours = ".".join(place)
         last: Place = (target.rpartition(".")[2], order)
         wanted[ours] = (target, order)
-        found.append((ours, kind, identifier(attr), last))
-        votes.setdefault((kind, identifier(attr)), Counter())[last] += 1
+        found.append((ours, kind, attr, last))
+        votes.setdefault((kind, attr), Counter())[last] += 1
     by_class: dict[str, dict[str, Place]] = {}
     for (kind, attr), counted in votes.items():
         best = counted.most_common(1)[0][0]

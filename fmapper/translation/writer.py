@@ -412,7 +412,8 @@ class _Writer:
                 else literal(None)
                 for i in range(count)
             ]
-            return self.dialect.parts(parts)
+            are_arrays = all(child.array for child in node.children.values())
+            return self.dialect.arrays(parts) if are_arrays else self.dialect.parts(parts)
         return made[node.path]
 
     def _array(self, target: str) -> ast.expr:

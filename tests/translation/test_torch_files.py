@@ -230,6 +230,28 @@ def test_a_model_takes_dicts_and_tuples():
     assert proof, str(proof)
 
 
+def test_the_first_of_the_last_dimension_are_a_slice_of_it():
+    def function(x):
+        return jax.lax.approx_max_k(x, 2)
+
+    _, _, proof = translate(function, "torch", (jnp.arange(12.0).reshape(3, 4),), proved=True)
+    assert proof, str(proof)
+
+
+def test_lists_of_arrays():
+    def function(params, x):
+        for layer in params:
+            x = jnp.tanh(x @ layer["w"] * layer["scales"][0] + layer["scales"][1])
+        return x
+
+    key = jax.random.key(0)
+    layer = {"w": jax.random.normal(key, (3, 3)), "scales": [jnp.ones(3), jnp.arange(3.0)]}
+    params = [layer, jax.tree.map(lambda x: x + 0.5, layer)]
+    source, _, proof = translate((function, params), "torch", (jnp.ones((2, 3)),), proved=True)
+    assert proof, str(proof)
+    assert "nn.ParameterList" in source.code
+
+
 def test_what_has_no_gradient_in_jax_is_proved_by_its_outputs():
     def function(params, x):
         return jax.lax.while_loop(lambda y: y.sum() < 9, lambda y: y + params["w"] ** 2, x)

@@ -215,6 +215,10 @@ class TorchDialect(Dialect):
             return expr("nn.ModuleList([{0} for _ in range({1})])", made[0], len(made))
         return expr("nn.ModuleList({0})", list(made))
 
+    def arrays(self, made: Sequence[ast.expr]) -> ast.expr:
+        """Returns an `nn.ParameterList`."""
+        return expr("nn.ParameterList({0})", list(made))
+
     def sequence(self, made: Sequence[ast.expr | None]) -> ast.expr:
         """Returns an `nn.Sequential`."""
         return ast.Call(expr("nn.Sequential"), [self._module(one) for one in made], [])

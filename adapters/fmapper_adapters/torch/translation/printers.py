@@ -168,6 +168,7 @@ def _item(value: Any) -> ast.expr:
 def _narrow(p: Printing, owner: Any, dim: Any, start: Any, length: Any) -> ast.expr | None:
     if not isinstance(dim, int) or not isinstance(owner, Value) or isinstance(start, Value):
         return _function("torch.narrow", p, owner, dim, start, length)
+    dim %= max(owner.ndim, 1)
     if isinstance(start, int) and isinstance(length, int):
         stop: Any = start + length
         if stop == owner.shape[dim]:
