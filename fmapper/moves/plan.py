@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fmapper.backends.arrays import Device
 from fmapper.backends.discovery import adapter_of
@@ -23,6 +23,9 @@ from fmapper.tree.nodes import sync
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.console import RenderableType
+
+    from fmapper.meshes.plan import ShardPlan
+    from fmapper.meshes.sharding import Sharding
 
 Action = Literal["moved", "cast", "shared", "skipped", "refused"]
 _SHOWN = 40  # leaves in the table that `print` gives
@@ -162,7 +165,11 @@ class Plan:
 
 
 @short_traceback
-def plan(mover: Router, tree: Any) -> Any:
+@overload
+def plan(mover: Sharding, tree: Any) -> ShardPlan: ...
+@overload
+def plan(mover: Router, tree: Any) -> Plan: ...
+def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
     """Tells what a mover would do to each leaf of a tree. Nothing is moved or allocated.
 
     What depends on the values is not known: whether integers fit a narrower dtype, for example.
@@ -191,7 +198,7 @@ def plan(mover: Router, tree: Any) -> Any:
             f"plan takes a mover first, such as fmapper.to_gpu, not {mover!r}; then the tree."
         )
     sync()
-    own = mover.plan(tree)
+    own: ShardPlan | None = mover.plan(tree)
     if own is not None:
         return own
     move = Move(mover, tree, None, ())
