@@ -204,6 +204,10 @@ class Models(Framework):
         """
         raise ConversionError(f"models of {self.name} cannot be translated")
 
+    def given(self, value: Any) -> Any:
+        """Returns what a translated file is given in the place of an array: the words of a key."""
+        return value
+
     def lowers(self, op: str) -> bool:
         """Tells whether a lowering of an operation that names no target is to this framework."""
         return False

@@ -123,6 +123,10 @@ class Dialect(ABC):
     def dtype(self, name: str) -> ast.expr:
         """Returns the code for a dtype."""
 
+    def dtype_argument(self, name: str) -> ast.expr:
+        """Returns the code for a dtype that a lowering is given."""
+        return expr("np.dtype({0})", name)
+
     @abstractmethod
     def held(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns the code for the values of an array that a submodule holds.

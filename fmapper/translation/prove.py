@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fmapper.backends.models import Models
 from fmapper.errors import ConversionError, FmapperError
 from fmapper.moves.mover import to_numpy
+from fmapper.translation.code import identifier
 
 if TYPE_CHECKING:
     from fmapper.programs.program import Program
@@ -77,9 +78,13 @@ def prove(
             arrays[f"{mode}.{key}"] = value
     for name, array in {**program.parameters, **program.buffers}.items():
         arrays[f"weight.{name}"] = to_numpy(array)
-    root = next((part.arguments for part in program.parts if not part.name), kwargs)
-    told = {name: arg for name, arg in kwargs.items() if name in root and _holds_arrays(arg)}
-    inputs = [_described(arg, arrays) for arg in ([a for a in args if a is not None], told)]
+    known = {identifier(name): arg for name, arg in kwargs.items() if _holds_arrays(arg)}
+    for name, arg in kwargs.items():  # options such as Linen's keys, where the file draws by them
+        if isinstance(arg, Mapping):
+            known |= {f"{name}_{key}": one for key, one in arg.items()}
+    told = {name: known[name] for name in source.parameters if name in known}
+    positional = [arg for arg in args if arg is not None]
+    inputs = [_described(arg, arrays, origin.given) for arg in (positional, told)]
     arrays["inputs"] = np.array(json.dumps(inputs))
     with tempfile.TemporaryDirectory() as folder:
         file, data = Path(folder) / "translated.py", Path(folder) / "data.npz"
@@ -116,7 +121,7 @@ def _holds_arrays(value: Any) -> bool:
     return hasattr(value, "shape")
 
 
-def _described(value: Any, arrays: dict[str, Any]) -> Any:
+def _described(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -> Any:
     """Returns what a model is given as JSON can say it; the arrays in it go to `arrays`.
 
     Raises:
@@ -125,11 +130,11 @@ def _described(value: Any, arrays: dict[str, Any]) -> Any:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return {"dict": {str(key): _described(one, arrays) for key, one in value.items()}}
+        return {"dict": {str(key): _described(one, arrays, given) for key, one in value.items()}}
     if isinstance(value, tuple | list):
-        return [_described(one, arrays) for one in value]
+        return [_described(one, arrays, given) for one in value]
     try:
-        array = to_numpy(value)
+        array = to_numpy(given(value))
     except FmapperError as error:
         raise ConversionError(f"a file cannot be given a {type(value).__name__}: {error}") from None
     number = sum(key.startswith("input.") for key in arrays)

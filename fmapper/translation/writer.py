@@ -42,6 +42,7 @@ class Source:
         layers: How many parameters are in layers of the target, and how many there are.
         dissolved: Submodules without code of their own, with the reason.
         modes: In which it computes what the model does: `eval`, `train`.
+        parameters: What the model takes there.
     """
 
     code: str
@@ -50,6 +51,7 @@ class Source:
     layers: tuple[int, int]
     dissolved: dict[str, str]
     modes: tuple[str, ...] = ("eval",)
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -336,7 +338,10 @@ class _Writer:
         code = self.dialect.file(self, classes, root)
         modes = ("eval", "train") if self.program.train else ("eval",)
         arrays, inside = self._arrays(), self._in_layers()
-        return Source(code, root.name, arrays, inside, self.structure.dissolved, modes)
+        taken_by_root = tuple(name for name, _ in self.forms[id(self.structure.root)].given)
+        return Source(
+            code, root.name, arrays, inside, self.structure.dissolved, modes, taken_by_root
+        )
 
     def _find_functions(self) -> None:
         """Finds the parts of sequences that are one expression without arrays."""

@@ -238,6 +238,41 @@ def test_the_first_of_the_last_dimension_are_a_slice_of_it():
     assert proof, str(proof)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_draws_are_those_of_jax(dtype):
+    """Bit for bit but for what is computed of them: the file has threefry in it."""
+
+    def function(params, x, *, key):
+        first, second = jax.random.split(key)
+        noise = jax.random.normal(first, x.shape) * params["scale"]
+        kept = jax.random.bernoulli(second, 0.5, x.shape)
+        drawn = jax.random.uniform(jax.random.fold_in(key, 3), (3,), dtype)
+        return jnp.where(kept, x + noise, 0), drawn.astype("float32")
+
+    params = {"scale": jnp.full(3, 0.5)}
+    source, _, proof = translate(
+        (function, params), "torch", (jnp.ones((4, 3)),), {"key": jax.random.key(7)}, proved=True
+    )
+    assert proof, str(proof)
+    assert "import jax" not in source.code
+    assert "fmapper" not in source.code.split('"""')[2]
+
+
+def test_linen_keys_that_are_drawn_by_are_arguments():
+    class Noisy(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(3)(x) + jax.random.normal(self.make_rng("noise"), (3,))
+
+    x = jnp.ones((2, 4))
+    rngs = {"params": jax.random.key(0), "noise": jax.random.key(1)}
+    variables = Noisy().init(rngs, x)
+    kwargs = {"rngs": {"noise": jax.random.key(2)}}
+    source, _, proof = translate((Noisy(), variables), "torch", (x,), kwargs, proved=True)
+    assert proof, str(proof)
+    assert "def forward(self, x, rngs_noise):" in source.code
+
+
 def test_lists_of_arrays():
     def function(params, x):
         for layer in params:

@@ -167,6 +167,14 @@ class JaxModels(Models):
         source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
         return _steps.training_steps(source, args, kwargs)
 
+    def given(self, value: Any) -> Any:
+        """Returns the words of a PRNG key, and anything else as it is."""
+        import jax
+
+        dtype = getattr(value, "dtype", None)
+        is_key = dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+        return jax.random.key_data(value) if is_key else value
+
     def call_in_float64(self, model: Any, args: Args, kwargs: Kwargs) -> Any | None:
         """Calls the model with jax_enable_x64, on arrays of float64."""
         if self.is_converted(model):

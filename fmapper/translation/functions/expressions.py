@@ -63,7 +63,7 @@ class Expressions:
     def _plain(self, value: Any) -> ast.expr:
         """Returns an argument for a lowering."""
         if isinstance(value, DType):
-            return expr("np.dtype({0})", value.name)
+            return self._dialect.dtype_argument(value.name)
         if isinstance(value, tuple):
             return ast.Tuple([self._plain(one) for one in value], ast.Load())
         return literal(value)

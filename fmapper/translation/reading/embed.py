@@ -25,6 +25,7 @@ class Embedded:
         places: The modules whose functions are called by their own names, by the name that each has
             in the file.
         overrides: Functions that are written otherwise than they stand here.
+        instead: Functions -> those that are written in their places.
 
     Attributes:
         helpers: By the names that they have there.
@@ -32,9 +33,13 @@ class Embedded:
     """
 
     def __init__(
-        self, places: Mapping[str, Any], overrides: Mapping[str, str] = MappingProxyType({})
+        self,
+        places: Mapping[str, Any],
+        overrides: Mapping[str, str] = MappingProxyType({}),
+        instead: Mapping[Any, Any] = MappingProxyType({}),
     ) -> None:
         self._places = places
+        self._instead = instead
         self._overrides = overrides
         self.helpers: dict[str, Helper] = {}
         self.imports: dict[str, str] = {}
@@ -48,6 +53,7 @@ class Embedded:
         """
         if isinstance(function, functools.partial):
             return self._partial(function)
+        function = self._instead.get(function, function)
         known = self._known(function)
         if known:
             return known

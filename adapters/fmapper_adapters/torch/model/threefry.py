@@ -101,10 +101,17 @@ def bits(key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool =
     Returns:
         Of shape (*batch, *shape): uint8, or the signed integers that stand for the unsigned.
     """
+    if partitionable and _is_on_host(key):
+        drawn: Tensor = fmapper.random.bits(key.view(torch.uint32), shape, f"uint{width}")
+        return drawn.view(_CARRIERS[width])
+    return hashed_bits(key, width, shape, partitionable=partitionable)
+
+
+def hashed_bits(
+    key: Tensor, width: int, shape: Sequence[int], *, partitionable: bool = True
+) -> Tensor:
+    """Draws the bits of `bits` by torch's own operations."""
     if partitionable:
-        if _is_on_host(key):
-            drawn: Tensor = fmapper.random.bits(key.view(torch.uint32), shape, f"uint{width}")
-            return drawn.view(_CARRIERS[width])
         high, low = _draw(key, shape)
         if width == 64:
             return (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
@@ -148,7 +155,7 @@ def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
     XLA compiles product and sum to one operation, where the processor has that, so that there is
     one rounding; autograd is given the sum itself, from which that is the last bit away.
     """
-    plain = unit * span + low
+    plain = near(unit, span, low)
     with torch.no_grad():
         if plain.dtype is torch.float64:
             exact = random._fma(unit, span, low)
@@ -158,12 +165,22 @@ def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
     return torch.maximum(low, plain + lost)
 
 
+def near(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
+    """Returns what `between` does, but for its last bit."""
+    return unit * span + low
+
+
 def split(key: Tensor, shape: Sequence[int], *, partitionable: bool = True) -> Tensor:
     """Returns new keys of shape (*batch, *shape, 2)."""
+    if partitionable and _is_on_host(key):
+        keys: Tensor = fmapper.random.split(key.view(torch.uint32), shape)
+        return keys.view(torch.int32)
+    return hashed_keys(key, shape, partitionable=partitionable)
+
+
+def hashed_keys(key: Tensor, shape: Sequence[int], *, partitionable: bool = True) -> Tensor:
+    """Returns the keys of `split`, by torch's own operations."""
     if partitionable:
-        if _is_on_host(key):
-            keys: Tensor = fmapper.random.split(key.view(torch.uint32), shape)
-            return keys.view(torch.int32)
         return torch.stack(_draw(key, shape), -1)
     found = _drawn_in_halves(key, 2 * math.prod(shape))
     return found.reshape(*key.shape[:-1], *shape, 2)

@@ -30,6 +30,7 @@ from fmapper.translation import (
     names_in,
     text,
 )
+from fmapper_adapters.torch.model import threefry
 from fmapper_adapters.torch.translation import layers, printers
 from fmapper_adapters.torch.translation.helpers import HELPERS
 
@@ -54,6 +55,11 @@ _PLACES = {
     "np": np,
 }
 _RESERVED = frozenset({*_IMPORTS, "load_weights", "ARRAYS", "RENAMED"})
+_INSTEAD = {  # which NumPy computes here where it is quicker, and to the last bit
+    threefry.bits: threefry.hashed_bits,
+    threefry.split: threefry.hashed_keys,
+    threefry.between: threefry.near,
+}
 _MOST = 64  # elements of an array that is written out
 _MODULES = {
     "F.relu": "nn.ReLU()", "F.silu": "nn.SiLU()", "torch.tanh": "nn.Tanh()",
@@ -90,7 +96,7 @@ class TorchDialect(Dialect):
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self._functions = functions
-        self._embedded = Embedded(_PLACES)
+        self._embedded = Embedded(_PLACES, instead=_INSTEAD)
 
     def reserved(self) -> frozenset[str]:
         """Returns what a file imports, and the names of its helpers."""
@@ -122,6 +128,10 @@ class TorchDialect(Dialect):
     def dtype(self, name: str) -> ast.expr:
         """Returns `torch.float32` and its like."""
         return expr(f"torch.{name}")
+
+    def dtype_argument(self, name: str) -> ast.expr:
+        """Returns `torch.float32` and its like."""
+        return self.dtype(name)
 
     def held(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns a parameter or buffer, with its dimensions in another order."""

@@ -35,6 +35,8 @@ def _write_training(program: Program) -> Source:
     found = _write(dataclasses.replace(program, evaluation=None), random=False)
     if ".copy_(" in found.code.partition("def load_weights")[0]:
         raise ConversionError("it changes buffers otherwise than layers of torch do")
+    if "def _hash_words(" in found.code:  # what keys draw by is there
+        raise ConversionError("it draws otherwise than layers of torch do")
     return found
 
 
