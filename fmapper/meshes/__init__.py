@@ -8,6 +8,7 @@ For users beside `fmapper.shard`.
     derivation  rules that follow from a program
     dimensions  which dimensions of the arrays of a program are one
     plan        what sharding would do, and what it takes
+    device_map  whole parts on one device each, planned by bytes
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.meshes.derivation import Derivation, derive
+    from fmapper.meshes.device_map import DeviceMap, PlacedPart, device_map
     from fmapper.meshes.dimensions import DimensionRule, Dimensions, Dims
     from fmapper.meshes.layout import box_at
     from fmapper.meshes.plan import PlannedShard, ShardPlan
@@ -23,18 +25,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Derivation",
+    "DeviceMap",
     "DimensionRule",
     "Dimensions",
     "Dims",
+    "PlacedPart",
     "PlannedShard",
     "ShardPlan",
     "Sharding",
     "box_at",
     "derive",
+    "device_map",
 ]
 
 _PLACES = {
     "fmapper.meshes.derivation": "Derivation derive",
+    "fmapper.meshes.device_map": "DeviceMap PlacedPart device_map",
     "fmapper.meshes.dimensions": "DimensionRule Dimensions Dims",
     "fmapper.meshes.layout": "box_at",
     "fmapper.meshes.plan": "PlannedShard ShardPlan",

@@ -1,0 +1,315 @@
+"""`device_map`: which part of a model lies on which of a few small devices, planned by bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fmapper.backends.dtypes import itemsize
+from fmapper.errors import PlacementError
+from fmapper.programs.program import Program
+from fmapper.render import as_html, as_text, readable_bytes
+from fmapper.states.inventory import Inventory
+from fmapper.states.state import named_arrays
+from fmapper.tree.keypath import KeyPath
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+OFFLOADED = ("cpu", "disk")
+_UNITS = {
+    "B": 1,
+    **{f"{c}iB": 1 << 10 * n for n, c in enumerate("KMGT", 1)},
+    **{f"{c}B": 1000**n for n, c in enumerate("KMGT", 1)},
+}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)\s*")
+_FLOATS = ("float", "bfloat")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPart:
+    """A part of a model, and where it is to lie.
+
+    Attributes:
+        path: Its name, the start of the names of its arrays; empty for the whole model.
+        device: A key of `max_memory`.
+        nbytes: Bytes that its arrays take there; what lies there already is not counted again.
+    """
+
+    path: str
+    device: Any
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class DeviceMap(Mapping[str, Any]):
+    """Which part of a model lies where, as a mapping of names to devices; see `device_map`.
+
+    `dict(plan)` is what `device_map=` of transformers and accelerate takes. Printing it gives a
+    table.
+
+    Attributes:
+        parts: The parts, in the order in which they are used.
+        nbytes: Bytes that lie on each device.
+        room: Bytes of the first device that are kept free for what lies on "cpu" or "disk".
+        copies: Arrays that are tied and lie on several devices: the name, and the devices.
+    """
+
+    parts: tuple[PlacedPart, ...]
+    nbytes: dict[Any, int]
+    room: int = 0
+    copies: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+
+    def __getitem__(self, path: str) -> Any:
+        for part in self.parts:
+            if part.path == path:
+                return part.device
+        raise KeyError(path)
+
+    def __iter__(self) -> Iterator[str]:
+        return (part.path for part in self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def device_of(self, name: str) -> Any:
+        """Returns the device of an array by its name, or of anything else below a part.
+
+        Raises:
+            KeyError: No part has such a name.
+        """
+        for part in self.parts:
+            if not part.path or name == part.path or name.startswith(part.path + "."):
+                return part.device
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        """Returns the table, as plain text."""
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    def __rich__(self) -> RenderableType:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(caption_justify="left")
+        table.add_column("part", overflow="fold")
+        table.add_column("device")
+        table.add_column("bytes", justify="right")
+        for part in self.parts:
+            row = part.path or "the whole model", str(part.device), readable_bytes(part.nbytes)
+            table.add_row(*map(Text, row))
+        lines = [f"{device}: {readable_bytes(n)}" for device, n in self.nbytes.items()]
+        if self.room:
+            lines[0] += f", and {readable_bytes(self.room)} free for layers from elsewhere"
+        lines += [f"{name} is on {' and '.join(map(str, on))}" for name, on in self.copies]
+        table.caption = "\n".join(lines)
+        return table
+
+
+def device_map(
+    model: Any,
+    max_memory: Mapping[Any, int | str | None],
+    *,
+    no_split: Sequence[str] | None = None,
+    dtype: str | None = None,
+) -> DeviceMap:
+    """Plans which part of a model lies on which device, by bytes, before any of it is loaded.
+
+    Devices are filled one after the other, with the parts in the order in which they are used: of
+    a converted model as its program says, of other ones in the order of their children. A part
+    that does not fit is divided into its children, and what does not fit then goes to the next
+    device. Where anything goes to "cpu" or "disk", the first device keeps room for the largest
+    layer. An array that is tied counts once on a device; a part whose arrays all lie on a device
+    goes there, and what then still lies on several is in `copies`.
+
+    Args:
+        model: A model, of which shapes and dtypes are looked at: a module on torch's meta device
+            and a model of `jax.ShapeDtypeStruct` will do.
+        max_memory: The bytes that weights may take on each device, as a number or as "1.5GiB" or
+            "800MB"; None for no limit. Devices are named as you like, and filled in this order;
+            "cpu" and "disk" are memory from which layers are brought to the first device.
+        no_split: Names of classes whose instances stay whole; by default what a model of
+            transformers says. A converted model has no classes: give names of parts.
+        dtype: Plans for floating-point arrays of this dtype, such as "bfloat16", not of their own.
+
+    Returns:
+        The plan; nothing is moved.
+
+    Raises:
+        PlacementError: The model does not fit, or an amount of memory cannot be read.
+    """
+    budget = {device: _amount(device, amount) for device, amount in max_memory.items()}
+    if not budget:
+        raise PlacementError("max_memory= names no device: give bytes for each of them.")
+    if no_split is None:
+        no_split = getattr(model, "_no_split_modules", None) or ()
+    whole = {no_split} if isinstance(no_split, str) else set(no_split)
+    root = _parts(model, dtype)
+    first, room = next(iter(budget)), 0
+    while True:
+        filling = _Filling({**budget, first: budget[first] - room}, whole)
+        plan = filling.fill(root, room)
+        away = (one.size() for one in root.layers(whole) if filling.is_away(one, first))
+        needed = max(away, default=0)
+        if first in OFFLOADED or needed <= room:
+            return plan
+        if needed > budget[first]:
+            raise PlacementError(
+                f"the largest layer has {readable_bytes(needed)}, and {first} may take "
+                f"{readable_bytes(int(budget[first]))}: no layer could be brought there. Give it "
+                "more in max_memory=, or name fewer classes in no_split=."
+            )
+        room = needed
+
+
+@dataclass
+class _Part:
+    """A part of a model: `arrays` are its own or, of an array, itself: identity -> bytes."""
+
+    path: str
+    cls: str = ""
+    arrays: dict[Any, int] = field(default_factory=dict)  # with those of all children
+    children: dict[str, _Part] = field(default_factory=dict)
+
+    def size(self) -> int:
+        return sum(self.arrays.values())
+
+    def stays_whole(self, whole: set[str]) -> bool:
+        return not self.children or self.cls in whole or self.path in whole
+
+    def layers(self, whole: set[str]) -> Iterator[_Part]:
+        """Yields what computes with its arrays as one: what stays whole, or owns arrays."""
+        if self.stays_whole(whole) or not any(c.children for c in self.children.values()):
+            yield self
+            return
+        own = _Part(self.path)
+        for child in self.children.values():
+            if child.children:
+                yield from child.layers(whole)
+            else:
+                own.arrays.update(child.arrays)
+        yield own
+
+
+class _Filling:
+    """Fills devices in order; `on` has the devices on which an array lies."""
+
+    def __init__(self, budget: dict[Any, float], whole: set[str]) -> None:
+        self.free, self.whole = dict(budget), whole
+        self.waiting = list(budget)
+        self.on: dict[Any, dict[Any, None]] = {}
+        self.names: dict[Any, str] = {}
+
+    def fill(self, root: _Part, room: int = 0) -> DeviceMap:
+        used = dict.fromkeys(self.free, 0)
+        parts = tuple(self._merged(root, self._place(root)))
+        for part in parts:
+            used[part.device] += part.nbytes
+        copies = ((self.names[a], tuple(on)) for a, on in self.on.items() if len(on) > 1)
+        return DeviceMap(parts, used, room, tuple(copies))
+
+    def is_away(self, part: _Part, first: Any) -> bool:
+        """Tells whether arrays of a part have to be brought to the first device."""
+        known = (self.on.get(array, {}) for array in part.arrays)
+        return any(first not in on and any(one in OFFLOADED for one in on) for on in known)
+
+    def _place(self, part: _Part) -> list[PlacedPart]:
+        """Returns where a part goes, or where its children go."""
+        common = [d for d in self.free if all(d in self.on.get(a, ()) for a in part.arrays)]
+        if common and part.arrays:
+            return [PlacedPart(part.path, common[0], 0)]
+        stays = part.stays_whole(self.whole)
+        while self.waiting:
+            device = self.waiting[0]
+            missing = {a: n for a, n in part.arrays.items() if device not in self.on.get(a, ())}
+            nbytes = sum(missing.values())
+            apart = any(a in self.on for a in missing)  # tied to what lies elsewhere
+            if nbytes <= self.free[device] and (stays or not apart):
+                self.free[device] -= nbytes
+                for array in missing:
+                    self.on.setdefault(array, {})[device] = None
+                    self.names.setdefault(array, array)
+                return [PlacedPart(part.path, device, nbytes)]
+            if not stays:
+                children = part.children.values()
+                return [p for child in children for p in self._merged(child, self._place(child))]
+            self.waiting.pop(0)
+        raise PlacementError(
+            f"{part.path or 'the model'} ({readable_bytes(part.size())}) fits on no device that is "
+            f"left of {', '.join(map(str, self.free))}. Give more in max_memory=, plan for a "
+            'smaller dtype=, or add "cpu": None or "disk": None.'
+        )
+
+    def _merged(self, part: _Part, placed: list[PlacedPart]) -> list[PlacedPart]:
+        """Joins what all went to one device."""
+        devices = list(dict.fromkeys(p.device for p in placed))
+        if len(devices) != 1:
+            return placed
+        return [PlacedPart(part.path, devices[0], sum(p.nbytes for p in placed))]
+
+
+def _parts(model: Any, dtype: str | None) -> _Part:
+    program = getattr(model, "program", model)
+    classes: dict[tuple[str, ...], str] = {}
+    if isinstance(program, Program):
+        arrays = _of_program(program)
+    else:
+        rows = Inventory(model).rows
+        classes = {tuple(map(str, row.path)): row.cls for row in rows}
+        at = {tuple(row.path): row for row in rows}
+        found = named_arrays(model)
+        seen: dict[int, tuple[str, str, int, str]] = {}
+        arrays = []
+        for name, (link, array) in found.items():
+            row = at.get(tuple(KeyPath.from_link(link)))
+            if id(array) not in seen:
+                size = 0 if row is None else row.nbytes
+                seen[id(array)] = (name, name, size, (row and row.dtype) or "")
+            arrays.append((name, *seen[id(array)][1:]))
+    root = _Part("", classes.get((), ""))
+    for name, first, size, own in arrays:
+        is_cast = dtype is not None and own.startswith(_FLOATS) and bool(itemsize(own))
+        nbytes = size // itemsize(own) * itemsize(dtype or own) if is_cast else size
+        part, keys = root, name.split(".")
+        root.arrays[first] = nbytes
+        for n in range(1, len(keys) + 1):
+            path = ".".join(keys[:n])
+            cls = classes.get(tuple(keys[:n]), "")
+            part = part.children.setdefault(keys[n - 1], _Part(path, cls))
+            part.arrays[first] = nbytes
+    return root
+
+
+def _of_program(program: Program) -> list[tuple[str, str, int, str]]:
+    """Returns name, first name, bytes and dtype of the arrays of a program, by first use."""
+    held = {
+        ref: one
+        for ref, one in zip(program.graph.inputs, program.inputs, strict=True)
+        if one.kind in ("parameter", "buffer", "constant")
+    }
+    used = [ref for call in program.graph.walk() for ref in call.refs() if ref in held]
+    found = [held[ref] for ref in dict.fromkeys((*used, *held))]
+    sizes = [math.prod(map(int, one.shape)) * itemsize(one.dtype) for one in found]
+    names = [str(one.target) for one in found]
+    return [(n, n, size, one.dtype) for n, size, one in zip(names, sizes, found, strict=True)]
+
+
+def _amount(device: Any, amount: int | str | None) -> float:
+    if amount is None:
+        return math.inf
+    if isinstance(amount, str):
+        match = _AMOUNT.fullmatch(amount)
+        if match is not None:
+            return int(float(match[1]) * _UNITS[match[2]])
+    elif amount >= 0:
+        return amount
+    raise PlacementError(
+        f"max_memory[{device!r}]={amount!r}: give bytes, such as 1000, '1.5GiB' or '800MB'; None "
+        "for no limit."
+    )
