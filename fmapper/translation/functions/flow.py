@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
@@ -47,7 +47,7 @@ class Flow:
     _line: Callable[[str], str]
     _new_name: Callable[..., str]
     _picks: Callable[[Call], list[Call]]
-    _size_code: Callable[[int | str], ast.expr]
+    _reassigned: Callable[[Iterable[str]], None]
 
     def _held_by(self, call: Call) -> list[str]:
         """Returns the values that a loop or branch needs to its end, and those that it gives."""
@@ -61,7 +61,10 @@ class Flow:
 
     def _flow(self, call: Call) -> None:
         write = {"flow::scan": self._scan, "flow::while": self._while, "flow::branch": self._branch}
+        before = self._sizes.asked.copy()
         write[call.op](call)
+        for symbol in self._sizes.asked - before:
+            self._sizes.asked[symbol] += 1  # a variable of its own: others change in the rounds
         for value in self._stays(call):
             self._left[value] -= 1
 
@@ -120,6 +123,7 @@ class Flow:
             targets.append(self._fresh(rows[i], self._hints.get(rows[i], "row")))
         parts = [self._dialect.rows(arrays[i], reverse=reverse) for i in wanted]
         code = text(parts[0]) if len(parts) == 1 else f"zip({', '.join(map(text, parts))})"
+        self._reassigned(targets)
         for i, target in zip(wanted, targets, strict=True):
             self._bind(rows[i], name(target))
         return f"for {', '.join(targets)} in {code}"
@@ -214,6 +218,7 @@ class Flow:
             targets[i] = self._fresh(
                 pick.name, wanted or self._own_name(branches[-1].outputs[i], branches[-1])
             )
+        self._reassigned(targets.values())
         blocks = []
         is_bool = self._structure.values.get(getattr(index, "name", ""), ("",))[0] == "bool"
         questions = self._questions(node, len(branches), is_bool=is_bool)

@@ -6,6 +6,7 @@ import ast
 import keyword
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from fmapper.programs.program import Call
@@ -256,6 +257,10 @@ class Variables:
 
     def _emit(self, targets: tuple[str, ...], node: ast.expr) -> None:
         self._body.statements.append(Statement(targets, node))
+        self._reassigned(targets)
+
+    def _reassigned(self, targets: Iterable[str]) -> None:
+        """Forgets what variables have held and told until now."""
         for target in targets:
             self._sizes.forget(target)
             for value, known in list(self._env.items()):  # what the variable held is gone
