@@ -1,12 +1,12 @@
 """Files of llama.cpp, written by the gguf package and read here."""
 
 import struct
-import time
 
 import pytest
 
 import fmapper
 from fmapper.checkpoints import QuantizedArray, convert_checkpoint, dequantize, find_quantized
+from support.patience import no_hang
 
 np = pytest.importorskip("numpy")
 pytest.importorskip("ml_dtypes")
@@ -121,10 +121,8 @@ HOSTILE = {
 def test_a_hostile_file_is_one_error_and_no_time(name, tmp_path):
     path = tmp_path / "x.gguf"
     path.write_bytes(HOSTILE[name])
-    start = time.perf_counter()
-    with pytest.raises(fmapper.CheckpointError, match=r"x\.gguf: "):
+    with no_hang(), pytest.raises(fmapper.CheckpointError, match=r"x\.gguf: "):
         fmapper.load(path)
-    assert time.perf_counter() - start < 1
 
 
 def test_every_cut_is_an_error(path):

@@ -1,7 +1,6 @@
 """Patterns for names, against regular expressions."""
 
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from fmapper import CheckpointError
 from fmapper.checkpoints.rules.pattern import Pattern, literal
+from support.patience import no_hang
 
 PIECES = {
     "{part}": r"(?P<part>[^.]+?)",
@@ -82,7 +82,6 @@ def test_what_is_no_pattern_is_said(text, message):
     "text", ["*a" * 31 + "b", "{a...}x" + "*a" * 30 + "b", "{a}a{b}a{c}a{d}a{e}a{f}ab", "{a:0-9}.b"]
 )
 def test_a_hostile_pattern_takes_no_time(text):
-    start = time.perf_counter()
-    assert Pattern(text).match("a" * 1000 + "c" * 20 + "b") is None
-    assert Pattern(text).match("1" * 1000 + ".b") is None
-    assert time.perf_counter() - start < 1
+    with no_hang():
+        assert Pattern(text).match("a" * 1000 + "c" * 20 + "b") is None
+        assert Pattern(text).match("1" * 1000 + ".b") is None

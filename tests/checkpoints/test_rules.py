@@ -1,7 +1,5 @@
 """Rules against NumPy, there and back."""
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +21,7 @@ from fmapper.checkpoints import (
     Transpose,
     Unstack,
 )
+from support.patience import no_hang
 
 np = pytest.importorskip("numpy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -379,7 +378,5 @@ def test_rules_are_made_of_rules():
     ],
 )
 def test_hostile_text_is_one_error_and_no_time(text):
-    start = time.perf_counter()
-    with pytest.raises(fmapper.CheckpointError):
+    with no_hang(), pytest.raises(fmapper.CheckpointError):
         Rules.from_toml(text)
-    assert time.perf_counter() - start < 1

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import struct
-import time
 import tracemalloc
 import zipfile
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 import fmapper
+from support.patience import no_hang
 from sweeps import fuzz_checkpoints
 
 torch = pytest.importorskip("torch")
@@ -78,9 +78,8 @@ def test_a_long_header_of_nothing_is_read_in_little_time(tmp_path):
         b'{"a": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}' + b" " * 40_000_000 + b"}"
     )
     path = header(tmp_path / "x.safetensors", fields)
-    begin = time.process_time()
-    assert fmapper.load(path)["a"].shape == (0,)
-    assert time.process_time() - begin < 0.5
+    with no_hang():
+        assert fmapper.load(path)["a"].shape == (0,)
 
 
 def test_a_header_longer_than_the_file_is_not_read(tmp_path):

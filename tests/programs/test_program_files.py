@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ pytest.importorskip("jax")
 pytest.importorskip("flax")
 
 from support import program_files  # noqa: E402
+from support.patience import no_hang  # noqa: E402
 from sweeps import fuzz_files  # noqa: E402
 from sweeps.fuzz_files import HOSTILE, KEY, SENTINEL  # noqa: E402
 
@@ -277,9 +277,8 @@ def test_sizes_are_bounded():
 def test_a_size_beyond_all_bounds_costs_nothing(name):
     header, about, arrays = taken_apart(name)
     text = json.dumps(about).replace('"2*c + 2*b"', '"9**9**9"').replace('"s27 + 2"', '"9**9**9"')
-    start = time.process_time()
-    fuzz_files.run_case(name, written(header, json.loads(text), arrays))
-    assert time.process_time() - start < 5
+    with no_hang():
+        fuzz_files.run_case(name, written(header, json.loads(text), arrays))
 
 
 @pytest.mark.parametrize(
@@ -298,9 +297,8 @@ def test_large_constants_are_computed_when_they_are_called_for(shape, tmp_path):
         about["program"]["graph"]["graph"][1][0]["Call"] = json.loads(changed)
         about["program"]["graph"]["graph"][1][0]["Call"][6] = [["float32", shape]]
         before = peak_memory()
-        start = time.process_time()
-        fuzz_files.run_case(name, written(header, about, arrays))
-        assert time.process_time() - start < 2
+        with no_hang():
+            fuzz_files.run_case(name, written(header, about, arrays))
         assert peak_memory() - before < 200 * 2**20
 
 
@@ -397,9 +395,8 @@ def test_json_is_bounded(tmp_path):
         (text.replace('"train": false', '"train": "\\ud800"'), "half a character"),
     ):
         head = json.dumps({"__metadata__": {KEY: inner}, **header}).encode()
-        start = time.process_time()
-        refused(len(head).to_bytes(8, "little") + head + arrays, tmp_path, match)
-        assert time.process_time() - start < 1
+        with no_hang():
+            refused(len(head).to_bytes(8, "little") + head + arrays, tmp_path, match)
     deep = b"[" * 10**6
     refused(len(deep).to_bytes(8, "little") + deep, tmp_path, "nested too deeply")
     refused((2**62).to_bytes(8, "little") + deep, tmp_path, "header would be too long")
