@@ -25,6 +25,9 @@ class Planted:
         text = rng.choice(["np.add({0}, {1})", "np.sin({0})", "square({0})", "np.missing({0})"])
         return fuzzing.Step(text, at if "{1}" in text else at[:1])
 
+    def promised(self, step, operands, value):
+        return True
+
     def judge(self, program):
         want = program.function(self.names)(*program.inputs)
         wrong = self.names | {"square": lambda x: x * abs(x)}
@@ -57,6 +60,26 @@ def test_a_seed_draws_the_same_program_again():
 def test_the_exit_code_says_whether_something_was_found(capsys):
     assert fuzzing.main(Planted(), ["--seed", "1", "--programs", "40"]) == 1
     assert "seed 1" in capsys.readouterr().out
+
+
+def test_a_value_that_is_nobodys_promise_is_not_drawn():
+    class Careful(Planted):
+        def promised(self, step, operands, value):
+            return "sin" not in step.text or bool((operands[0] > 0).all() and (value > 0).all())
+
+    drawn = [fuzzing.draw(Careful(), f"2:{n}") for n in range(20)]
+    assert any("sin" in step.text for program in drawn for step in program.steps)
+    for program in drawn:
+        names = {"np": np, "square": np.square}
+        steps, values = iter(program.steps), list(program.inputs)
+
+        def after(i, y, steps=steps, values=values):
+            step = next(steps)
+            assert "sin" not in step.text or (values[step.operands[0]] > 0).all()
+            values.append(y)
+            return y
+
+        program.function(names, after)(*program.inputs)
 
 
 class Slow(Planted):

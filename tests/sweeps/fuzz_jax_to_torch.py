@@ -11,6 +11,7 @@ bools may be others where such a rounding of a value that is not exact makes the
 from __future__ import annotations
 
 import functools
+import math
 import random
 import re
 import sys
@@ -32,8 +33,6 @@ DTYPES = (*("float32",) * 6, "bfloat16", "float16", "complex64", "bool", "int8",
 TOLERANCE = {"float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3, "complex64": 3e-5}
 WIDE = {"float32": "float64", "complex64": "complex128", "bfloat16": "float64",
         "float16": "float64"}  # fmt: skip
-
-ROUNDED = re.compile("exp|log|sqrt|sin|cos|tan|pow|div|sig|soft|mean|var|std|norm|hypot|elu|silu")
 
 UNARY = (
     "abs sign floor ceil round exp log log1p expm1 sqrt rsqrt sin cos tanh arctan square negative"
@@ -72,6 +71,15 @@ class JaxToTorch:
         maker = rng.choice(MAKERS)
         recent = max(range(len(values)), key=lambda i: i * rng.random())
         return maker(rng, values, recent)
+
+    def promised(self, step: Step, operands: Sequence[Any], value: Any) -> bool:
+        # Which of two complex numbers is larger where one is NaN is the compiler's choice, and how
+        # ties share a gradient in the place of an index that was clipped depends on the memory.
+        extreme = step.called() in ("at.max", "at.min")
+        if extreme and "clip" in step.text:
+            return False
+        extreme = extreme or re.search(r"max|min", step.text) is not None
+        return not (extreme and jnp.iscomplexobj(value) and bool(jnp.isnan(operands[0]).any()))
 
     def judge(self, program: Program) -> Finding | None:
         function = program.function(self.names)
@@ -156,7 +164,10 @@ class JaxToTorch:
         except Exception as error:
             return Finding("gradient", f"{type(error).__name__}: {error}")
         pairs = [(_array(g), np.asarray(w)) for g, w in zip(got, want, strict=True)]
-        rough = [1e-3 * float(np.abs(w).max(initial=0.0)) for _, w in pairs]
+        rough = [
+            1e-3 * float(np.abs(w).max(initial=0.0)) + self._least(arrays[i], outputs)
+            for i, (_, w) in zip(floats, pairs, strict=True)
+        ]
         # Of what is not finite neither side promises the kind.
         finite = [i for i, (_, w) in enumerate(pairs) if np.isfinite(w).all()]
         if not any(fuzzing.difference(*pairs[i], rough[i]) for i in finite):
@@ -175,6 +186,12 @@ class JaxToTorch:
             if text:
                 return Finding("gradient", text)
         return None
+
+    def _least(self, given: Any, outputs: Sequence[Any]) -> float:
+        """What the terms of a gradient leave where they cancel, as those of a sum of softmax do."""
+        largest = min(float(np.abs(given).max(initial=0.1)), 1.0)
+        sizes = [float(y.detach().abs().sum()) for y in outputs]
+        return 4 * 2.0**-24 * sum(filter(math.isfinite, sizes)) / largest
 
 
 def _array(tensor: Any) -> Any:
@@ -209,9 +226,11 @@ def _disturbed(
     def off(y: Any, kind: str, sample: int, text: str = "") -> Any:
         if sample < 0 or kind not in fuzzing.ROUNDING or not jnp.issubdtype(y.dtype, jnp.inexact):
             return y
-        moved = y * fuzzing.disturbances(sample, y.shape, kind)
+        factors = fuzzing.disturbances(sample, y.shape, kind)
+        # That of large negative numbers is a difference of much larger ones, for torch.
+        moved = y * factors + (4 * (factors - 1) if "gelu" in text else 0)
         # Floats of small integers are not in double precision, so that it cannot tell.
-        if every or (y.dtype.name == kind and ROUNDED.search(text)):
+        if every or (y.dtype.name == kind and fuzzing.ROUNDED.search(text)):
             return moved
         return jnp.where(y == y.astype(kind).astype(y.dtype), y, moved)
 

@@ -32,6 +32,9 @@ TRIES = 20  # how often a step is drawn that does not run before there is one le
 REST = 300  # programs between two times that the frameworks forget what they have compiled
 CUTS = 400  # how many smaller programs are tried for one that fails
 STEP = 10.0  # seconds that the source framework has for a step that is drawn
+ROUNDED = re.compile(
+    "exp|log|sqrt|sin|cos|tan|pow|div|sig|soft|mean|var|std|norm|hypot|elu|silu|fft|erf|gamma"
+)  # steps whose results are rounded, also where double precision gives the same number
 SAMPLES = 6  # how often a program is disturbed to see what rounding does to its results
 
 # Few, so that little is compiled.
@@ -139,6 +142,9 @@ class Direction(Protocol):
     def step(self, rng: random.Random, values: Sequence[Any]) -> Step:
         """Draws a step for the values so far, arrays of the source framework."""
 
+    def promised(self, step: Step, operands: Sequence[Any], value: Any) -> bool:
+        """Whether the source framework gives this value of a step wherever it is computed."""
+
     def judge(self, program: Program) -> Finding | None:
         """Compares both frameworks; None where they agree. It raises only where the source does."""
 
@@ -163,9 +169,12 @@ def draw(direction: Direction, seed: str) -> Program:
             try:
                 with warnings.catch_warnings(), limit(STEP):
                     warnings.simplefilter("ignore")
-                    values.append(eval(text, {**direction.names, **own}))
+                    value = eval(text, {**direction.names, **own})
+                    if not direction.promised(step, list(own.values()), value):
+                        continue
             except Exception:  # what the source framework refuses, or is slow at, is no step
                 continue
+            values.append(value)
             steps.append(step)
             break
     return Program(inputs, tuple(steps), seed)

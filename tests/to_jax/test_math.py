@@ -310,6 +310,7 @@ GRADIENTS = {
     "pow": (lambda x: x**2.5 + x**2 + x**0, [0.0, 1.0, 4.0]),
     "exponent": (lambda x: torch.pow(x.abs(), x), [0.5, 1.0, 4.0]),
     "remainder": (lambda x: x % 2.0 + torch.remainder(x * 0 + 7, x), [-3.0, 1.5, 4.0]),
+    "remainder next to a whole number": (lambda x: x % x[:1], [1e-3, -1.866, 1.0]),
     "fmod": (lambda x: torch.fmod(x, x * x), [-3.0, 1.5, 4.0]),
     "floor": (
         lambda x: torch.div(x, 2, rounding_mode="floor") + x.round() + x.sign() + x,

@@ -116,9 +116,28 @@ def _floor_of(x: Any, y: Any) -> jax.Array:
 def remainder(x: Any, y: Any) -> jax.Array:
     """Returns the rest of the division rounded down, of the sign of the divisor."""
     dtype, (x, y) = in_opmath(x, y)
-    rest = jax.lax.rem(*jnp.broadcast_arrays(x, y))
-    other_sign = (rest != 0) & ((y < 0) != (rest < 0))
-    return jnp.where(other_sign, rest + y, rest).astype(dtype)
+    x, y = jnp.broadcast_arrays(x, y)
+    return (_rest_of_floats(x, y) if is_floating(x) else _rest_of(x, y)).astype(dtype)
+
+
+def _rest_of(x: Any, y: Any) -> jax.Array:
+    rest = jax.lax.rem(x, y)
+    return jnp.where((rest != 0) & ((y < 0) != (rest < 0)), rest + y, rest)
+
+
+@jax.custom_jvp
+def _rest_of_floats(x: Any, y: Any) -> jax.Array:
+    """The rest, whose slope by the divisor is the quotient rounded down from the exact rest.
+
+    JAX takes the quotient as it is rounded to the nearest float: one off next to a whole number.
+    """
+    return _rest_of(x, y)
+
+
+@_rest_of_floats.defjvp
+def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
+    whole = jax.lax.stop_gradient(_floor_of(*primals))
+    return _rest_of_floats(*primals), tangents[0] - whole * tangents[1]
 
 
 @lowering("aten::fmod", elements=(0, 1))
