@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TextIO
 
+from fmapper import warn
 from fmapper.switches import settings
 
 PATIENCE = 2.0  # seconds without a line: short work needs none
@@ -121,6 +122,9 @@ def without_line() -> Iterator[None]:
             with suppress(ValueError, OSError):
                 line.erase()
         yield
+
+
+warn.without_line = without_line
 
 
 def _start(steps: list[str]) -> Callable[[], None]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
-from fmapper.progress import without_line
-
 Warned = tuple[str, type[Warning]]
+
+without_line: Callable[[], AbstractContextManager[None]] = nullcontext
+"""Takes away the line that shows progress; what shows that line puts its own here."""
 
 _kept: ContextVar[list[Warned] | None] = ContextVar("fmapper_kept_warnings", default=None)
 
