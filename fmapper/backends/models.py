@@ -200,7 +200,7 @@ class Models(Framework):
         The loss is the mean of each floating output times `cos(0), cos(1), ...`, summed.
 
         Returns:
-            NumPy arrays: `output.0` and so on, `gradient.NAME`, `after.NAME`.
+            NumPy arrays: `output.0` and so on, `gradient.NAME`, `after.NAME`, and the `rate`.
         """
         raise ConversionError(f"models of {self.name} cannot be translated")
 

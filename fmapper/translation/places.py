@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Container[str]) -> str:
     """Returns the path of a layer from the unit that calls it: where the model has its arrays.
 
-    That is the submodule itself if the layer has all of its arrays, else a part of it.
+    That is the submodule itself if the layer has all of its arrays, else a part of it; one without
+    arrays is an attribute of the unit.
 
     Args:
         structure: The program.
@@ -23,6 +24,8 @@ def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Contai
         layer: The layer.
         taken: The paths of others there.
     """
+    if not layer.arrays:
+        return identifier(layer.name, taken)
     local = local_array(structure, unit, next(iter(layer.arrays))) or ""
     path = local.rpartition(".")[0]
     full = f"{unit.path}.{path}" if unit.path else path

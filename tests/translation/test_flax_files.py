@@ -350,3 +350,45 @@ def test_embeddings_that_share_their_weight_are_one():
     same(model(ids.numpy()), module(ids))
     assert model.left.embed is model.right.embed
     assert isinstance(model.left.embed, nnx.Embed)
+
+
+def test_dropout_without_a_module_of_its_own_is_a_layer_of_the_caller():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = nn.functional.dropout(self.linear(x), 0.3, training=self.training)
+            return nn.functional.dropout(x, 0.4, training=self.training)
+
+    module, x = Noisy().eval(), torch.randn(2, 4)
+    code = translate(module, "flax", (x,), dynamic_shapes=None, train=True)[0].code
+    assert "self.dropout = nnx.Dropout(0.3, rngs=rngs)" in code
+    assert "nnx.Dropout(0.4, rngs=rngs)" in code
+    same(run(code, "Noisy", module)(x.numpy()), module(x))
+
+
+def test_steps_of_a_model_that_multiplies_roundings_are_small_enough_to_be_compared():
+    from fmapper_adapters.torch.record.training_steps import training_steps
+
+    class Steep(nn.Module):  # two rows make it +1 and -1, whichever is larger
+        def __init__(self):
+            super().__init__()
+            self.linears = nn.ModuleList(nn.Linear(6, 6) for _ in range(6))
+            self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(6))
+
+        def forward(self, x):
+            for linear, norm in zip(self.linears, self.norms, strict=True):
+                x = norm(linear(x)).relu()
+            return 40 * x
+
+    torch.manual_seed(0)
+    rates = [
+        float(training_steps(module, (torch.randn(2, 6),), {}, train=True)["rate"])
+        for module in (Steep(), nn.Linear(6, 6))
+    ]
+    assert rates[0] < rates[1] == 0.1
+    proof = translate(Steep(), "flax", (torch.randn(2, 6),), train=True, proved=True)[2]
+    assert proof, proof
+    assert proof.errors["train steps"] < 1e-3

@@ -112,13 +112,13 @@ for mode in json.loads(sys.argv[4]):
         ]
         + [0.0]
     )
-    model = make(train)
+    model, rate = make(train), float(wanted["rate"])
 
     @nnx.jit
     def step(model):
         grads = nnx.grad(loss)(model)
         state = nnx.state(model, nnx.Param)
-        nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, state, grads))
+        nnx.update(model, jax.tree.map(lambda p, g: p - rate * g, state, grads))
 
     for _ in range(5):
         step(model)

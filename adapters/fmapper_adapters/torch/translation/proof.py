@@ -131,7 +131,7 @@ for mode in json.loads(sys.argv[4]):
         + [0.0]
     )
     model = make(train)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(wanted["rate"]))
     for _ in range(5):
         optimizer.zero_grad()
         loss(model).backward()
