@@ -270,7 +270,9 @@ class _Writer:
         if spec.kind == "dict":
             return dict(zip(spec.keys, children, strict=True))
         if spec.kind == "record":
-            keys = tuple(identifier(str(key)) for key in spec.keys)
+            keys: tuple[str, ...] = ()
+            for key in spec.keys:  # no field of a named tuple begins with an underscore
+                keys = (*keys, identifier(str(key).lstrip("_") or "field", keys))
             cls = identifier(re.sub(r"\W", "_", spec.name) or "Output")
             if self.records.get(cls, keys) != keys:
                 cls = identifier(cls, self.records)

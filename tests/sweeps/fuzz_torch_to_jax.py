@@ -226,13 +226,14 @@ def _disturbed(program: Program, names: dict[str, Any], tensors: Sequence[Any]) 
 
     def off(i: int, y: Any, sample: int) -> Any:
         kind = str(y.dtype).removeprefix("torch.")
-        if not y.is_floating_point() or exact[i].shape != y.shape:
+        if kind not in fuzzing.ROUNDING or exact[i].shape != y.shape:
             return y
         factors = 2 * torch.tensor(fuzzing.disturbances(sample, tuple(y.shape), kind)) - 1
+        widest = torch.complex128 if y.is_complex() else torch.float64
         same = (exact[i] == y) & (fuzzing.ROUNDED.search(program.steps[i].text) is None)
-        moved = torch.where(same, y, (y.double() * factors).to(y.dtype))
-        # The sign of NaN is the processor's choice.
-        moved = torch.where(y.isnan(), torch.copysign(y, torch.tensor(0.5 - sample % 2)), moved)
+        moved = torch.where(same, y, (y.to(widest) * factors).to(y.dtype))
+        if not y.is_complex():  # the sign of NaN is the processor's choice
+            moved = torch.where(y.isnan(), torch.copysign(y, torch.tensor(0.5 - sample % 2)), moved)
         with contextlib.suppress(RuntimeError):  # an expanded one
             y.copy_(moved)  # in place, as views of it may follow
         return y

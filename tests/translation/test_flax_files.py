@@ -392,3 +392,20 @@ def test_steps_of_a_model_that_multiplies_roundings_are_small_enough_to_be_compa
     proof = translate(Steep(), "flax", (torch.randn(2, 6),), train=True, proved=True)[2]
     assert proof, proof
     assert proof.errors["train steps"] < 1e-3
+
+
+def test_fields_of_results_have_names_that_a_named_tuple_takes():
+    @fmapper.functor
+    class Cache:
+        def __init__(self, keys):
+            self._keys, self.keys, self._0 = keys, 2 * keys, keys.sum()
+
+    class Cached(nn.Module):
+        def forward(self, x):
+            return Cache(x + 1)
+
+    module, x = Cached(), torch.ones(2, 3)
+    code = translate(module, "flax", (x,), dynamic_shapes=None)[0].code
+    found = run(code, "Cached", module)(x.numpy())
+    assert found._fields == ("keys", "keys_2", "item_0")
+    np.testing.assert_array_equal(found.keys_2, 4 * np.ones((2, 3)))
