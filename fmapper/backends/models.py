@@ -194,13 +194,15 @@ class Models(Framework):
 
     def training_steps(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> dict[str, Any]:
-        """Returns what a model of this framework gives, its gradients, and five steps of descent.
+    ) -> Callable[[float, float], dict[str, Any]]:
+        """Returns a function that runs a model of this framework and trains a copy for five steps.
 
         The loss is the mean of each floating output times `cos(0), cos(1), ...`, summed.
 
         Returns:
-            NumPy arrays: `output.0` and so on, `gradient.NAME`, `after.NAME`, and the `rate`.
+            A function of the rate of descent and of a disturbance `off`: weights are multiplied by
+            `1 + off * cos(0), 1 + off * cos(1), ...` first. It gives NumPy arrays: `output.0` and
+            so on, `gradient.NAME`, and `after.NAME`, the parameters after the steps.
         """
         raise ConversionError(f"models of {self.name} cannot be translated")
 

@@ -15,7 +15,7 @@ EXAMPLES = """
 \b
 Examples:
   fmapper translate net.py:Net --to flax --example 'randn(2,3,32,32)' --out net_flax.py
-  fmapper translate net.py:make --to flax --example 'randn(8,16)' --train --tests --out net_flax.py
+  fmapper translate net.py:make --to flax --example 'randn(8,16)' --eval --tests --out net_flax.py
 """
 
 
@@ -27,7 +27,11 @@ Examples:
 @click.option(
     "--fixed", is_flag=True, help="All sizes are those of the examples; else those vary that can."
 )
-@click.option("--train", is_flag=True, help="Write what it does in training, too.")
+@click.option(
+    "--train/--eval",
+    default=None,
+    help="Write what it does in training, too, or not; else that is written where it can be.",
+)
 @click.option("--tests", is_flag=True, help="Write a test of the file beside it, with its data.")
 @click.option("--out", type=PATH, required=True, help="The file.")
 def translate(
@@ -36,7 +40,7 @@ def translate(
     example: str | None,
     kwargs: str | None,
     fixed: bool,
-    train: bool,
+    train: bool | None,
     tests: bool,
     out: Path,
 ) -> int:
@@ -47,7 +51,7 @@ def translate(
     """
     from fmapper.cli.target import load_model
     from fmapper.translation.prove import write_test
-    from fmapper.translation.source import formatted
+    from fmapper.translation.source import formatted, translate_proved
     from fmapper.translation.source import translate as run
 
     check_folders(out)
@@ -55,11 +59,17 @@ def translate(
         loaded = load_model(model)
     args, given = example_args(example), example_kwargs(kwargs)
     shapes = None if fixed else "auto"
-    source, _, proof = run(loaded, to, args, given, shapes, train, proved=True)
-    assert proof is not None
+    if train is None:
+        source, proof, reason = translate_proved(loaded, to, args, given, shapes)
+    else:
+        source, _, known = run(loaded, to, args, given, shapes, train, proved=True)
+        assert known is not None
+        proof, reason = known, ""
     title = type(loaded).__name__
     held, whole = source.layers
     print(f"{title}: {proof}")
+    if reason:
+        print(f"for evaluation only; with training: {reason}")
     print(f"{held:,} of {whole:,} parameters are in layers of {to}")
     for part, reason in source.dissolved.items():
         print(f"{part} has no code of its own: {reason}")

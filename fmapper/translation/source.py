@@ -74,6 +74,38 @@ def source(
     return formatted(found.code)
 
 
+def translate_proved(
+    model: Any,
+    to: str,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = "auto",
+) -> tuple[Source, Proof, str]:
+    """Returns the source of a model for training and evaluation, or for evaluation alone.
+
+    The latter where what the model does in training is another program, as that of a model which
+    keeps a cache in evaluation only, or cannot be recorded.
+
+    Returns:
+        The source, its proof, and why it is for evaluation alone; empty where it is for both.
+
+    Raises:
+        ConversionError: It cannot be recorded or written for evaluation; or it does not run.
+    """
+    given = (model, to, args, kwargs, dynamic_shapes)
+    try:
+        source, _, proof = translate(*given, True, proved=True)
+        assert proof is not None
+        if proof:
+            return source, proof, ""
+        reason = str(proof)
+    except ConversionError as error:
+        reason = str(error)
+    source, _, proof = translate(*given, False, proved=True)
+    assert proof is not None
+    return source, proof, reason
+
+
 def translate(
     model: Any,
     to: str,

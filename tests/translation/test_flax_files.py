@@ -369,29 +369,49 @@ def test_dropout_without_a_module_of_its_own_is_a_layer_of_the_caller():
     same(run(code, "Noisy", module)(x.numpy()), module(x))
 
 
+class Steep(nn.Module):
+    """Two rows make norms +1 and -1, whichever is larger: roundings grow."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(6, 6) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(depth))
+
+    def forward(self, x):
+        for linear, norm in zip(self.linears, self.norms, strict=True):
+            x = norm(linear(x)).relu()
+        return 400 * x
+
+
 def test_steps_of_a_model_that_multiplies_roundings_are_small_enough_to_be_compared():
-    from fmapper_adapters.torch.record.training_steps import training_steps
+    torch.manual_seed(1)
+    modules = Steep(6), nn.Linear(6, 6)
+    x = torch.randn(2, 6)
+    steep, even = (
+        translate(module, "flax", (x,), train=True, proved=True)[2] for module in modules
+    )
+    assert even, even
+    assert float(steep.data["train.rate"]) < float(even.data["train.rate"]) == 0.1
+    assert steep.errors["train steps"] < 1e-3
 
-    class Steep(nn.Module):  # two rows make it +1 and -1, whichever is larger
-        def __init__(self):
-            super().__init__()
-            self.linears = nn.ModuleList(nn.Linear(6, 6) for _ in range(6))
-            self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(6))
 
-        def forward(self, x):
-            for linear, norm in zip(self.linears, self.norms, strict=True):
-                x = norm(linear(x)).relu()
-            return 40 * x
+def test_a_model_may_be_as_far_off_as_it_is_from_itself_and_no_further():
+    from fmapper.translation.prove import Proof
 
+    errors = {"train outputs": 3e-4, "train gradients": 2e-3}
+    assert not Proof(errors)
+    assert not Proof(errors, {"train outputs": 1e-4, "train gradients": 4e-4})
+    steep = Proof(errors, {"train outputs": 1e-4, "train gradients": 6e-4})
+    assert steep
+    assert "a rounding of its weights: 1.0e-04" in str(steep)
+    assert not Proof({"train outputs": 0.5}, {"train outputs": 0.5}), "that says nothing"
+    assert Proof({"eval outputs": 1e-6}, {"eval outputs": 0.5})
     torch.manual_seed(0)
-    rates = [
-        float(training_steps(module, (torch.randn(2, 6),), {}, train=True)["rate"])
-        for module in (Steep(), nn.Linear(6, 6))
-    ]
-    assert rates[0] < rates[1] == 0.1
-    proof = translate(Steep(), "flax", (torch.randn(2, 6),), train=True, proved=True)[2]
-    assert proof, proof
-    assert proof.errors["train steps"] < 1e-3
+    own = translate(Steep(4), "flax", (torch.randn(2, 6),), train=True, proved=True)[2].own
+    assert 1e-8 < own["eval outputs"] < 1e-5
+    assert set(own) == {
+        f"{m} {w}" for m in ("eval", "train") for w in ("outputs", "gradients", "steps")
+    }
 
 
 def test_fields_of_results_have_names_that_a_named_tuple_takes():
@@ -409,3 +429,25 @@ def test_fields_of_results_have_names_that_a_named_tuple_takes():
     found = run(code, "Cached", module)(x.numpy())
     assert found._fields == ("keys", "keys_2", "item_0")
     np.testing.assert_array_equal(found.keys_2, 4 * np.ones((2, 3)))
+
+
+def test_a_model_that_gives_more_in_evaluation_is_written_for_that():
+    from fmapper.translation.source import translate_proved
+
+    class Caches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x):
+            x = self.linear(x)
+            return x if self.training else (x, x.sum())
+
+    source, proof, reason = translate_proved(Caches(), "flax", (torch.randn(2, 3),))
+    assert proof
+    assert source.modes == ("eval",)
+    assert "eval outputs inf" in reason
+    source, proof, reason = translate_proved(nn.Linear(3, 3), "flax", (torch.randn(2, 3),))
+    assert proof
+    assert source.modes == ("eval", "train")
+    assert not reason

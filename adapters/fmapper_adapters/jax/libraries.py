@@ -160,8 +160,8 @@ class JaxModels(Models):
 
     def training_steps(
         self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
-    ) -> dict[str, Any]:
-        """Returns what the model gives, its gradients, and five steps."""
+    ) -> Callable[[float, float], dict[str, Any]]:
+        """Returns what runs the model and trains it for five steps."""
         from fmapper_adapters.jax.record import training_steps as _steps
 
         source, args, kwargs = self.sources().of(model, args, kwargs, train=train)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,21 +15,22 @@ from fmapper import to_jax
 from fmapper_adapters.jax.record.trace import Source
 
 _STEPS = 5
-_RATES = (0.1, 0.01, 0.001)  # of descent: the first at which a rounding of the weights stays small
-_SMALL = 1e-4
 
 
 def training_steps(
     source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns outputs, gradients, and the parameters after five steps, as NumPy arrays by name.
+) -> Callable[[float, float], dict[str, Any]]:
+    """Returns a function of a rate and a disturbance: what the model gives and learns.
 
-    Dropout is left out. The `rate` is that of the steps: small enough that weights which are off by
-    a rounding end as near to these, as after steps that are too large nobody can tell a wrong
-    program from a rounding.
+    Dropout is left out.
     """
-    with _without_dropout():
-        return _run(source, args, kwargs)
+    run = _prepared(source, args, kwargs)
+
+    def steps(rate: float, off: float) -> dict[str, Any]:
+        with _without_dropout():
+            return run(rate, off)
+
+    return steps
 
 
 @contextlib.contextmanager
@@ -49,7 +49,9 @@ def _without_dropout() -> Iterator[None]:
             type.__setattr__(cls, "__call__", original)
 
 
-def _run(source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _prepared(
+    source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Callable[[float, float], dict[str, Any]]:
     args, kwargs = to_jax((tuple(args), dict(kwargs)), strict=False)
     buffers = dict(source.buffers)
     held = {name: to_jax(array) for name, array in source.parameters.items()}
@@ -74,46 +76,31 @@ def _run(source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> di
         )
         return total, after
 
-    outputs, _ = call(learned, buffers)
-    found: dict[str, Any] = {f"output.{i}": np.asarray(x) for i, x in enumerate(outputs)}
-    if not learned or not any(jnp.issubdtype(x.dtype, jnp.floating) for x in outputs):
-        return found
     slope = jax.jit(jax.grad(loss, has_aux=True))
-    try:
-        gradients, _ = slope(learned, buffers)
-    except (ValueError, NotImplementedError) as error:
-        known = "Reverse-mode differentiation does not work" in str(error)
-        if isinstance(error, ValueError) and not known:
-            raise
-        return found  # JAX has no gradients of it
 
-    def descend(learned: Any, rate: float) -> Any:
+    def run(rate: float, off: float) -> dict[str, Any]:
+        now = {name: _moved(x, off) if off else x for name, x in learned.items()}
+        outputs, _ = call(now, buffers)
+        found = {f"output.{i}": np.asarray(x) for i, x in enumerate(outputs)}
+        if not now or not any(jnp.issubdtype(x.dtype, jnp.floating) for x in outputs):
+            return found
         state = buffers
-        for _ in range(_STEPS):
-            gradients, state = slope(learned, state)
-            learned = {name: x - rate * gradients[name] for name, x in learned.items()}
-        return learned
+        for step in range(_STEPS):
+            try:
+                gradients, state = slope(now, state)
+            except (ValueError, NotImplementedError) as error:
+                known = "Reverse-mode differentiation does not work" in str(error)
+                if isinstance(error, ValueError) and not known:
+                    raise
+                return found  # JAX has no gradients of it
+            if step == 0:
+                found |= {f"gradient.{name}": np.asarray(one) for name, one in gradients.items()}
+            now = {name: x - rate * gradients[name] for name, x in now.items()}
+        return found | {f"after.{name}": np.asarray(x) for name, x in now.items()}
 
-    off = {name: _off_by_a_rounding(x) for name, x in learned.items()}
-    for rate in _RATES:
-        after = descend(learned, rate)
-        if _distance(descend(off, rate), after) <= _SMALL:
-            break
-    found |= {f"gradient.{name}": np.asarray(one) for name, one in gradients.items()}
-    found |= {f"after.{name}": np.asarray(x) for name, x in after.items()}
-    return found | {"rate": np.array(rate)}
+    return run
 
 
-def _off_by_a_rounding(x: Any) -> Any:
+def _moved(x: Any, off: float) -> Any:
     waves = np.cos(np.arange(x.size)).reshape(x.shape)
-    return (x * jnp.asarray(1 + 2.0**-22 * waves, jnp.float32)).astype(x.dtype)
-
-
-def _distance(found: Any, wanted: Any) -> float:
-    """Returns how far parameters are apart, relative to the largest; infinite where one is not."""
-    apart = [0.0]
-    for name, one in wanted.items():
-        a, b = np.asarray(found[name], np.float64), np.asarray(one, np.float64)
-        off = float(np.abs(a - b).max(initial=0.0) / max(np.abs(b).max(initial=0.0), 1e-3))
-        apart.append(off if math.isfinite(off) else math.inf)
-    return max(apart)
+    return (x * jnp.asarray(1 + off * waves, jnp.float32)).astype(x.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.backends import Models
@@ -35,8 +35,8 @@ class Sources(Models):
 
     def training_steps(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
-    ) -> dict[str, Any]:
-        """Returns what a copy of the module gives, its gradients, and five steps."""
+    ) -> Callable[[float, float], dict[str, Any]]:
+        """Returns what runs a copy of the module and trains it for five steps."""
         from fmapper_adapters.torch.record import training_steps as _steps
 
         return _steps.training_steps(model, args, kwargs, train=train)
