@@ -239,7 +239,7 @@ _find, __dir__ = _surface(__name__, (*_PLACES.items(), *_PARTS.items()), modules
 
 
 def __getattr__(name: str) -> object:
-    """Imports what is asked for the first time; what moved to another face is found as before."""
+    """Imports a public name on first access; old names lead to their new homes."""
     for face in (_backends, _programs):
         if name in face.__all__:
             return getattr(face, name)

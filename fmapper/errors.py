@@ -50,7 +50,7 @@ class FmapperError(Exception):
     placed: bool | None = None
 
     def __reduce__(self) -> Any:
-        """Copies the message as it is: what a constructor makes one of is not passed again."""
+        """Pickles the message as it is, without calling the constructor again."""
         return _copy, (type(self), self.args, self.__dict__.copy())
 
 
@@ -90,7 +90,7 @@ class PathError(FmapperError, KeyError):
     """A key path leads to nothing."""
 
     def __str__(self) -> str:
-        """Returns the message as it is; `KeyError` would show its repr."""
+        """Returns the message itself; `KeyError` would show its repr."""
         return str(self.args[0]) if self.args else ""
 
 
@@ -114,7 +114,7 @@ class BackendUnavailableError(FmapperError, ImportError):
     """A framework that was asked for by name is not installed, or has no adapter."""
 
     def __str__(self) -> str:
-        """Returns the message with the path a walk added; `ImportError` keeps the first one."""
+        """Returns the message with the path that a walk added; `ImportError` keeps the first."""
         return str(self.args[0]) if self.args else ""
 
 

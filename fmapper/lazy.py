@@ -37,7 +37,7 @@ def surface(
 
 
 def show_as_public(value: object, package: str) -> object:
-    """Lets a class or function name the public module it is imported from."""
+    """Sets `__module__` of public names to the module they are imported from."""
     if hasattr(value, "__qualname__"):  # movers are instances
         value.__module__ = package
     return value

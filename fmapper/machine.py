@@ -11,7 +11,7 @@ _ROOT = Path("/")
 
 
 def processor_name(root: Path = _ROOT) -> str:
-    """Returns what the processor is called; its architecture where the system does not say."""
+    """Returns the model name of the processor, or its architecture."""
     for line in _lines(root / "proc/cpuinfo"):
         key, _, value = line.partition(":")
         if key.strip() == "model name":
@@ -20,7 +20,7 @@ def processor_name(root: Path = _ROOT) -> str:
 
 
 def host_memory(root: Path = _ROOT) -> tuple[int | None, int | None]:
-    """Returns bytes of memory that this process could ever have, and those that it could have now.
+    """Returns the bytes of memory that this process can use in all, and right now.
 
     Both are those of the machine, or those of the tightest control group around this process
     where that allows less: a container is stopped at its own limit, not at that of the machine.
@@ -42,7 +42,7 @@ def host_memory(root: Path = _ROOT) -> tuple[int | None, int | None]:
 
 
 def _total_of_the_system() -> int | None:
-    """Returns what POSIX calls physical memory; not known on Windows."""
+    """Returns the physical memory by POSIX; None on Windows."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -107,7 +107,7 @@ def _ignore(what: str) -> None:
 
 
 def is_wanted() -> bool:
-    """Tells whether somebody would see the line."""
+    """Returns whether somebody would see the line."""
     if not settings.progress:
         return False
     return _notebook() is not None or (sys.stderr is not None and sys.stderr.isatty())

@@ -348,7 +348,7 @@ def _native(name: str, key: Any, like: Any, *args: Any, dtype: str = "") -> Any:
 
 
 def _plain(args: Sequence[Any]) -> bool:
-    """Tells whether there is no array of another backend among the bounds."""
+    """Returns whether there is no array of another backend among the bounds."""
     return all(isinstance(x, int | float | str | tuple) or x is None for x in args)
 
 

@@ -62,7 +62,7 @@ class Device:
         return ":".join(parts) + (f"/{self.memory}" if self.memory else "")
 
     def __setstate__(self, state: Sequence[Any]) -> None:
-        """Reads pickles of before there were memories, too."""
+        """Restores a pickle, including those from before devices had memories."""
         for field, value in itertools.zip_longest(fields(self), state):
             object.__setattr__(self, field.name, value)
 
@@ -169,19 +169,19 @@ class Arrays(Framework):
 
     @abstractmethod
     def is_array_type(self, cls: type) -> bool:
-        """Tells whether instances of a class are arrays of this backend."""
+        """Returns whether instances of a class are arrays of this backend."""
 
     def is_interned_type(self, cls: type) -> bool:
-        """Tells whether equal arrays of a class are one object, as `np.True_`: no sign of a tie."""
+        """Returns whether equal arrays of a class are one object, as `np.True_` is, so not tied."""
         return False
 
     def is_number(self, array: Any) -> bool:
-        """Tells whether an array is only a number not to be written to, as `np.float64(0.5)`."""
+        """Returns whether an array is an immutable number, such as `np.float64(0.5)`."""
         return False
 
     @abstractmethod
     def device(self, array: Any) -> Device:
-        """Tells where an array lives."""
+        """Returns the device of an array."""
 
     @abstractmethod
     def dtype(self, array: Any) -> str:
@@ -192,25 +192,25 @@ class Arrays(Framework):
         """Returns the shape of an array."""
 
     def nbytes(self, array: Any) -> int:
-        """Returns how much memory its values take, or would take if it had any."""
+        """Returns the bytes that its values take, or would take if it had any."""
         return math.prod(self.shape(array)) * itemsize(self.dtype(array))
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Hashable]:
-        """Returns something for each array that is equal for arrays of one dtype on one device.
+        """Returns one key per array, equal for arrays of one dtype on one device.
 
         A quicker way to sort many arrays than to ask for both; the arrays are of one class.
         """
         return [(self.device(array), self.dtype(array)) for array in arrays]
 
     def stays(self, array: Any) -> str | None:
-        """Tells why an array has no meaning in another backend, as a PRNG key; None if it has.
+        """Explains why an array must stay in its backend, as a PRNG key must; None if it may leave.
 
         Then a mover to another backend raises, and with `strict=False` leaves it as it is.
         """
         return None
 
     def portable(self, array: Any) -> Any:
-        """Returns the array that stands for one in other frameworks, if it `stays` as it is."""
+        """Returns the plain array that represents one which `stays`, such as the data of a key."""
         return array
 
     def unusable(self, arrays: Sequence[Any]) -> int | None:
@@ -231,14 +231,14 @@ class Arrays(Framework):
         """Returns every device of this backend that is here, the CPU first."""
 
     def known_devices(self) -> Sequence[Device]:
-        """Returns those of `devices` that are known without starting one.
+        """Returns the devices that are known without initialising a platform.
 
         To start an accelerator may take most of its memory; a message does not need that.
         """
         return self.devices()
 
     def may_have_gpu(self) -> bool:
-        """Tells whether there is an accelerator, or may be one: what can be known without a start.
+        """Returns whether there is, or may be, an accelerator: as far as is known without a start.
 
         NumPy arrays that go to the GPU need a backend; only the one that is chosen is started.
         """
@@ -249,7 +249,7 @@ class Arrays(Framework):
         return None
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Returns what a device is called, and its memory; every adapter knows the host."""
+        """Returns the name and the memory of a device; every adapter knows the host."""
         if device.kind != "cpu":
             return DeviceInfo(device)
         from fmapper.machine import host_memory, processor_name
@@ -257,14 +257,14 @@ class Arrays(Framework):
         return DeviceInfo(device, processor_name(), *host_memory())
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Tells why a device is not here: no driver, a CPU-only build, an index too high."""
+        """Explains why a device is missing: no driver, a CPU-only build, an index too high."""
         have = [device for device in self.devices() if device.kind == kind]
         if have and index is not None:
             return f"the index is too high, {self.name} sees {len(have)} of kind {kind}"
         return f"{self.name} has no device of kind {kind} here"
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """Returns the device that a kind and an index mean for this backend.
+        """Resolves a kind and an index to a device of this backend.
 
         A `gpu` is whatever accelerator there is, unless there is one of that name.
 
@@ -309,7 +309,7 @@ class Arrays(Framework):
         """
 
     def is_traced(self, array: Any) -> bool:
-        """Tells whether an array only stands for one in a program that is being recorded.
+        """Returns whether an array is a tracer of a program that is being recorded.
 
         It is nowhere yet, and will be where the arrays are that the program is run with.
         """
@@ -324,7 +324,7 @@ class Arrays(Framework):
         raise TypeError(f"{self.name} has no arrays without values")
 
     def wait(self, device: Device, results: Any) -> None:
-        """Waits until what runs on one of its devices has been computed.
+        """Waits until all work on one of its devices has finished.
 
         Args:
             device: The device.
@@ -334,7 +334,7 @@ class Arrays(Framework):
     # threads
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
-        """Takes the settings of this thread along to another one.
+        """Copies the settings of this thread, to be restored in another one.
 
         Called where arrays are wanted; what it returns is called once in the thread that makes
         them, which does so inside that context.
@@ -360,14 +360,14 @@ class Arrays(Framework):
         """
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
-        """Returns a range of each dimension of an array, in memory of the host that nobody has."""
+        """Copies a box of an array, a range per dimension, into new memory of the host."""
         (data,) = self.export([array], HOST).data
         index = tuple(slice(start, stop) for start, stop in box)
         found: np.ndarray[Any, Any] = data[(*index, ...)].copy()
         return found
 
     def is_view(self, data: Any, array: Any) -> bool:
-        """Tells whether what `export` gave, and did not call private, is in an array's memory.
+        """Returns whether an export that is not private shares the array's memory.
 
         Asked for `copy=False` only: frameworks that copy on their own tell nobody.
         """
@@ -404,7 +404,7 @@ class Arrays(Framework):
         raise TypeError(f"the {self.name} adapter cannot cast {self.dtype(array)} to {dtype}")
 
     def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
-        """Casts many arrays, in order, where there is a quicker way for all at once than `cast`.
+        """Casts many arrays at once, in order, where that is faster than `cast` for each.
 
         An error is about the array whose turn it is, or a `BatchError`.
         """
@@ -413,11 +413,11 @@ class Arrays(Framework):
     # what takes the place of an array
 
     def like(self, new: Any, old: Any) -> Any:
-        """Makes of `new` what `old` is beside its values: a parameter, for example."""
+        """Wraps `new` as `old` is wrapped: as a parameter, for example."""
         return new
 
     def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
-        """Tells how an array that others refer to gets the contents of another one, in place.
+        """Returns a function that gives an array, in place, the contents of another one.
 
         Returns:
             What does that, and what takes it back, also half of it; None where arrays of this kind
@@ -428,7 +428,7 @@ class Arrays(Framework):
     # random generators
 
     def generator_device(self, x: Any) -> Device | None:
-        """Returns where a generator of this backend draws its random numbers; None for others."""
+        """Returns the device of a random generator; None for objects of other kinds."""
         return None
 
     def generator_to(self, generator: Any, device: Device) -> Any:
@@ -441,15 +441,15 @@ class Arrays(Framework):
     # ties by view
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
-        """Tells whether two of the arrays may share memory; a quick look, True if in doubt."""
+        """Returns whether two of the arrays may share memory: a quick check, True if in doubt."""
         return True
 
     def memory(self, array: Any) -> Memory | None:
-        """Returns where a strided array lies; None where the backend has no views, or not of it."""
+        """Returns the address range of a strided array; None where it cannot have views."""
         return None
 
     def shares_elements(self, a: Any, b: Any) -> bool:
-        """Tells whether two arrays with memory have an element in common, not just the span."""
+        """Returns whether two arrays have an element in common, not only overlapping spans."""
         return True
 
     def view(
@@ -467,5 +467,5 @@ class Arrays(Framework):
     # training
 
     def is_trainable(self, array: Any) -> bool:
-        """Tells whether an array may be trained, as far as it says itself: not if it is frozen."""
+        """Returns whether an array may be trained, as far as it says itself: it is not frozen."""
         return True

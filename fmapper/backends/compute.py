@@ -56,11 +56,11 @@ class Compute(Arrays):
     # transformations
 
     def no_transforms(self) -> str | None:
-        """Tells why functions of these arrays cannot be transformed, and what to do, or None."""
+        """Explains why functions of these arrays cannot be transformed; None if they can."""
         return NO_TRANSFORMS
 
     def untransformable(self, array: Any, error: Exception) -> str | None:
-        """Tells why an array cannot be an argument of a transformed function; None for any other.
+        """Explains why an array cannot be an argument of a transformed function; None if it can.
 
         Args:
             array: An argument of a call that failed.
@@ -118,7 +118,7 @@ class Compute(Arrays):
         raise NotImplementedError
 
     def hollow(self, array: Any) -> Any:
-        """Returns what keeps the place of an array that is being recorded: it has no values."""
+        """Returns a placeholder without values for an array that is being recorded."""
         return self.abstract(self.shape(array), self.dtype(array))
 
     # running models
@@ -126,7 +126,7 @@ class Compute(Arrays):
     def runner(
         self, call: Callable[..., Any], model: Any, *, compile: bool | None
     ) -> Callable[..., Any]:
-        """Tells how this backend runs a model for inference: a function of the inputs alone.
+        """Returns how this backend runs a model for inference: a function of the inputs alone.
 
         Args:
             call: `call(model, *inputs)` is one run.
@@ -136,5 +136,5 @@ class Compute(Arrays):
         return functools.partial(call, model)
 
     def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
-        """Counts what a run asks of an accelerator, without one; None where nobody knows."""
+        """Counts the operations and bytes of one run; None where they cannot be counted."""
         return None

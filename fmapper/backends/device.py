@@ -77,7 +77,7 @@ def parse_device(device: Any) -> DeviceSpec:
 
 
 def _check_installed(device: str, backend: str | None) -> None:
-    """Tells a good device of a framework that is not here from a slip of the pen."""
+    """Raises for a device whose framework is missing, unless the string is a typo."""
     if backend is None or backend in installed_backends() or backend not in known_backends():
         return
     try:
@@ -90,7 +90,7 @@ def _check_installed(device: str, backend: str | None) -> None:
 
 
 def _is_known(backend: str | None, kind: str) -> bool:
-    """Tells whether a backend is there, and the kind is a common one or one of an adapter's own."""
+    """Returns whether a backend is there and the kind is a common one or one of an adapter's."""
     if backend is not None and backend not in installed_backends():
         return False
     return kind in DEVICE_KINDS or any(
@@ -100,7 +100,7 @@ def _is_known(backend: str | None, kind: str) -> bool:
 
 
 def good_strings() -> list[str]:
-    """Returns the device strings that mean something on this machine, short forms first.
+    """Returns the device strings that are valid on this machine, short forms first.
 
     No device is started to find out.
     """
@@ -154,7 +154,7 @@ def working_adapters() -> Iterator[Arrays]:
 
 @short_traceback
 def device_info(device: Any) -> DeviceInfo:
-    """Returns what a device is called, and how much memory it has: all of it, and free now.
+    """Returns the name of a device, its total memory and its free memory.
 
     A `Device` says where arrays live; it is hashable, cheap, and a key of many tables, so it holds
     nothing that has to be asked for or that changes. This asks. The numbers are those of the
@@ -188,7 +188,7 @@ def device_info(device: Any) -> DeviceInfo:
 
 
 def missing() -> dict[str, str]:
-    """Tells why a backend has nothing here but the CPU, or is not here at all, by its name."""
+    """Explains why a backend offers nothing but the CPU, or is missing altogether."""
     reasons: dict[str, str] = {}
     for name in known_backends():
         try:

@@ -83,7 +83,7 @@ def on_adapter(hook: Callable[[Framework], None]) -> None:
 
 
 def unregister_adapter(name: str) -> None:
-    """Removes an adapter; one that is found by itself comes back when it is asked for by name."""
+    """Removes an adapter; one that is discovered comes back when it is asked for by name."""
     _loaded.pop(name, None)
     _forget_types()
     nodes.forget()
@@ -107,7 +107,7 @@ def load_new() -> None:
 
 
 def _is_ready(name: str) -> bool:
-    """Tells whether a module has run to its end; adapters must not see half of a framework."""
+    """Returns whether a module is fully imported; adapters must not see half a framework."""
     spec = getattr(sys.modules[name], "__spec__", None)
     return not getattr(spec, "_initializing", False)
 
@@ -143,7 +143,7 @@ def all_adapters() -> Iterator[Framework]:
 
 
 def memory_advice() -> list[str]:
-    """Returns what frameworks keep of the memory of accelerators, where several are on some.
+    """Says how much accelerator memory each framework reserves where several share a device.
 
     Each has an allocator of its own, and takes memory that the others then lack.
     """
@@ -203,7 +203,7 @@ def _get_adapter(name: str) -> Framework:
 
 
 def install_command(package: str) -> str:
-    """Returns what installs a package that fmapper works with, as `pip install 'torch>=2.11'`.
+    """Returns the command that installs a package, such as `pip install 'torch>=2.11'`.
 
     The package itself and not an extra of fmapper, which pip would look for on an index wherever
     this fmapper has come from.
@@ -222,22 +222,22 @@ def install_command(package: str) -> str:
 
 
 def known_frameworks() -> list[str]:
-    """Returns the frameworks that there is an adapter for, installed or not."""
+    """Returns the frameworks with an adapter, whether they are installed or not."""
     return sorted({*_sources(), *_loaded})
 
 
 def known_backends() -> list[str]:
-    """Returns the backends that there is an adapter for, installed or not."""
+    """Returns the backends with an adapter, whether they are installed or not."""
     return [name for name in {**_sources(), **_loaded} if _has_arrays(name)]
 
 
 def installed_backends() -> list[str]:
-    """Returns the backends that could be asked for here, imported or not."""
+    """Returns the backends that are installed, whether they are imported or not."""
     return [name for name in known_backends() if name in _loaded or _importable(name)]
 
 
 def _has_arrays(name: str) -> bool:
-    """Tells whether an adapter is of a backend: loading it to ask would import its framework."""
+    """Returns whether an adapter has arrays, without loading it and its framework."""
     adapter = _loaded.get(name) or _by_framework.get(name)
     if adapter is not None:
         return isinstance(adapter, Arrays)
@@ -251,7 +251,7 @@ def _importable(name: str) -> bool:
 
 
 def adapter_of(x: Any) -> Arrays | None:
-    """Returns the adapter whose array `x` is; None if `x` belongs to no loaded backend."""
+    """Returns the adapter of the array `x`; None if `x` belongs to no loaded backend."""
     cls = type(x)
     try:
         return _by_type[cls]

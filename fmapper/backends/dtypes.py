@@ -51,12 +51,12 @@ def bare_name(dtype: Any) -> str:
 
 @functools.cache
 def is_inexact(dtype: str) -> bool:
-    """Tells whether a dtype is floating or complex."""
+    """Returns whether a dtype is floating or complex."""
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
 def itemsize(dtype: str) -> int:
-    """Returns bytes of an element; 0 for what is not a number, such as a PRNG key.
+    """Returns the bytes of one element; 0 for a dtype without numbers, such as PRNG keys.
 
     Examples:
         >>> itemsize("bfloat16"), itemsize("float8_e4m3fn"), itemsize("bool"), itemsize("key<fry>")
@@ -69,7 +69,7 @@ def itemsize(dtype: str) -> int:
 
 
 def wanted_dtype(own: str, asked: str | None) -> str:
-    """Returns the dtype that a leaf of dtype `own` is to have when `asked` was asked for.
+    """Returns the dtype of a leaf of dtype `own` after a cast to `asked`.
 
     Integers and bools keep theirs. Complex leaves take the complex dtype of the asked precision,
     complex64 at the least, floating leaves the floating one.

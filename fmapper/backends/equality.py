@@ -13,7 +13,7 @@ _EXACT = frozenset({int, bool, str, bytes, type(None)})
 
 
 def equals(a: Any, b: Any) -> bool:
-    """Tells whether one constant may take the place of another in a program.
+    """Returns whether one constant may take the place of another in a program.
 
     They must be of one type, also inside containers: `True` is not `1`, `1` is not `1.0`. NaN
     equals NaN, and `0.0` is not `-0.0`. Dicts must have one order. Arrays must be of one dtype and
@@ -58,7 +58,7 @@ def equals(a: Any, b: Any) -> bool:
 
 
 def equal_arrays(a: Any, b: Any) -> bool:
-    """Tells whether two arrays, of any backends, have one dtype and shape and the same bits.
+    """Returns whether two arrays, of any backends, have one dtype and shape and the same bits.
 
     Raises:
         FmapperError: One of them has no values, as on the device meta.
@@ -75,7 +75,7 @@ def equal_arrays(a: Any, b: Any) -> bool:
 
 
 def _on_host(array: Any) -> Any:
-    """Returns the values of an array as NumPy has them."""
+    """Returns the values of an array as a NumPy array."""
     from fmapper.backends.arrays import HOST
     from fmapper.backends.discovery import adapter_of
 
@@ -90,7 +90,7 @@ def _on_host(array: Any) -> Any:
 
 
 def digest(value: Any) -> int:
-    """Hashes a constant, so that those that equal one another have one hash."""
+    """Hashes a constant; constants that are equal have equal hashes."""
     cls: type = type(value)
     if cls in _EXACT or issubclass(cls, float | complex):
         return hash((cls, _exact(value)))
@@ -102,12 +102,12 @@ def digest(value: Any) -> int:
 
 
 def _brief(part: Any) -> int:
-    """Returns a hash that does not enter containers, which may be deep or hold themselves."""
+    """Hashes a value without entering containers, which may be deep or cyclic."""
     return hash(type(part)) if isinstance(part, CONTAINERS) else digest(part)
 
 
 def _exact(value: Any) -> Any:
-    """Returns a number as text where `==` does not tell: NaN, and the sign of zero."""
+    """Spells out a number that `==` cannot distinguish: NaN, or a signed zero."""
     if isinstance(value, float):
         return float.__repr__(value)
     return complex.__repr__(value) if isinstance(value, complex) else value
@@ -150,7 +150,7 @@ def _holds_values(array: Any) -> bool:
 
 
 def _parts(container: Any) -> Iterator[Any]:
-    """Yields in order what two containers of one type must have in common."""
+    """Yields in order the parts in which two containers of one type must agree."""
     if isinstance(container, dict):
         yield from dict.keys(container)
         yield from dict.values(container)
@@ -167,7 +167,7 @@ def _parts(container: Any) -> Iterator[Any]:
 
 
 def narrow_ends(array: Any, other: Any) -> Any:
-    """Replaces the ends of 64-bit integers by those of 32 bits, where the other array has 32.
+    """Replaces the limits of int64 by those of int32 where the other array has 32 bits.
 
     They stand for infinity in many programs, and come out as such where JAX has no 64 bits.
     """

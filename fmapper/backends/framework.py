@@ -26,5 +26,5 @@ class Framework(ABC):
     lacking: ClassVar[str] = "adapter"  # what an adapter lacks that has not this facet
 
     def formats(self) -> Sequence[Format]:
-        """Returns the formats of checkpoints that the framework reads and writes by itself."""
+        """Returns the checkpoint formats that the framework itself reads and writes."""
         return ()

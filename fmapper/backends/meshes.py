@@ -28,7 +28,7 @@ class Meshes(Framework):
     lacking = "meshes"
 
     def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
-        """Returns the sizes of the axes of a mesh by name; None if it is no mesh of this framework.
+        """Returns the axis sizes of a mesh by name; None if it is not a mesh of this framework.
 
         Raises:
             ValueError: It is one whose axes have no names.
@@ -82,15 +82,15 @@ class Meshes(Framework):
         """Prepares the nodes of a new tree, of this process alone, to compute with its shards."""
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
-        """Returns the mesh that an array is divided on, and how; None for one on no mesh."""
+        """Returns the mesh of an array and its division there; None for an array without a mesh."""
         return None
 
     def process(self) -> tuple[int, int]:
-        """Returns the number of this process and how many there are, without starting anything."""
+        """Returns the index of this process and the number of processes; starts nothing."""
         return 0, 1
 
     def writers(self, array: Any) -> Mapping[Box, int] | None:
-        """Returns the parts of an array that is spread over processes, and who is to write each.
+        """Returns the parts of an array that is spread over processes, and the writer of each.
 
         None for an array that this process has whole.
 
@@ -107,7 +107,7 @@ class Meshes(Framework):
         raise NotImplementedError
 
     def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
-        """Makes an array of the parts that this process is to hold, on their memory where it can.
+        """Joins the parts that this process holds into an array, in place where possible.
 
         Args:
             shape: The shape of the array.
@@ -118,7 +118,7 @@ class Meshes(Framework):
         raise NotImplementedError
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
-        """Returns what an operation of programs does with dimensions; None for one not known here.
+        """Returns the rule for the dimensions of an operation; None for one not known here.
 
         Args:
             op: The operation, without its overload: `aten::linear`.

@@ -71,45 +71,45 @@ class Models(Framework):
     # models
 
     def is_model(self, x: Any) -> bool:
-        """Tells whether an object is a model of this framework, which `convert` can record."""
+        """Returns whether an object is a model of this framework, which `convert` can record."""
         return False
 
     def is_callable_model(self, x: Any) -> bool:
-        """Tells whether `export_program` takes what is not a model by its class.
+        """Returns whether `export_program` takes a callable that is not a model by its class.
 
         That is a function, a function with its parameters, or a tree of arrays that is called.
         """
         return False
 
     def has_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Tells whether a model has modes, so that its training is recorded unasked."""
+        """Returns whether a model has modes, so that its training is recorded by default."""
         return False
 
     def is_in_training(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Tells whether a model is in its mode for training now, or the examples say so."""
+        """Returns whether a model is in training mode, by itself or by the examples."""
         return False
 
     def options(self, model: Any) -> Sequence[str]:
-        """Names the keywords that tell this framework how to call a model: not its inputs.
+        """Returns the keywords that are options of a call rather than inputs of the model.
 
         A program has them fixed; models that are made of it do not take them.
         """
         return ()
 
     def computes_with(self, cls: type) -> str | None:
-        """Returns the backend with whose arrays a class of this framework computes.
+        """Returns the backend whose arrays a class of this framework computes with.
 
         None for a class that is not of this framework, or that works with any arrays.
         """
         return None
 
     def to_evaluation(self, node: Any) -> None:
-        """Puts a node of this framework, which nobody else holds, into its mode for inference."""
+        """Puts a node of this framework, owned by the caller, into inference mode."""
 
     # pretrained models
 
     def pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
-        """Returns what a folder holds, if it is a pretrained model of this framework.
+        """Reads a folder if it holds a pretrained model of this framework; else returns None.
 
         Nothing in the folder is run, and the model has no memory for its parameters.
 
@@ -120,7 +120,7 @@ class Models(Framework):
         return None
 
     def weights(self, model: Any) -> tuple[dict[str, Any], Callable[[Any], Any]] | None:
-        """Returns the arrays of a converted model by the names in its source, and the way back.
+        """Returns the arrays of a converted model by source name, and the inverse function.
 
         None where those are the names that `state` gives. What is tied is one object under each of
         its names; the way back takes such a dict.
@@ -130,7 +130,7 @@ class Models(Framework):
     # programs
 
     def program_of(self, model: Any) -> Program | None:
-        """Returns the program that a model of this framework was made of; None if it has none."""
+        """Returns the program of a converted model; None for any other model."""
         return None
 
     def export_program(
@@ -147,7 +147,7 @@ class Models(Framework):
         whole: Collection[str] = (),
         parts: bool = False,
     ) -> Program:
-        """Records what a model of this framework computes for example inputs.
+        """Records the program of a model of this framework for example inputs.
 
         Args:
             model: The model.
@@ -207,11 +207,11 @@ class Models(Framework):
         raise ConversionError(f"models of {self.name} cannot be translated")
 
     def given(self, value: Any) -> Any:
-        """Returns what a translated file is given in the place of an array: the words of a key."""
+        """Returns the argument of a translated file for an array: the words of a key."""
         return value
 
     def lowers(self, op: str) -> bool:
-        """Tells whether a lowering of an operation that names no target is to this framework."""
+        """Returns whether a lowering that names no target belongs to this framework."""
         return False
 
     def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
@@ -228,7 +228,7 @@ class Models(Framework):
     def from_program(
         self, program: Program, lowerings: Mapping[str, Lowering], **options: Any
     ) -> Any:
-        """Returns a model of this framework that computes what a program says.
+        """Builds the model of this framework that computes a program.
 
         Args:
             program: The program.
@@ -241,7 +241,7 @@ class Models(Framework):
         raise ConversionError(f"programs cannot be lowered to {self.name}")
 
     def check_options(self, **options: Any) -> None:
-        """Looks at the values of options for `from_program`, before a program is recorded for it.
+        """Checks options for `from_program` before a program is recorded.
 
         Raises:
             ConversionError: There is no such value.
@@ -259,7 +259,7 @@ class Models(Framework):
         whole: Collection[str] = (),
         options: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Records the programs of a model that generates: for a prompt, and for one token more.
+        """Records the two programs of a generating model: for a prompt, and for one more token.
 
         Args:
             model: The model.
@@ -287,7 +287,7 @@ class Models(Framework):
         lowerings: Mapping[str, Lowering],
         **options: Any,
     ) -> Generator:
-        """Returns what generates in this framework.
+        """Builds the generator of this framework from the two programs.
 
         Args:
             generation: The programs.
@@ -300,13 +300,13 @@ class Models(Framework):
     # calls that are compared
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Returns what a model gives for inputs that it may change, ready to be compared."""
+        """Calls a model with inputs that it may change; the results are ready to be compared."""
         return model(*args, **kwargs)
 
     def caller(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        """Returns `call` for such inputs, as quick as a user of this framework would have it."""
+        """Returns a function like `call`, as fast as a user of this framework would make it."""
         self.to_evaluation(model)
         if isinstance(self, Compute):
             return self.runner(lambda own, a, k: own(*a, **k), model, compile=None)
@@ -315,7 +315,7 @@ class Models(Framework):
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
-        """Prepares a call of a model in one of its modes, to be compared with another one.
+        """Prepares a call of a model in one of its modes, for a comparison.
 
         Returns:
             A function that gives the leaves of the output in order, and the arrays that the call
@@ -330,7 +330,7 @@ class Models(Framework):
     def examine(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any] | None:
-        """Returns the output of a model that a conversion has made, to be compared with its source.
+        """Calls a converted model, for a comparison with its source.
 
         Returns:
             None where there is nothing to compare, as where it draws random numbers.
@@ -354,7 +354,7 @@ class Models(Framework):
         *,
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """Returns every operation of a call, in order; None where they cannot be told.
+        """Records every operation of a call, in order; None where that is not possible.
 
         Args:
             model: The model.

@@ -12,7 +12,7 @@ from fmapper.tree.walk import visit
 
 
 def array_namespace(tree: Any) -> Any:
-    """Returns the namespace with the functions of the array API standard for the arrays of a tree.
+    """Returns the array API namespace of the arrays in a tree.
 
     Args:
         tree: An array, or a tree with arrays of one backend.

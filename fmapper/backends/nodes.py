@@ -20,7 +20,7 @@ class Nodes(Framework):
     lacking = "classes to take apart"
 
     def node_type(self, cls: type) -> NodeType | None:
-        """Tells how a class of this framework is taken apart; None if it is not a node class."""
+        """Returns the node type of a class of this framework; None if it is not a node class."""
         return None
 
     def registered_type(self, cls: type) -> NodeType | None:
@@ -28,31 +28,31 @@ class Nodes(Framework):
         return None
 
     def register_functor(self, cls: type) -> None:
-        """Tells this framework's pytree registry about a functor class; called once per class."""
+        """Registers a functor class with the pytree registry of this framework; once per class."""
 
     def is_fitted_type(self, cls: type) -> bool:
-        """Tells whether nodes of this framework wrap what takes the place of arrays of a class.
+        """Returns whether nodes of this framework wrap what takes the place of arrays of a class.
 
         The slots of such nodes are `Fitting`: what they make of it is there at all its places.
         """
         return False
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """Tells which arrays below a node of a class of this framework are trained.
+        """Returns a rule for which arrays below a node of a class are trained.
 
         It holds until a class further down says otherwise; None for a class that does not say.
         """
         return None
 
     def transient(self, node: Any) -> Iterable[Any]:
-        """Returns the arrays of a node of this framework that its own checkpoints leave out.
+        """Returns the arrays of a node that the framework's own checkpoints leave out.
 
         They are computed when a model is made, as tables of positions are.
         """
         return ()
 
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
-        """Returns what a node says of how arrays below it are divided on a mesh.
+        """Returns how a node wants the arrays below it divided on a mesh.
 
         Returns:
             For each array that it says something of: its name there, the array, and an axis for

@@ -171,7 +171,7 @@ def flatten(node: Any, rules: PyTreeRules | None) -> tuple[list[Any], Static | C
 
 
 def unflatten(static: Static | Constant, children: Iterable[Any], rules: PyTreeRules | None) -> Any:
-    """Makes the functor with these dynamic children; registries put all sorts of objects there.
+    """Rebuilds a functor around dynamic children, which may be any objects of a registry.
 
     Args:
         static: What `flatten` has left.
@@ -233,7 +233,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
-    """Tells which parts of a child are dynamic."""
+    """Finds which parts of a child are dynamic."""
     if rules is None:
         return True
     cls = type(child)
@@ -252,7 +252,7 @@ def _pattern(child: Any, rules: PyTreeRules | None) -> Pattern:
 
 
 def _contents(container: Any, rules: PyTreeRules) -> tuple[bool, bool]:
-    """Tells whether anything in a container is dynamic, and whether anything is static."""
+    """Returns whether anything in a container is dynamic, and whether anything is static."""
     seen = {id(container): container}
     todo = [container]
     verdicts: dict[type, bool] = {}  # of what is not a container only the type counts
@@ -284,7 +284,7 @@ def _items(container: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _wrap(child: Any, pattern: Pattern) -> Any:
-    """Returns a child with its static parts, by the pattern, as constants."""
+    """Wraps the static parts of a child, by the pattern, as constants."""
     if pattern is True:
         return child
     if pattern is False:
@@ -351,7 +351,7 @@ def _attributes(node: Any, slots: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
 
 
 def is_dynamic(child: Any) -> bool:
-    """Tells whether a child is an array, a node or a container; the rest is static."""
+    """Returns whether a child is an array, a node or a container; the rest is static."""
     if child is no_gradient:
         return False
     kind = nodes.kind_of(type(child))
@@ -388,7 +388,7 @@ def _tell(adapter: Nodes, cls: type) -> None:
 
 
 def _is_for_registries(cls: type) -> bool:
-    """Tells whether a class is a functor, not a leaf, and without rules of other libraries."""
+    """Returns whether a class is a functor, not a leaf, and without rules of other libraries."""
     own = [kind for adapter in adapters(Nodes) if (kind := adapter.node_type(cls)) is not None]
     declaration = declaration_of(cls)
     if declaration is None:

@@ -24,7 +24,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def check_leaf(leaf: Any, where: Callable[[Any], Link], place: Any = None) -> None:
-    """Refuses a leaf that is not an array itself but holds some.
+    """Raises for a leaf that holds arrays without being one.
 
     Args:
         leaf: The leaf.
@@ -42,7 +42,7 @@ def check_leaf(leaf: Any, where: Callable[[Any], Link], place: Any = None) -> No
 
 
 def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) -> None:
-    """Refuses a node that holds arrays beside its children without having said so.
+    """Raises for a node that holds undeclared arrays beside its children.
 
     That is a dataclass that keeps arrays outside its fields, or a container subclass that keeps
     them in attributes. `children=` in a declaration says so: then the rest is carried over.
@@ -85,7 +85,7 @@ def check_carried(node: Any, node_type: NodeType, where: Callable[[Any], Link]) 
 
 
 def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
-    """Tells whether an object is an array, or holds one in children, attributes, closures or items.
+    """Returns whether an object is an array, or holds one: a child, attribute, cell or item.
 
     Args:
         x: Anything; it is not changed.
@@ -99,7 +99,7 @@ def holds_arrays(x: Any, *, besides: Iterable[Any] = ()) -> bool:
 
 
 def _enter_all(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
-    """Returns all that an object holds, child or not."""
+    """Yields everything that an object holds, whether it is a child or not."""
     if isinstance(kind, NodeType):
         return kind.items(value) if kind.carried is None else vars(value).items()
     is_closed = kind is not LEAF or declaration_of(type(value)) is not None
@@ -107,7 +107,7 @@ def _enter_all(value: Any, kind: NodeType | Kind) -> Iterable[Item] | None:
 
 
 def _parts(x: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what an undeclared object holds, with the words in which an error names it."""
+    """Yields the contents of an undeclared object, each with its name in errors."""
     cls = type(x)  # not isinstance, which asks the object for its class
     if issubclass(cls, _OPAQUE):
         return

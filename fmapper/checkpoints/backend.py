@@ -26,7 +26,7 @@ class FileAdapter(Arrays):
     array_types: ClassVar[tuple[type, ...]] = (LazyArray,)
 
     def is_array_type(self, cls: type) -> bool:
-        """Tells whether a class is of arrays that are described and not read."""
+        """Returns whether a class is of lazy arrays, described but not read."""
         return issubclass(cls, LazyArray)
 
     def device(self, array: Any) -> Device:
@@ -34,7 +34,7 @@ class FileAdapter(Arrays):
         return DISK
 
     def dtype(self, array: Any) -> str:
-        """Returns the name that NumPy or ml_dtypes has for it."""
+        """Returns the name of the dtype in NumPy or ml_dtypes."""
         return str(array.dtype.name)
 
     def shape(self, array: Any) -> tuple[int, ...]:
@@ -42,11 +42,11 @@ class FileAdapter(Arrays):
         return tuple(array.shape)
 
     def devices(self) -> Sequence[Device]:
-        """Returns none: nothing is brought here."""
+        """Returns none: arrays are not moved to this backend."""
         return ()
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """Refuses any but the host: to be elsewhere an array has to be of some backend."""
+        """Raises for any device but the host: elsewhere, an array needs a backend."""
         if kind == DISK.kind:
             return DISK
         raise DeviceUnavailableError(
@@ -57,7 +57,7 @@ class FileAdapter(Arrays):
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterable[Any]:
-        """Gives the arrays as they are: they are not in memory."""
+        """Returns the arrays unchanged: they are not in memory."""
         return arrays
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
@@ -67,16 +67,16 @@ class FileAdapter(Arrays):
         return Exchange(list(in_order(_read, work)), private=range(len(arrays)))
 
     def read_box(self, array: Any, box: Sequence[tuple[int, int]]) -> Any:
-        """Reads a box, and no more of the file than that."""
+        """Reads a box and nothing else of the file."""
         values = array.read(box)
         return values if values.flags.owndata and values.flags.writeable else values.copy()
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """Refuses: what is to be in a file is saved."""
+        """Raises: arrays get into files by saving."""
         raise TypeError("arrays come into a file by fmapper.save(tree, path)")
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
-        """Casts when it is read, floating values; integers now, to see whether they fit."""
+        """Casts floating values when they are read, and integers now, to check that they fit."""
         if is_inexact(dtype) and is_inexact(array.dtype.name):
             return array.astype(dtype), True
         new, survived = get_adapter(HOST.backend, Arrays).cast(array.read(), dtype)

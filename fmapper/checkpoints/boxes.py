@@ -60,7 +60,7 @@ def box_slices(box: Box) -> tuple[slice, ...]:
 
 
 def flat_range(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
-    """Returns where a box lies in an array's elements in C order; None if they have gaps."""
+    """Returns the range of a box in C order; None if its elements are not contiguous."""
     start, row = 0, math.prod(shape)
     is_whole = True  # whatever comes before has a single index
     for (low, high), size in zip(box, shape, strict=True):
@@ -73,7 +73,7 @@ def flat_range(box: Box, shape: Sequence[int]) -> tuple[int, int] | None:
 
 
 def panel_boxes(shape: Sequence[int], elements: int) -> Iterator[Box]:
-    """Yields boxes of at most so many elements that follow one another in C order.
+    """Yields consecutive boxes in C order, each of at most so many elements.
 
     Examples:
         >>> list(panel_boxes((4, 3), 6))

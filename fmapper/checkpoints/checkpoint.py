@@ -27,7 +27,7 @@ class Checkpoint(dict[str, Any]):
 
     @classmethod
     def of(cls, path: Place, format: str, contents: Contents) -> Checkpoint:
-        """Returns what was read, as a mapping."""
+        """Builds the mapping from what was read."""
         made = cls(contents.arrays)
         made.update((name, contents.arrays[first]) for name, first in contents.ties.items())
         made.update(contents.values)
@@ -35,14 +35,14 @@ class Checkpoint(dict[str, Any]):
         return made
 
     def __repr__(self) -> str:
-        """Tells where it lies and how much there is; the arrays are listed by `inspect`."""
+        """Shows the place and the size; `inspect` lists the arrays."""
         arrays = {id(value): value for value in self.values() if hasattr(value, "nbytes")}
         size = sum(array.nbytes for array in arrays.values())
         return f"<Checkpoint {self.path}: {self.format}, {len(arrays)} arrays, {size:,} bytes>"
 
 
 def read_checkpoint(path: Place, format: str | None = None) -> Checkpoint:
-    """Reads what is in a checkpoint, and no array.
+    """Reads the contents of a checkpoint without its arrays.
 
     Raises:
         CheckpointError: It is damaged, or in no known format.

@@ -137,7 +137,7 @@ def _check_places(source: Place, target: Place) -> None:
 
 
 def _change(contents: Contents, dtype: str | None, rules: Rules | None) -> Contents:
-    """Returns the contents under other names, in other layouts and dtypes; nothing is read."""
+    """Renames, transposes and casts the contents lazily; nothing is read."""
     if rules is not None:
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
         contents.arrays, contents.ties = merge_ties(rules.apply({**contents.arrays, **tied}))
@@ -155,7 +155,7 @@ def _cast(array: LazyArray, dtype: str) -> LazyArray:
 def _plan(
     source: Place, contents: Contents, form: Format, dtype: str | None, rules: Rules | None
 ) -> dict[str, Any]:
-    """Returns what must be the same for a run to continue another one."""
+    """Returns what two runs must share for one to continue the other."""
     files: list[Any] = []
     for file in contents.files:
         if isinstance(file, Url):

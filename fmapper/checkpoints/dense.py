@@ -53,7 +53,7 @@ def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Non
 
 
 def _copy_plane(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> None:
-    """Copies a matrix whose columns are dense in the source, and whose rows are in the target."""
+    """Copies a matrix from column-major to row-major order."""
     import numpy as np
 
     rows, columns = target.shape
@@ -108,7 +108,7 @@ class _Squares:
 
 
 def _dense_axis(array: np.ndarray[Any, Any]) -> int:
-    """Returns the dimension along which elements lie closest; the last one if there is none."""
+    """Returns the dimension with the smallest stride; the last one if there is none."""
     found, least = array.ndim - 1, 0
     for axis, (size, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
         if size > 1 and (not least or abs(stride) <= least):

@@ -75,7 +75,7 @@ def _tie(row: ArrayRow) -> str:
 
 @short_traceback
 def inspect(path: str | os.PathLike[str]) -> Inspection:
-    """Tells what is in a checkpoint; only headers are read.
+    """Lists the contents of a checkpoint; only headers are read.
 
     Raises:
         CheckpointError: It is damaged, or in no known format.
@@ -136,7 +136,7 @@ class Difference:
     compared: int
 
     def __bool__(self) -> bool:
-        """Tells whether anything differs."""
+        """Returns whether anything differs."""
         return bool(self.differences)
 
     def __str__(self) -> str:
@@ -148,7 +148,7 @@ class Difference:
 
 @short_traceback
 def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
-    """Tells what differs between two checkpoints: names, shapes, dtypes, values and how far.
+    """Compares two checkpoints: names, shapes, dtypes and values.
 
     Arrays of another dtype are compared as well, as float64. NaN equals NaN.
 

@@ -95,7 +95,7 @@ class LazyArray:
         return f"<{type(self).__name__.strip('_')} {self.dtype.name}[{shape}]>"
 
     def byte_runs(self) -> list[ByteRun] | None:
-        """Returns the bytes of stored arrays that are, one after the other, those of this array.
+        """Returns the runs of stored bytes that make up this array; None where there are none.
 
         They can be copied from file to file. None if the array must be computed.
         """
@@ -153,11 +153,11 @@ class LazyArray:
         return np.array(self.read(), dtype, copy=copy)
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
-        """Returns the elements of a box that is not empty, in an array of any strides."""
+        """Reads a box that is not empty into an array of any strides."""
         raise NotImplementedError
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
-        """Writes the elements of a box that is not empty into an array of any strides."""
+        """Reads a box that is not empty into a given array of any strides."""
         copy_into(out, self._read(box))
 
     # operations
@@ -203,7 +203,7 @@ class LazyArray:
         return self.part(box)
 
     def part(self, box: Ranges) -> LazyArray:
-        """Returns the elements of a box as an array of their own."""
+        """Returns a box of the array as a lazy array of its own."""
         from fmapper.checkpoints.lazy_operations import Part
 
         try:
@@ -213,7 +213,7 @@ class LazyArray:
         return self if bounds == full_box(self.shape) else Part(self, bounds)
 
     def split(self, sizes: int | Sequence[int], axis: int = 0) -> list[LazyArray]:
-        """Returns parts of one dimension, of the given sizes, or so many of equal size."""
+        """Splits a dimension into parts of the given sizes, or into so many equal ones."""
         at = self._axis(axis)
         whole = self.shape[at]
         if isinstance(sizes, int):
@@ -232,7 +232,7 @@ class LazyArray:
         return [part.reshape(rest) for part in self.split([1] * self.shape[at], at)]
 
     def interleave(self, groups: int, axis: int = 0) -> LazyArray:
-        """Takes one element of each of so many equal parts of a dimension in turn.
+        """Interleaves the elements of so many equal parts of a dimension.
 
         `a0 a1 a2 b0 b1 b2` becomes `a0 b0 a1 b1 a2 b2` for 2 groups, and again what it was for 3.
 
@@ -264,7 +264,7 @@ class LazyArray:
         return Cast.make(self, dtype, name)
 
     def view(self, dtype: Any) -> LazyArray:
-        """Takes the bytes for elements of another dtype, as `np.ndarray.view`.
+        """Reinterprets the bytes as another dtype, like `np.ndarray.view`.
 
         Where the sizes of the elements differ, the last dimension changes.
         """

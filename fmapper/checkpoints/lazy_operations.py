@@ -27,7 +27,7 @@ class Transpose(Operation):
         self.axes = tuple(axes)
 
     def byte_runs(self) -> list[ByteRun] | None:
-        """Returns those of the operand, if nothing but dimensions of size 1 has moved."""
+        """Returns the runs of the operand, if only dimensions of size 1 have moved."""
         sizes = self.operands[0].shape
         moved = [axis for axis in self.axes if sizes[axis] != 1]
         return self.operands[0].byte_runs() if moved == sorted(moved) else None
@@ -51,7 +51,7 @@ class Part(Operation):
         self.box = box
 
     def byte_runs(self) -> list[ByteRun] | None:
-        """Returns a part of the operand's bytes, if the box is a range of them."""
+        """Returns a part of the operand's runs, if the box is contiguous."""
         found = flat_range(self.box, self.operands[0].shape)
         runs = self.operands[0].byte_runs()
         if found is None or runs is None:
@@ -71,7 +71,7 @@ class Part(Operation):
 
 
 def _cut(runs: list[ByteRun], start: int, stop: int) -> Iterator[ByteRun]:
-    """Yields what lies between two offsets of bytes that follow one another."""
+    """Yields the part of consecutive runs that lies between two offsets."""
     begin = 0
     for run in runs:
         end = begin + run.stop - run.start
@@ -91,7 +91,7 @@ class Concatenate(Operation):
         self.along = axis
 
     def byte_runs(self) -> list[ByteRun] | None:
-        """Returns the operands' bytes one after the other, if the dimension is the first."""
+        """Returns the operands' runs in order, if the dimension is the first."""
         if math.prod(self.shape[: self.along]) != 1:
             return None
         found: list[ByteRun] = []
@@ -108,7 +108,7 @@ class Concatenate(Operation):
         return found
 
     def _parts(self, box: Box) -> Iterator[tuple[LazyArray, Box, tuple[slice, ...]]]:
-        """Yields operands, a box of each, and where in the result this belongs."""
+        """Yields the operands, a box of each, and its place in the result."""
         low, high = box[self.along]
         begin = 0
         for array in self.operands:
@@ -151,7 +151,7 @@ class Reshape(Operation):
         self._groups = list(_groups(array.shape, self.shape)) if array.size else []
 
     def byte_runs(self) -> list[ByteRun] | None:
-        """Returns those of the operand."""
+        """Returns the runs of the operand."""
         return self.operands[0].byte_runs()
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
@@ -191,7 +191,7 @@ class Reshape(Operation):
         copy_into(out, self._read(box))
 
     def _pieces(self, box: Box, rows: list[_Rows]) -> Iterator[tuple[Box, tuple[slice, ...]]]:
-        """Yields parts of a box, and where they belong, if rows between them would be read."""
+        """Yields parts of a box and their places, where rows between them would be read."""
         wanted = math.prod(box_shape(box))
         if math.prod(math.prod(box_shape(part.box)) for part in rows) <= 2 * wanted:
             return
@@ -211,7 +211,7 @@ class Reshape(Operation):
             yield (*box[:axis], (at, at + 1), *box[axis + 1 :]), place
 
     def _rows(self, box: Box) -> Iterator[_Rows]:
-        """Yields, group by group, what is to be read of the operand."""
+        """Yields, group by group, the box of the operand to read."""
         for own, new in self._groups:
             sizes, old = self.shape[new], self.operands[0].shape[own]
             strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
@@ -238,7 +238,7 @@ class _Rows(NamedTuple):
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-    """Yields the fewest dimensions of two shapes, in turn, that have as many elements."""
+    """Yields matching groups of dimensions of two shapes: the smallest of equal size."""
     i = j = 0
     while i < len(old) or j < len(new):
         first_i, first_j = i, j
@@ -256,7 +256,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[slice, sli
 
 
 def _cover(low: int, high: int, shape: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the smallest box of a range of elements in C order that has first and last."""
+    """Returns the smallest box that holds a range of elements in C order."""
     box: list[tuple[int, int]] = []
     row = math.prod(shape)
     differ = False
@@ -308,7 +308,7 @@ class View(Operation):
 
     @staticmethod
     def make(array: LazyArray, dtype: Any) -> LazyArray:
-        """Returns the array in the new dtype; itself, if it has it.
+        """Returns the array in the new dtype; itself if it has it already.
 
         Raises:
             CheckpointError: The last dimension does not have whole elements of it.
@@ -329,7 +329,7 @@ class View(Operation):
         return View([array], shape, wanted)
 
     def byte_runs(self) -> list[ByteRun] | None:
-        """Returns those of the operand."""
+        """Returns the runs of the operand."""
         return self.operands[0].byte_runs()
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:

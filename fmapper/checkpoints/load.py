@@ -169,7 +169,7 @@ def _fill(
 
 
 def _place_as_before(old: Any, new: Any) -> Any:
-    """Returns new values as an array on a mesh is divided; None for one that is on no mesh."""
+    """Divides new values as the array they replace is; None for one without a mesh."""
     adapter = adapter_of(old)
     if not isinstance(adapter, Meshes) or adapter.layout(old) is None:
         return None
@@ -179,7 +179,7 @@ def _place_as_before(old: Any, new: Any) -> Any:
 
 
 def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
-    """Returns an array of a checkpoint in the dtype that it is to have, cast as it is read."""
+    """Casts an array of a checkpoint lazily: as it is read."""
     own = new.dtype.name
     adapter = adapter_of(old)
     assert adapter is not None
@@ -192,7 +192,7 @@ def _in_dtype(new: LazyArray, old: Any, asked: str | None) -> LazyArray:
 def _check_names(
     checkpoint: Checkpoint, tree: Any, named: Mapping[str, Any], default: Default | None
 ) -> None:
-    """Refuses a checkpoint that lacks arrays of the tree, those that have values there too.
+    """Raises for a checkpoint that lacks arrays of the tree.
 
     What is tied may stand under any of its names.
     """

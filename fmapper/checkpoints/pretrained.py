@@ -95,7 +95,7 @@ def from_pretrained(
     sharding: Sharding | None = None,
     **options: Any,
 ) -> Any:
-    """Makes a model of a local folder in the Hub's layout, in any framework, with its weights.
+    """Loads a model, in any framework, from a local folder in the layout of the Hub.
 
     The folder has a `config.json` of transformers and weights in safetensors (or of `torch.save`).
     The class is made without memory, its program is recorded on shapes alone, and the weights are
@@ -230,13 +230,13 @@ def _fill(
 
 
 def _weights(model: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Returns a tree whose arrays have the names of the folder, and the way back to the model."""
+    """Returns a tree with the array names of the folder, and the inverse function."""
     found = (adapter.weights(model) for adapter in adapters(Models))
     return next(filter(None, found), (model, lambda filled: filled))
 
 
 def _as(array: LazyArray, old: Any) -> LazyArray:
-    """Returns a stored array in the dtype of the one that it takes the place of."""
+    """Casts a stored array to the dtype of the one that it replaces."""
     adapter = adapter_of(old)
     assert adapter is not None
     wanted = adapter.dtype(old)
@@ -253,7 +253,7 @@ def _main_dtype(contents: Contents) -> str | None:
 
 
 def _widen(array: LazyArray, old: Any) -> LazyArray:
-    """Returns integers in the dtype that they had, where the model has been in JAX: counters."""
+    """Widens integers, such as counters, that JAX has narrowed."""
     adapter = adapter_of(old)
     assert adapter is not None
     wanted = adapter.dtype(old)
@@ -318,7 +318,7 @@ def save_pretrained(
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Reads a configuration, an object in JSON with bounds.
+    """Reads a configuration: a JSON object within bounds.
 
     Raises:
         CheckpointError: It is none.

@@ -32,7 +32,7 @@ class UrlFile(SourceFile):
 
     @contextmanager
     def handle(self) -> Iterator[int]:
-        """Gives a number that stands for no file: each read is a request of its own."""
+        """Gives a dummy file descriptor: each read is a request of its own."""
         yield -1
 
     def read_into(self, handle: int, out: memoryview, offset: int) -> None:
@@ -75,7 +75,7 @@ class UrlWriter(Writer):
     def put_all(
         self, file: BinaryIO, arrays: Mapping[str, LazyArray], offset: int | None = None
     ) -> None:
-        """Writes arrays one behind the other, where the file stands."""
+        """Writes arrays one after another at the current position."""
         at = file.tell()
         if offset not in (None, at):
             raise CheckpointError(f"{self._at}: is written from beginning to end")
@@ -94,7 +94,7 @@ class UrlWriter(Writer):
             file.write(text.encode())
 
     def compare(self) -> None:
-        """Reads back what was written, if that is asked for; removes it where it reads otherwise.
+        """Reads back what was written, if asked to; removes it where it differs.
 
         Raises:
             CheckpointError: It does.
@@ -111,7 +111,7 @@ class UrlWriter(Writer):
 def url_writer(
     url: Url, *, check: bool = False, on_bytes: Callable[[int], object] = lambda nbytes: None
 ) -> Iterator[UrlWriter]:
-    """Gives what writes behind a URL; what was written appears when all went well."""
+    """Gives a writer for a URL; the file appears when the block ends without an error."""
     writer = UrlWriter(url, check=check, on_bytes=on_bytes)
     with url.system.transaction:
         yield writer

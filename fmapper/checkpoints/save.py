@@ -94,7 +94,7 @@ def save(
 
 
 def contents_of_tree(tree: Any) -> Contents:
-    """Returns what is to be saved of a tree."""
+    """Returns the contents of a checkpoint of a tree."""
     named = {name: array for name, (_, array) in named_arrays(tree).items()}
     first, ties = merge_ties(named)
     arrays = {name: as_lazy(name, array) for name, array in first.items()}
@@ -108,7 +108,7 @@ def contents_of_tree(tree: Any) -> Contents:
 
 
 def as_lazy(name: str, array: Any) -> LazyArray:
-    """Returns an array of any backend as one that is read when it is written."""
+    """Wraps an array of any backend as a lazy one, read when it is written."""
     if isinstance(array, LazyArray):
         return array
     adapter = adapter_of(array)

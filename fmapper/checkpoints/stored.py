@@ -41,7 +41,7 @@ class SourceFile:
 
     @contextmanager
     def handle(self) -> Iterator[int]:
-        """Opens the file, if it is still the one whose header was read."""
+        """Opens the file, provided that it is still the one whose header was read."""
         flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
         handle = os.open(self.path, flags)
         try:
@@ -91,7 +91,7 @@ class StoredArray(LazyArray):
             super()._fill(box, out)
 
     def read_into(self, out: Any, box: Box) -> None:
-        """Reads a part into an array of its shape that lies row by row."""
+        """Reads a part into a C-contiguous array of its shape."""
         if not out.size:
             return
         with self.file.handle() as handle:
@@ -115,7 +115,7 @@ class StoredArray(LazyArray):
             self._gather(handle, row, box, offset + at * strides[axis])
 
     def _run(self, box: Box) -> int:
-        """Returns how many bytes of the last dimensions' box lie side by side."""
+        """Returns the length in bytes of the contiguous runs of a box."""
         run = self.dtype.itemsize
         for (low, high), size in zip(reversed(box), reversed(self.shape), strict=False):
             run *= high - low
@@ -124,7 +124,7 @@ class StoredArray(LazyArray):
         return run
 
     def _cover(self, handle: int, out: Any, box: Box, shape: Sequence[int], offset: int) -> None:
-        """Reads all rows that have wanted elements, and takes those."""
+        """Reads the rows that hold wanted elements, and selects those."""
         import numpy as np
 
         (start, stop), *rest = box

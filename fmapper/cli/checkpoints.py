@@ -38,7 +38,7 @@ def inspect(path: str) -> int:
 @click.argument("second")
 @click.option("--headers", is_flag=True, help="Compare names, shapes and dtypes alone.")
 def diff(first: str, second: str, headers: bool) -> int:
-    """Say what differs between two checkpoints, and how far. Exit status 1 if anything does."""
+    """Compare two checkpoints. The exit status is 1 if anything differs."""
     from fmapper.checkpoints import diff as diff_checkpoints
 
     found = diff_checkpoints(first, second, values=not headers)
@@ -54,7 +54,7 @@ def convert_files(
     rules: Path | None,
     check: bool,
 ) -> int:
-    """Converts a checkpoint, and says in a line what was done."""
+    """Converts a checkpoint and prints a line about it."""
     from fmapper.checkpoints import convert_checkpoint
 
     found = None

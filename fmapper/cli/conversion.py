@@ -43,7 +43,7 @@ class Amount:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any]) -> Amount:
-        """Returns the sums over arrays of any backend."""
+        """Sums up over arrays of any backend."""
         known = [(adapter_of(array), array) for array in arrays.values()]
         sizes = [(math.prod(a.shape(x)), a.nbytes(x)) for a, x in known if a is not None]
         return cls(len(sizes), sum(n for n, _ in sizes), sum(b for _, b in sizes))
@@ -92,7 +92,7 @@ class Conversion:
         return self.verification is None or self.verification.ok
 
     def to_json(self) -> str:
-        """Returns everything, as strict JSON; what is infinite or NaN is null."""
+        """Returns everything as strict JSON; infinite values and NaN are null."""
         return json.dumps(_finite({**asdict(self), "ok": self.ok}), indent=1, allow_nan=False)
 
     def __rich__(self) -> RenderableType:
@@ -148,7 +148,7 @@ def measure(
     seconds: float = 0.5,
     say: Callable[[str], object] = lambda step: None,
 ) -> tuple[Conversion, Any]:
-    """Converts a model, compares and times it; what `convert` does, step by step.
+    """Converts a model, compares it with its source and times both.
 
     Args:
         model: A model of any framework that programs are recorded from. It is put into evaluation
@@ -218,7 +218,7 @@ def measure(
 def _waiting(
     adapter: Models, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], float]:
-    """Returns a call with inputs of its own, which may be changed: until its results are there."""
+    """Returns a call that copies its inputs and waits for its results."""
     given = inputs_for(adapter, args, kwargs, copy=True)
     call = adapter.caller(model, *given)
 

@@ -39,7 +39,7 @@ def devices() -> None:
 
 
 def _ask(device: Device) -> DeviceInfo:
-    """Returns what a device says of itself, or what kept it from answering."""
+    """Returns the description of a device, or the error that it gave."""
     try:
         return device_info(device)
     except RuntimeError as error:  # in use by somebody else alone, out of memory, gone

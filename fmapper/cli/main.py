@@ -48,7 +48,7 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what a shell needs to complete options and commands."""
+    """Print the completion script of a shell."""
     cls = get_completion_class(shell)
     assert cls is not None
     click.echo(cls(command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source())

@@ -15,7 +15,7 @@ PATH = click.Path(path_type=Path)
 
 
 def check_folders(*paths: Path | None) -> None:
-    """Raises before anything is computed for a file that could not be written in the end.
+    """Raises for a file that could not be written, before anything is computed.
 
     Raises:
         FileNotFoundError: The folder of a path does not exist.
@@ -36,7 +36,7 @@ def print_report(report: Any) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives a path to write to; what is there takes the place of `path` when the block has ended.
+    """Gives a temporary path, whose file replaces `path` when the block ends.
 
     After an error, or Ctrl-C, nothing is left and `path` is as it was.
     """
@@ -49,6 +49,6 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
+    """Writes a text file atomically."""
     with whole_file(path) as beside:
         beside.write_text(text, encoding="utf-8")

@@ -66,7 +66,7 @@ def load_model(target: str) -> Any:
 
 
 def inputs_of(text: str) -> Any:
-    """Returns inputs from `FILE:INPUTS` or an expression: which of them it is shows in the text.
+    """Returns inputs from `FILE:INPUTS` or from an expression.
 
     Raises:
         TargetError: It is neither.
@@ -107,7 +107,7 @@ def _run(file: str) -> Any:
 
 
 def _required_parameters(function: Any) -> list[str]:
-    """Returns the parameters without which it cannot be called."""
+    """Returns the parameters without a default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C: a ufunc, for example
@@ -128,7 +128,7 @@ def _no_such_name(holder: Any, name: str, file: str) -> str:
 
 
 def _short(error: BaseException, path: Path | None = None) -> str:
-    """Returns the class and text of an error, and the line of the file that it came through."""
+    """Returns the class and text of an error, and the line of the user's file that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     lines = [
         frame.lineno

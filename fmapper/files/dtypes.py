@@ -6,7 +6,7 @@ from typing import Any
 
 
 def numpy_dtype(name: str) -> Any:
-    """Returns NumPy's dtype of a name such as `bfloat16`, least byte first as in files."""
+    """Returns the little-endian NumPy dtype of a name such as `bfloat16`."""
     import numpy as np
 
     if name.startswith(("bfloat", "float8", "float4", "int4", "uint4", "int2", "uint2")):

@@ -62,7 +62,7 @@ class GgufHeader:
 
 
 def read_gguf_header(file: BinaryIO, size: int) -> GgufHeader:
-    """Reads the header of a file that is open and has so many bytes.
+    """Reads the header of an open file of so many bytes.
 
     Raises:
         Misfit: It is not GGUF, or damaged.
@@ -136,7 +136,7 @@ class _Head:
             raise Misfit("has a text that is not UTF-8") from None
 
     def value(self, kind: int) -> Any:
-        """Returns a value; None for a list, which is passed over."""
+        """Reads a value; lists are skipped and give None."""
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:

@@ -45,7 +45,7 @@ class Meeting:
         self._stop = threading.Event()
 
     def run(self, prepare: Callable[[], None], write: Callable[[], None]) -> None:
-        """Has process 0 prepare files in `data`, every process write to them, and 0 move them.
+        """Has process 0 prepare files in `data`, all processes write, and process 0 move them.
 
         Raises:
             CheckpointError: Another process has failed, or is silent for too long; says which.
@@ -100,7 +100,7 @@ class Meeting:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _join(self) -> str:
-        """Waits for a meeting that process 0 is alive in; what an earlier one has left is none."""
+        """Waits for a live meeting of process 0; the remains of an earlier one do not count."""
         first, found = self._read("at-0"), [""]
 
         def is_there() -> bool:
@@ -135,7 +135,7 @@ class Meeting:
             (self.folder / f"at-{self.rank}").write_text(f"{uuid.uuid4().hex} {number}")
 
     def _wait(self, others: Iterable[int], is_met: Callable[[], bool]) -> None:
-        """Waits until something holds, as long as the others are alive and none has failed."""
+        """Waits until a condition holds, while the others are alive and none has failed."""
         since = time.monotonic()
         while not is_met():
             now = time.monotonic()
@@ -163,7 +163,7 @@ class Meeting:
     # --- what lies in the folder ----------------------------------------------------------------
 
     def _says(self, name: str) -> bool:
-        """Tells whether a process has put a file for this meeting."""
+        """Returns whether a process has written a file for this meeting."""
         return bool(self.token) and self._read(name) == self.token
 
     def _read(self, name: str) -> str:
@@ -173,7 +173,7 @@ class Meeting:
             return ""
 
     def _put(self, name: str, text: str) -> None:
-        """Writes a file that appears whole."""
+        """Writes a file atomically."""
         with contextlib.suppress(OSError):
             beside = self.folder / f"{name}.{self.rank}.new"
             beside.write_text(text)

@@ -72,7 +72,7 @@ class Header:
 
 
 def read_header(file: BinaryIO, size: int) -> Header:
-    """Reads the header of a file that is open at its beginning and has so many bytes.
+    """Reads the header of a file of so many bytes, open at its beginning.
 
     Every array lies behind the one before it, without holes, and the last one ends with the file.
 
@@ -139,7 +139,7 @@ def _entry(name: str, entry: Any, begin: int) -> Entry:
 def lay_out(
     arrays: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, Header]:
-    """Returns the beginning of a file for arrays of such names, dtypes and shapes, in order.
+    """Returns the header of a file for arrays of these names, dtypes and shapes, in order.
 
     The arrays begin at a multiple of 64. They follow in the order given, each at the place that
     the header has for it.

@@ -44,7 +44,7 @@ class Misfit(Exception):
 
 @contextlib.contextmanager
 def within(key: str) -> Iterator[None]:
-    """Adds a key to the place of what does not fit in there."""
+    """Adds a key to the place that an error names."""
     try:
         yield
     except Misfit as error:
@@ -53,13 +53,13 @@ def within(key: str) -> Iterator[None]:
 
 
 def show(value: Any) -> str:
-    """Shows a value from a file in an error: its beginning, without what a terminal would obey."""
+    """Shortens a value from a file for an error, without control characters."""
     text = ascii(value) if isinstance(value, str | int | float) else type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def read_json(text: str) -> Any:
-    """Returns what a text in JSON says, where no key is there twice and nothing is deep or long.
+    """Parses JSON without duplicate keys, of bounded depth and length.
 
     Raises:
         Misfit: It is none.
@@ -90,7 +90,7 @@ def _no_constant(name: str) -> Any:
 
 
 def read_json_file(path: Path, most: int = 100_000_000) -> Any:
-    """Returns what a file in JSON says, of at most so many bytes.
+    """Parses a JSON file of at most so many bytes.
 
     Raises:
         Misfit: It is not a regular file, too long, or not JSON.
@@ -107,7 +107,7 @@ def read_json_file(path: Path, most: int = 100_000_000) -> Any:
 
 
 def member(folder: Path, name: str) -> Path:
-    """Returns the path of a file in a folder, where it is one and lies there.
+    """Returns the path of a regular file in a folder.
 
     A link may lead to another file of the folder, or from a snapshot in the cache of the Hub to the
     blobs of the same repository, and nowhere else.
@@ -128,7 +128,7 @@ def member(folder: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def open_regular(source: Path) -> Iterator[BinaryIO]:
-    """Opens a file for reading, if it is one: a pipe would wait, a device never ends.
+    """Opens a regular file for reading: a pipe would block, and a device never ends.
 
     Raises:
         Misfit: It is not a regular file.

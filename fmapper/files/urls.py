@@ -36,7 +36,7 @@ class Url:
 
     @classmethod
     def of(cls, text: str) -> Url:
-        """Returns what a URL names.
+        """Parses a URL.
 
         Raises:
             BackendUnavailableError: fsspec is not installed, or not what it needs for this URL.
@@ -63,7 +63,7 @@ class Url:
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        """Tells whether it is the same URL."""
+        """Returns whether it is the same URL."""
         return isinstance(other, Url) and self.text == other.text
 
     def __hash__(self) -> int:
@@ -86,15 +86,15 @@ class Url:
         return posixpath.splitext(self.name)[1]
 
     def exists(self) -> bool:
-        """Tells whether there is something of this name."""
+        """Returns whether the file or folder exists."""
         return bool(self.system.exists(self._inner))
 
     def is_file(self) -> bool:
-        """Tells whether it is a file."""
+        """Returns whether it is a file."""
         return bool(self.system.isfile(self._inner))
 
     def is_dir(self) -> bool:
-        """Tells whether it is a folder."""
+        """Returns whether it is a folder."""
         return bool(self.system.isdir(self._inner))
 
     def names(self) -> list[str]:
@@ -114,7 +114,7 @@ class Url:
         return found
 
     def mark(self) -> str:
-        """Returns what changes when the file does, as far as the host has something of the kind."""
+        """Returns a value that changes with the file, where the host has one."""
         return str(self.system.ukey(self._inner))
 
     def open(self) -> BinaryIO:
@@ -123,7 +123,7 @@ class Url:
         return found
 
     def create(self) -> BinaryIO:
-        """Opens the file for writing; within a transaction of its system it appears at the end."""
+        """Opens the file for writing; within a transaction it appears at the end."""
         found: BinaryIO = self.system.open(self._inner, "wb")
         return found
 
@@ -147,7 +147,7 @@ Place: TypeAlias = Path | Url
 
 
 def place_of(path: str | os.PathLike[str] | Url) -> Place:
-    """Returns a path, or what a URL names; `file://` is a path.
+    """Parses a path or a URL; `file://` is a path.
 
     Raises:
         BackendUnavailableError: fsspec is not installed, or not what it needs for this URL.
@@ -172,7 +172,7 @@ def place_of(path: str | os.PathLike[str] | Url) -> Place:
 
 
 def local_place(path: str | os.PathLike[str], what: str) -> Path:
-    """Returns a path, where a real folder is needed.
+    """Returns a local path; raises for a URL.
 
     Raises:
         CheckpointError: It is a URL.

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def new_path(target: Path) -> Iterator[Path]:
-    """Gives the path of a file to write, which takes the place of `target` when all went well.
+    """Gives a temporary path, whose file replaces `target` if the block raises nothing.
 
     Until then it lies beside it as `NAME.PID-THREAD.tmp`. What a process that was killed has left
     there goes now.
@@ -29,14 +29,14 @@ def new_path(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_file(target: Path) -> Iterator[BinaryIO]:
-    """Gives a file to write to, which takes the place of `target` when all went well."""
+    """Gives a temporary file, which replaces `target` if the block raises nothing."""
     with new_path(target) as beside, beside.open("xb") as file:
         yield file
 
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Gives a folder to fill, which takes the place of `target` when all went well; as `new_file`.
+    """Gives a temporary folder, which replaces `target` if the block raises nothing.
 
     Raises:
         FileExistsError: There is a folder of this name that holds something, or a file.
@@ -69,7 +69,7 @@ def _remove(path: Path) -> None:
 
 
 def _clean_up(target: Path, folders: bool) -> None:
-    """Removes the files, or folders, that processes that are no more have left beside one."""
+    """Removes the temporary files that dead processes have left."""
     if os.name != "posix":  # elsewhere there is no asking whether a process lives
         return
     left = re.compile(re.escape(target.name) + r"\.(\d{1,9})(?:-\d+)?\.tmp")

@@ -98,7 +98,7 @@ class Decoding:
         return max(self.num_beams, self.num_return_sequences)
 
     def check(self) -> None:
-        """Asks whether these options go together.
+        """Checks that these options go together.
 
         Raises:
             ConversionError: They do not; says what to write instead.
@@ -120,7 +120,7 @@ class Decoding:
             )
 
     def with_options(self, options: Mapping[str, Any]) -> Decoding:
-        """Returns this with some of it changed.
+        """Returns a copy with some options changed.
 
         Raises:
             TypeError: There is no such option.
@@ -140,12 +140,12 @@ class Decoding:
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of some options that say how tokens are chosen."""
+    """Selects the options that say how tokens are chosen."""
     return {name: x for name, x in given.items() if name in _READERS or name in _REFUSED}
 
 
 def read_config(config: Mapping[str, Any]) -> tuple[Decoding, tuple[str, ...]]:
-    """Reads what a model says of its own about generating.
+    """Reads the generation settings of a model.
 
     Args:
         config: As `GenerationConfig.to_dict()` gives it.

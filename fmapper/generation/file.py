@@ -29,7 +29,7 @@ _MOST_TOKENS = 1 << 20  # of a list of them
 def save_generation(
     generation: Generation, decoding: Decoding, path: str | os.PathLike[str]
 ) -> None:
-    """Writes the programs of a generator, their arrays and how tokens are chosen to one file.
+    """Writes the programs, arrays and settings of a generator to one file.
 
     Raises:
         ConversionError: An array has a dtype that the format lacks.
@@ -56,7 +56,7 @@ def save_generation(
 
 @short_traceback
 def load_generation(path: str | os.PathLike[str]) -> Generation:
-    """Reads what `save_generation` has written.
+    """Reads a file that `save_generation` has written.
 
     The file may be of anybody, as that of a program: see `load_program`.
 
@@ -141,7 +141,7 @@ def _as_lists(value: Any) -> Any:
 
 
 def _check_together(generation: Generation) -> None:
-    """Asks whether what one program gives is what the other takes.
+    """Checks that one program gives what the other takes.
 
     Raises:
         Misfit: It is not.

@@ -44,7 +44,7 @@ class Generation:
     name: str = ""
 
     def bucket(self, columns: int) -> int:
-        """Returns to how many columns a prompt is padded: a program is compiled for each."""
+        """Returns the padded width of a prompt: a program is compiled for each."""
         if self.lengths:
             return next((size for size in self.lengths if size >= columns), columns)
         size = max(_LEAST, 1 << (columns - 1).bit_length())

@@ -98,7 +98,7 @@ class Generator(ABC):
     def stream(
         self, input_ids: Any, attention_mask: Any = None, *, key: Any = None, **options: Any
     ) -> Iterator[Any]:
-        """Yields the new tokens as they come, each time one per row, of shape (rows,).
+        """Yields the new tokens as they come, one per row, of shape (rows,).
 
         Takes what a call takes, and gives the tokens that the call would.
 
@@ -115,7 +115,7 @@ class Generator(ABC):
         return self._stream(given, decoding, stops, self._count(decoding, given), key)
 
     def with_options(self, **options: Any) -> Generator:
-        """Returns a generator with the same programs and arrays that chooses tokens otherwise."""
+        """Returns a generator with the same programs and arrays, but other settings."""
         return self._with(decoding=self.decoding.with_options(options))
 
     @abstractmethod
@@ -138,7 +138,7 @@ class Generator(ABC):
 
     @abstractmethod
     def _with(self, *, decoding: Decoding) -> Generator:
-        """Returns this generator with another way to choose."""
+        """Returns this generator with other settings."""
 
     @abstractmethod
     def as_generation(self) -> Generation:
@@ -162,7 +162,7 @@ class Generator(ABC):
         return make(load_generation(path), _target(to), options)
 
     def _decoding(self, options: dict[str, Any]) -> tuple[Decoding, Any]:
-        """Returns how to choose in a call, and the stop tokens of each row, if they differ."""
+        """Returns the settings of a call, and the stop tokens of each row if they differ."""
         stops = options.get("eos_token_id")
         if isinstance(stops, list | tuple) and stops and isinstance(stops[0], list | tuple):
             options = options | {"eos_token_id": [t for row in stops for t in row]}
@@ -173,7 +173,7 @@ class Generator(ABC):
         return decoding, stops
 
     def _count(self, decoding: Decoding, given: prompts.Prompts) -> int:
-        """Returns how many tokens may come.
+        """Returns the largest number of new tokens.
 
         Raises:
             ProgramInputError: The cache does not hold so many.
@@ -205,7 +205,7 @@ def generator(
     check: bool = True,
     **options: Any,
 ) -> Generator:
-    """Returns a model that generates text, computed in another framework than its own.
+    """Returns a text generator for a model, computed in another framework.
 
     Its programs for a prompt and for one token more are recorded once each, with a cache of fixed
     size. Prompts are padded to few lengths, for each of which a program is compiled; all tokens
@@ -270,7 +270,7 @@ def _record(
 
 @in_turn
 def make(generation: Generation, target: Models, options: dict[str, Any]) -> Generator:
-    """Returns the generator of a target framework, and says what the model asks for in vain.
+    """Builds the generator of a target framework, and warns of settings that have no effect.
 
     Raises:
         ConversionError: Options do not go together, or ask for what is not done.
@@ -290,7 +290,7 @@ def make(generation: Generation, target: Models, options: dict[str, Any]) -> Gen
 
 
 def _target(to: str | None) -> Models:
-    """Returns the framework that computes.
+    """Returns the target framework.
 
     Raises:
         BackendUnavailableError: None that is here generates.

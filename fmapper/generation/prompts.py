@@ -29,7 +29,7 @@ class Prompts(NamedTuple):
 def read(
     generation: Generation, decoding: Decoding, input_ids: Any, attention_mask: Any
 ) -> Prompts:
-    """Returns prompts in the shape of a program.
+    """Reads prompts into the shape that a program takes.
 
     Args:
         generation: What they are for.

@@ -77,7 +77,7 @@ class Route:
         return self.dtype != self.held
 
     def shares(self, copy: bool | None) -> bool:
-        """Tells whether the results are to lie in the memory of the arrays."""
+        """Returns whether the results are to lie in the memory of the arrays."""
         if copy is not None or self.source is self.target:
             return copy is False
         in_one_place = not isinstance(self.origin.index, tuple)

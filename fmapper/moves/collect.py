@@ -132,5 +132,5 @@ class Leaves:
 
 
 def _holds_only_leaves(node: dict[Any, Any]) -> bool:
-    """Tells whether a dict holds only arrays, as a state dict; False where none was met yet."""
+    """Returns whether a dict holds only arrays, as a state dict; False where none was met yet."""
     return all(kinds.get(cls) is LEAF for cls in {*map(type, node.values())})

@@ -168,7 +168,7 @@ def _bounds(memory: Memory, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _is_dense(memory: Memory, shape: Sequence[int]) -> bool:
-    """Tells whether each element between the first and the last is in the array, in any order."""
+    """Returns whether each element between the first and the last is in the array, in any order."""
     low, high = _bounds(memory, shape)
     ascending = all(stride > 0 for stride, n in zip(memory.strides, shape, strict=True) if n > 1)
     return ascending and high - low == memory.itemsize * math.prod(shape)

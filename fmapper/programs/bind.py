@@ -105,7 +105,7 @@ def _static_values(program: Program) -> list[Any]:
 
 
 def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
-    """Tells whether an argument has a default and no operation uses what it holds."""
+    """Returns whether an argument has a default and no operation uses what it holds."""
     if not any(p.name == name and not p.required for p in program.signature):
         return False
     users = [label for label, given in zip(program.graph.inputs, program.inputs, strict=True)

@@ -220,7 +220,7 @@ def _problem(expected: Any, found: Any) -> str:
 def _is_open(
     program: Program, run: Callable[..., Outcome], path: str, expected: Any, found: Any
 ) -> bool:
-    """Tells whether a result is not determined: several are right, or it hangs on the last bits.
+    """Returns whether a result is not determined: several are right, or it hangs on the last bits.
 
     What a compiler fuses has other rounding than one operation after the other, which can make NaN
     of `exp(x - max(x))` where x is large: either is the model's own answer.

@@ -291,7 +291,7 @@ def _check_options(target: Models, options: Mapping[str, Any]) -> None:
 
 
 def _is_called(model: Any) -> bool:
-    """Says whether something is a program and no mere tree of arrays, whatever it is called with.
+    """Returns whether an object is a program rather than a mere tree of arrays.
 
     A declared class may have a `__call__` that computes with the arrays of every framework.
     """

@@ -52,7 +52,7 @@ _DUNDER = re.compile(r"__.*__")
 
 
 def check_program(program: Program) -> None:
-    """Asks whether every field of a program, and of the one for evaluation, says what it may.
+    """Checks that every field of a program, and of the one for evaluation, says what it may.
 
     Raises:
         Misfit: One does not; says which.

@@ -169,11 +169,11 @@ class Input:
     value: Any = None
 
     def is_array(self) -> bool:
-        """Tells whether it is an array, not a number."""
+        """Returns whether it is an array, not a number."""
         return self.kind != "static" and self.dtype not in ("int", "float", "boolean")
 
     def accepts(self, value: Any) -> bool:
-        """Tells whether a value is the one that a static input must be; True is not 1 here."""
+        """Returns whether a value is the one that a static input must be; True is not 1 here."""
         return equals(self.value, value)
 
 
@@ -251,7 +251,7 @@ class Guard:
     question: str = ""
 
     def holds(self, sizes: Mapping[str, Any]) -> Any:
-        """Says whether the condition holds; True where the sizes are not known."""
+        """Returns whether the condition holds; True where the sizes are not known."""
         found = size_of(self.expression, sizes)
         return found is None or RELATIONS[self.relation](found, self.value)
 
@@ -419,7 +419,7 @@ class Program:
         )
 
     def has_unknown_sizes(self) -> bool:
-        """Tells whether sizes depend on values of arrays, as the number of nonzero elements."""
+        """Returns whether sizes depend on values of arrays, as the number of nonzero elements."""
         shapes = (shape for call in self.graph.walk() for _, shape in call.result)
         return any(isinstance(s, str) and _UNKNOWN.search(s) for shape in shapes for s in shape)
 

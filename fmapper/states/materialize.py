@@ -134,7 +134,7 @@ def fill(
 
 
 def is_abstract(array: Any) -> bool:
-    """Tells whether an array has a shape and a dtype, but no values."""
+    """Returns whether an array has a shape and a dtype, but no values."""
     adapter = adapter_of(array)
     return adapter is not None and adapter.device(array).kind == "meta"
 
@@ -241,7 +241,7 @@ class _Filling:
         return None if self.place is None else self.place(old, new)
 
     def _is_right(self, old: Any, new: Any) -> bool:
-        """Tells whether values have the dtype that they are to have."""
+        """Returns whether values have the dtype that they are to have."""
         own, wanted = _adapter(new).dtype(new), _adapter(old).dtype(old)
         return own == (wanted if self.dtype is None else wanted_dtype(wanted, self.dtype))
 

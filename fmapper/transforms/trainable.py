@@ -159,7 +159,7 @@ def _say(cls: type) -> _Said:
 
 
 def _by_itself(leaf: Any) -> bool:
-    """Tells whether an array that nothing above it speaks of is trained."""
+    """Returns whether an array that nothing above it speaks of is trained."""
     adapter = adapter_of(leaf)
     return adapter is not None and is_inexact(adapter.dtype(leaf)) and adapter.is_trainable(leaf)
 
@@ -180,7 +180,7 @@ def _check_names(node: Any, names: tuple[str, ...], have: dict[Any, Any], link: 
 
 
 def has_computed_children(cls: type) -> bool:
-    """Tells whether a class declares children that are properties, which may be new each time."""
+    """Returns whether a class declares children that are properties, which may be new each time."""
     declaration = declaration_of(cls)
     if declaration is None or declaration.children is None:
         return False

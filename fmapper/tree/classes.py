@@ -15,7 +15,7 @@ def class_attribute(cls: type, name: str) -> Any:
 
 
 def has_class_attribute(cls: type, name: str) -> bool:
-    """Tells whether a class or a base of it defines a name; the metaclass is not asked."""
+    """Returns whether a class or a base of it defines a name; the metaclass is not asked."""
     return any(name in base.__dict__ for base in cls.__mro__)
 
 

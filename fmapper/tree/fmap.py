@@ -118,7 +118,7 @@ def fmap(
 
 
 def takes_trees(f: object) -> TypeGuard[TreeFunction]:
-    """Tells whether a class has `__fmap__`; instances may have every attribute, as nnx.Rngs."""
+    """Returns whether a class has `__fmap__`; instances may have every attribute, as nnx.Rngs."""
     return has_class_attribute(type(f), "__fmap__")
 
 

@@ -266,7 +266,7 @@ def _declare(declaration: Declaration) -> None:
 
 
 def _say_the_same(a: Declaration, b: Declaration) -> bool:
-    """Tells whether two declarations are one made twice, as by a notebook cell run again."""
+    """Returns whether two declarations are one made twice, as by a notebook cell run again."""
     mine, other = (dataclasses.replace(one, cls=object, rebuild=None) for one in (a, b))
     return mine == other and _do_the_same(a.rebuild, b.rebuild)
 

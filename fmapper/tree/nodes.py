@@ -48,7 +48,7 @@ class Source:
         """Returns LEAF for a class of arrays, INTERNED for one of such constants, else None."""
 
     def is_fitted(self, cls: type) -> bool:
-        """Tells whether there are nodes with slots that are `Fitting` for leaves of a class."""
+        """Returns whether there are nodes with slots that are `Fitting` for leaves of a class."""
         return False
 
     def meet(self, cls: type) -> None:

@@ -228,7 +228,7 @@ def _custom(
 
 
 def _same(held: Any, given: Any) -> bool:
-    """Tells whether a rebuilt node holds the child it was given, or a copy of that list or dict."""
+    """Returns whether a rebuilt node holds the child it was given, or an equal list or dict."""
     if held is given:
         return True
     if isinstance(held, list | tuple) and isinstance(given, list | tuple):

@@ -35,7 +35,7 @@ def get_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> Any:
 
 
 def has_path(tree: Any, path: KeyPath | str | Iterable[Any]) -> bool:
-    """Tells whether a key path leads to a node or leaf.
+    """Returns whether a key path leads to a node or leaf.
 
     Examples:
         >>> import fmapper

@@ -24,10 +24,10 @@ def value_slot(variable: type) -> str:
 
 
 def has_int_keys(cls: type) -> bool:
-    """Tells whether the attributes of a class of NNX modules are numbered, as in a list."""
+    """Returns whether the attributes of a class of NNX modules are numbered, as in a list."""
     return bool(getattr(cls, "_pytree__has_int_keys", False))
 
 
 def is_pytree(cls: type) -> bool:
-    """Tells whether Flax registers a class of NNX modules as a pytree."""
+    """Returns whether Flax registers a class of NNX modules as a pytree."""
     return bool(getattr(cls, "_pytree__is_pytree", True))

@@ -144,7 +144,7 @@ class FlaxAdapter(JaxModels, Nodes):
         return proof.SCRIPT
 
     def is_model(self, x: Any) -> bool:
-        """Tells whether an object is a module of NNX, or one of Linen with its variables."""
+        """Returns whether an object is a module of NNX, or one of Linen with its variables."""
         if not _may_be_model(x):
             return False
         from fmapper_adapters.flax import source as _source
@@ -204,13 +204,13 @@ class FlaxAdapter(JaxModels, Nodes):
         return source
 
     def is_converted(self, model: Any) -> bool:
-        """Tells whether it is a `FlaxModel`."""
+        """Returns whether it is a `FlaxModel`."""
         loaded = sys.modules.get("fmapper_adapters.flax.flax_model")
         return loaded is not None and isinstance(model, loaded.FlaxModel)
 
 
 def _may_be_model(x: Any) -> bool:
-    """Tells whether an object's class says that it may be one of Flax, without loading Flax."""
+    """Returns whether an object's class says that it may be one of Flax, without loading Flax."""
     first = x[0] if isinstance(x, tuple) and len(x) == 2 else x
     first = getattr(first, "__self__", first)
     return any(str(base.__module__).startswith("flax.") for base in type(first).__mro__)

@@ -51,7 +51,7 @@ class ChildTest:
         self.known: dict[type, bool] = {}
 
     def __call__(self, value: Any) -> bool:
-        """Tells whether it is a child."""
+        """Returns whether it is a child."""
         cls = type(value)
         found = self.known.get(cls)
         if found is not None:

@@ -297,7 +297,7 @@ def _variables(model: FlaxModel) -> dict[str, Any]:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Tells whether two variables have two values; inside `jax.jit` nobody can tell."""
+    """Returns whether two variables have two values; inside `jax.jit` nobody can tell."""
     values = _value(a), _value(b)
     return values[0] is not values[1] and not isinstance(values[0], jax.core.Tracer)
 

@@ -19,7 +19,7 @@ OPTIONS = ("method", "mutable", "capture_intermediates")
 
 
 def is_bound(x: Any) -> bool:
-    """Tells whether something is a module with its variables, or a method of one."""
+    """Returns whether something is a module with its variables, or a method of one."""
     if isinstance(x, types.MethodType):
         x = x.__self__
     return isinstance(x, linen.Module) and x.scope is not None

@@ -20,7 +20,7 @@ Kwargs = Mapping[str, Any]
 
 
 def is_model(x: Any) -> bool:
-    """Tells whether an object stands for a model of Flax.
+    """Returns whether an object stands for a model of Flax.
 
     A module of NNX, or the graph and the state that `nnx.split` has made of one; a bound module of
     Linen, one with its variables, or its `apply` with them; also one without, to be refused.
@@ -41,7 +41,7 @@ def _is_nnx(model: Any) -> bool:
 
 
 def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Tells whether a model has modes: in its parts, or in arguments that tell it."""
+    """Returns whether a model has modes: in its parts, or in arguments that tell it."""
     if _is_converted(model):
         programs = model._programs
         return programs.training is not None and programs.evaluation is not None
@@ -51,7 +51,7 @@ def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
 
 
 def is_in_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Tells whether a part of a module is in training mode, or the examples say so."""
+    """Returns whether a part of a module is in training mode, or the examples say so."""
     if _is_converted(model):
         return not model.deterministic
     said = train_flags.mode_of(_modes_of(model, args, kwargs), args, kwargs)

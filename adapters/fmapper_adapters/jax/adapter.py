@@ -80,7 +80,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return importlib.import_module("fmapper_adapters.jax.compute.random")
 
     def is_array_type(self, cls: type) -> bool:
-        """Tells whether a class is of arrays, PRNG keys, tracers or shapes."""
+        """Returns whether a class is of arrays, PRNG keys, tracers or shapes."""
         return issubclass(cls, jax.Array | jax.core.Tracer | jax.ShapeDtypeStruct)
 
     def device(self, array: Any) -> Device:
@@ -110,7 +110,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return list(map(_devices.named, _devices.started()))
 
     def may_have_gpu(self) -> bool:
-        """Tells whether JAX has an accelerator, or a plugin for one if it has not started."""
+        """Returns whether JAX has an accelerator, or a plugin for one if it has not started."""
         return _devices.may_have_accelerator()
 
     def as_device(self, device: Any) -> Device | None:
@@ -156,12 +156,12 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return DeviceInfo(device, *_devices.about(_devices.find(device)))
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Tells whether the plugin, the driver, a setting or the index is to blame."""
+        """Returns whether the plugin, the driver, a setting or the index is to blame."""
         here = any(device.kind == kind for device in self.devices())
         return (None if here else _devices.why_not(kind)) or super().why_not(kind, index)
 
     def is_traced(self, array: Any) -> bool:
-        """Tells whether an array is a tracer: what a transformation calls a function with."""
+        """Returns whether an array is a tracer: what a transformation calls a function with."""
         return isinstance(array, jax.core.Tracer)
 
     def abstract(self, shape: Sequence[int], dtype: str) -> Any:
@@ -365,7 +365,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         tree.register_functor(cls)
 
     def lowers(self, op: str) -> bool:
-        """Tells whether an operation is not a primitive of JAX."""
+        """Returns whether an operation is not a primitive of JAX."""
         return not op.startswith("lax::")
 
     def from_program(
@@ -389,7 +389,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return jax_generator.from_generation(generation, decoding, lowerings, **options)
 
     def is_model(self, x: Any) -> bool:
-        """Tells whether a model is one that `convert` has given."""
+        """Returns whether a model is one that `convert` has given."""
         return getattr(type(x), "is_converted_model", False) is True
 
     def is_callable_model(self, x: Any) -> bool:
@@ -424,7 +424,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return source
 
     def is_converted(self, model: Any) -> bool:
-        """Tells whether it is a `JaxModel`."""
+        """Returns whether it is a `JaxModel`."""
         return self.is_model(model)
 
     def transient(self, node: Any) -> Iterable[Any]:

@@ -89,7 +89,7 @@ class JaxModels(Models):
 
     @abstractmethod
     def is_converted(self, model: Any) -> bool:
-        """Tells whether a model is one that `convert` has given."""
+        """Returns whether a model is one that `convert` has given."""
 
     def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
         """Returns the operations of `jax/aten/`."""
@@ -98,12 +98,12 @@ class JaxModels(Models):
         return table.lowers_whole(lowerings)
 
     def has_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
-        """Tells whether parts of the model have modes, or arguments tell a mode."""
+        """Returns whether parts of the model have modes, or arguments tell a mode."""
         found: bool = self.sources().has_training(model, args, kwargs)
         return found
 
     def is_in_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
-        """Tells whether the parts are in training mode, or the arguments say so."""
+        """Returns whether the parts are in training mode, or the arguments say so."""
         found: bool = self.sources().is_in_training(model, args, kwargs)
         return found
 

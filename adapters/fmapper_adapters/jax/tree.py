@@ -21,7 +21,7 @@ from fmapper.backends import (
 
 
 def is_tree_node(cls: type) -> bool:
-    """Tells whether JAX's registry has a class."""
+    """Returns whether JAX's registry has a class."""
     known: Any = getattr(tree_util, "is_tree_node", None)
     if known is not None:
         return bool(known(cls))
@@ -161,7 +161,7 @@ def register_functor(cls: type) -> None:
 
 
 def _is_dynamic(child: Any) -> bool:
-    """Tells whether a value is an array, a node or a container, or becomes an array in JAX."""
+    """Returns whether a value is an array, a node or a container, or becomes an array in JAX."""
     return (
         isinstance(child, jax.ShapeDtypeStruct)
         or is_dynamic(child)

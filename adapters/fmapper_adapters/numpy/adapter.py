@@ -44,17 +44,17 @@ class NumpyAdapter(Adapter):
         return importlib.import_module("fmapper_adapters.numpy.random")
 
     def is_array_type(self, cls: type) -> bool:
-        """Tells whether a class is of arrays, or scalars of numbers, not strings and dates."""
+        """Returns whether a class is of arrays, or scalars of numbers, not strings and dates."""
         if issubclass(cls, np.generic):
             return not issubclass(cls, _NO_NUMBERS)
         return issubclass(cls, np.ndarray)
 
     def is_interned_type(self, cls: type) -> bool:
-        """Tells whether a class is `np.bool_`: there is one `np.True_` and one `np.False_`."""
+        """Returns whether a class is `np.bool_`: there is one `np.True_` and one `np.False_`."""
         return issubclass(cls, np.bool_)
 
     def is_number(self, array: Any) -> bool:
-        """Tells whether an array is a scalar of NumPy."""
+        """Returns whether an array is a scalar of NumPy."""
         return isinstance(array, np.generic)
 
     def device(self, array: Any) -> Device:
@@ -242,7 +242,7 @@ def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def has_survived(old: np.ndarray[Any, Any], new: np.ndarray[Any, Any]) -> bool:
-    """Tells whether a cast has kept every integer and made no finite value infinite."""
+    """Returns whether a cast has kept every integer and made no finite value infinite."""
     if new.dtype.kind in "iub":
         return bool((new.astype(old.dtype) == old).all())
     if old.dtype.kind == "c" and new.dtype.kind != "c":

@@ -187,7 +187,7 @@ def _to_normal(out: Array) -> None:
 
 
 def bernoulli(key: Array, p: Any, shape: Sequence[int] | None) -> Array:
-    """Tells whether a uniform number is below p."""
+    """Returns whether a uniform number is below p."""
     p = np.asarray(p, np.float32)
     return np.asarray(uniform(key, p.shape if shape is None else shape, "float32", 0, 1) < p)
 

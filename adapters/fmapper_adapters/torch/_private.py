@@ -56,7 +56,7 @@ assert_async: Callable[[torch.Tensor, str], None] = torch._assert_async
 
 
 def is_fork_of_user(kind: str) -> bool:
-    """Tells whether this process was forked from one that had used devices of a kind."""
+    """Returns whether this process was forked from one that had used devices of a kind."""
     check = getattr(getattr(torch, kind, None), "_is_in_bad_fork", None)
     return bool(check and check())
 
@@ -74,7 +74,7 @@ def version_of(tensor: Any) -> int:
 
 
 def is_view(tensor: Any) -> bool:
-    """Tells whether a tensor is a view of another one, as far as autograd knows."""
+    """Returns whether a tensor is a view of another one, as far as autograd knows."""
     found: bool = tensor._is_view()
     return found
 
@@ -97,7 +97,7 @@ leave_level: Callable[[], Any] = _functorch.pop_dynamic_layer_stack
 
 
 def is_in_transformation() -> bool:
-    """Tells whether a function of `torch.func` is under way."""
+    """Returns whether a function of `torch.func` is under way."""
     return _functorch.peek_interpreter_stack() is not None
 
 
@@ -107,7 +107,7 @@ def count_levels() -> int:
 
 
 def is_dual() -> bool:
-    """Tells whether derivatives are being taken forwards."""
+    """Returns whether derivatives are being taken forwards."""
     return forward_ad._current_level >= 0
 
 
@@ -122,7 +122,7 @@ def exit_dual_level() -> None:
 
 
 def has_saved_tensors_hooks() -> bool:
-    """Tells whether hooks for saved tensors are allowed."""
+    """Returns whether hooks for saved tensors are allowed."""
     found: bool = _hooks._saved_tensors_hooks_is_enabled()
     return found
 
@@ -139,7 +139,7 @@ def set_grad_enabled(mode: bool) -> None:
 
 
 def is_set_grad_enabled(target: Any) -> bool:
-    """Tells whether a recorded function is the one that switches gradients on and off."""
+    """Returns whether a recorded function is the one that switches gradients on and off."""
     return target is torch._C._set_grad_enabled
 
 
@@ -159,7 +159,7 @@ def set_engine(engine: Any) -> None:
 
 
 def is_dynamo_context(value: Any) -> bool:
-    """Tells whether an object is what `module.compile()` calls the module by."""
+    """Returns whether an object is what `module.compile()` calls the module by."""
     return isinstance(value, torch._dynamo.eval_frame._TorchDynamoContext)
 
 
@@ -196,7 +196,7 @@ def buffer_hooks() -> dict[Any, Any]:
 
 
 def is_scheduled(step: Any) -> bool:
-    """Tells whether a scheduler of learning rates has wrapped the step of an optimizer."""
+    """Returns whether a scheduler of learning rates has wrapped the step of an optimizer."""
     return bool(getattr(step, "_wrapped_by_lr_sched", False))
 
 
@@ -256,7 +256,7 @@ def transient_buffers(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def has_kernel(op: str, key: str) -> bool:
-    """Tells whether an operation has a kernel for a dispatch key of its own."""
+    """Returns whether an operation has a kernel for a dispatch key of its own."""
     found: bool = _core._dispatch_has_kernel_for_dispatch_key(op, key)
     return found
 

@@ -71,7 +71,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return _random
 
     def is_array_type(self, cls: type) -> bool:
-        """Tells whether a class is of tensors; subclasses are."""
+        """Returns whether a class is of tensors; subclasses are."""
         return issubclass(cls, torch.Tensor)
 
     def is_fitted_type(self, cls: type) -> bool:
@@ -121,7 +121,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return DeviceInfo(device, *_devices.about(device.kind, device.index))
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Tells whether the build, the driver or the index is to blame."""
+        """Returns whether the build, the driver or the index is to blame."""
         return _devices.why_not(kind) or super().why_not(kind, index)
 
     def abstract(self, shape: Sequence[int], dtype: str) -> Any:
@@ -246,7 +246,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return Memory(array.data_ptr(), tuple(array.stride()), array.element_size(), not lazy)
 
     def shares_elements(self, a: Any, b: Any) -> bool:
-        """Tells whether two tensors have an element in common."""
+        """Returns whether two tensors have an element in common."""
         return tensors.shares_elements(a, b)
 
     def view(
@@ -265,7 +265,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return parameters.replace(like, values, grad)
 
     def is_trainable(self, array: Any) -> bool:
-        """Tells whether a tensor is not a frozen parameter; a plain tensor does not say."""
+        """Returns whether a tensor is not a frozen parameter; a plain tensor does not say."""
         return parameter_standin.is_trained(array) is not False
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
@@ -364,7 +364,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         pytrees.register_functor(cls)
 
     def is_model(self, x: Any) -> bool:
-        """Tells whether an object is a module."""
+        """Returns whether an object is a module."""
         return isinstance(x, torch.nn.Module)
 
     def export_program(
@@ -407,7 +407,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return _record.export_generation(model, **settings)
 
     def lowers(self, op: str) -> bool:
-        """Tells whether an operation is a primitive of JAX."""
+        """Returns whether an operation is a primitive of JAX."""
         return op.startswith("lax::")
 
     def from_program(

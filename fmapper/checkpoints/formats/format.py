@@ -66,7 +66,7 @@ class Format(ABC):
 
     @abstractmethod
     def read(self, path: Path) -> Contents:
-        """Reads what is where, and no array.
+        """Reads names and places, but no array.
 
         Raises:
             CheckpointError: The file is damaged, or holds what this format has not.
@@ -112,7 +112,7 @@ def read_contents(place: Place, name: str | None = None) -> tuple[Format, Conten
 
 
 def format_of(place: Place, name: str | None = None) -> Format:
-    """Returns the format that a checkpoint is in, or that it is said to be in.
+    """Returns the format of a checkpoint: the one it is in, or the one it is declared to be in.
 
     Raises:
         CheckpointError: It is in none that is known here.
@@ -143,7 +143,7 @@ def _needs_a_file(url: Place, name: str) -> CheckpointError:
 
 
 def format_for(path: Place, name: str | None) -> Format:
-    """Returns the format to write: by its name, or by how the path ends.
+    """Returns the format to write, by its name or by the ending of the path.
 
     Raises:
         ValueError: There is no format of this name, or none for this ending.
@@ -173,7 +173,7 @@ def _format_for(path: Path, name: str | None) -> Format:
 
 
 def merge_ties(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns each object under its first name, and the other names with that one."""
+    """Returns each object under its first name, and a map from other names to that one."""
     first: dict[int, str] = {}
     arrays, ties = {}, {}
     for name, array in names.items():
@@ -185,7 +185,7 @@ def merge_ties(names: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]
 
 
 def nest(named: Mapping[str, Any]) -> Any:
-    """Returns nested dicts of what has names with dots."""
+    """Nests a flat dict by the dots in its names."""
     tree: dict[str, Any] = {}
     for name, value in named.items():
         *keys, last = name.split(".")

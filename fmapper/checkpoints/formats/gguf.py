@@ -37,7 +37,7 @@ class Gguf(Format):
     endings: ClassVar[tuple[str, ...]] = (".gguf",)
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether a file begins as one does, or is called so."""
+        """Returns whether a file has the magic number or the ending of this format."""
         if not path.is_file():
             return False
         with path.open("rb") as file:

@@ -53,7 +53,7 @@ class Npz(Format):
     endings: ClassVar[tuple[str, ...]] = (".npz",)
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether a file is called so, or is a zip file of `.npy`."""
+        """Returns whether a file ends with .npz or is a zip file of `.npy` members."""
         if not path.is_file():
             return False
         if path.suffix in self.endings:
@@ -134,7 +134,7 @@ def _read(path: Path) -> Contents:
 
 
 def _check(file: SourceFile, member: zipfile.ZipInfo) -> None:
-    """Refuses a member that takes memory before it is read: the library bounds deflate alone."""
+    """Raises for a compression that is not bounded: the library bounds only deflate."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Misfit(f"{show(member.filename)} is compressed in a way that NumPy does not write")
     if member.header_offset < 0 or member.header_offset + member.compress_size > file.size:
@@ -199,7 +199,7 @@ def _known(dtype: str) -> str:
 
 
 def _offset(file: SourceFile, member: zipfile.ZipInfo) -> int:
-    """Returns where the data of a member begin, that lie as they are."""
+    """Returns the offset of a member that is stored uncompressed."""
     with file.handle() as handle:
         data = bytearray(_LOCAL.size)
         file.read_into(handle, memoryview(data), member.header_offset)

@@ -35,11 +35,11 @@ class Safetensors(Format):
     urls: ClassVar[bool] = True
 
     def for_path(self, path: Path) -> Format:
-        """Returns this for a name that ends with .safetensors, else the folder of shards."""
+        """Returns this format for a name that ends with .safetensors, else a folder of shards."""
         return self if path.suffix == ENDING else SafetensorsFolder()
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether a file begins as one does, or is called so."""
+        """Returns whether a file has the magic number or the ending of this format."""
         if not path.is_file():
             return False
         if path.suffix == ENDING:
@@ -71,11 +71,11 @@ class SafetensorsFolder(Format):
         return Safetensors().for_path(path)
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether a folder has an index, or files with that ending."""
+        """Returns whether a folder has an index, or files with that ending."""
         return path.is_dir() and (_is_there(path / INDEX) or bool(_files(path)))
 
     def read(self, path: Path) -> Contents:
-        """Reads the headers of all shards; those that an index names, if there is one."""
+        """Reads the headers of all shards, or of those in the index if there is one."""
         arrays: dict[str, LazyArray] = {}
         metadata: dict[str, Any] = {}
         index = _read_index(file_in(path, INDEX)) if _is_there(path / INDEX) else None
@@ -107,7 +107,7 @@ class SafetensorsFolder(Format):
 def layout(
     form: Format, contents: Contents, target: str
 ) -> tuple[dict[str, tuple[bytes, dict[str, int], int]], dict[str, str]]:
-    """Returns the files that a form writes: beginning, where arrays begin, size; and texts."""
+    """Returns the layout of the files to write: header, offsets, size; and texts."""
     is_folder = isinstance(form, SafetensorsFolder)
     parts = shards(contents.arrays) if is_folder else [(target, contents.arrays)]
     metadata = _metadata(contents)
@@ -128,7 +128,7 @@ def layout(
 def _write_file(
     out: Writer, file: BinaryIO, arrays: Mapping[str, LazyArray], metadata: Mapping[str, str]
 ) -> None:
-    """Writes one file, an array after the other."""
+    """Writes one file, array by array."""
     try:
         head, _ = lay_out(
             ((name, array.dtype.name, array.shape) for name, array in arrays.items()), metadata
@@ -142,7 +142,7 @@ def _write_file(
 def shards(
     arrays: Mapping[str, LazyArray], most: int | None = None
 ) -> list[tuple[str, dict[str, LazyArray]]]:
-    """Sorts arrays into files of at most so many bytes, in order, and names the files."""
+    """Groups arrays, in order, into named files of at most so many bytes."""
     most = most or MOST_BYTES_OF_A_SHARD
     parts: list[dict[str, LazyArray]] = [{}]
     size = 0
@@ -161,7 +161,7 @@ def shards(
 
 
 def index_of(arrays: Mapping[str, LazyArray], most: int | None = None) -> str | None:
-    """Returns the index of the shards that `shards` makes, as JSON; None where there is one."""
+    """Returns the index of the shards as JSON; None for a single shard."""
     parts = shards(arrays, most)
     if len(parts) == 1:
         return None
@@ -172,7 +172,7 @@ def index_of(arrays: Mapping[str, LazyArray], most: int | None = None) -> str | 
 
 
 def about_to_text(contents: Contents) -> str:
-    """Returns ties and values as JSON; nothing where there are none."""
+    """Encodes ties and values as JSON; empty where there are none."""
     if not contents.ties and not contents.values:
         return ""
     values = {name: _plain(value) for name, value in contents.values.items()}
@@ -185,7 +185,7 @@ def _plain(value: Any) -> Any:
 
 
 def about_from_text(text: str, arrays: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Returns the ties and values that `about_to_text` has written.
+    """Decodes the ties and values that `about_to_text` encodes.
 
     Raises:
         Misfit: The text is something else.
@@ -243,7 +243,7 @@ def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, Any]]:
 
 
 def _is_there(path: Path) -> bool:
-    """Tells whether there is something of this name, a link to nothing too."""
+    """Returns whether a name exists, dangling links included."""
     return path.exists() if isinstance(path, Url) else os.path.lexists(path)
 
 
@@ -267,7 +267,7 @@ def _json_of_url(url: Url) -> Any:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Returns the file of each array. A file is a name in the same folder, and nothing else."""
+    """Reads which file holds each array; only plain names in the same folder are allowed."""
     try:
         index = _json_of_url(path) if isinstance(path, Url) else read_json_file(path)
         places = index.get("weight_map") if type(index) is dict else None

@@ -22,7 +22,7 @@ Spread = Mapping[str, tuple[Meshes, Any, Mapping[Box, int]]]
 
 
 def spread_arrays(contents: Contents) -> Spread | None:
-    """Returns the arrays that other processes hold parts of; None where there are none.
+    """Returns the arrays that are spread over several processes; None where there are none.
 
     Raises:
         CheckpointError: An array cannot be written in parts; names it.
@@ -42,7 +42,7 @@ def spread_arrays(contents: Contents) -> Spread | None:
 
 
 def save(target: Place, form: Format, contents: Contents, spread: Spread) -> None:
-    """Writes a checkpoint together with the other processes, which call this too."""
+    """Writes a checkpoint jointly with the other processes, which call this too."""
     if isinstance(target, Url) or not isinstance(form, Safetensors | SafetensorsFolder):
         raise CheckpointError(
             f"{target}: several processes write safetensors to a file system that they share; for "
@@ -80,7 +80,7 @@ def save(target: Place, form: Format, contents: Contents, spread: Spread) -> Non
 def _write_array(
     handle: int, name: str, array: LazyArray, spread: Spread, start: int, rank: int
 ) -> None:
-    """Writes what this process has of an array; what all have, process 0 writes."""
+    """Writes this process's part of an array; process 0 writes replicated parts."""
     if name not in spread:
         for box, part in array.panels(8 << 20) if rank == 0 else ():
             _write_box(handle, part, box, array, start)
@@ -106,7 +106,7 @@ def _write_box(handle: int, part: Any, box: Box, array: LazyArray, start: int) -
 
 
 def _runs(box: Box, shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int, int]]:
-    """Yields where the elements of a box lie side by side in an array: offset and bytes.
+    """Yields the contiguous runs of a box in an array: offset and bytes.
 
     Examples:
         >>> list(_runs(((0, 2), (1, 3)), (2, 4), 1)), list(_runs(((1, 2), (0, 4)), (2, 4), 1))

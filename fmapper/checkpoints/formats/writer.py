@@ -61,7 +61,7 @@ def panels(array: LazyArray) -> Iterator[tuple[Box, int]]:
 
 
 def _axis_of_runs(array: LazyArray) -> int | None:
-    """Returns the dimension whose elements lie side by side in files, counted from the end.
+    """Returns the dimension whose elements are contiguous in files, counted from the end.
 
     None where it is not known.
     """
@@ -84,7 +84,7 @@ def _axis_of_runs(array: LazyArray) -> int | None:
 
 
 def pieces(name: str, array: LazyArray, offset: int) -> Iterator[Piece]:
-    """Yields what is written for an array: runs of bytes that lie in files, or panels."""
+    """Yields the pieces to write for an array: runs of bytes in files, or panels."""
     runs = array.byte_runs()
     if runs is not None and all(isinstance(run.array, StoredArray) for run in runs):
         for stored, start, stop in runs:
@@ -118,7 +118,7 @@ def write_piece(handle: int, piece: Piece) -> int | None:
 
 
 def read_bytes(piece: Piece) -> memoryview:
-    """Reads a panel as it is to be written."""
+    """Reads a panel in the form in which it is written."""
     import numpy as np
 
     if isinstance(piece.array, tuple):
@@ -160,7 +160,7 @@ def _pwrite(handle: int, data: memoryview, offset: int) -> None:
 
 
 def in_order(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
-    """Yields `work(item)` for each, a few ahead in threads, in order."""
+    """Yields `work(item)` for each item in order, computed a few ahead in threads."""
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(_WORKERS))
         stack.callback(pool.shutdown, wait=True, cancel_futures=True)
@@ -199,7 +199,7 @@ class Writer:
         self._written: list[tuple[Piece, int | None]] = []
 
     def inside(self, name: str) -> Writer:
-        """Returns what writes one file of the folder in the same way."""
+        """Returns a writer for one file of the folder."""
         return Writer(
             self.path / name, journal=self._journal, check=self._check, on_bytes=self.on_bytes
         )
@@ -223,13 +223,13 @@ class Writer:
         (self.path / name).write_text(text, encoding="utf-8")
 
     def put(self, file: BinaryIO, name: str, array: LazyArray, offset: int | None = None) -> None:
-        """Writes an array, where the file stands or at a place in it, and leaves it behind that."""
+        """Writes an array at the current position, or at a given one, and advances."""
         self.put_all(file, {name: array}, offset)
 
     def put_all(
         self, file: BinaryIO, arrays: Mapping[str, LazyArray], offset: int | None = None
     ) -> None:
-        """Writes arrays one behind the other."""
+        """Writes arrays one after another."""
         file.flush()
         handle = file.fileno()
         at = file.tell() if offset is None else offset
@@ -257,11 +257,11 @@ class Writer:
         file.seek(at)
 
     def boxes(self, array: LazyArray) -> list[Box]:
-        """Returns the parts that `bytes_of` yields, for each dimension where they begin and end."""
+        """Returns the boxes of the parts that `bytes_of` yields."""
         return [box for box, nbytes in panels(array) if nbytes]
 
     def bytes_of(self, name: str, array: LazyArray) -> Iterator[memoryview]:
-        """Yields an array in order, some 8 MiB at a time, for formats that must see the bytes."""
+        """Yields the bytes of an array in order, some 8 MiB at a time."""
         for piece, data in in_order(lambda piece: (piece, read_bytes(piece)), _panels(name, array)):
             yield data
             self.on_bytes(piece.nbytes)
@@ -290,14 +290,14 @@ class Writer:
 
 
 def _buffer(nbytes: int) -> memoryview:
-    """Returns memory that is not written to before it is read into."""
+    """Allocates memory without initialising it."""
     import numpy as np
 
     return memoryview(np.empty(nbytes, np.uint8).data)
 
 
 def _are_equal(a: memoryview, b: memoryview) -> bool:
-    """Compares bytes; `==` of views goes one by one."""
+    """Compares bytes as arrays; `==` of views is slow."""
     import numpy as np
 
     return np.array_equal(np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8))
@@ -306,7 +306,7 @@ def _are_equal(a: memoryview, b: memoryview) -> bool:
 def _in_panels(
     written: Iterable[tuple[Piece, int | None]],
 ) -> Iterator[tuple[Piece, int | None]]:
-    """Yields what was copied within the kernel in parts that fit into memory."""
+    """Yields, in panels, what was copied within the kernel."""
     for piece, checksum in written:
         if not isinstance(piece.array, tuple):
             yield piece, checksum
@@ -340,7 +340,7 @@ class Journal:
         self._file.write("\n")  # behind what was torn
 
     def has(self, file: str, piece: Piece) -> bool:
-        """Tells whether a piece has been written."""
+        """Returns whether a piece has been written."""
         return (file, piece.offset, piece.nbytes) in self._done
 
     def add(self, file: str, piece: Piece) -> None:
@@ -349,7 +349,7 @@ class Journal:
         self._file.flush()
 
     def is_complete(self, file: str) -> bool:
-        """Tells whether a file has been written and compared."""
+        """Returns whether a file has been written and compared."""
         return file in self._complete
 
     def complete(self, file: str) -> None:

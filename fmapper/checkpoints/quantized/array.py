@@ -100,7 +100,7 @@ class QuantizedArray:
         return f"QuantizedArray({self.layout.kind}, {array.dtype.name}[{shape}])"
 
     def dequantize(self) -> LazyArray:
-        """Returns the array that it stands for; what is read of it is computed then.
+        """Returns the dense array, lazily: values are computed as they are read.
 
         Raises:
             CheckpointError: The parts do not go together.

@@ -27,11 +27,11 @@ class Dequantize(Operation):
     grain: tuple[int, ...]
 
     def _operand_boxes(self, box: Box) -> Sequence[Box]:
-        """Returns what is needed of each operand for a box that ends where blocks do."""
+        """Returns the box of each operand for a box that is aligned to blocks."""
         raise NotImplementedError
 
     def _values(self, arrays: Arrays, box: Box) -> np.ndarray[Any, Any]:
-        """Returns the values of a box from those parts of the operands."""
+        """Computes the values of a box from the parts of the operands."""
         raise NotImplementedError
 
     def _read(self, box: Box) -> np.ndarray[Any, Any]:
@@ -44,7 +44,7 @@ class Dequantize(Operation):
         return out
 
     def _fill(self, box: Box, out: np.ndarray[Any, Any]) -> None:
-        """Computes some rows at a time, for which the cache has room."""
+        """Computes a few rows at a time, so that they stay in the cache."""
         shape = box_shape(box)
         axis = next((at for at, size in enumerate(shape) if size > 1), 0)
         row = math.prod(shape[axis + 1 :])

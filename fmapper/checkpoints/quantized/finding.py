@@ -39,7 +39,7 @@ class _Found(NamedTuple):
 def find_quantized(
     arrays: Arrays, config: Config | None = None, metadata: Mapping[str, str] | None = None
 ) -> dict[str, LazyArray | QuantizedArray]:
-    """Returns the arrays of a checkpoint, those that are quantised as one each.
+    """Returns the arrays of a checkpoint, each quantised one as a single array.
 
     What belongs together is told by names:
 
@@ -93,7 +93,7 @@ def dequantize(
     dtype: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> dict[str, LazyArray]:
-    """Returns the arrays of a checkpoint with those that are quantised as plain ones.
+    """Returns the arrays of a checkpoint, with quantised ones made dense.
 
     Nothing is read; values are computed panel by panel when they are.
 
@@ -159,7 +159,7 @@ def _mxfp4(name: str, arrays: Arrays, config: Config) -> _Found | None:
 
 
 def _torchao(name: str, arrays: Arrays, config: Config) -> _Found | None:
-    """Reads what torchao says of the array in the metadata of its file, where it is there."""
+    """Reads what torchao writes about an array into the metadata of its file."""
     module, dot, parameter = name.rpartition(".")
     if not parameter.startswith("_"):
         return None

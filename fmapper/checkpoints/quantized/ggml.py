@@ -65,7 +65,7 @@ class Ggml(Dequantize):
 
 
 def row_bytes(number: int, elements: int) -> tuple[str, int]:
-    """Returns the name of a type of blocks, and the bytes of a row of so many elements.
+    """Returns the name of a block type and the bytes of a row of so many elements.
 
     Raises:
         CheckpointError: There is no such type, or the row has no whole blocks.

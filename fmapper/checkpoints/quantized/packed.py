@@ -19,7 +19,7 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where each of eight columns is in a wor
 
 
 def _unpack(words: np.ndarray[Any, Any], shifts: Sequence[int], axis: int) -> np.ndarray[Any, Any]:
-    """Returns the integers in words, at those shifts one after the other, along a dimension."""
+    """Unpacks the integers in words, at the given shifts, along a dimension."""
     import numpy as np
 
     words = words.view(np.uint32)
@@ -36,7 +36,7 @@ def _unpack(words: np.ndarray[Any, Any], shifts: Sequence[int], axis: int) -> np
 def _scaled(
     codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any], at: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Returns the codes times the scales of their rows, to the bits of the scales' own dtype."""
+    """Multiplies codes by the scales of their rows, in the dtype of the scales."""
     import numpy as np
 
     found: np.ndarray[Any, Any] = codes.astype(np.float32)

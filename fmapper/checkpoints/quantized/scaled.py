@@ -52,7 +52,7 @@ class _Scaled(Dequantize):
         )
 
     def _spread(self, scales: np.ndarray[Any, Any], box: Box) -> np.ndarray[Any, Any]:
-        """Returns the scale of each value: as few copies of it as broadcasting allows."""
+        """Spreads scales over the values, by broadcasting where possible."""
         import numpy as np
 
         for axis, ((start, stop), size) in enumerate(zip(box, self.block, strict=True)):

@@ -46,7 +46,7 @@ class Split(Rule):
         _check_sizes(self, self.to, self.sizes)
 
     def changes(self, arrays: Arrays) -> Iterator[Change]:
-        """Yields the parts of each array that matches."""
+        """Yields the parts of each matching array."""
         for name, captures in matches(self.from_, arrays):
             with about(self, name):
                 parts = arrays[name].split(self.sizes or len(self.to), self.axis)

@@ -45,7 +45,7 @@ class Capture:
     numbers: tuple[int, int] | None = None
 
     def starts(self, text: str, ends: set[int]) -> set[int]:
-        """Returns where this can begin, to stop at one of some places."""
+        """Returns the starts from which this can end at one of the given places."""
         if not self.name:
             return set(range(max(ends) + 1))
         if self.many:
@@ -72,7 +72,7 @@ class Capture:
         return character != "." and (not self.numbers or character in "0123456789")
 
     def accepts(self, text: str) -> bool:
-        """Tells whether a text is one of those that this stands for."""
+        """Returns whether a text is one that this may match."""
         if not self.name:
             return True
         if self.words:
@@ -118,7 +118,7 @@ class Pattern:
         return next(c for c in self.items if isinstance(c, Capture) and c.name == name)
 
     def match(self, name: str) -> dict[str, str] | None:
-        """Returns what each capture stands for in a name; None if the name does not match.
+        """Returns the captures of a name; None if it does not match.
 
         Of several ways to match, the one is taken where the first capture is shortest, then the
         second, and so on.
@@ -155,7 +155,7 @@ class Pattern:
         return found
 
     def format(self, captures: Mapping[str, str]) -> str:
-        """Returns the name in which the captures stand for these texts."""
+        """Returns the name with these texts for the captures."""
         return "".join(
             item if isinstance(item, str) else captures[item.name] for item in self.items
         )
@@ -214,7 +214,7 @@ def _capture(inner: str, text: str) -> Capture:
 
 @functools.lru_cache(maxsize=4096)
 def pattern(text: str) -> Pattern:
-    """Returns a text as a pattern.
+    """Parses a pattern.
 
     Raises:
         CheckpointError: It is none.

@@ -33,7 +33,7 @@ class Rule:
     do: ClassVar[str]
 
     def changes(self, arrays: Arrays) -> Iterator[Change]:
-        """Yields what the rule makes of the arrays that it matches."""
+        """Yields the changes that the rule makes to the arrays it matches."""
         raise NotImplementedError
 
     def inverse(self) -> Rule:
@@ -47,7 +47,7 @@ class Rule:
     _lost: ClassVar[str] = ""
 
     def fields(self) -> dict[str, Any]:
-        """Returns the fields that are not the defaults, by the names that TOML has for them."""
+        """Returns the fields that differ from the defaults, by their TOML names."""
         found = {}
         for place in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, place.name)
@@ -72,12 +72,12 @@ _FIRST = ("from_", "to", "names", "name")
 
 
 def names_of(value: Names) -> tuple[str, ...]:
-    """Returns one name or several as several."""
+    """Normalises one name or several to a tuple."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
-    """Checks that patterns have the same captures, so that one name follows from the other.
+    """Checks that patterns have the same captures, so that each name determines the other.
 
     Raises:
         CheckpointError: They have not, or are no patterns.
@@ -110,7 +110,7 @@ def matches(one: str, arrays: Arrays) -> Iterator[tuple[str, dict[str, str]]]:
 def groups(
     rule: Rule, names: Sequence[str], arrays: Arrays
 ) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Yields captures, and the names that patterns have for them, which all are there.
+    """Yields captures and the names that the patterns give for them, all of which exist.
 
     Raises:
         CheckpointError: One of them is not.

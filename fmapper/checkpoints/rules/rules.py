@@ -50,11 +50,11 @@ class Rules:
         return len(self.rules)
 
     def __add__(self, other: Rules) -> Rules:
-        """Returns these rules, and the others after them."""
+        """Returns these rules followed by the others."""
         return Rules([*self.rules, *other.rules]) if isinstance(other, Rules) else NotImplemented
 
     def __eq__(self, other: object) -> bool:
-        """Tells whether the others are the same."""
+        """Returns whether the others are the same."""
         return isinstance(other, Rules) and self.rules == other.rules
 
     def __hash__(self) -> int:
@@ -62,13 +62,13 @@ class Rules:
         return hash(self.rules)
 
     def __repr__(self) -> str:
-        """Shows a rule a line."""
+        """Shows one rule per line."""
         return "".join(["Rules([", *(f"\n    {rule}," for rule in self.rules), "\n])"])
 
     def apply(
         self, arrays: Mapping[str, Any], *, strict: bool = True, reversible: bool = False
     ) -> dict[str, LazyArray]:
-        """Returns what becomes of arrays; reads nothing.
+        """Applies the rules lazily; reads nothing.
 
         Args:
             arrays: Arrays by name: lazy, or of NumPy.
@@ -115,7 +115,7 @@ class Rules:
 
     @classmethod
     def from_toml(cls, source: str | os.PathLike[str]) -> Rules:
-        """Reads rules from TOML, which may be of anybody: nothing in it is run or opened.
+        """Reads rules from TOML that need not be trusted: nothing in it is run or opened.
 
         Args:
             source: The text, or the path of a file: a `Path`, or a string that ends in `.toml`.
@@ -134,7 +134,7 @@ class Rules:
 def _one(
     rule: Rule, number: int, arrays: Mapping[str, LazyArray], strict: bool
 ) -> dict[str, LazyArray]:
-    """Returns what one rule makes of the arrays, in their order."""
+    """Applies one rule to the arrays, in order."""
     at: dict[str, Change] = {}
     added: list[Change] = []
     gone: set[str] = set()

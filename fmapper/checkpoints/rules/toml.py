@@ -154,7 +154,7 @@ def _rule(table: Any, number: int) -> Rule:
 
 
 def _fields(kind: type[Rule]) -> dict[str, Any]:
-    """Returns the types of a rule's fields by the names that TOML has for them."""
+    """Returns the types of a rule's fields by their TOML names."""
     hints = typing.get_type_hints(kind, _NAMES)  # the classes say that they are of the face
     return {
         name.rstrip("_"): hint
@@ -164,7 +164,7 @@ def _fields(kind: type[Rule]) -> dict[str, Any]:
 
 
 def _wanted(hint: Any) -> str:
-    """Returns what a field of a type takes, for an error."""
+    """Describes the values that a field of a type takes, for an error."""
     if typing.get_origin(hint) in (Sequence, tuple):
         of = typing.get_args(hint)[0]
         return 'a name as "...", or a list of names' if of is str else "a list of numbers"

@@ -42,7 +42,7 @@ class Msgpack(Format):
     endings: ClassVar[tuple[str, ...]] = (".msgpack",)
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether a file is called so: others begin with any byte."""
+        """Returns whether a file is called so: others begin with any byte."""
         return path.is_file() and path.suffix in self.endings
 
     def read(self, path: Path) -> Contents:

@@ -38,7 +38,7 @@ class Orbax(Format):
     is_folder: ClassVar[bool] = True
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether Orbax's files are in a folder."""
+        """Returns whether Orbax's files are in a folder."""
         return path.is_dir() and any((_inner(path) / sign).exists() for sign in _SIGNS)
 
     def read(self, path: Path) -> Contents:

@@ -121,7 +121,7 @@ def started() -> list[Any]:
 
 
 def may_have_accelerator() -> bool:
-    """Tells whether there is an accelerator; where JAX has not started, whether one may be."""
+    """Returns whether there is an accelerator; where JAX has not started, whether one may be."""
     if _private.has_started():
         return any(device.platform != "cpu" for device in local())
     config: Any = jax.config

@@ -54,7 +54,7 @@ def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
 
 
 def is_refused(eqn: Any) -> bool:
-    """Tells whether an operation on such integers is none on bytes."""
+    """Returns whether an operation on such integers is none on bytes."""
     name = eqn.primitive.name
     if name in _LOOPS or not any(map(_is_of_few_bits, (*eqn.invars, *eqn.outvars))):
         return False

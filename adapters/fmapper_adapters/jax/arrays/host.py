@@ -121,7 +121,7 @@ def cast(array: jax.Array, dtype: str) -> jax.Array:
 
 
 def has_survived(old: jax.Array, new: jax.Array) -> bool:
-    """Tells whether a cast has kept every integer and made no finite value infinite."""
+    """Returns whether a cast has kept every integer and made no finite value infinite."""
     if not jnp.issubdtype(new.dtype, jnp.inexact):
         return bool((new.astype(old.dtype) == old).all())
     if jnp.iscomplexobj(old) and not jnp.iscomplexobj(new):

@@ -21,12 +21,12 @@ _THREEFRY = "threefry2x32"
 
 
 def is_key(aval: Any) -> bool:
-    """Tells whether an abstract value is an array of keys."""
+    """Returns whether an abstract value is an array of keys."""
     return bool(jnp.issubdtype(aval.dtype, jax.dtypes.prng_key))
 
 
 def is_identity(eqn: Any) -> bool:
-    """Tells whether an operation leaves the words of a key as they are."""
+    """Returns whether an operation leaves the words of a key as they are."""
     return eqn.primitive.name in _IDENTITIES
 
 

@@ -120,7 +120,7 @@ def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
 
 
 def _lies(array: Any, sharding: NamedSharding) -> bool:
-    """Tells whether an array is divided so already, and by axes of that mesh."""
+    """Returns whether an array is divided so already, and by axes of that mesh."""
     own = getattr(array, "sharding", None)
     return not isinstance(array, jax.core.Tracer) and own == sharding and array.committed
 

@@ -152,7 +152,7 @@ def renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> jax.Array:
 
 @lowering("aten::any", int64="looks")
 def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Tells whether some element is not zero; of uint8 as uint8."""
+    """Returns whether some element is not zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
     found = jnp.any(x.astype(bool), dims, keepdims=keepdim)
     return found.astype(x.dtype) if x.dtype == np.uint8 else found
@@ -160,7 +160,7 @@ def any_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
 
 @lowering("aten::all", whole=False, int64="looks")
 def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
-    """Tells whether no element is zero; of uint8 as uint8."""
+    """Returns whether no element is zero; of uint8 as uint8."""
     dims = () if dim == () else axes(x, dim)
     found = jnp.all(x.astype(bool), dims, keepdims=keepdim)
     return found.astype(x.dtype) if x.dtype == np.uint8 else found
@@ -168,13 +168,13 @@ def all_of(x: Any, dim: Any = None, keepdim: bool = False) -> jax.Array:
 
 @lowering("aten::_is_all_true")
 def is_all_true(x: Any) -> jax.Array:
-    """Tells whether all elements are true."""
+    """Returns whether all elements are true."""
     return jnp.all(x)
 
 
 @lowering("aten::_is_any_true")
 def is_any_true(x: Any) -> jax.Array:
-    """Tells whether some element is true."""
+    """Returns whether some element is true."""
     return jnp.any(x)
 
 

@@ -48,12 +48,12 @@ def dtype_of(name: str) -> Dtype:
 
 
 def is_number(x: Any) -> bool:
-    """Tells whether a value is a number of Python's, or stands for one in a traced program."""
+    """Returns whether a value is a number of Python's, or stands for one in a traced program."""
     return not isinstance(x, jax.Array | np.ndarray) or (x.ndim == 0 and is_weak(x))
 
 
 def is_weak(x: Any) -> bool:
-    """Tells whether an array stands for a number of Python's."""
+    """Returns whether an array stands for a number of Python's."""
     return bool(getattr(x, "weak_type", False))
 
 
@@ -66,17 +66,17 @@ def as_number(x: Any) -> Any:
 
 
 def is_floating(x: Any) -> bool:
-    """Tells whether an array or a dtype is floating, complex not included."""
+    """Returns whether an array or a dtype is floating, complex not included."""
     return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.floating))
 
 
 def is_complex(x: Any) -> bool:
-    """Tells whether an array or a dtype is complex."""
+    """Returns whether an array or a dtype is complex."""
     return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.complexfloating))
 
 
 def is_integral(x: Any) -> bool:
-    """Tells whether an array or a dtype is of integers, bool not included."""
+    """Returns whether an array or a dtype is of integers, bool not included."""
     return bool(jnp.issubdtype(getattr(x, "dtype", x), jnp.integer))
 
 

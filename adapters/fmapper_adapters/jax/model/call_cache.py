@@ -67,7 +67,7 @@ def _mark(value: Any, at: int | str) -> Any:
 
 
 def _is_known(value: Any) -> bool:
-    """Tells whether the kind of a value says all that a check would ask for."""
+    """Returns whether the kind of a value says all that a check would ask for."""
     if isinstance(value, jax.Array):
         return not isinstance(value, jax.core.Tracer)
     return type(value) is np.ndarray or type(value) in _PLAIN

@@ -141,7 +141,7 @@ def _convolve(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
 
 
 def _is_simple(params: dict[str, Any], as_it_is: Order) -> bool:
-    """Tells whether a filter is for all channels, and images are not spread."""
+    """Returns whether a filter is for all channels, and images are not spread."""
     return (
         params["dimension_numbers"].rhs_spec == as_it_is
         and params["feature_group_count"] == params["batch_group_count"] == 1

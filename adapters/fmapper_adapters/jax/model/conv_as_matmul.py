@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 
 def pays(x: Any, weight: Any, places: Sequence[Any]) -> bool:
-    """Tells whether a convolution is faster as a product.
+    """Returns whether a convolution is faster as a product.
 
     It is for kernels of one place, for which nothing is copied, and where filters outnumber the
     places that they are applied to, so that they are what costs.
@@ -76,7 +76,7 @@ def convolve(
 
 
 def _are_few(sizes: Sequence[Any]) -> bool:
-    """Tells whether the larger matrix of a product, which should be first, is the filters'.
+    """Returns whether the larger matrix of a product, which should be first, is the filters'.
 
     Measured: up to 16 places this way takes half the time, from 49 on a third more.
     """

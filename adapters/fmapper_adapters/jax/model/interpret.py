@@ -86,7 +86,7 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
 
 
 def is_check(call: Call) -> bool:
-    """Tells whether a call asserts something and gives nothing."""
+    """Returns whether a call asserts something and gives nothing."""
     return call.op.startswith("aten::_assert")
 
 

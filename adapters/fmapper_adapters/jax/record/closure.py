@@ -146,7 +146,7 @@ def objects_at(tree: Any) -> list[tuple[str, Any]]:
 
 
 def is_function(x: Any) -> bool:
-    """Tells whether something is called without being a tree of arrays itself."""
+    """Returns whether something is called without being a tree of arrays itself."""
     if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
         return True
     return unwrap(x) is not None

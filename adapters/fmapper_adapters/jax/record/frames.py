@@ -15,25 +15,25 @@ _OWN = ("fmapper", "fmapper_adapters")
 
 
 def is_of(file: str, packages: tuple[str, ...]) -> bool:
-    """Says whether a file lies in the folder of one of these packages."""
+    """Returns whether a file lies in the folder of one of these packages."""
     return file.startswith(tuple(folder for name in packages for folder in _folders(name)))
 
 
 @functools.lru_cache(maxsize=4096)
 def is_of_jax(file: str) -> bool:
-    """Says whether a file is part of JAX, of this library, or code that was made."""
+    """Returns whether a file is part of JAX, of this library, or code that was made."""
     return file.startswith("<") or is_of(file, ("jax", "jaxlib", *_OWN))
 
 
 @functools.lru_cache(maxsize=4096)
 def is_of_library(file: str) -> bool:
-    """Says whether a file is part of a library that is written in JAX."""
+    """Returns whether a file is part of a library that is written in JAX."""
     return is_of(file, OF_FLAX_AND_ALIKE)
 
 
 @functools.lru_cache(maxsize=4096)
 def is_of_python(file: str) -> bool:
-    """Says whether a file is part of the standard library."""
+    """Returns whether a file is part of the standard library."""
     standard = sysconfig.get_paths()["stdlib"] + os.sep
     return file.startswith(standard) and not file.startswith(
         (os.path.join(standard, "site-packages"), os.path.join(standard, "dist-packages"))

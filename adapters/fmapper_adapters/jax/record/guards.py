@@ -220,7 +220,7 @@ class Questions:
         return answer
 
     def _is_equal_in_depth(self, one: Any, other: Any) -> bool:
-        """Tells whether two sizes are equal for the examples, and that does not fix one."""
+        """Returns whether two sizes are equal for the examples, and that does not fix one."""
         number = _as_size(other)
         difference = None if number is None or isinstance(number, float) else one - number
         if not isinstance(difference, _Symbol) or self._value(difference) != 0:
@@ -295,7 +295,7 @@ def _inconclusive() -> type[Exception]:
 
 
 def _is_user(frame: FrameType) -> bool | None:
-    """Tells whether code is the user's; False for that of JAX, None for what others call."""
+    """Returns whether code is the user's; False for that of JAX, None for what others call."""
     name = _name(frame)
     if name in _OF_JAX:
         return False
@@ -336,7 +336,7 @@ def _describe_question(question: str, frame: FrameType | None) -> str:
 
 
 def _looks_up(frame: FrameType) -> bool:
-    """Tells whether the instruction that runs wants a hash to look for something equal."""
+    """Returns whether the instruction that runs wants a hash to look for something equal."""
     before: list[Any] = []
     for one in dis.get_instructions(frame.f_code):
         if one.offset == frame.f_lasti:

@@ -294,7 +294,7 @@ class _Body:
         return results
 
     def _varies(self, operand: Any) -> bool:
-        """Tells whether there may be a derivative by what an operand is computed from."""
+        """Returns whether there may be a derivative by what an operand is computed from."""
         return isinstance(operand, Ref) and operand.name in self._differentiable
 
     def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:

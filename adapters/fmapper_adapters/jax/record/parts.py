@@ -194,7 +194,7 @@ def noted_call(
 
 
 def is_noting() -> bool:
-    """Tells whether a recording wants the calls of parts noted."""
+    """Returns whether a recording wants the calls of parts noted."""
     return _Recording.calls is not None
 
 

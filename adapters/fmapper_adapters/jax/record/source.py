@@ -33,14 +33,14 @@ def of(
 
 
 def has_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Tells whether a model has modes: in layers of its own, or in arguments that tell it."""
+    """Returns whether a model has modes: in layers of its own, or in arguments that tell it."""
     if getattr(type(model), "is_converted_model", False) is True:
         return False
     return bool(_inference(model) or _modes_of(model, args))
 
 
 def is_in_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Tells whether a layer is not in inference mode, or the examples say so."""
+    """Returns whether a layer is not in inference mode, or the examples say so."""
     if getattr(type(model), "is_converted_model", False) is True:
         return False
     said = train_flags.mode_of(_modes_of(model, args), args, kwargs)

@@ -70,7 +70,7 @@ class Source:
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
-        """Tells whether arrays that a program holds are of objects that nobody declared."""
+        """Returns whether arrays that a program holds are of objects that nobody declared."""
         suspects = [_host(one) for one in self.suspects if not prng_keys.is_key(one)]
         held = [_host(array) for array in constants if not prng_keys.is_key(array)]
         return any(equals(array, one) for array in held for one in suspects)

@@ -54,7 +54,7 @@ def of(
 def mode_of(
     modes: Mapping[str, tuple[bool, int | None]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool | None:
-    """Tells whether the examples ask for training; None if they do not say."""
+    """Returns whether the examples ask for training; None if they do not say."""
     for name, (in_training, position) in modes.items():
         value = kwargs.get(name) if position is None else args[position]
         if isinstance(value, bool):

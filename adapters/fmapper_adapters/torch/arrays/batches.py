@@ -127,5 +127,5 @@ def carry(
 
 
 def _is_bare(tensor: Any) -> bool:
-    """Tells whether a tensor is nothing but strided memory."""
+    """Returns whether a tensor is nothing but strided memory."""
     return _host.has_memory(tensor) and not tensor.requires_grad

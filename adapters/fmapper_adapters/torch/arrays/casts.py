@@ -62,7 +62,7 @@ def _judge(
 
 
 def _have_survived(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Tells whether all values of some small dense tensors survived a cast; False if in doubt."""
+    """Returns whether all values of some small dense tensors survived a cast; False if in doubt."""
     (new,) = {new.dtype for _, new in pairs}
     dtypes = {old.dtype for old, _ in pairs}
     if all(_holds_all_of(new, old) for old in dtypes):
@@ -100,7 +100,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype, *, check: bool = True) -> tor
 
 
 def has_survived(old: torch.Tensor, new: torch.Tensor) -> bool:
-    """Tells whether a cast has kept every integer and made no finite value infinite."""
+    """Returns whether a cast has kept every integer and made no finite value infinite."""
     if _holds_all_of(new.dtype, old.dtype):
         return True
     if old.layout is torch.sparse_coo:
@@ -139,7 +139,7 @@ def has_survived(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 @cache
 def _holds_all_of(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Tells whether every value of a floating or complex dtype is one of another, for certain."""
+    """Returns whether every value of a floating or complex dtype is one of another, for certain."""
     inexact = narrow.is_floating_point or narrow.is_complex
     if not inexact or narrow.itemsize == 1 or wide.itemsize < narrow.itemsize:
         return False

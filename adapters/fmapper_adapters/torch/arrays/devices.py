@@ -22,14 +22,14 @@ def accelerators() -> list[Device]:
 
 
 def is_started() -> bool:
-    """Tells whether this process has begun to use an accelerator."""
+    """Returns whether this process has begun to use an accelerator."""
     found = torch.accelerator.current_accelerator(check_available=True)
     module: Any = None if found is None else getattr(torch, found.type, None)
     return bool(module is not None and getattr(module, "is_initialized", bool)())
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:
-    """Tells whether the device of a tensor writes down what it is told to do, for a graph."""
+    """Returns whether the device of a tensor writes down what it is told to do, for a graph."""
     module: Any = None if tensor.is_cpu else getattr(torch, tensor.device.type, None)
     return bool(getattr(module, "is_current_stream_capturing", bool)())
 
@@ -49,7 +49,7 @@ def about(kind: str, index: int) -> tuple[str | None, int | None, int | None]:
 
 
 def why_not(kind: str) -> str | None:
-    """Tells whether the build or the driver is to blame that there is no device of a kind."""
+    """Returns whether the build or the driver is to blame that there is no device of a kind."""
     built = torch.accelerator.current_accelerator(check_available=False)
     if built is None:
         return (

@@ -18,7 +18,7 @@ Step = Callable[[], object]
 
 
 def is_replaceable(tensor: torch.Tensor) -> bool:
-    """Tells whether a new leaf of autograd may take the place of a tensor.
+    """Returns whether a new leaf of autograd may take the place of a tensor.
 
     Not in that of one with a history, and not where a gradient is being taken by it: the new leaf
     would cut that off.

@@ -107,7 +107,7 @@ def _fill(results: Any, group: list[int], tensors: Tensors, pieces: _Pieces, sen
 
 
 def _is_plain(tensors: Tensors, remote: torch.device) -> bool:
-    """Tells whether a copy per tensor is as good: devices with the host's memory, few tensors."""
+    """Returns whether a copy per tensor is as good: devices with the host's memory, few tensors."""
     few = len(tensors) < _FEW and sum(tensor.nbytes for tensor in tensors) <= _LITTLE
     return few or remote.type in {"cpu", "meta", "mps"}
 
@@ -201,13 +201,13 @@ def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Tells whether elements fill their memory without gaps and overlaps, in whatever order."""
+    """Returns whether elements fill their memory without gaps and overlaps, in whatever order."""
     dense = torch.ops.aten.is_non_overlapping_and_dense.default
     return tensor.is_contiguous() or bool(dense(tensor))
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Tells whether values are those of the memory with another sign."""
+    """Returns whether values are those of the memory with another sign."""
     return tensor.is_conj() or tensor.is_neg()
 
 

@@ -39,7 +39,7 @@ _dtype = attrgetter("dtype")
 
 
 def _is_backed(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor's memory is still there: a storage can shrink under its views."""
+    """Returns whether a tensor's memory is still there: a storage can shrink under its views."""
     size = tensor.untyped_storage().nbytes()
     if not tensor.storage_offset() and tensor.is_contiguous():
         return bool(size >= tensor.nbytes)
@@ -51,7 +51,7 @@ def _is_backed(tensor: torch.Tensor) -> bool:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor is strided and its elements are in memory."""
+    """Returns whether a tensor is strided and its elements are in memory."""
     return not isinstance(tensor, FakeTensor | UninitializedParameter | UninitializedBuffer) and (
         tensor.layout is torch.strided
         and tensor.device.type != "meta"
@@ -115,7 +115,7 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
 
 
 def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
-    """Tells whether all are dense and have the memory that they say; False if in doubt."""
+    """Returns whether all are dense and have the memory that they say; False if in doubt."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return False
     try:
@@ -146,7 +146,7 @@ def generator_on(old: torch.Generator, device: torch.device) -> torch.Generator:
 
 
 def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Tells whether two tensors may have memory in common; True if in doubt."""
+    """Returns whether two tensors may have memory in common; True if in doubt."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return True
     try:
@@ -325,7 +325,7 @@ def same_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Tells whether two tensors have an element in common; their memory is not looked at."""
+    """Returns whether two tensors have an element in common; their memory is not looked at."""
     import numpy as np
 
     def geometry(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -362,5 +362,5 @@ def check_filled(tensor: torch.Tensor) -> None:
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor stands for others inside grad or vmap."""
+    """Returns whether a tensor stands for others inside grad or vmap."""
     return _private.is_wrapped(tensor)

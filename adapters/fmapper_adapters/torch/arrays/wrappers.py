@@ -21,7 +21,7 @@ def dispatches(cls: type) -> bool:
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor has no memory of its own, but other tensors that have."""
+    """Returns whether a tensor has no memory of its own, but other tensors that have."""
     if not dispatches(type(tensor)) or isinstance(tensor, FakeTensor):
         return False
     if is_traceable_wrapper_subclass(tensor):
@@ -111,7 +111,7 @@ def _left_behind(new: torch.Tensor, device: torch.device) -> str:
 
 
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Tells whether a tensor is on a device, whose index may be left open."""
+    """Returns whether a tensor is on a device, whose index may be left open."""
     own = tensor.device
     return own.type == device.type and (None in (own.index, device.index) or own == device)
 
@@ -154,7 +154,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _stands_by_itself(value: Any) -> bool:
-    """Tells whether a value is not state of its tensor: a hook, or a module that owns it."""
+    """Returns whether a value is not state of its tensor: a hook, or a module that owns it."""
     return callable(value) or value is None or isinstance(value, bool | int | float | str)
 
 

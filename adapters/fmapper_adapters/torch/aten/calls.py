@@ -72,7 +72,7 @@ def overload_of(op: str) -> Any:
 
 
 def _computes(schema: Any) -> bool:
-    """Tells whether an operation only makes tensors or numbers of its arguments."""
+    """Returns whether an operation only makes tensors or numbers of its arguments."""
     parts = (*schema.arguments, *schema.returns)
     if schema.is_mutable or any(p.alias_info is not None and p.alias_info.is_write for p in parts):
         return False

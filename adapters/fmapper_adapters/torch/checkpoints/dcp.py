@@ -70,7 +70,7 @@ class Dcp(Format):
     is_folder: ClassVar[bool] = True
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether a folder has the file that says where everything lies."""
+        """Returns whether a folder has the file that says where everything lies."""
         return path.is_dir() and (path / _METADATA).exists()
 
     def read(self, path: Path) -> Contents:

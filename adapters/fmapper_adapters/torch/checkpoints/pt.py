@@ -48,7 +48,7 @@ class PtFile(Format):
         return self if path.suffix in self.endings else PtFolder()
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether a file is a zip file with a `data.pkl` in it."""
+        """Returns whether a file is a zip file with a `data.pkl` in it."""
         if not path.is_file():
             return False
         return path.suffix in self.endings or _has_pickle(path)
@@ -116,7 +116,7 @@ class PtFolder(Format):
         return PtFile().for_path(path)
 
     def is_at(self, path: Path) -> bool:
-        """Tells whether such a file or index is there."""
+        """Returns whether such a file or index is there."""
         return path.is_dir() and ((path / _FILE).is_file() or (path / _INDEX).is_file())
 
     def read(self, path: Path) -> Contents:
@@ -222,7 +222,7 @@ def stored(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 0) -> 
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Tells whether elements lie one behind the other, where there is more than one."""
+    """Returns whether elements lie one behind the other, where there is more than one."""
     return not math.prod(shape) or all(
         step == math.prod(shape[axis + 1 :])
         for axis, (n, step) in enumerate(zip(shape, strides, strict=True))

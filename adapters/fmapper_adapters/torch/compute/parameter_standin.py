@@ -26,7 +26,7 @@ here = _Here()
 
 
 def is_differentiated(tensor: torch.Tensor) -> bool:
-    """Tells whether a parameter made of this tensor would cut off a gradient being taken."""
+    """Returns whether a parameter made of this tensor would cut off a gradient being taken."""
     if _private.is_wrapped(tensor):
         return True
     return here.depth > 0 and tensor.requires_grad and not tensor.is_leaf
@@ -50,7 +50,7 @@ def standing_in(new: Any, old: Any) -> Any:
 
 
 def is_trained(tensor: Any) -> bool | None:
-    """Tells whether what is or stands for a parameter is trained; None for other tensors."""
+    """Returns whether what is or stands for a parameter is trained; None for other tensors."""
     known = stands_for(tensor)
     return None if known is None else known[1]
 

@@ -45,7 +45,7 @@ def lacks(dtype: str) -> str | None:
 
 
 def on_host(key: Tensor, dtype: str) -> bool:
-    """Tells whether NumPy can draw, which is quicker: plain CPU memory, nothing is traced."""
+    """Returns whether NumPy can draw, which is quicker: plain CPU memory, nothing is traced."""
     if torch.compiler.is_compiling() or dtype == "bfloat16" or not key.is_cpu:
         return False
     return type(key) is Tensor and tensors.has_memory(key)
@@ -227,7 +227,7 @@ def _polynomial(t: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 
 def bernoulli(key: Tensor, p: Any, shape: Sequence[int] | None) -> Tensor:
-    """Tells whether a uniform number is below p."""
+    """Returns whether a uniform number is below p."""
     p = torch.as_tensor(p, device=key.device).to(torch.float32)
     below: Tensor = uniform(key, p.shape if shape is None else shape, "float32", 0, 1) < p
     return below

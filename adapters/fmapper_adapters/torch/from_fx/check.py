@@ -86,12 +86,12 @@ def _fill_memory() -> Iterator[None]:
 
 
 def leaves_open(target: Any) -> bool:
-    """Tells whether an operation gives memory as it finds it."""
+    """Returns whether an operation gives memory as it finds it."""
     return any(word in str(target) for word in ("empty", "resize"))
 
 
 def _draws(target: Any) -> bool:
-    """Tells whether an operation may draw random numbers: attention is tagged so in any case."""
+    """Returns whether an operation may draw random numbers: attention is tagged so in any case."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 

@@ -38,7 +38,7 @@ class Decompositions:
         self.table.update(_UNCHECKED)
 
     def leave(self, target: Any) -> bool:
-        """Tells whether they leave an operation as it is.
+        """Returns whether they leave an operation as it is.
 
         Composite operations that change what they are given, or give it back, torch takes apart in
         any case.
@@ -59,7 +59,7 @@ class Decompositions:
         return self._is_whole(target) or torch.Tag.core in target.tags
 
     def _is_whole(self, target: Any) -> bool:
-        """Tells whether the target lowers an operation whole, or all overloads of its name."""
+        """Returns whether the target lowers an operation whole, or all overloads of its name."""
         name = _private.schema_of(target).name
         overload = _private.schema_of(target).overload_name or "default"
         return name in self._whole or f"{name}.{overload}" in self._whole

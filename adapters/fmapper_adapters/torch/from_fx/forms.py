@@ -1,4 +1,4 @@
-"""Tells whether a recorded program has to be traced again before it can be read.
+"""Returns whether a recorded program has to be traced again before it can be read.
 
 It need not be where all of its operations stay as they are, or are another form of one that does,
 which `passes/one_form.py` writes as that one. This asks what only torch's graph says: how arrays
@@ -85,13 +85,13 @@ def _replace(exported: torch.export.ExportedProgram, node: Node, made: Node) -> 
 
 
 def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
-    """Tells whether an expanded tensor has only gained dimensions of one element."""
+    """Returns whether an expanded tensor has only gained dimensions of one element."""
     new = value.dim() - made.dim()
     return value.shape[new:] == made.shape and all(size == 1 for size in value.shape[:new])
 
 
 def _is_idle_part(node: Node) -> bool:
-    """Tells whether a node is one of tensors expanded together, and repeats nothing."""
+    """Returns whether a node is one of tensors expanded together, and repeats nothing."""
     whole: Any = node.args[0] if node.args else None
     if node.target is not operator.getitem or whole.target not in _TOGETHER:
         return False
@@ -127,7 +127,7 @@ def other_forms(
 
 
 def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
-    """Tells whether all sizes are known and every operation stays as it is or is another form."""
+    """Returns whether all sizes are known and every operation stays as it is or is another form."""
     order = {node: i for i, node in enumerate(owner.graph.nodes)}
     for node in owner.graph.nodes:
         if node.op == "get_attr":
@@ -152,7 +152,7 @@ def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tells whether a value is one of dense arrays of real numbers, whose sizes are known."""
+    """Returns whether a value is one of dense arrays of real numbers, whose sizes are known."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
     if not isinstance(value, torch.Tensor):
@@ -174,7 +174,7 @@ def _form_of(node: Node, order: dict[Node, int]) -> str | None:
 
 
 def _is_on_one_device(node: Node, x: Node, *args: Any, **kwargs: Any) -> bool:
-    """Tells whether a cast does nothing else; all that is on one device stays there."""
+    """Returns whether a cast does nothing else; all that is on one device stays there."""
     if kwargs.get("copy") or kwargs.get("memory_format") or True in args:
         return False
     if any(isinstance(one, torch.memory_format) for one in args):
@@ -185,7 +185,7 @@ def _is_on_one_device(node: Node, x: Node, *args: Any, **kwargs: Any) -> bool:
 def _is_fixed(
     node: Node, x: Node, weight: Any, bias: Any, mean: Any, variance: Any, train: bool, *_: Any
 ) -> bool:
-    """Tells whether a batch norm takes the averages that it is given."""
+    """Returns whether a batch norm takes the averages that it is given."""
     return not train and mean is not None and variance is not None
 
 
@@ -205,7 +205,7 @@ _ONLY: dict[str, Callable[..., bool]] = {
 
 
 def _is_seen_once(node: Node, order: dict[Node, int]) -> bool:
-    """Tells whether no other result shows what an operation changes: then it can give it."""
+    """Returns whether no other result shows what an operation changes: then it can give it."""
     root: Any = node.args[0]
     while _is_in_place(root):
         root = root.args[0]
@@ -224,7 +224,7 @@ def _is_in_place(node: Node) -> bool:
 
 
 def _keeps_kind(node: Node) -> bool:
-    """Tells whether the operation that changes nothing gives the same dtype and shape."""
+    """Returns whether the operation that changes nothing gives the same dtype and shape."""
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
     wanted = _value(node)
     with wanted.fake_mode:

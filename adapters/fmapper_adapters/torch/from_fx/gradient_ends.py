@@ -74,7 +74,7 @@ def _mark_outputs(owner: torch.fx.GraphModule) -> None:
 
 
 def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool:
-    """Tells whether what a view shows is changed in place later on: then it must stay a view."""
+    """Returns whether what a view shows is changed in place later on: then it must stay a view."""
     base = node
     while (seen_through := _base_of(base)) is not None:
         base = seen_through

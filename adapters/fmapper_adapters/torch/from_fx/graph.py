@@ -366,7 +366,7 @@ class _GraphReader:
 
 
 def _is_of_storage(node: torch.fx.Node) -> bool:
-    """Tells whether an assertion is about where in a storage an array begins."""
+    """Returns whether an assertion is about where in a storage an array begins."""
     todo = list(node.all_input_nodes)
     while todo:
         source = todo.pop()
@@ -434,7 +434,7 @@ def name_of_overload(overload: Any) -> str:
 
 
 def _drops(node: torch.fx.Node, overload: Any) -> bool:
-    """Tells whether an operation's dropout is switched on: only then it draws numbers."""
+    """Returns whether an operation's dropout is switched on: only then it draws numbers."""
     names = [argument.name for argument in _private.schema_of(overload).arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
@@ -443,7 +443,7 @@ def _drops(node: torch.fx.Node, overload: Any) -> bool:
 
 
 def _is_sized(node: torch.fx.Node) -> bool:
-    """Tells whether values make the size of a result, also where that size is asserted."""
+    """Returns whether values make the size of a result, also where that size is asserted."""
     if node.target is torch.ops.aten.index.Tensor:
         indices: Any = node.args[1]
         found = [i.meta["val"].dtype for i in indices if isinstance(i, torch.fx.Node)]
@@ -464,7 +464,7 @@ def _is_sized(node: torch.fx.Node) -> bool:
 
 
 def _is_read(value: Any) -> bool:
-    """Tells whether a number comes from an array."""
+    """Returns whether a number comes from an array."""
     number = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
     return isinstance(number, torch.SymInt) and bool(free_unbacked_symbols(number))
 

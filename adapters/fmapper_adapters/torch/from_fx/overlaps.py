@@ -110,7 +110,7 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
 
 
 def _is_part_of_expanded(node: Any) -> bool:
-    """Tells whether a value is a view of a tensor through an `expand` that repeats elements."""
+    """Returns whether a value is a view of a tensor through an `expand` that repeats elements."""
     return any(
         made.target in EXPANSIONS and _value(made).numel() != _value(made.args[0]).numel()
         for made in _views(node)
@@ -118,7 +118,7 @@ def _is_part_of_expanded(node: Any) -> bool:
 
 
 def _is_in_windows(node: Any) -> bool:
-    """Tells whether a value is a view of a tensor through an `unfold` that does not cover it."""
+    """Returns whether a value is a view of a tensor through an `unfold` that does not cover it."""
     for made in _views(node):
         if made.target == torch.ops.aten.unfold.default:
             base, dim, size, step = made.args
@@ -147,7 +147,7 @@ def _value(argument: Any) -> Any:
 
 
 def _is_by_element(target: Any) -> bool:
-    """Tells whether each element comes from those at the same place; torch tags some of these."""
+    """Returns whether each element comes from those at the same place; torch tags some of these."""
     name = target.overloadpacket.__name__
     packets = (target.overloadpacket, getattr(torch.ops.aten, name.removesuffix("_"), None))
     return name in _UNTAGGED or any(
@@ -159,7 +159,7 @@ def _is_by_element(target: Any) -> bool:
 
 
 def _depends_on_order(out: torch.Tensor, one: torch.Tensor, *, by_element: bool) -> bool:
-    """Tells whether an operation that writes one tensor may have changed what it reads of others.
+    """Returns whether an operation that writes one tensor may have changed what it reads of others.
 
     Elements are written in the order of their addresses, as far as that can be said.
     """
@@ -216,7 +216,7 @@ def _broadcast(layout: _Layout, shape: tuple[int, ...]) -> _Layout | None:
 
 
 def _share(one: _Layout, other: _Layout) -> bool:
-    """Tells whether two layouts of one storage have an element in common."""
+    """Returns whether two layouts of one storage have an element in common."""
 
     def geometry(layout: _Layout) -> Any:
         interface = {

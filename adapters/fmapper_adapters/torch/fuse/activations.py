@@ -51,7 +51,7 @@ def _gate(look: Any, x: Any, gate: Any, numbers: list[Any]) -> tuple[str, dict[s
 
 
 def _is_multiple(look: Any, value: Any, x: Any, factor: float) -> bool:
-    """Tells whether a value is x times a number, which may be a quotient or a negation."""
+    """Returns whether a value is x times a number, which may be a quotient or a negation."""
     sign = 1.0
     call = look.call(value)
     if call is not None and call.op == "lax::div" and call.args[0] == x:

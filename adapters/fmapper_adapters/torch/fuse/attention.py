@@ -137,7 +137,7 @@ def _reaches_product(look: Any, value: Any) -> bool:
 
 
 def _is_moderate(look: Any, value: Any) -> bool:
-    """Tells whether a bias is of trained arrays and small numbers, so that no row is masked.
+    """Returns whether a bias is of trained arrays and small numbers, so that no row is masked.
 
     torch's fast attention has no right gradient for rows whose logits are all near -1e9.
     """

@@ -85,7 +85,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
 
 
 def _weights(look: Any, product: Call) -> tuple[bool, int, int] | None:
-    """Tells whether w has the result's dimensions first, how many are summed, how many made."""
+    """Returns whether w has the result's dimensions first, how many are summed, how many made."""
     x, w = (look.shape(arg) for arg in product.args)
     (left, right), (batch, _) = product.kwargs["dimension_numbers"]
     summed, made = len(left), len(w) - len(right)

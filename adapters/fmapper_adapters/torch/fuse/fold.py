@@ -111,7 +111,7 @@ def _unchanged_operand(call: Call, name: str, look: Look, shape: tuple[Any, ...]
 
 
 def _is_neutral(name: str, number: Any, dtype: str, *, first: bool) -> bool:
-    """Tells whether an operation with a number, on the left if `first`, changes nothing."""
+    """Returns whether an operation with a number, on the left if `first`, changes nothing."""
     if name == "sub":
         return not first and number == 0 and str(number) != "-0.0"
     if name == "add":

@@ -119,7 +119,7 @@ class Look:
         return dict(zip(own, new, strict=True))
 
     def same(self, a: Any, b: Any) -> bool:
-        """Tells whether two values are one, in the same layout."""
+        """Returns whether two values are one, in the same layout."""
         if a == b:
             return True
         if self.shape(a) != self.shape(b):
@@ -203,7 +203,7 @@ class Look:
         return total.args[0], axes
 
     def variance_is(self, value: Any, x: Any, axes: tuple[int, ...]) -> bool:
-        """Tells whether a value is the variance of x over dimensions, however it is written."""
+        """Returns whether a value is the variance of x over dimensions, however it is written."""
         full = self.shape(x)
         source = self.unreduce(value, full, axes)
         if source is None:

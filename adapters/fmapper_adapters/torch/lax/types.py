@@ -26,7 +26,7 @@ def carrier_of(name: str) -> torch.dtype:
 
 
 def is_carried(name: str) -> bool:
-    """Tells whether values are carried as integers of another dtype."""
+    """Returns whether values are carried as integers of another dtype."""
     return name in _CARRIERS
 
 

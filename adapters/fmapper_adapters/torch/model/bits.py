@@ -23,7 +23,7 @@ def view_as(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def is_batched(x: Tensor) -> bool:
-    """Tells whether torch.func.vmap maps over a tensor, at any level."""
+    """Returns whether torch.func.vmap maps over a tensor, at any level."""
     while _private.is_wrapped(x):
         if _private.is_batched(x):
             return True

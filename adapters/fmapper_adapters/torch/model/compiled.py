@@ -146,7 +146,7 @@ class Code:
             yield Observation(call.module, call.op, call.source, tuple(shown))
 
     def fits(self, model: torch.nn.Module) -> bool:
-        """Tells whether the parameters have the dtypes this is made for: asks one of each."""
+        """Returns whether the parameters have the dtypes this is made for: asks one of each."""
         for owner, last, dtype in self.probes:
             part: Any = model
             for name in owner:

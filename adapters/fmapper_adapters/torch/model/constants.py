@@ -123,7 +123,7 @@ def _is_device(node: fx.Node) -> bool:
 
 
 def _is_special(node: fx.Node) -> bool:
-    """Tells whether a call is not of a plain function: loops, random numbers, checks."""
+    """Returns whether a call is not of a plain function: loops, random numbers, checks."""
     is_loop = bool(getattr(node.target, "is_control_flow", False))
     return is_loop or fx_passes.draws(node) or fx_passes.is_kept(node)
 

@@ -320,7 +320,7 @@ def _switch_in_graph(
 
 
 def _any(x: Tensor) -> bool:
-    """Tells whether a tensor holds anywhere, in any element that is mapped over."""
+    """Returns whether a tensor holds anywhere, in any element that is mapped over."""
     while _private.is_wrapped(x):
         x = _private.unwrap(x)
     return bool(x.any()) if x.ndim else bool(x)

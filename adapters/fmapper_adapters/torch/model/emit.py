@@ -48,11 +48,11 @@ class Value(fx.Proxy):
         return len(self.fake.shape)
 
     def is_floating_point(self) -> bool:
-        """Tells whether it is of real floats."""
+        """Returns whether it is of real floats."""
         return self.dtype.is_floating_point
 
     def is_complex(self) -> bool:
-        """Tells whether it is of complex numbers."""
+        """Returns whether it is of complex numbers."""
         return self.dtype.is_complex
 
     def view(self, *to: Any) -> Any:

@@ -96,12 +96,12 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def is_quick_on_cpu(*tensors: Tensor) -> bool:
-    """Tells whether fast functions without a forward derivative can take tensors as they are."""
+    """Returns whether fast functions without a forward derivative can take tensors as they are."""
     return not _private.is_dual() and all(x.is_cpu and _has_values(x) for x in tensors)
 
 
 def _has_values(x: Tensor) -> bool:
-    """Tells whether a tensor has elements that can be looked at now."""
+    """Returns whether a tensor has elements that can be looked at now."""
     return not (
         x.numel() == 0
         or x.is_meta
@@ -112,7 +112,7 @@ def _has_values(x: Tensor) -> bool:
 
 
 def _is_moderate(options: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Any:
-    """Tells whether no score and no value is large, infinite or NaN."""
+    """Returns whether no score and no value is large, infinite or NaN."""
     is_masked, scale, fill, _ = options
     limit = min(_LARGEST_SCORE, -fill - _NOTHING) if is_masked else _LARGEST_SCORE
     factor = q.shape[-1] * max(1.0, abs(scale))

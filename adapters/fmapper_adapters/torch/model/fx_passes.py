@@ -17,12 +17,12 @@ _ASSERTIONS = {torch.ops.aten._assert_async.msg, torch.ops.aten._assert_scalar.d
 
 
 def is_kept(node: fx.Node) -> bool:
-    """Tells whether a node stays though nothing takes what it gives."""
+    """Returns whether a node stays though nothing takes what it gives."""
     return node.op in ("placeholder", "output") or node.target in _ASSERTIONS
 
 
 def draws(node: fx.Node) -> bool:
-    """Tells whether an operation of torch gives other numbers each time."""
+    """Returns whether an operation of torch gives other numbers each time."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
 
@@ -49,7 +49,7 @@ def share(graph: fx.Graph) -> None:
 
 
 def _is_in_place(node: fx.Node) -> bool:
-    """Tells whether a call changes its first argument: by custom its name ends with one `_`."""
+    """Returns whether a call changes its first argument: by custom its name ends with one `_`."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return node.op.startswith("call") and name.endswith("_") and not name.endswith("__")
 

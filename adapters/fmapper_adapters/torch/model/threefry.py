@@ -130,7 +130,7 @@ def hashed_bits(
 
 
 def _is_on_host(key: Tensor) -> bool:
-    """Tells whether NumPy is to draw, which is several times as fast as torch's operations."""
+    """Returns whether NumPy is to draw, which is several times as fast as torch's operations."""
     return key.ndim == 1 and random.on_host(key, "uint32")
 
 

@@ -148,7 +148,7 @@ class TorchModel(Part):
         )
 
     def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool) -> bool:
-        """Tells whether the program of a mode is there and takes such arguments."""
+        """Returns whether the program of a mode is there and takes such arguments."""
         code = self._codes.get("training" if train else "evaluation")
         try:
             return code is not None and code.leaves(args, kwargs) is not None

@@ -17,7 +17,7 @@ _OF_MODELS = re.compile(r"Cache(Layer)?$")  # those that a model has of its own
 
 @functools.lru_cache(maxsize=1024)
 def is_cache(cls: Any) -> bool:
-    """Tells whether a class is a cache of transformers, or a layer of one."""
+    """Returns whether a class is a cache of transformers, or a layer of one."""
     if issubclass(cls, torch.nn.Module | Mapping):
         return False
     if any(base.__module__ == _CACHES for base in cls.__mro__):
@@ -42,7 +42,7 @@ def _children(cache: Any) -> dict[str, Any]:
 
 
 def _is_child(value: Any) -> bool:
-    """Tells whether a value is an array, a container or a cache: neither number nor setting."""
+    """Returns whether a value is an array, a container or a cache: neither number nor setting."""
     if isinstance(value, list | tuple | dict):
         return True
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")

@@ -237,7 +237,7 @@ def _numbers(names: tuple[str, ...]) -> tuple[int | str, ...]:
 
 
 def _is_child(value: Any) -> bool:
-    """Tells whether an attribute is an array or a container of some; tuples of sizes are not."""
+    """Returns whether an attribute is an array or a container of some; tuples of sizes are not."""
     if isinstance(value, torch.Tensor) or value is no_gradient:
         return True
     parts = value.values() if isinstance(value, dict) else value
@@ -295,7 +295,7 @@ def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict
 
 
 def _is_compiled(cls: type) -> bool:
-    """Tells whether a class is that of `torch.compile(module)`; dynamo is slow to import."""
+    """Returns whether a class is that of `torch.compile(module)`; dynamo is slow to import."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and issubclass(cls, dynamo.OptimizedModule)
 

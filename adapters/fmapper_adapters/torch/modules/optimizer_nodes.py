@@ -104,7 +104,7 @@ def _is_option(key: Any, value: Any) -> bool:
 
 
 def _is_held(value: Any) -> bool:
-    """Tells whether a value is an array, or a container or another node that holds one."""
+    """Returns whether a value is an array, or a container or another node that holds one."""
     if isinstance(value, torch.Tensor):
         return True
     if value is None or isinstance(value, int | float | str):
@@ -123,7 +123,7 @@ def _extra(optimizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_list_of(value: Any, numbers: Mapping[int, int]) -> bool:
-    """Tells whether a value is a list of parameters from the groups, which LBFGS keeps."""
+    """Returns whether a value is a list of parameters from the groups, which LBFGS keeps."""
     return isinstance(value, list | tuple) and all(id(item) in numbers for item in value)
 
 

@@ -70,7 +70,7 @@ def register_functor(cls: type) -> None:
 
 
 def _is_dynamic(child: Any) -> bool:
-    """Tells whether a value is dynamic, as for JAX, but None is static: it is a leaf to torch."""
+    """Returns whether a value is dynamic, as for JAX, but None is static: it is a leaf to torch."""
     return child is not None and is_dynamic(child)
 
 

@@ -25,7 +25,7 @@ _REFERRING = (
 
 
 def refers(value: Any) -> bool:
-    """Tells whether a value may be one that `rebound` changes."""
+    """Returns whether a value may be one that `rebound` changes."""
     if isinstance(value, types.FunctionType):
         return value.__closure__ is not None
     return isinstance(value, (*_REFERRING, torch.Generator))

@@ -122,7 +122,7 @@ def _without(graph: Graph, dropped: Iterable[str]) -> Graph:
 
 
 def _is_pure(call: Call) -> bool:
-    """Tells whether a call does nothing but give a result, and always the same."""
+    """Returns whether a call does nothing but give a result, and always the same."""
     if call.op in _NUMBERS or call.op == "sym::getitem":
         return True
     namespace, _, rest = call.op.partition("::")

@@ -165,7 +165,7 @@ def _literal(text: str, numbers: tuple[int, int] | None, strict: bool) -> str:
 
 
 def _is_right(group: _Group, pair: Pair, live: Iterable[str]) -> bool:
-    """Tells whether patterns match the names of the group and no others, and tell the targets."""
+    """Returns whether patterns match the names of the group and no others, and tell the targets."""
     for at, text in enumerate(pair[0]):
         old = Pattern(text)
         wanted = {name for row in group.rows for name in _expand([row[at]], group.numbers)}

@@ -57,7 +57,7 @@ def refuse(module: torch.nn.Module) -> None:
 
 
 def _is_offloaded(module: torch.nn.Module) -> bool:
-    """Tells whether accelerate brings the weights of a module when it is called."""
+    """Returns whether accelerate brings the weights of a module when it is called."""
     hook = getattr(module, "_hf_hook", None)
     hooks = [hook, *getattr(hook, "hooks", ())]
     own = next(module.parameters(recurse=False), None)
@@ -96,7 +96,7 @@ def run_uncompiled() -> Iterator[None]:
 
 
 def has_packed(module: torch.nn.Module) -> bool:
-    """Tells whether there are parameters that consist of other tensors, as quantised ones do."""
+    """Returns whether there are parameters that consist of other tensors, as quantised ones do."""
     return any(map(is_traceable_wrapper_subclass, module.parameters()))
 
 

@@ -36,7 +36,7 @@ def training_steps(
 
 
 def _is_noise(module: torch.nn.Module) -> bool:
-    """Tells whether a module can have no other modes than with and without noise."""
+    """Returns whether a module can have no other modes than with and without noise."""
     held = (module.parameters(), module.buffers(), module.children())
     return not any(next(iter(one), None) is not None for one in held)
 

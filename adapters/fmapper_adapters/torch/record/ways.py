@@ -39,7 +39,7 @@ def _plainly(
 
 
 def is_data_dependent(error: Exception) -> bool:
-    """Tells whether a recording failed since it depends on values."""
+    """Returns whether a recording failed since it depends on values."""
     signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent", "UnbackedSymbol")
     return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
 

@@ -83,7 +83,7 @@ class _Windows:
         return zip(*rows, strict=True)
 
     def are_whole(self) -> bool:
-        """Tells whether there is one window, which has all elements."""
+        """Returns whether there is one window, which has all elements."""
         return all(
             isinstance(n, int) and n > 0 and out == d == 1 and k - p >= n
             for (n, k, _, p, d), out in zip(self._rows(), self.outputs, strict=True)

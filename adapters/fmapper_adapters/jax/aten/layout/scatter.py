@@ -54,7 +54,7 @@ def _with_dims(x: Any, index: Any, source: Any) -> tuple[Any, Any, Any]:
 
 
 def is_array(x: Any) -> bool:
-    """Tells whether a value is an array rather than a number."""
+    """Returns whether a value is an array rather than a number."""
     return isinstance(x, jax.Array) and not getattr(x, "weak_type", False)
 
 

@@ -25,12 +25,12 @@ def is_nan(x: Any) -> Any:
 
 
 def is_signed(dtype: Any) -> bool:
-    """Tells whether an integer dtype has negative numbers."""
+    """Returns whether an integer dtype has negative numbers."""
     return bool(jnp.issubdtype(dtype, jnp.signedinteger))
 
 
 def is_inexact(x: Any) -> bool:
-    """Tells whether elements are floats or complex numbers."""
+    """Returns whether elements are floats or complex numbers."""
     return is_floating(x) or is_complex(x)
 
 
@@ -157,7 +157,7 @@ lowering("aten::isreal", whole=False)(
 
 @lowering("aten::signbit")
 def signbit(x: Any) -> jax.Array:
-    """Tells whether the sign is negative, also that of zero and NaN."""
+    """Returns whether the sign is negative, also that of zero and NaN."""
     if x.dtype == bool:
         return jnp.zeros(x.shape, bool)
     return jnp.signbit(x) if is_floating(x) else x < 0

@@ -36,7 +36,7 @@ def of(eqn: Any) -> Check | None:
 
 
 def holds_one(eqn: Any) -> bool:
-    """Tells whether an equation is a function with a derivative of its own around a check."""
+    """Returns whether an equation is a function with a derivative of its own around a check."""
     if eqn.primitive.name != "custom_jvp_call":
         return False
     return any(of(inner) is not None for inner in eqn.params["call_jaxpr"].jaxpr.eqns)

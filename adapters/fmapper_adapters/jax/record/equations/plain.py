@@ -11,7 +11,7 @@ from fmapper_adapters.jax.record import frames
 
 
 def has_derivatives(kind: tuple[str, Any]) -> bool:
-    """Tells whether arrays of a kind may have derivatives."""
+    """Returns whether arrays of a kind may have derivatives."""
     return kind[0].startswith(("float", "bfloat", "complex"))
 
 

@@ -56,14 +56,14 @@ def _is_large(y: Tensor) -> bool:
 
 
 def _is_castable(x: Tensor, y: Tensor) -> bool:
-    """Tells whether both are what blocks can be taken of."""
+    """Returns whether both are what blocks can be taken of."""
     return (
         x.ndim > 0 and not _private.is_in_transformation() and fast_attention.is_quick_on_cpu(x, y)
     )
 
 
 def _is_faster_cast(x: Tensor, y: Tensor) -> bool:
-    """Tells whether torch's own product of halves is the slower one."""
+    """Returns whether torch's own product of halves is the slower one."""
     if not (x.is_cpu and y.ndim > 1 and x.ndim > 0 and x.dtype in HALVES) or _has_own(x.dtype):
         return False
     depth = max(1, y.shape[-2])
@@ -76,7 +76,7 @@ def _is_faster_cast(x: Tensor, y: Tensor) -> bool:
 
 @functools.cache
 def _has_own(dtype: torch.dtype) -> bool:
-    """Tells whether torch multiplies halves of a dtype with instructions of the processor."""
+    """Returns whether torch multiplies halves of a dtype with instructions of the processor."""
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     supports = _private.get_support(name)
     return supports is not None and bool(supports())

@@ -12,7 +12,7 @@ Number = bool | int | float | complex
 
 
 def is_number(x: Any) -> bool:
-    """Tells whether an operand is a Python number, not a tensor."""
+    """Returns whether an operand is a Python number, not a tensor."""
     return isinstance(x, Number)
 
 
@@ -27,7 +27,7 @@ def as_tensor(x: Any, like: Any) -> Any:
 
 
 def precedes(x: Any, y: Any) -> Any:
-    """Tells whether complex numbers come before others: by real parts, then by imaginary ones."""
+    """Returns whether complex numbers come before others: by real parts, then by imaginary ones."""
     a, b = torch.real(x), torch.real(y)
     return torch.where(a == b, torch.imag(x) < torch.imag(y), a < b)
 
@@ -70,7 +70,7 @@ def shifted_right(x: Any, count: Any) -> Any:
 
 
 def unsigned_less(x: Any, y: Any, dtype: torch.dtype) -> Any:
-    """Tells whether carried unsigned integers are less than others."""
+    """Returns whether carried unsigned integers are less than others."""
     return flip_sign_bit(x, dtype) < flip_sign_bit(y, dtype)
 
 

@@ -55,7 +55,7 @@ def _extreme(name: str) -> Any:
 
 
 def _is_empty(avals: Avals, axes: Axes) -> bool:
-    """Tells whether there is nothing to reduce, as far as sizes are known."""
+    """Returns whether there is nothing to reduce, as far as sizes are known."""
     shape = avals.operands[0][1]
     return any(isinstance(shape[axis], int) and shape[axis] == 0 for axis in axes)
 

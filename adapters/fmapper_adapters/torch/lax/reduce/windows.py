@@ -214,7 +214,7 @@ def _pool(x: Any, windows: Windows) -> Any:
 
 
 def _is_inner(windows: Windows, d: int) -> bool:
-    """Tells whether torch's pooling takes the padding of a dimension."""
+    """Returns whether torch's pooling takes the padding of a dimension."""
     low, high = windows.padding[d]
     return low == high and 0 <= low <= windows.sizes[d] // 2
 
@@ -328,7 +328,7 @@ def reduce_window(
 
 
 def _is_neutral(kind: str, start: Any, dtype: torch.dtype, avals: Avals) -> bool:
-    """Tells whether a start is known to change nothing."""
+    """Returns whether a start is known to change nothing."""
     if start.node.target is not torch.full:
         return False
     neutral = {"add": 0, "or": False, "mul": 1, "and": True}

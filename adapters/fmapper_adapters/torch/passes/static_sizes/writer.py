@@ -187,7 +187,7 @@ class Writer:
         return [name for name in call.refs() if name in self.rows]
 
     def is_mask(self, ref: Ref) -> bool:
-        """Tells whether an index is one of bools."""
+        """Returns whether an index is one of bools."""
         return self.dtype(ref) in ("bool", "uint8")
 
     def dtype(self, ref: Ref) -> str:

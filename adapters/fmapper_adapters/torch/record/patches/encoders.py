@@ -111,7 +111,7 @@ def leaving_out(encoders: list[Any]) -> Iterator[None]:
 
 
 def leave_out() -> bool:
-    """Tells whether encoders are known here that leave padding out."""
+    """Returns whether encoders are known here that leave padding out."""
     return bool(_leaving_out.get())
 
 

@@ -161,7 +161,7 @@ def _own(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _is_foreign(leaf: Any) -> bool:
-    """Tells whether an object has attributes and is not a value to torch: then it is a node."""
+    """Returns whether an object has attributes and is not a value to torch: then it is a node."""
     return hasattr(leaf, "__dict__") and not isinstance(leaf, (*_VALUES, *_OPAQUE))
 
 

@@ -219,7 +219,7 @@ def _set_data(x: Any, values: Any) -> None:
 
 
 def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
-    """Tells whether a function writes to the `.data` of what was computed."""
+    """Returns whether a function writes to the `.data` of what was computed."""
     name = getattr(func, "__name__", "")
     if not name.endswith("_") or not args or not isinstance(args[0], autograd.TRACED):
         return False

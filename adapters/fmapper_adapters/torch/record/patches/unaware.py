@@ -52,7 +52,7 @@ def _answer_only_torch(function: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def asks_torch(frame: types.FrameType) -> bool:
-    """Tells whether a frame is one of torch's own code."""
+    """Returns whether a frame is one of torch's own code."""
     name = frame.f_code.co_filename
     return name.startswith((_TORCH, "<frozen importlib"))
 

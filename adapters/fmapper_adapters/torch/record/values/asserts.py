@@ -196,7 +196,7 @@ INTEGERS = {_Tensor.__int__, _Tensor.__index__}
 
 
 def is_written(func: Any, args: tuple[Any, ...]) -> bool:
-    """Tells whether an integer becomes a part of a text, as of the name of a module."""
+    """Returns whether an integer becomes a part of a text, as of the name of a module."""
     if func is not _Tensor.__format__ or args[0].ndim:
         return False
     return not (args[0].is_floating_point() or args[0].is_complex())

@@ -43,7 +43,7 @@ class Beyond(Exception):
 
 
 def are_in(module: torch.nn.Module) -> bool:
-    """Tells whether the code of a module looks as if it had such loops."""
+    """Returns whether the code of a module looks as if it had such loops."""
     classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
     return any(map(_has_loop, classes))
 
@@ -222,7 +222,7 @@ class _Turn:
         return result
 
     def _adds(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Tells whether a call writes only rows in the places looked at: none, if not hit."""
+        """Returns whether a call writes only rows in the places looked at: none, if not hit."""
         if func not in _ADDS or kwargs.keys() - {"alpha"}:
             return False
         if func is _Tensor.index_add_:

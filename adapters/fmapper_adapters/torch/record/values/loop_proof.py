@@ -138,7 +138,7 @@ class _Body:
         raise NotProved(f"line {target.lineno} keeps something beyond the turn")
 
     def is_tensor(self, name: str) -> bool:
-        """Tells whether a name from outside of the loop is a tensor."""
+        """Returns whether a name from outside of the loop is a tensor."""
         return name not in self.stored and isinstance(self.frame.f_locals.get(name), _Tensor)
 
     def read(self, name: str, known: set[str]) -> None:
@@ -190,7 +190,7 @@ class _Body:
 
 
 def _is_torch(value: Any) -> bool:
-    """Tells whether something is torch's own: a function, a method of a tensor, a context."""
+    """Returns whether something is torch's own: a function, a method of a tensor, a context."""
     if isinstance(getattr(value, "__self__", None), _Tensor):
         return True
     name = getattr(value, "__module__", None) or ""
@@ -198,13 +198,13 @@ def _is_torch(value: Any) -> bool:
 
 
 def _is_called_alike(value: Any) -> bool:
-    """Tells whether each call of a module or function is as the first."""
+    """Returns whether each call of a module or function is as the first."""
     called = value.forward if isinstance(value, torch.nn.Module) else value
     return _is_torch(called) or _keeps_nothing(called)
 
 
 def _keeps_nothing(value: Any) -> bool:
-    """Tells whether a function of others keeps nothing from one call to the next, by its code."""
+    """Returns whether a function of others keeps nothing from one call to the next, by its code."""
     function = getattr(value, "__func__", value)
     return isinstance(function, types.FunctionType) and _is_without_state(function)
 
@@ -228,7 +228,7 @@ def _is_without_state(function: types.FunctionType) -> bool:
 
 
 def _ends_without_rows(one: ast.If) -> bool:
-    """Tells whether it is `if rows.numel() == 0: continue`."""
+    """Returns whether it is `if rows.numel() == 0: continue`."""
     test = one.test
     return (
         len(one.body) == 1
