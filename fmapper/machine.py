@@ -50,7 +50,7 @@ def _total_of_the_system() -> int | None:
 
 
 def _control_groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yields the (limit, use) in bytes of every limited memory group that this process is in.
+    """Yields the limit and use, in bytes, of every cgroup of this process with a memory limit.
 
     A group's own folder may be out of sight in a container, where only the folders above it are
     mounted, so each level is looked at and those that are not there are passed over.

@@ -21,7 +21,7 @@ _BAR = 0.3  # inches
 
 
 def axes_for(what: str, bars: int, axes: Axes | None = None) -> Axes:
-    """Returns axes for horizontal bars: those that are given, or those of a new figure.
+    """Returns axes for horizontal bars: the given ones, or those of a new figure.
 
     Raises:
         BackendUnavailableError: matplotlib is not installed.
@@ -69,7 +69,7 @@ def draw_memory(plan: Plan, depth: int, axes: Axes | None) -> Axes:
 
 
 def draw_differences(layers: Sequence[Difference], axes: Axes | None) -> Axes:
-    """Draws the difference of each layer, relative to the largest element that it gives."""
+    """Plots the difference of each layer, relative to its largest element."""
     axes = axes_for("a report", len(layers), axes)
     names = [one.path for one in layers]
     shares = [one.share for one in layers]

@@ -36,7 +36,7 @@ class _Steps:
         self.renew()
 
     def renew(self) -> None:
-        """Forgets everything: in the child of a fork nothing shows the line."""
+        """Resets everything, since no thread shows the line in a forked child."""
         self.lock = threading.Lock()
         self.owner: int | None = None
         self.open: list[str] = []
@@ -45,7 +45,7 @@ class _Steps:
         self.line: _Line | None = None
 
     def enter(self, what: str, *, shown: bool) -> int | None:
-        """Opens a step, and returns how many are open around it; None in another thread."""
+        """Opens a step and returns its depth; None in a background thread."""
         me = threading.get_ident()
         with self.lock:
             if self.owner is None and (not shown or is_wanted()):
@@ -79,7 +79,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def step(what: str, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """Says what is done in this block, if it takes long; see `fmapper.settings`.
+    """Shows a line about this block if it takes long; see `fmapper.settings`.
 
     Args:
         what: The work, as `recording Net`. A step within a step stands behind that.
@@ -107,7 +107,7 @@ def _ignore(what: str) -> None:
 
 
 def is_wanted() -> bool:
-    """Returns whether somebody would see the line."""
+    """Returns whether the line would be seen."""
     if not settings.progress:
         return False
     return _notebook() is not None or (sys.stderr is not None and sys.stderr.isatty())
@@ -115,7 +115,7 @@ def is_wanted() -> bool:
 
 @contextmanager
 def without_line() -> Iterator[None]:
-    """Takes the line away, so that something else can be written to the terminal."""
+    """Erases the line, so that something else can be written to the terminal."""
     with _steps.drawing:
         line = _steps.line
         if line is not None:
@@ -128,7 +128,7 @@ warn.without_line = without_line
 
 
 def _start(steps: list[str]) -> Callable[[], None]:
-    """Starts the thread that shows steps; returns what ends it, and takes its line away."""
+    """Starts the thread that shows steps; returns a function that stops it."""
     done = threading.Event()
     # A notebook knows by its context below which cell it is to print.
     run = contextvars.copy_context().run
@@ -209,7 +209,7 @@ class _NotebookLine:
 
 
 def _notebook() -> Any | None:
-    """Returns the shell of the notebook that this runs in."""
+    """Returns the notebook shell that this runs in, or None."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell if getattr(shell, "kernel", None) is not None else None

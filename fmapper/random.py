@@ -216,7 +216,7 @@ def randint(
 def permutation(
     key: Any, x: Any, axis: int = 0, *, independent: bool = False, like: Any = None
 ) -> Any:
-    """Returns the numbers below x in random order, int32; or an array shuffled along an axis.
+    """Returns the integers below x in random order, or an array shuffled along an axis.
 
     Args:
         key: A key.
@@ -329,7 +329,7 @@ def lecun_normal(
 
 
 def _exact(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
-    """Calls a kernel whose results have the same bits everywhere, where the result is to be."""
+    """Calls a kernel with the same bits on every backend, on the device of the result."""
     return _native(name, key, key if like is None else like, *args, dtype=dtype)
 
 
@@ -348,12 +348,12 @@ def _native(name: str, key: Any, like: Any, *args: Any, dtype: str = "") -> Any:
 
 
 def _plain(args: Sequence[Any]) -> bool:
-    """Returns whether there is no array of another backend among the bounds."""
+    """Returns whether the bounds are plain numbers or NumPy arrays."""
     return all(isinstance(x, int | float | str | tuple) or x is None for x in args)
 
 
 def _draw(name: str, key: Any, like: Any, dtype: str, *args: Any) -> Any:
-    """Calls a kernel whose results depend on who computes: the host, if the key is there."""
+    """Calls a kernel whose bits depend on the backend: on the host if the key is there."""
     own, words = _source(key)
     if not own.HOST and not own.on_host(words, dtype):
         return _native(name, key, key if like is None else like, *args, dtype=dtype)

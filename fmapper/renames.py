@@ -49,10 +49,10 @@ class _Alias:
         self._place = place
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leaves it to the import system."""
+        """Returns None: the import system creates the module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Looks names up where they are now."""
+        """Fills the module with names from their new homes."""
         module.__getattr__ = self._look_up  # type: ignore[method-assign]
 
     def _look_up(self, name: str) -> Any:
@@ -71,6 +71,6 @@ class Finder:
 
 
 def install() -> None:
-    """Has the import system ask for renamed modules; once."""
+    """Installs the import hook for renamed modules; once."""
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
         sys.meta_path.append(Finder())

@@ -17,19 +17,19 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def as_text(renderable: RenderableType) -> str:
-    """Returns plain text of 120 columns at most, without blanks at the end of lines."""
+    """Renders plain text of at most 120 columns, without trailing blanks."""
     console = _recording(renderable, color=False)
     return "\n".join(map(str.rstrip, console.export_text().splitlines())).rstrip()
 
 
 def as_html(*renderables: RenderableType) -> str:
-    """Returns HTML with the columns and colours of a terminal; what is not markup is escaped."""
+    """Renders HTML with the columns and colours of a terminal."""
     consoles = [_recording(renderable, color=True) for renderable in renderables]
     return "".join(c.export_html(inline_styles=True, code_format=_PRE) for c in consoles)
 
 
 def pairs(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
-    """Returns a title above names with a text beside each; rows without a text are left out."""
+    """Renders a title above names and texts; rows without a text are left out."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -53,7 +53,7 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> RenderableT
 
 
 def readable_bytes(n: int) -> str:
-    """Returns a number of bytes in the largest unit that leaves something before the point.
+    """Formats a number of bytes in the largest unit of which there is at least one.
 
     Examples:
         >>> readable_bytes(16), readable_bytes(3 << 20)
@@ -68,7 +68,7 @@ def readable_bytes(n: int) -> str:
 
 
 def readable_seconds(seconds: float) -> str:
-    """Returns three digits and a unit.
+    """Formats a time with three digits and a unit.
 
     Examples:
         >>> readable_seconds(0.00123), readable_seconds(12.0), readable_seconds(0.0)
@@ -86,7 +86,7 @@ def unit_of(seconds: float) -> tuple[float, str]:
 
 
 def readable_batch(size: int) -> str:
-    """Formats a number in two digits, which are all that a break-even has.
+    """Formats a batch size to two digits, the precision of a break-even.
 
     Examples:
         >>> readable_batch(2713), readable_batch(8)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Returns a question with the known name that is closest, or nothing where none is close.
+    """Suggests the closest known name, as a question; empty where none is close.
 
     Examples:
         >>> did_you_mean("Pytorch", ["torch", "jax"]), did_you_mean("tf", ["torch", "jax"])

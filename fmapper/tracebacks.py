@@ -23,7 +23,7 @@ frameworks: set[str] = set()
 
 
 def short_traceback(function: F) -> F:
-    """Shortens the tracebacks of the errors that a function raises; it is not a frame itself."""
+    """Shortens the tracebacks of errors that a function raises, without a frame of its own."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -37,7 +37,7 @@ def short_traceback(function: F) -> F:
 
 
 def shorten_traceback(error: BaseException) -> None:
-    """Cuts what is internal out of the traceback of an error that a public function lets out.
+    """Cuts internal frames out of the traceback of an error.
 
     What it comes from is left out where its message says that too, and else keeps the frames of
     the user alone.
@@ -61,7 +61,7 @@ def shorten_traceback(error: BaseException) -> None:
 
 
 def _frames(tb: TracebackType | None) -> list[tuple[TracebackType, str]]:
-    """Returns the entries of a traceback, outermost first, each with the package of its code."""
+    """Returns the entries of a traceback, outermost first, each with its package."""
     found = []
     while tb is not None:
         name = tb.tb_frame.f_globals.get("__name__")
@@ -73,7 +73,7 @@ def _frames(tb: TracebackType | None) -> list[tuple[TracebackType, str]]:
 def _without(
     tb: TracebackType | None, *, hidden: Collection[str] = (), keep_last: bool = False
 ) -> TracebackType | None:
-    """Returns a traceback in which fmapper has only the frames that a user has called."""
+    """Returns a traceback with only those frames of fmapper that a user has called."""
     kept = []
     inside = False
     frames = _frames(tb)
@@ -91,7 +91,7 @@ def _without(
 
 
 def _of_user(tb: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback with the frames of the user; one that begins with them as it is.
+    """Returns a traceback that begins with the frames of the user.
 
     That was caught outside of fmapper: it is not where the error comes from.
     """

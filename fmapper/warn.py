@@ -17,7 +17,7 @@ _kept: ContextVar[list[Warned] | None] = ContextVar("fmapper_kept_warnings", def
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warns at the innermost frame that is not one of fmapper's own."""
+    """Warns at the innermost frame outside of fmapper."""
     kept = _kept.get()
     if kept is not None:
         kept.append((message, category))
@@ -33,7 +33,7 @@ def warn(message: str, category: type[Warning]) -> None:
 
 @contextmanager
 def keeping_warnings() -> Iterator[list[Warned]]:
-    """Keeps what is warned of in this block: a background thread has no line of the user's.
+    """Collects the warnings of this block, since a background thread has no user frame.
 
     `warnings.catch_warnings` would catch those of all other threads too.
     """

@@ -85,7 +85,7 @@ class NodeType(node_type.NodeType):
         plain: type = dict,
         **facts: Unpack[Facts],
     ) -> Self:
-        """Makes a node type with its own opener: the fast way, for types that are walked often.
+        """Makes a node type with an opener of its own, which is faster.
 
         Args:
             open: See `fmapper.tree.node_type.Opener`.

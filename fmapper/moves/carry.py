@@ -77,7 +77,7 @@ class Route:
         return self.dtype != self.held
 
     def shares(self, copy: bool | None) -> bool:
-        """Returns whether the results are to lie in the memory of the arrays."""
+        """Returns whether the results are to share the memory of the arrays."""
         if copy is not None or self.source is self.target:
             return copy is False
         in_one_place = not isinstance(self.origin.index, tuple)
@@ -115,7 +115,7 @@ class _Batch:
         return format_link(self.where(self.places[at]))
 
     def part(self, ats: Sequence[int]) -> _Batch:
-        """Returns some of the arrays only."""
+        """Returns the exchange of some of the arrays."""
         by_route: dict[Route, list[int]] = {}
         for at in ats:
             by_route.setdefault(self.route(at), []).append(at)
@@ -150,7 +150,7 @@ class _Batch:
         )
 
     def done(self, results: Callable[[], Iterable[Any]]) -> list[Any]:
-        """Returns the results; an error among them names the first array that has none."""
+        """Returns the results, or raises the error of the first array without one."""
         found: list[Any] = []
         try:
             found.extend(results())
@@ -165,7 +165,7 @@ class _Batch:
         return found
 
     def export(self, arrays: Sequence[Any]) -> Exchange:
-        """Returns the arrays as the source gives them; an error names the one it cannot give."""
+        """Exports the arrays from the source; an error names the array that cannot be."""
         try:
             return self.source.export(arrays, self.device)
         except Exception as error:
@@ -185,7 +185,7 @@ def carry_out(
     copy: bool | None,
     ties: bool = True,
 ) -> list[Any]:
-    """Returns the leaves with the arrays of the routes moved; what is there is not copied.
+    """Moves the arrays of the routes; those already in place are not copied.
 
     Args:
         routes: What is to become of the arrays among the leaves.
@@ -226,13 +226,13 @@ def carry_out(
 
 
 def _what_is_large(routes: Iterable[Route]) -> str:
-    """Says what is moved, if it is so much that it may take long."""
+    """Describes a move that is large enough to take long."""
     size = sum(route.source.nbytes(array) for route in routes for array in route.arrays)
     return f"moving {size / (1 << 30):.1f} GiB" if size >= _LARGE else ""
 
 
 def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
-    """Returns the moved arrays, views of each other where they were."""
+    """Moves arrays, and makes views of one another again of those that were."""
     arrays, source = batch.arrays, batch.source
     if copy is False or not source.may_share_memory(arrays):
         return _move(batch, copy)
@@ -250,7 +250,7 @@ def _with_ties(batch: _Batch, copy: bool | None) -> list[Any]:
 
 
 def _move(batch: _Batch, copy: bool | None) -> list[Any]:
-    """Returns the arrays where they are wanted; those that are read on the way in portions."""
+    """Moves arrays; lazy ones are read in portions."""
     portion = batch.source.portion
     if portion is None or batch.source is batch.target:
         return _move_at_once(batch, copy)
@@ -261,7 +261,7 @@ def _move(batch: _Batch, copy: bool | None) -> list[Any]:
 
 
 def _portions(sizes: Sequence[int], most: int) -> Iterable[list[int]]:
-    """Yields the numbers of arrays that together have so many bytes, or of one that has more."""
+    """Yields groups of indices of arrays that fit into so many bytes, or one larger array."""
     ats: list[int] = []
     size = 0
     for at, nbytes in enumerate(sizes):
@@ -289,7 +289,7 @@ def _move_at_once(batch: _Batch, copy: bool | None) -> list[Any]:
 
 
 def _abstract(batch: _Batch, copy: bool | None) -> Iterable[Any]:
-    """Yields shapes and dtypes alone; no value is looked at."""
+    """Makes abstract arrays from shapes and dtypes alone."""
     source, target = batch.source, batch.target
     if source is not target:
         for at, array in enumerate(batch.arrays):
@@ -302,7 +302,7 @@ def _abstract(batch: _Batch, copy: bool | None) -> Iterable[Any]:
 
 
 def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
-    """Moves arrays from device to device of one backend."""
+    """Moves arrays between devices of one backend."""
     source, device = batch.source, batch.device
     if copy is False:
         raise _no_copy(batch, 0)
@@ -320,7 +320,7 @@ def _within(batch: _Batch, copy: bool | None) -> Iterable[Any]:
 
 
 def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
-    """Returns the arrays on their way to another backend, as it may have them."""
+    """Exports arrays in a form that the other backend can take."""
     source, target, arrays = batch.source, batch.target, batch.arrays
     casts = batch.casts
     if casts and copy is False:
@@ -359,7 +359,7 @@ def _exchange(batch: _Batch, copy: bool | None) -> Exchange:
 
 
 def _cast_on_host(batch: _Batch, exchange: Exchange, casts: Sequence[int]) -> Exchange:
-    """Returns the exchange with some of its arrays cast into memory of their own."""
+    """Casts some arrays of an exchange into new memory."""
     if not casts or exchange.device is not None:
         return exchange
     data = _cast(get_adapter(HOST.backend, Arrays), exchange.data, casts, batch)
@@ -376,7 +376,7 @@ def _no_copy(batch: _Batch, at: int) -> Exception:
 def _cast(
     adapter: Arrays, arrays: Iterable[Any], chosen: Sequence[int], batch: _Batch
 ) -> list[Any]:
-    """Returns the arrays, the chosen ones in the dtypes of their routes.
+    """Casts the chosen arrays to the dtypes of their routes.
 
     Raises:
         LossyCastError: One of them has values that its new dtype cannot hold.
@@ -423,7 +423,7 @@ def _lossy(batch: _Batch, at: int) -> LossyCastError:
 def _restore_view(
     at: int, tie: ViewTie, batch: _Batch, moved: dict[int, Any], copy: bool | None
 ) -> list[ViewTie]:
-    """Makes an array a view of its moved base, or moves it alone; returns the tie if it is lost."""
+    """Makes an array a view of its moved base, or moves it alone and returns the lost tie."""
     view, base = batch.route(at), batch.route(tie.base)
     array, base_array = batch.arrays[at], batch.arrays[tie.base]
     source, target, new_base = batch.source, batch.target, moved[tie.base]

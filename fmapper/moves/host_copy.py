@@ -59,7 +59,7 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
 
 
 def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
-    """Returns arrays without values, of such shapes and dtypes, in memory like that of copies.
+    """Allocates arrays of the given shapes and dtypes, in memory like that of copies.
 
     It is not asked to be of huge pages, as NumPy asks for its own: a virtual machine gives those
     that are free back to its host, which takes four times as long to bring them again as a file
@@ -75,7 +75,7 @@ def host_buffers(wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Array]:
 
 
 def populate(buffer: Array) -> None:
-    """Has the system back a buffer with memory at once, where it can, before all of it is written.
+    """Has the system map the pages of a buffer at once, where it can, before it is written.
 
     Page by page, as they are written, it takes a fifth more time to read a file.
     """
@@ -91,7 +91,7 @@ def populate(buffer: Array) -> None:
 
 @functools.cache
 def _madvise() -> Callable[[int, int, int], int] | None:
-    """Returns the call of the system; through `mmap` it would hold Python's lock."""
+    """Returns `madvise` of the C library; that of `mmap` holds the GIL."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -107,7 +107,7 @@ def _madvise() -> Callable[[int, int, int], int] | None:
 def _places(
     arrays: Sequence[Array], new_block: Callable[[int], Array] | None = None
 ) -> Iterator[tuple[Array, int]]:
-    """Yields the block and the offset where the copy of each array will be."""
+    """Yields the block and the offset of the copy of each array."""
     left = sum(_pad(a) for a in arrays)
     block, at = None, 0
     for a in arrays:
@@ -143,7 +143,7 @@ def _mapped_block(size: int) -> Array:
 
 
 def _laid_out(a: Array, order: str, block: Array, at: int) -> Array:
-    """Returns an array like `a`, without its values, in a block of memory."""
+    """Returns an uninitialised array like `a` in a block of memory."""
     import numpy as np
 
     if order == "C" or a.flags.c_contiguous:
@@ -172,7 +172,7 @@ def _copy_all(pairs: Sequence[tuple[Array, Array]]) -> None:
 
 
 def _threads() -> int:
-    """Returns the cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on a Mac or on Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -186,7 +186,7 @@ def _copy(pairs: Sequence[tuple[Array, Array]]) -> None:
 
 
 def _bundles(pairs: Sequence[tuple[Array, Array]]) -> Iterator[list[tuple[Array, Array]]]:
-    """Yields the work in portions of about one piece."""
+    """Yields the copies in bundles of about one piece."""
     bundle: list[tuple[Array, Array]] = []
     size = 0
     for pair in pairs:
@@ -201,7 +201,7 @@ def _bundles(pairs: Sequence[tuple[Array, Array]]) -> Iterator[list[tuple[Array,
 
 
 def _as_numbers(to: Array, source: Array) -> tuple[Array, Array]:
-    """Views bytes as integers: NumPy holds the lock while it copies types it does not know."""
+    """Views bytes as integers: NumPy holds the GIL while it copies types it does not know."""
     if source.dtype.isbuiltin == 1 or to.dtype != source.dtype:
         return to, source
     word = f"u{to.dtype.itemsize}"

@@ -27,7 +27,7 @@ Step = Callable[[], object]
 
 @short_traceback
 def move_(tree: T, mover: Mover) -> T:
-    """Moves a tree in place: modules, optimizers, functors, lists and dicts stay the same objects.
+    """Moves a tree in place: modules, optimizers, functors and containers keep their identity.
 
     Torch parameters stay the same objects as well, as in `torch.nn.Module.to`, so whoever holds one
     sees it moved; buffers and all other arrays are replaced in what holds them. Tuples cannot
@@ -80,7 +80,7 @@ class _Change:
         self.steps: list[tuple[Step, Step]] = []
 
     def carry_out(self) -> None:
-        """Changes the old tree; it is as it was if that does not come to its end."""
+        """Changes the old tree, and restores it if that fails."""
         begun = 0
         try:
             for do, _ in self.steps:
@@ -94,11 +94,11 @@ class _Change:
             raise
 
     def adopt(self, old: Any, new: Any) -> Any:
-        """Returns what is to be where `old` was: itself, if it can be changed."""
+        """Returns the object for the place of `old`: `old` itself, if it can be changed."""
         return TreeMap(self._leaf, resolve=self._opener_of)(old, (new,))
 
     def _opener_of(self, cls: type) -> Opener | Kind:
-        """Opens nodes so that they get their new children themselves, if they can."""
+        """Opens nodes so that they receive new children in place, if they can."""
         kind = kind_of(cls)
         if not isinstance(kind, NodeType):
             return opener_of(cls)
@@ -129,7 +129,7 @@ class _Change:
 
 
 def _restorer(put: Put, node: Any, before: Mapping[Any, Any]) -> Step:
-    """Returns what gives a node its old children back, and the very attributes that it had."""
+    """Returns a function that restores the children and attributes of a node."""
     state = getattr(node, "__dict__", None)
     held = None if state is None or state is node else state.copy()
 
@@ -151,7 +151,7 @@ def _reset(state: Any, held: dict[str, Any]) -> None:
 
 
 def _without_interrupt(action: Step) -> None:
-    """Runs something short to its end before Ctrl+C counts."""
+    """Runs something short, and delivers Ctrl+C only after it."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         action()
@@ -167,7 +167,7 @@ def _without_interrupt(action: Step) -> None:
 
 
 def _putter(node: Any, node_type: NodeType) -> Put | None:
-    """Returns what gives a node other children in place; None if it cannot have any."""
+    """Returns a function that replaces the children of a node in place; None if it cannot be."""
     if node_type.put is not None:
         return node_type.put
     if isinstance(node, list | dict | deque):

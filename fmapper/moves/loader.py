@@ -89,7 +89,7 @@ class DeviceLoader:
         self._last: _Worker | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Starts to read and to move; each iteration has a thread of its own."""
+        """Starts to read and to move, each iteration in a thread of its own."""
         if not self.prefetch:
             return _moved_here(iter(self.batches), self.mover)
         if self._last is not None and self._last.stopped:
@@ -131,7 +131,7 @@ def _move(mover: Callable[[Any], Any], batch: Any, number: int) -> Any:
 
 
 def _moved_here(source: Iterator[Any], mover: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yields each batch, moved in the thread that asks for it, when it does."""
+    """Yields each batch, moved in the consumer's thread."""
     number = 0
     while (batch := _read(source, number)) is not _END:
         batch = _move(mover, batch, number)
@@ -221,13 +221,13 @@ class _Worker:
         self.thread.start()
 
     def receive(self) -> _Parcel:
-        """Returns the next parcel, as soon as it is ready; the thread may begin another one."""
+        """Returns the next parcel as soon as it is ready, and permits another one."""
         parcel = self._ready.get()
         self._permits.put(None)
         return parcel
 
     def stop(self) -> None:
-        """Lets the thread end after what it is doing now, and lets go of what is ready."""
+        """Lets the thread end after its current batch, and drops the batches that are ready."""
         self.stopped = True
         self._permits.put(None)
         self._clear()
@@ -264,7 +264,7 @@ class _Worker:
         reading: threading.Lock,
         number: int,
     ) -> bool:
-        """Sends one parcel when there is a permit; returns whether to go on.
+        """Sends one parcel when permitted; returns whether to go on.
 
         It is a call of its own so that no batch is held while the thread waits.
         """
@@ -284,7 +284,7 @@ class _Worker:
         number: int,
         warned: Sequence[Warned],
     ) -> _Parcel:
-        """Returns the next batch or what came in its place.
+        """Returns the next batch, the end, or the error that came instead.
 
         An error holds the frames that it came through and those that called them. None of them may
         hold the error in turn: that cycle would keep batches until the garbage collector comes by.
@@ -301,7 +301,7 @@ class _Worker:
 
 
 def _handed_over(batch: Any) -> list[Callable[[], object]]:
-    """Returns what the consumer has to call before it uses the arrays of a batch."""
+    """Returns the function that the consumer calls before it uses the arrays of a batch."""
     found: dict[str, tuple[Arrays, list[Any]]] = {}
     for _, leaf, node_type in visit(batch, once=True):
         adapter = adapter_of(leaf) if node_type is None else None
@@ -315,7 +315,7 @@ _workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
-    """Ends all threads with the program, while the frameworks that they work in are still up."""
+    """Ends all threads before the frameworks that they use shut down."""
     workers = list(_workers)
     for worker in workers:
         worker.stop()

@@ -141,13 +141,13 @@ class Mover(Router):
         return ((self, range(len(leaves))),)
 
     def mover_of_node(self, node: Any) -> Mover:
-        """Takes what is below every node."""
+        """Returns itself: a mover takes what is below every node."""
         return self
 
     def carry(
         self, routes: Sequence[Route], others: Sequence[int], leaves: Sequence[Any], where: Where
     ) -> list[Any]:
-        """Returns the moved leaves, in order; `routes` and `others` are what `routes` has given."""
+        """Carries out what `routes` returned; returns the moved leaves, in order."""
         results = carry_out(routes, leaves, where, copy=self.copy)
         missing = next((route.note for route in routes if route.note), "")
         if missing:
@@ -168,14 +168,14 @@ class Mover(Router):
         return results
 
     def check_node(self, node: Any, node_type: NodeType, where: Callable[[Any], Link]) -> None:
-        """Sees to it that a node holds no arrays that are not among its children."""
+        """Raises for a node that holds arrays beside its children."""
         carried = node_type.carried
         if self.strict is False or (carried is not None and not carried(node)):
             return
         check_carried(node, node_type, where)
 
     def check_borrowed(self, node: Any, missing: Any, where: Callable[[Any], Link]) -> None:
-        """Sees to it that an optimizer does not leave its model behind.
+        """Raises for an optimizer that would leave its model behind.
 
         Raises:
             MoveError: It would.
@@ -223,7 +223,7 @@ class Mover(Router):
         return routes, others
 
     def generator(self, leaf: Any, where: Where, place: int) -> Generator | None:
-        """Returns what becomes of a random generator; None if the leaf is not one.
+        """Moves a random generator; returns None for a leaf of another kind.
 
         It goes to another device of its backend. It has no counterpart in another backend, draws
         its numbers where it is, and stays there.
@@ -273,7 +273,7 @@ class Mover(Router):
         return Route(adapter, target, origin, device, dtype, wanted, held, places, arrays, note)
 
     def _target(self, adapter: Arrays, origin: Device) -> Target:
-        """Tells whose array a leaf of this backend on this device becomes, and where."""
+        """Chooses the target backend and device of arrays by their source."""
         if self.backend is not None:
             target = adapter if adapter.name == self.backend else get_adapter(self.backend, Arrays)
             return Target(target, self._device_of(target, adapter, origin))
@@ -326,7 +326,7 @@ def to_device(
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
 ) -> Mover:
-    """Makes a mover to a device, which keeps each leaf's backend; NumPy arrays go to the GPU's.
+    """Makes a mover to a device, which keeps each leaf's backend, NumPy's apart on a GPU.
 
     Args:
         device: `"cpu"`, `"gpu"`, `"cuda:1"`, `"mps"`, `"meta"` ..., qualified by a backend or not
@@ -402,7 +402,7 @@ Examples:
 
 
 def _why_unsupported(adapter: Arrays, leaf: Any, target: Arrays, dtype: str) -> str:
-    """Tells why a dtype cannot go: in the words of its own adapter, if that gives it to nobody."""
+    """Explains why a dtype cannot be moved, in the words of its adapter if it never can."""
     try:
         adapter.check(leaf)
     except TypeError as error:
@@ -411,7 +411,7 @@ def _why_unsupported(adapter: Arrays, leaf: Any, target: Arrays, dtype: str) -> 
 
 
 def _alike(signatures: Sequence[Hashable], places: Sequence[int]) -> Iterable[Sequence[int]]:
-    """Sorts the places by signature; nearly always all arrays of a model are of one dtype."""
+    """Groups indices by signature; nearly always all arrays of a model share one."""
     if len(set(signatures)) == 1:
         return [places]
     found: dict[Hashable, list[int]] = {}
@@ -435,7 +435,7 @@ def _warn_no_gpu(reason: str, strict: bool | None) -> None:
 
 
 def mover_to(adapter: Framework) -> Mover:
-    """Returns the mover that makes arrays for a framework: its own, or those its models take.
+    """Returns the mover to the arrays that a framework computes with.
 
     Raises:
         ConversionError: The framework has no arrays, neither its own nor those of another one.

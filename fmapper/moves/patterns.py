@@ -71,7 +71,7 @@ class _Path:
         return len(self.tokens) in positions
 
     def after(self, positions: _Positions, text: str) -> _Positions:
-        """Tells where the pattern stands one key later; `text` is the border before it, and it."""
+        """Advances the states of the pattern by one key; `text` is its separator and the key."""
         key = text.removeprefix(_SEPARATOR)
         if key != text:
             positions = self._step(positions, _SEPARATOR)
@@ -98,7 +98,7 @@ class _Path:
         return self._closure(reached)
 
     def _closure(self, positions: Iterable[int]) -> _Positions:
-        """Adds the states that are reached by letting a star stand for nothing."""
+        """Adds the states that are reached where a star matches nothing."""
         found = set(positions)
         for at in tuple(found):
             while at < len(self.tokens) and self.tokens[at] is _STAR:
@@ -142,7 +142,7 @@ class Rules:
         self.order = sorted(range(len(self.patterns)), key=lambda at: self.patterns[at] == "*")
 
     def found_in(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Found:
-        """Tells which rules the nodes and leaves of a tree fall under.
+        """Finds the rules that match the nodes and leaves of a tree.
 
         Raises:
             PlacementError: A rule matches nothing, or other rules take all that it matches.
@@ -175,7 +175,7 @@ class Found:
         self._check()
 
     def _look(self, tree: Any) -> None:
-        """Notes under which rules each object is reached."""
+        """Records the rules under which each object is reached."""
         starts = [frozenset[int]()] * len(self._all.patterns)
         for at, path in self._paths.items():
             starts[at] = _TAKEN if path.accepts(path.start) else path.start
@@ -215,7 +215,7 @@ class Found:
             self.rules.setdefault(i, {}).setdefault(won, link)
 
     def _follow(self) -> None:
-        """Routes what an optimizer works on by its place in the model, and its state with it."""
+        """Routes the parameters of an optimizer, and their state, by their places in the model."""
         here = set(self.rules)
         followers = []
         for i, won, link in self._lent:
@@ -234,7 +234,7 @@ class Found:
         return self._states[key]
 
     def _after(self, state: _State, text: str) -> _State:
-        """Returns the state one key further, classes not yet looked at."""
+        """Returns the state after one more key, before classes are considered."""
         found = state.after.get(text)
         if found is None:
             new = list(state.rules)
@@ -246,7 +246,7 @@ class Found:
         return found
 
     def _inside(self, state: _State, thing: Any) -> _State:
-        """Returns the state at an object, for the classes among the rules."""
+        """Returns the state at an object after the rules for its class."""
         cls = type(thing)
         found = state.inside.get(cls)
         if found is None:
@@ -258,7 +258,7 @@ class Found:
         return found
 
     def _own(self, pattern: str, tree: Any) -> str:
-        """Returns a pattern from the root on: without the `model` that begins paths in messages."""
+        """Returns a pattern from the root, without the `model` that begins paths in messages."""
         rest = pattern.removeprefix("model")
         if rest == pattern or rest[:1] not in ("", ".", "["):
             return pattern

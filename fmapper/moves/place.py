@@ -118,7 +118,7 @@ class Placement(Router):
         return self.report
 
     def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:
-        """Returns the placement with the places of one tree looked up."""
+        """Returns the placement for one tree, with its rules resolved."""
         return _Placing(self, self._rules.found_in(tree, is_leaf))
 
 
@@ -134,7 +134,7 @@ def place(
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
 ) -> T:
-    """Returns a new tree of which each part is where a rule sends it.
+    """Returns a new tree with each part where a rule sends it.
 
     The first rule that matches a leaf decides; `"*"` is what holds for the rest, and is tried last
     wherever it stands. What no rule matches stays as it is, unless it is tied to what moves: a tied
@@ -177,7 +177,7 @@ def cast(
     strict: bool | None = None,
     report: Callable[[Plan], object] | None = None,
 ) -> T:
-    """Returns a new tree whose floating and complex arrays have another dtype, where they are.
+    """Casts the floating and complex arrays of a tree, each on its device.
 
     Values are rounded, very small ones to zero; what would become infinite is an error.
 
@@ -257,7 +257,7 @@ class _Placing(Router):
         return None
 
     def groups(self, leaves: Sequence[Any], where: Where) -> Iterable[tuple[Mover, list[int]]]:
-        """Returns movers and the leaves that they are to take; equal movers are one."""
+        """Groups leaves by mover; equal movers count as one."""
         groups: dict[Hashable, tuple[Mover, list[int]]] = {}
         for at, leaf in enumerate(leaves):
             mover = self._mover_of(leaf, where, at)
@@ -296,7 +296,7 @@ class _Placing(Router):
         return self._movers[rules[0]] if rules else None
 
     def _end(self, leaf: Any, mover: Mover | Keep | None) -> Any:
-        """Tells where a leaf is to be, and as what."""
+        """Returns the device and dtype that a leaf is to have."""
         adapter = adapter_of(leaf)
         if isinstance(mover, Mover):
             if adapter is None:
@@ -311,7 +311,7 @@ class _Placing(Router):
         return adapter.name, adapter.device(leaf), adapter.dtype(leaf)
 
     def _split_views(self) -> dict[int, str]:
-        """Finds the arrays on one memory that rules send to several places, and what to say."""
+        """Finds arrays that share memory but go to several places, and explains it."""
         if len(set(self._movers)) < 2 and all(None not in of for of in self.found.rules.values()):
             return {}
         arrays: dict[str, list[Any]] = {}

@@ -79,7 +79,7 @@ class Plan:
         return len(self.leaves)
 
     def having(self, action: Action) -> tuple[PlannedLeaf, ...]:
-        """Returns the leaves to which this happens."""
+        """Returns the leaves of one outcome."""
         return tuple(leaf for leaf in self.leaves if leaf.action == action)
 
     @property
@@ -93,7 +93,7 @@ class Plan:
         return sum(leaf.nbytes for leaf in self.leaves)
 
     def bytes_by_way(self) -> dict[tuple[Device, Device], int]:
-        """Returns bytes of new memory for each pair of devices, (from, to)."""
+        """Returns the bytes of new memory by pair of devices, (from, to)."""
         ways: dict[tuple[Device, Device], int] = {}
         for leaf in self.leaves:
             if leaf.nbytes and leaf.origin is not None and leaf.device is not None:
@@ -128,7 +128,7 @@ class Plan:
         return draw_memory(self, depth, axes)
 
     def __rich__(self) -> RenderableType:
-        """Returns the table: those that are refused first, then as many of the others as fit."""
+        """Returns the table: refused leaves first, then as many of the others as fit."""
         from rich.table import Table
         from rich.text import Text
 
@@ -170,7 +170,7 @@ def plan(mover: Sharding, tree: Any) -> ShardPlan: ...
 @overload
 def plan(mover: Router, tree: Any) -> Plan: ...
 def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
-    """Tells what a mover would do to each leaf of a tree. Nothing is moved or allocated.
+    """Plans a move: what a mover would do to each leaf. Nothing is moved or allocated.
 
     What depends on the values is not known: whether integers fit a narrower dtype, for example.
 
@@ -220,7 +220,7 @@ def plan(mover: Router, tree: Any) -> Plan | ShardPlan:
 
 
 def plan_leaves(move: Move, leaves: Iterable[Any]) -> Iterator[PlannedLeaf]:
-    """Yields what becomes of each of these leaves; each is routed alone, for the sake of errors."""
+    """Yields the plan of each leaf; each is routed alone, so that errors stay apart."""
     for leaf in leaves:
         if move.found.aside.get(id(leaf)) is Aside.STAYS:
             continue

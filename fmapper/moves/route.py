@@ -30,7 +30,7 @@ class Generator(NamedTuple):
 
 
 def gpu_for_host_arrays(spec: DeviceSpec) -> Target:
-    """Tells where arrays go that are never on a GPU themselves.
+    """Chooses the GPU backend for arrays of host-only backends.
 
     Raises:
         DeviceUnavailableError: No backend sees a GPU.
@@ -50,7 +50,7 @@ _preferred: list[str] = []
 
 
 def use_backend(name: str | None) -> AbstractContextManager[None]:
-    """Says which backend `to_gpu` sends NumPy arrays to; None takes that back.
+    """Chooses the backend to which `to_gpu` sends NumPy arrays; None resets it.
 
     It holds from now on, or, as `with use_backend("jax"):`, until the end of the block.
 

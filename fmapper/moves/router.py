@@ -29,11 +29,11 @@ class Router:
         return None
 
     def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:
-        """Returns the router for one tree; another one if its answers depend on all paths there."""
+        """Returns the router for one tree: itself, unless it depends on the paths there."""
         return self
 
     def groups(self, leaves: Sequence[Any], where: Where) -> Iterable[Group]:
-        """Returns movers and the places of the leaves that each is to take."""
+        """Groups leaves by mover: yields movers and indices."""
         raise NotImplementedError
 
     def mover_of_node(self, node: Any) -> Mover | None:
@@ -41,7 +41,7 @@ class Router:
         raise NotImplementedError
 
     def why_kept(self, leaf: Any) -> str:
-        """Says why no mover takes a leaf."""
+        """Explains why no mover takes a leaf."""
         return "it stays with its node"
 
     def plan(self, tree: Any) -> Any:
@@ -89,11 +89,11 @@ class Move:
             mover.check_borrowed(node, leaf, self.found.where)
 
     def where(self, leaves: Sequence[Any]) -> Where:
-        """Returns what gives the paths of some leaves by their index."""
+        """Returns a function from the index of a leaf to its path."""
         return lambda at: self.found.where(leaves[at])
 
     def groups(self, leaves: Sequence[Any]) -> Iterable[Group]:
-        """Returns movers and the places of the leaves that each is to take."""
+        """Groups leaves by mover: yields movers and indices."""
         aside = self.found.aside
         if not aside:
             return self.router.groups(leaves, self.where(leaves))
@@ -107,7 +107,7 @@ class Move:
         return groups.items()
 
     def reports(self, leaves: Sequence[Any]) -> list[tuple[Callable[[Plan], object], Plan]]:
-        """Returns what is called after the move, the functions of movers in rules included."""
+        """Returns the report functions to call after the move, each with its plan."""
         wanted = [(self.router.on_report, repr(self.router), leaves)]
         for mover, places in self.groups(leaves):
             if mover.report is not self.router.on_report:
@@ -124,7 +124,7 @@ class Move:
         ]
 
     def carry(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Returns what the leaves have become: all of them are moved, or an error says why none."""
+        """Moves all leaves or none, and returns the results."""
         routed = []
         for mover, places in self.groups(leaves):
             part = leaves if len(places) == len(leaves) else [leaves[at] for at in places]
@@ -139,5 +139,5 @@ class Move:
         return results
 
     def alone(self, leaf: Any) -> Any:
-        """Returns what a leaf becomes that was not there before: its node has made it anew."""
+        """Moves a leaf that was not collected, since its node makes it anew on each read."""
         return leaf if kind_of(type(leaf)) is ATOM else self.carry([leaf])[0]

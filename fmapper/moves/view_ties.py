@@ -39,7 +39,7 @@ class _Span:
 
 
 def find_view_ties(arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
-    """Finds the arrays that share elements with another array of the list, each with a base."""
+    """Finds arrays that share elements with others of the list, each with a base."""
     spans: list[_Span] = []
     for index, array in enumerate(arrays):
         memory = adapter.memory(array)
@@ -60,7 +60,7 @@ def find_view_ties(arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
 
 
 def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) -> list[ViewTie]:
-    """Finds the ties among arrays whose spans touch; elements may interleave without meeting."""
+    """Finds the ties among arrays of overlapping spans, whose elements may yet be disjoint."""
     ties: list[ViewTie] = []
     bases: list[_Span] = []
     for span in sorted(cluster, key=lambda span: span.rank_as_base) if len(cluster) > 1 else ():
@@ -83,7 +83,7 @@ def _ties_among(cluster: list[_Span], arrays: Sequence[Any], adapter: Arrays) ->
 
 
 def remake(view: Any, base: Any, new_base: Any, source: Arrays, target: Arrays) -> Any | None:
-    """Returns the view of `new_base` that `x` is of `base`, of the same shape; None if none.
+    """Returns the view of `new_base` that corresponds to `x` as a view of `base`; None if none.
 
     Args:
         view: The view.
@@ -114,7 +114,7 @@ def transplant(
     base_shape: Sequence[int],
     new_base: Memory,
 ) -> tuple[list[int], int] | None:
-    """Returns where a view of `base` lies in `new_base`, of the same shape in other memory.
+    """Returns the strides and offset in `new_base` of a view of `base`.
 
     Returns:
         Its strides and its offset from the first element of the new base, in elements; None where
@@ -160,7 +160,7 @@ def transplant(
 
 
 def _bounds(memory: Memory, shape: Sequence[int]) -> tuple[int, int]:
-    """Returns the first address of an array and the first one after it."""
+    """Returns the address range of an array."""
     steps = [stride * (n - 1) for stride, n in zip(memory.strides, shape, strict=True)]
     low = memory.start + memory.itemsize * sum(step for step in steps if step < 0)
     high = memory.start + memory.itemsize * (1 + sum(step for step in steps if step > 0))
@@ -168,7 +168,7 @@ def _bounds(memory: Memory, shape: Sequence[int]) -> tuple[int, int]:
 
 
 def _is_dense(memory: Memory, shape: Sequence[int]) -> bool:
-    """Returns whether each element between the first and the last is in the array, in any order."""
+    """Returns whether the array has no gaps between its first and last element."""
     low, high = _bounds(memory, shape)
     ascending = all(stride > 0 for stride, n in zip(memory.strides, shape, strict=True) if n > 1)
     return ascending and high - low == memory.itemsize * math.prod(shape)

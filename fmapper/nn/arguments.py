@@ -42,7 +42,7 @@ def kernels(function: str, x: Any) -> Any:
 
 
 def floating(function: str, x: Any, name: str = "x") -> Any:
-    """Returns the kernels for what rounding to integers would make nonsense of.
+    """Returns the kernels of a floating or complex array; raises for integers.
 
     Raises:
         TypeError: `x` is not an array of floats, or no array at all.
@@ -59,7 +59,7 @@ def floating(function: str, x: Any, name: str = "x") -> Any:
 
 
 def check_indices(function: str, name: str, x: Any) -> None:
-    """Refuses indices that a backend would round.
+    """Raises for indices that are not integers.
 
     Raises:
         TypeError: They are no integers.
@@ -105,7 +105,7 @@ def _mixing_error(function: str, x: Any, name: str, other: Any) -> Exception:
 
 
 def shape_error(function: str, expected: str, **arrays: Any) -> ValueError:
-    """Returns what a function expects, and the shapes that it was given."""
+    """Returns the error for shapes that a function does not take."""
     given = ", ".join(f"{name} {tuple(a.shape)}" for name, a in arrays.items() if a is not None)
     return ValueError(f"{function} takes {expected}; it was given {given}")
 
@@ -138,7 +138,7 @@ def pads(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Pads:
-    """Returns how much goes before and after each spatial dimension.
+    """Returns the padding before and after each spatial dimension.
 
     Raises:
         ValueError: It cannot be told.
@@ -167,7 +167,7 @@ def pads(
 
 
 def check_windows(function: str, x: Any, kernel: Sequence[int], padding: Pads) -> None:
-    """Refuses a window that is larger than the padded array.
+    """Raises for a window that is larger than the padded array.
 
     Raises:
         ValueError: Says how large each is.

@@ -57,7 +57,7 @@ class Accelerator:
 
 
 def _gpu(name: str, tflops: tuple[float, float, float], memory: float, pcie: int) -> Accelerator:
-    """Makes an accelerator of TFLOP/s (32, 16 and 64 bits) and GB/s from the page of its name."""
+    """Makes an accelerator from its data sheet: TFLOP/s at 32, 16 and 64 bits, and GB/s."""
     single, half, double = (1e12 * peak for peak in tflops)
     flops = {"float32": single, "float16": half, "bfloat16": half, "float64": double}
     page = name.split()[1].lower()

@@ -50,13 +50,13 @@ class Bench:
         self._placed: dict[Device, Placed] = {}
 
     def on(self, device: Device) -> Placed:
-        """Returns the model on a device: a copy, which stays there until it is forgotten."""
+        """Returns a copy of the model on a device, kept until it is forgotten."""
         if device not in self._placed:
             self._placed[device] = Placed(device, self)
         return self._placed[device]
 
     def forget(self, device: Device) -> None:
-        """Frees what is on a device."""
+        """Frees the memory on a device."""
         self._placed.pop(device, None)
 
     @property
@@ -96,11 +96,11 @@ class Placed:
         self._host_out: list[float] = []
 
     def inputs(self, size: int) -> tuple[Any, ...]:
-        """Brings the inputs there as the backend brings NumPy arrays: no mover checks them."""
+        """Transfers the inputs as the backend does, without the checks of a mover."""
         return self._ways[size]() if size in self._ways else self._way(size)()
 
     def _way(self, size: int) -> Callable[[], tuple[Any, ...]]:
-        """Moves once, with all checks; then it is known what the backend is to be given."""
+        """Moves once with all checks, which shows what to give the backend."""
         host = self.bench.batches[size]
         if self.adapter.host_only:
             self._ways[size] = lambda: host
@@ -184,11 +184,11 @@ class Placed:
         )
 
     def count(self, size: int) -> Counts | None:
-        """Returns what a run asks of an accelerator."""
+        """Counts the operations and bytes of a run."""
         return self.adapter.count(self.bench.call, self.model, self.inputs(size))
 
     def traffic(self, size: int) -> Traffic:
-        """Returns what goes in and out in a run, and the host's time to bring next to nothing."""
+        """Returns the bytes in and out of a run, and the latency of an empty transfer."""
         if size not in self._traffic:
             there = self.inputs(size)
             self._traffic[size] = self._traffic_of(there, self.run(*there))
@@ -201,7 +201,7 @@ class Placed:
 
 
 def _with_gradient(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a run that gives the loss, and the gradients so that no compiler drops them."""
+    """Wraps a model so that a run returns loss and gradients, which no compiler then drops."""
     from fmapper.transforms.grad import value_and_grad
 
     def run(model: Any, *inputs: Any) -> tuple[Any, list[Any]]:
@@ -234,7 +234,7 @@ def mover_to(device: Device) -> Mover:
 
 
 def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
-    """Brings NumPy arrays to a device as its backend does: without the checks of a mover."""
+    """Returns the backend's own transfer of NumPy arrays to a device, without checks."""
     import numpy as np  # the host arrays
 
     adapter = get_adapter(device.backend, Compute)
@@ -245,7 +245,7 @@ def loader(device: Device, arrays: Sequence[Any]) -> Callable[[], list[Any]]:
 
 
 def fetch(device: Device, arrays: Sequence[Any]) -> None:
-    """Brings arrays of a device to the host, as its backend does."""
+    """Copies arrays to the host by the backend's own transfer."""
     adapter = get_adapter(device.backend, Compute)
     if not adapter.host_only:
         adapter.export(arrays, HOST)

@@ -24,7 +24,7 @@ _CHAIN = (20, 120)  # small products after one another, each one kernel
 
 @functools.lru_cache(maxsize=16)
 def calibrate(device: Device) -> Accelerator:
-    """Returns what a device reaches, in under five seconds; kept until the process ends.
+    """Measures what a device achieves, in under five seconds; cached for the process.
 
     Products of matrices give the operations per second, sums of large arrays the memory, copies of
     a large and of a small array the link, and chains of small products the cost of a launch. The
@@ -48,7 +48,7 @@ def calibrate(device: Device) -> Accelerator:
         return Timing.of([seconds for (seconds,) in rounds(once, _SECONDS)])
 
     def rate(amount: float, timing: Timing) -> tuple[float, Range]:
-        """Returns an amount per second: what is reached at the least, likely and at the most."""
+        """Returns a rate per second: least, likely and most."""
         median = timing.median
         return amount / median, (median / timing.upper, 1.0, median / timing.lower)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def plot(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Draws it into a file.
+    """Draws a profile into a file.
 
     Raises:
         BackendUnavailableError: matplotlib is not installed.

@@ -61,7 +61,7 @@ class Prediction:
 def predict(
     counts: Counts, traffic: Traffic, accelerator: Accelerator, dtype: str = "float32"
 ) -> Prediction:
-    """Returns the seconds of one run, from what it asks for.
+    """Predicts the seconds of one run from its counts.
 
     Launching, computing and reading memory overlap: the slowest of the three counts. Copies over
     the link and waiting for values do not.
@@ -84,7 +84,7 @@ def predict(
 def _parts(
     counts: Counts, traffic: Traffic, accelerator: Accelerator, dtype: str, level: int
 ) -> tuple[float, float, float]:
-    """Returns transfer in, compute, transfer out at the least (0), likely (1), most (2) cost."""
+    """Returns the times of input, compute and output at least (0), likely (1) or most (2) cost."""
     share = 2 - level  # the most of a peak takes the least time
     link = accelerator.link * accelerator.link_share[share]
     copy = accelerator.copy[level]
@@ -103,7 +103,7 @@ def _parts(
 def _bound(
     counts: Counts, traffic: Traffic, accelerator: Accelerator, compute: float, total: float
 ) -> Bound:
-    """Tells what most of the time goes to: the fixed cost of a run, bytes, or the rest."""
+    """Returns what dominates the time: the fixed cost of a run, bytes, or operations."""
     link = accelerator.link * accelerator.link_share[1]
     moving = (traffic.bytes_in + traffic.bytes_out) / link
     waiting = counts.syncs * accelerator.sync[1]
@@ -152,7 +152,7 @@ class Curve:
 
 
 def counts_between(known: Mapping[int, Counts]) -> Callable[[float], Counts]:
-    """Returns the counts at any batch size, from those at some."""
+    """Interpolates counts between batch sizes."""
     launches = Curve({size: one.launches for size, one in known.items()}, constant=True)
     syncs = Curve({size: one.syncs for size, one in known.items()}, constant=True)
     flops = Curve({size: one.flops for size, one in known.items()})
@@ -204,7 +204,7 @@ def break_even(
 
 
 def _ladder(first: int, last: int) -> list[int]:
-    """Returns sizes from first to last, each a tenth larger than the one before."""
+    """Returns sizes from first to last in steps of ten percent."""
     sizes = [first]
     while sizes[-1] < last:
         sizes.append(min(max(int(sizes[-1] * 1.1), sizes[-1] + 1), last))

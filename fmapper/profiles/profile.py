@@ -44,7 +44,7 @@ def profile(
     accelerator: str | Accelerator | None = None,
     progress: bool | None = None,
 ) -> Profile:
-    """Measures where a model's time goes: moving data or computing, by device and batch size.
+    """Measures how a model divides its time between transfers and computing.
 
     The model is copied to each device; the one that is given is not touched. A round begins with
     NumPy arrays on the host and ends with NumPy arrays on the host: the inputs are moved, the model
@@ -145,7 +145,7 @@ def _name(model: Any) -> str:
 
 
 def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
-    """Returns a word on times that vary too much to be compared."""
+    """Returns a note on times that vary too much to compare."""
     found = [
         f"{cell.device} at {cell.batch_size:,}"
         for cell in cells
@@ -160,7 +160,7 @@ def _unsteady(cells: Sequence[ProfileCell]) -> list[str]:
 
 
 def _fate(name: str, predicted: set[str]) -> str:
-    """Returns what became of an accelerator that is not here."""
+    """Explains what happened to an accelerator that is missing."""
     return f"{name} is {'predicted, not measured' if name in predicted else 'not in the table'}"
 
 
@@ -231,7 +231,7 @@ def _failure(device: Device, size: int | None, error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Returns the first line of what an error says."""
+    """Returns the first line of an error."""
     said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     return said if isinstance(error, FmapperError) else f"{type(error).__name__}: {said}"
 
@@ -240,7 +240,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _card_here(places: Places) -> Accelerator | None:
-    """Returns what another backend can use, to predict what this one could do with it."""
+    """Returns the accelerator that another backend sees, to predict what this one could do."""
     if places.predicted:
         for device in places.measured:
             if DEVICE_KINDS.get(device.kind) == "gpu":

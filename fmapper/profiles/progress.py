@@ -36,7 +36,7 @@ class Progress:
             self._bar.stop()
 
     def at(self, what: str) -> None:
-        """Shows what is done next."""
+        """Shows the next step."""
         late = time.monotonic() - self._start > _PATIENCE
         if self._bar is None and self._wanted and late:
             self._show()

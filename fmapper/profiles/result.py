@@ -138,7 +138,7 @@ class Profile:
         return found
 
     def cell(self, device: str, batch_size: int) -> ProfileCell:
-        """Returns one device at one batch size.
+        """Returns the cell of one device at one batch size.
 
         Raises:
             KeyError: There is no such cell.
@@ -152,12 +152,12 @@ class Profile:
         )
 
     def to_json(self) -> str:
-        """Returns all of it as JSON; `from_json` reads it."""
+        """Returns the profile as JSON, for `from_json`."""
         return json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """Returns a profile that was written with `to_json`.
+        """Reads a profile that `to_json` has written.
 
         Raises:
             ValueError: It is no such JSON.
@@ -174,7 +174,7 @@ class Profile:
         )
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws time and share of moving over the batch size, into a file.
+        """Plots time and share of transfers over the batch size, into a file.
 
         Needs matplotlib, as in the extra `plot`.
 

@@ -47,7 +47,7 @@ class Timing:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Switches the garbage collector off inside: it would count what it does for others."""
+    """Switches the garbage collector off within the block, so that it costs no run its time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -58,7 +58,7 @@ def no_collector() -> Iterator[None]:
 
 
 def rounds(once: Callable[[], tuple[float, ...]], seconds: float) -> list[tuple[float, ...]]:
-    """Returns what `once` gives, again and again until the time is up; at least one time.
+    """Repeats `once` until the time is up, at least once, and returns the results.
 
     A first round is thrown away, for caches and clocks to warm up, unless it took all the time.
     """

@@ -21,7 +21,7 @@ _LARGE = 1 << 20  # bytes that take longer over a link than it takes to start th
 
 
 def measured_bounds(cells: Sequence[ProfileCell]) -> list[ProfileCell]:
-    """Returns the cells with what most of their time goes to, as the times themselves tell.
+    """Returns the cells with what dominates their measured times.
 
     What a run costs beside what it costs per sample is what it costs whatever its size: launching,
     dispatch, Python, and the fixed part of a copy.
@@ -46,7 +46,7 @@ def _measured_bound(cell: ProfileCell, cells: Sequence[ProfileCell]) -> str | No
 def verdicts(
     cells: Sequence[ProfileCell], cards: Mapping[str, Accelerator], dtype: str = "float32"
 ) -> tuple[Verdict, ...]:
-    """Returns one for each accelerator among the cells, against the CPUs among them.
+    """Returns one verdict per accelerator, against the CPUs.
 
     Args:
         cells: Measured and predicted ones.

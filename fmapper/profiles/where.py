@@ -46,7 +46,7 @@ class Places:
 def places_for(
     model: Any, devices: Sequence[Any] | None, *, predict: bool, train: bool = False
 ) -> Places:
-    """Returns the devices asked for; else the first of each kind in every fitting backend.
+    """Returns the requested devices, or the first of each kind in every fitting backend.
 
     Raises:
         ProfileError: The model cannot compute with what is asked for, or with anything.
@@ -97,7 +97,7 @@ def _usable(owner: tuple[str, str] | None) -> Iterator[str]:
 
 
 def _owner(model: Any) -> tuple[str, str] | None:
-    """Returns the one backend that a model computes with and the first path that says so."""
+    """Returns the backend that a model computes with, and the first path that shows it."""
     found: dict[str, str] = {}
     for link, node, kind in visit(model, once=True):
         cls = type(node)

@@ -59,12 +59,12 @@ def bind(
 
 
 def names_of_arguments(program: Program) -> list[Any]:
-    """Returns the names of what was given by position."""
+    """Returns the names of the positional arguments."""
     return _positions(program.signature, len(program.in_spec.children[0].children))
 
 
 def leaf_paths(program: Program) -> list[str]:
-    """Returns what errors call each leaf."""
+    """Returns the path of each leaf, for errors."""
     positional, keyword = program.in_spec.children
     names = names_of_arguments(program)
     return [
@@ -93,7 +93,7 @@ def by_name(program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
 
 
 def _positions(signature: tuple[Parameter, ...], count: int) -> list[Any]:
-    """Returns the names of positional arguments; what `*args` takes is called args[0] and so on."""
+    """Returns the names of positional arguments; those of `*args` are args[0] and so on."""
     names: list[Any] = [p.name for p in signature if p.kind == "positional"][:count]
     rest = next((p.name for p in signature if p.kind == "args"), "args")
     return names + [f"{rest}[{i}]" for i in range(count - len(names))]
@@ -105,7 +105,7 @@ def _static_values(program: Program) -> list[Any]:
 
 
 def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
-    """Returns whether an argument has a default and no operation uses what it holds."""
+    """Returns whether an argument has a default and no operation uses it."""
     if not any(p.name == name and not p.required for p in program.signature):
         return False
     users = [label for label, given in zip(program.graph.inputs, program.inputs, strict=True)

@@ -25,7 +25,7 @@ def refuse_difference(
     *,
     train: bool,
 ) -> None:
-    """Compares both on the example inputs; what draws random numbers is only run.
+    """Compares both on the example inputs; a model with random numbers is only run.
 
     Outputs that rounding alone can have made so, as float64 tells, are no difference, and neither
     are those that differ by the order of equal elements, of which it warns.

@@ -44,7 +44,7 @@ def check(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Runs both models in each mode that was recorded, and where sizes vary, on other ones, too.
+    """Compares both models in each recorded mode, and at other sizes where sizes vary.
 
     Raises:
         ConversionError: They differ, or the converted one does not run; says where.
@@ -90,7 +90,7 @@ def _compare_other_sizes(
     examples: Call,
     own: Mapping[str, Any],
 ) -> str:
-    """Compares both with other sizes than those of the examples; says why that was not possible."""
+    """Compares both at other sizes; returns why that was not possible, if so."""
     places = _Places(program, examples)
     failures = []
     for sizes in itertools.islice(places.others(), _MOST_SIZES):
@@ -110,7 +110,7 @@ def _compare_other_sizes(
 def _prepare(
     model: Any, source: Models, program: Program, given: Call
 ) -> Callable[..., Outcome] | str | None:
-    """Prepares the call of the model itself, or its error; None where it is not to be had."""
+    """Prepares the call of the source model, or its error; None where there is none."""
     try:
         run = source.outcome(model, *given, train=program.train)
         if run is not None:
@@ -193,7 +193,7 @@ def _array(x: Any) -> Any:
 
 
 def _problem(expected: Any, found: Any) -> str:
-    """Says what is wrong with an array; empty if nothing is."""
+    """Describes what is wrong with an array; empty if nothing is."""
     import numpy as np
 
     if expected.shape != found.shape:
@@ -220,7 +220,7 @@ def _problem(expected: Any, found: Any) -> str:
 def _is_open(
     program: Program, run: Callable[..., Outcome], path: str, expected: Any, found: Any
 ) -> bool:
-    """Returns whether a result is not determined: several are right, or it hangs on the last bits.
+    """Returns whether several results are right, or the last bits decide.
 
     What a compiler fuses has other rounding than one operation after the other, which can make NaN
     of `exp(x - max(x))` where x is large: either is the model's own answer.
@@ -249,7 +249,7 @@ def _is_open(
 
 
 def _with_other_vectors(program: Program, run: Callable[..., Outcome], path: str) -> Any | None:
-    """Returns a result for other signs of the vectors that the program computes, or None."""
+    """Returns the result for other signs of computed eigenvectors, or None."""
     if _AMBIGUOUS.isdisjoint(op.rpartition("::")[2] for op in program.ops()):
         return None
     return _by_path(*run(0.0, turned=True))[path]
@@ -284,7 +284,7 @@ class _Places:
         return bind.bind(self._program, *self._examples, sparing=True)
 
     def others(self) -> Iterator[dict[str, int]]:
-        """Yields sizes unlike those of the examples for which the program is meant."""
+        """Yields other sizes for which the program is meant."""
         names = list(self._sizes)
         if not names:
             return
@@ -318,7 +318,7 @@ class _Places:
         return not self._program.size_problem(dict(sizes))
 
     def resize(self, sizes: Mapping[str, int]) -> Call:
-        """Returns the examples with other sizes: their elements from the start again, or fewer."""
+        """Resizes the examples by repeating or dropping elements."""
         import numpy as np
 
         known: dict[int, Any] = {}

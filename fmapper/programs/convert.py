@@ -106,7 +106,7 @@ def convert(
     specialize: bool = False,
     **options: Any,
 ) -> Any:
-    """Returns a model of one framework as a model of another: its program is recorded and lowered.
+    """Converts a model to another framework: records its program and lowers it.
 
     A tree without a model of any framework, as a functor, is moved leaf by leaf.
 
@@ -230,7 +230,7 @@ def convert(
 
 
 def _target(to: str) -> Models:
-    """Returns the framework that is asked for.
+    """Returns the adapter of the target framework.
 
     Raises:
         ConversionError: It is not asked for by its name.
@@ -258,7 +258,7 @@ def _no_target(to: str) -> BackendUnavailableError:
 
 
 def _targets() -> Iterator[str]:
-    """Yields the frameworks that programs are lowered to here; imports them to ask."""
+    """Yields the installed frameworks that programs can be lowered to; imports them."""
     for name in known_frameworks():
         try:
             adapter = get_adapter(name, Models)
@@ -273,7 +273,7 @@ def _lowers(adapter: Models) -> bool:
 
 
 def _check_options(target: Models, options: Mapping[str, Any]) -> None:
-    """Refuses an option that a target does not have, before anything is recorded.
+    """Raises for an option that the target does not have, before anything is recorded.
 
     Raises:
         ConversionError: There is one.

@@ -40,7 +40,7 @@ class Echoes:
                 self._pairs.append((source, same[0], spec))
 
     def put(self, output: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Returns the output with the objects in the places of records."""
+        """Replaces records in the output by objects of the caller's classes."""
         if not self._pairs:
             return output
         given = by_name(self._program, args, kwargs)
@@ -55,7 +55,7 @@ class Echoes:
 def _records(
     spec: TreeSpec, *, inner: bool = False, steps: Steps = ()
 ) -> list[tuple[Steps, TreeSpec]]:
-    """Returns the records in builtin containers; with `inner` those in records, too."""
+    """Returns the records in builtin containers and, with `inner`, in other records."""
     found = [(steps, spec)] if spec.kind == "record" else []
     if spec.kind in ("tuple", "list", "dict") or (inner and spec.kind == "record"):
         keys = spec.keys if spec.kind == "dict" else range(len(spec.children))
@@ -74,7 +74,7 @@ def _at(tree: Any, steps: Steps) -> Any:
 
 
 def _with(tree: Any, steps: Steps, node: Any, spec: TreeSpec) -> Any:
-    """Returns the tree with an object like `node` in the place of the record at the steps."""
+    """Replaces the record at the steps by an object like `node`."""
     if not steps:
         return _like(node, spec, tree)
     step, rest = steps[0], steps[1:]
@@ -88,7 +88,7 @@ def _with(tree: Any, steps: Steps, node: Any, spec: TreeSpec) -> Any:
 
 
 def _like(node: Any, spec: TreeSpec, new: Any) -> Any:
-    """Returns an object of the class of `node`, with the contents of a record."""
+    """Makes an object of the class of `node` with the contents of a record."""
     if spec.kind == "leaf":
         return new
     if spec.kind == "dict":

@@ -58,7 +58,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
 def write_file(
     program: Program, path: str | os.PathLike[str], notes: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Writes a program to a file, with notes beside it: plain data by a key of their own.
+    """Writes a program to a file, with notes: plain data under another key.
 
     Raises:
         ConversionError: An array has a dtype that the format lacks.
@@ -96,7 +96,7 @@ def write_file(
 
 @short_traceback
 def load_program(path: str | os.PathLike[str]) -> Program:
-    """Reads a program that `save_program` has written; `convert(program, "jax")` makes it run.
+    """Reads a program that `save_program` has written, to be lowered by `convert`.
 
     The file may be of anybody: every field is checked, nothing in it is run, and nothing that it
     names is opened. Time and memory are in proportion to its length.
@@ -113,7 +113,7 @@ def load_program(path: str | os.PathLike[str]) -> Program:
 
 
 def _alone(program: Program, metadata: Mapping[str, Any]) -> Program:
-    """Returns a program that is all there is in a file."""
+    """Returns a program from a file without notes."""
     for key in metadata:
         if key.startswith("fmapper.") and key != _KEY:
             raise Misfit(f"holds more than a program: what {show(key)} says has its own reader")
@@ -121,7 +121,7 @@ def _alone(program: Program, metadata: Mapping[str, Any]) -> Program:
 
 
 def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str, Any]], T]) -> T:
-    """Returns what is made of the program in a file and the notes beside it.
+    """Reads a program and its notes from a file, and returns what `make` makes of them.
 
     Args:
         path: The file.
@@ -140,7 +140,7 @@ def read_file(path: str | os.PathLike[str], make: Callable[[Program, Mapping[str
 
 
 def read_program(file: BinaryIO, size: int) -> Program:
-    """Returns the program in a file that is open and has so many bytes.
+    """Reads the program from an open file of so many bytes.
 
     Raises:
         Misfit: It holds none, or is damaged.

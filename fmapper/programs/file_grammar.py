@@ -52,7 +52,7 @@ _DUNDER = re.compile(r"__.*__")
 
 
 def check_program(program: Program) -> None:
-    """Checks that every field of a program, and of the one for evaluation, says what it may.
+    """Checks every field of a program, and of the one for evaluation.
 
     Raises:
         Misfit: One does not; says which.
@@ -64,7 +64,7 @@ def check_program(program: Program) -> None:
 
 
 def check_array_name(name: Any) -> None:
-    """Asks whether an array may have a name.
+    """Checks the name of an array.
 
     Raises:
         Misfit: It may not.
@@ -75,7 +75,7 @@ def check_array_name(name: Any) -> None:
 
 
 def check_shape(shape: Any, *, fixed: bool = False) -> None:
-    """Asks whether an array may have a shape.
+    """Checks the shape of an array.
 
     Raises:
         Misfit: It may not.
@@ -111,7 +111,7 @@ class _within:
 
 
 def _check_class(kind: type | tuple[type, ...], value: Any, name: str | None = None) -> None:
-    """Asks for the exact class of a value: True is not a number here."""
+    """Checks the exact class of a value: True is not a number here."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if type(value) not in kinds:
         wanted = " or ".join(
@@ -131,7 +131,7 @@ def _check_text(pattern: re.Pattern[str], value: Any, name: str, what: str) -> N
 
 
 def _identifier(value: Any, name: str | int, *, word: bool = False) -> None:
-    """Asks for an identifier; a `word` may be one of Python's own, as `while`."""
+    """Checks an identifier; a `word` may be a keyword of Python, such as `while`."""
     if (
         type(value) is not str
         or not value.isidentifier()
@@ -171,7 +171,7 @@ def _each(values: Any, kind: type, check: Callable[[Any], None], name: str) -> N
 
 
 def _check_one(program: Program, whole: Program) -> None:
-    """Checks a program whose parameters and buffers are those of the whole one."""
+    """Checks a program that shares the parameters and buffers of the outer one."""
     _check_text(_LINE, program.name, "name", "name of a model")
     _check_class(str, program.lacks_training, "lacks_training")
     _check_class(bool, program.train, "train")
@@ -475,7 +475,7 @@ _SIMPLE = {type(None), bool, int, float, complex, str}
 
 
 def _check_constant(value: Any) -> None:
-    """Checks what stands for itself: numbers, strings, and tuples and dicts of such."""
+    """Checks a constant: numbers, strings, and tuples and dicts of them."""
     if type(value) is tuple:
         for i, inner in enumerate(value):
             with _within(i):

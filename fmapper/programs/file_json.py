@@ -47,7 +47,7 @@ _NOT_FINITE = {"inf", "-inf", "nan"}
 
 
 def encode_program(program: Program) -> dict[str, Any]:
-    """Returns a program without its arrays, and without the one for evaluation, as plain JSON."""
+    """Encodes a program as JSON, without its arrays and the program for evaluation."""
     types = {n: kind for n, kind in program.variable_types.items() if kind in VARIABLE_TYPES}
     program = replace(program, variable_types=types)
     return {
@@ -58,7 +58,7 @@ def encode_program(program: Program) -> dict[str, Any]:
 
 
 def _encode(value: Any) -> Any:
-    """Encodes as plain JSON; what JSON lacks is an object with one key, which says what it is."""
+    """Encodes a value as JSON; types that JSON lacks become objects with one key."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -85,7 +85,7 @@ def _encode(value: Any) -> Any:
 
 
 def decode_program(data: Any) -> Program:
-    """Returns the program that JSON says, without arrays; `check_program` looks at what it says.
+    """Decodes a program without its arrays; `check_program` checks its fields.
 
     Raises:
         Misfit: It says none.

@@ -97,7 +97,7 @@ class LoweringTable:
         int64: Int64 | Callable[[Call], Int64] = "computes",
         elements: tuple[int, ...] = (),
     ) -> Callable[[F], F]:
-        """Enters a function for operations; the flags are those of `Lowering`.
+        """Registers a function for operations; the flags are those of `Lowering`.
 
         `aten::relu` is for all overloads, `aten::add.Tensor` for one.
 
@@ -133,7 +133,7 @@ class LoweringTable:
             self._loaded = True
 
     def find(self, op: str, added: Mapping[str, Lowering]) -> Lowering | None:
-        """Finds an operation's lowering: the user's first, the overload's before the name's."""
+        """Finds the lowering of an operation: the user's first, overloads before names."""
         self.load()
         name = op.rpartition(".")[0] or op
         for table in (added, self.entries):
@@ -161,7 +161,7 @@ class LoweringTable:
         return {op: lowering for op, lowering in found.items() if lowering is not None}
 
     def lowers_whole(self, added: Mapping[str, Lowering]) -> frozenset[str]:
-        """Returns the operations a recorder leaves whole, with those that the user has added."""
+        """Returns the operations that a recorder keeps whole, the user's included."""
         self.load()
         tables = (self.entries, added)
         return frozenset(op for table in tables for op, found in table.items() if found.whole)
@@ -197,7 +197,7 @@ def lowering(
     int64: Int64 = "computes",
     elements: tuple[int, ...] = (),
 ) -> Callable[[F], F]:
-    """Says how operations are computed in a target framework, such as custom operations of yours.
+    """Declares how operations, such as your custom ones, are computed in a target framework.
 
     The function takes the arguments as the schema of the operation has them, with arrays of the
     target in place of tensors, and returns arrays. A name without an overload stands for all that
@@ -263,7 +263,7 @@ def lowering(
 
 
 def added_for(target: Models) -> dict[str, Lowering]:
-    """Returns the lowerings to a framework that the user has added, by operation."""
+    """Returns the user's lowerings to a framework, by operation."""
     family = get_adapter(target.lowers_like or target.name, Models)
     return {
         **{op: one for op, one in _added.get(None, {}).items() if family.lowers(op)},

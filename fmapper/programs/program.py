@@ -111,7 +111,7 @@ class Graph:
     _used: frozenset[str] | None = None
 
     def walk(self) -> Iterator[Call]:
-        """Yields every call, those of inner graphs after the call that takes them."""
+        """Yields every call, those of inner graphs after the call that holds them."""
         for call in self.calls:
             yield call
             for inner in graphs_in((call.args, call.kwargs)):
@@ -127,7 +127,7 @@ class Graph:
         return self._used
 
     def last_uses(self) -> dict[str, tuple[str, ...]]:
-        """Maps each call's name to the results to which no later call and no output refers."""
+        """Maps the name of each call to the results that it is the last to use."""
         if self._last_uses is None:
             seen = set(refs_in(self.outputs))
             found: dict[str, tuple[str, ...]] = {}
@@ -139,7 +139,7 @@ class Graph:
         return self._last_uses
 
     def without_dead_calls(self, keep: Callable[[Call], bool]) -> Graph:
-        """Removes calls whose results nobody uses, unless `keep` says so."""
+        """Removes calls whose results are unused, unless `keep` says otherwise."""
         used = set(refs_in(self.outputs))
         calls = []
         for call in reversed(self.calls):
@@ -169,11 +169,11 @@ class Input:
     value: Any = None
 
     def is_array(self) -> bool:
-        """Returns whether it is an array, not a number."""
+        """Returns whether the input is an array rather than a number."""
         return self.kind != "static" and self.dtype not in ("int", "float", "boolean")
 
     def accepts(self, value: Any) -> bool:
-        """Returns whether a value is the one that a static input must be; True is not 1 here."""
+        """Returns whether a value is the static input's; True is not 1 here."""
         return equals(self.value, value)
 
 
@@ -344,7 +344,7 @@ class Program:
     first_paths: dict[str, str] = field(default_factory=dict)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
-        """Takes what was pickled, also before some of the fields were there."""
+        """Restores a pickle, including those from before some fields existed."""
         _, values = state
         for one in fields(self):
             default = one.default if one.default_factory is MISSING else one.default_factory()
@@ -353,13 +353,13 @@ class Program:
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, sparing: bool = False
     ) -> list[Any]:
-        """Returns the leaves of a call, in the order of the inputs; see `_calls.bind`."""
+        """Returns the leaves of a call, in the order of the inputs."""
         from fmapper.programs import bind as _calls
 
         return _calls.bind(self, args, kwargs, sparing=sparing)
 
     def input_paths(self) -> list[str]:
-        """Returns what errors call each flattened input."""
+        """Returns the path of each input, for errors."""
         from fmapper.programs import bind as _calls
 
         return _calls.leaf_paths(self)
@@ -367,7 +367,7 @@ class Program:
     def shape_problem(
         self, wanted: tuple[int | str, ...], have: tuple[Any, ...], sizes: dict[str, Any]
     ) -> str:
-        """Says what is wrong with a shape; empty if nothing is.
+        """Describes what is wrong with a shape; empty if nothing is.
 
         Args:
             wanted: The shape of the examples, with the names of sizes that may vary.
@@ -396,7 +396,7 @@ class Program:
         return ""
 
     def size_problem(self, sizes: dict[str, Any]) -> str:
-        """Says which sizes are not what they must be for the others; empty if all are."""
+        """Describes sizes that contradict one another; empty if none do."""
         known = solve_names(sizes)
         for expression, given in sizes.items():
             wanted = size_of(expression, known)
@@ -419,16 +419,16 @@ class Program:
         )
 
     def has_unknown_sizes(self) -> bool:
-        """Returns whether sizes depend on values of arrays, as the number of nonzero elements."""
+        """Returns whether sizes depend on values, as the number of nonzero elements does."""
         shapes = (shape for call in self.graph.walk() for _, shape in call.result)
         return any(isinstance(s, str) and _UNKNOWN.search(s) for shape in shapes for s in shape)
 
     def without_state(self) -> Program:
-        """Returns this program without its parameters, buffers and constants."""
+        """Returns the program without its parameters, buffers and constants."""
         return replace(self, parameters={}, buffers={}, constants={})
 
     def ops(self) -> dict[str, list[str]]:
-        """Returns the operations of the program -> the paths of the modules that use them."""
+        """Maps the operations of the program to the paths of the modules that use them."""
         found: dict[str, dict[str, None]] = {}
         for call in self.graph.walk():
             found.setdefault(call.op, {})[call.module] = None
@@ -462,7 +462,7 @@ def graphs_in(value: Any) -> Iterator[Graph]:
 
 
 def refs_in(value: Any) -> Iterator[str]:
-    """Yields the names that arguments refer to; inner graphs see only what they are given."""
+    """Yields the names that arguments refer to; inner graphs have names of their own."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, tuple):
@@ -473,14 +473,14 @@ def refs_in(value: Any) -> Iterator[str]:
 
 
 def substitute(value: Any, known: Mapping[str, Any]) -> Any:
-    """Returns arguments with other values in the places of some references."""
+    """Replaces references in arguments by other values."""
     if not known:
         return value
     return map_arguments(value, lambda v: known.get(v.name, v) if isinstance(v, Ref) else v)
 
 
 def map_arguments(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns arguments with `change` applied to everything that is not a tuple and no dict."""
+    """Applies `change` to everything in arguments but tuples and dicts."""
     if isinstance(value, tuple):
         return tuple(map_arguments(inner, change) for inner in value)
     if isinstance(value, Mapping):

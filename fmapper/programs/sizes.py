@@ -22,7 +22,7 @@ _PRODUCTS: dict[str, Any] = {"*": operator.mul, "//": operator.floordiv, "%": op
 
 
 def _most(a: Any, b: Any) -> Any:
-    """Returns the larger of two sizes; unknown ones are asked by arithmetic alone."""
+    """Returns the larger of two sizes, with arithmetic alone where sizes are unknown."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
     return (a + b + abs(a - b)) // 2
@@ -50,7 +50,7 @@ _FUNCTIONS: dict[str, Any] = {
 
 
 def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
-    """Returns what an expression of sizes comes to; None where that is not known.
+    """Evaluates an expression of sizes; None where that is not possible.
 
     Numbers, names, `+ - * // %`, powers with `^` or `**`, parentheses and the functions `floordiv`,
     `mod`, `max` and `min` are known, and no number beyond 2**62.
@@ -77,7 +77,7 @@ def size_of(expression: str, sizes: Mapping[str, Any]) -> Any | None:
 
 
 def solve_names(sizes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns sizes with those names that stand only in others, as `n` in `2*n + 1`, rounded down.
+    """Solves for names that stand only in expressions, as `n` in `2*n + 1`; rounds down.
 
     Examples:
         >>> solve_names({"2*n + 1": 7, "b": 3})["n"]

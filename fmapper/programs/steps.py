@@ -33,7 +33,7 @@ class _Turn:
         self.renew()
 
     def renew(self) -> None:
-        """Makes a new lock: after a fork, the owner of this one may not be there any more."""
+        """Makes a new lock: after a fork, the owner of the old one may be gone."""
         self.lock = threading.RLock()
 
 
@@ -43,7 +43,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def in_turn(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Makes a function wait until no other thread runs one of those; it may call them itself."""
+    """Serialises functions across threads by one reentrant lock."""
 
     @functools.wraps(function)
     def waiting(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -68,7 +68,7 @@ def record_program(
     specialize: bool = False,
     parts: bool = False,
 ) -> Program:
-    """Records the program of a model; for a target that has modes, both if it is to be trained."""
+    """Records the program of a model, for both modes if the target is to be trained."""
 
     def record(*, train: bool) -> Program:
         with step("recording training" if train else "recording"):
@@ -102,7 +102,7 @@ def record_program(
 
 @in_turn
 def lower(program: Program, target: Models, **options: Any) -> Any:
-    """Returns the model of a target framework for a program."""
+    """Lowers a program to a model of the target framework."""
     try:
         with step(f"lowering {len(program.graph.calls):,} operations"):
             return target.from_program(program, added_for(target), **options)
@@ -116,7 +116,7 @@ def lower(program: Program, target: Models, **options: Any) -> Any:
 
 
 def lower_trained(program: Program, target: Models, *, train: bool, **options: Any) -> Any:
-    """Lowers a program; training that nobody asked for is left out where it cannot be lowered."""
+    """Lowers a program; leaves training out where it cannot be lowered and is not required."""
     try:
         return lower(program, target, **options)
     except ConversionError as error:
@@ -132,7 +132,7 @@ def lower_trained(program: Program, target: Models, *, train: bool, **options: A
 
 
 def source_of_callable(model: Any, target: Models) -> Models | None:
-    """Returns the framework that can record a function, or a tree that is called, for another one.
+    """Returns the framework that can record a function or a callable tree.
 
     It need not be imported yet: a function may import it when it is called.
     """
@@ -143,7 +143,7 @@ def source_of_callable(model: Any, target: Models) -> Models | None:
 
 
 def _recorders() -> Iterator[Models]:
-    """Yields the adapters that are loaded, then those of frameworks that could be."""
+    """Yields the loaded adapters, then those of other installed frameworks."""
     loaded = adapters(Models)
     yield from loaded
     for name in installed_backends():
@@ -155,12 +155,12 @@ def _recorders() -> Iterator[Models]:
 
 
 def family_of(adapter: Models) -> str:
-    """Returns the framework in which a target computes."""
+    """Returns the framework that a target computes with."""
     return adapter.lowers_like or adapter.name
 
 
 def source_of(model: Any) -> Models | None:
-    """Returns the framework that a model is one of."""
+    """Returns the framework of a model."""
     return next((adapter for adapter in adapters(Models) if adapter.is_model(model)), None)
 
 
@@ -184,7 +184,7 @@ class Auto(str):
 def lower_with_what_varies(
     program: Program, record: Callable[[Any], Program], lower_it: Callable[[Program], Any]
 ) -> tuple[Program, Any]:
-    """Returns a program and its model in which all sizes vary that can when it is lowered, too.
+    """Lowers a program with as many varying sizes as the target allows.
 
     Raises:
         ConversionError: It cannot be lowered, or not without fixing what cannot be fixed.
@@ -213,7 +213,7 @@ def lower_with_what_varies(
 
 
 def _places_of(program: Program) -> list[list[tuple[int, int]]]:
-    """Returns the dimensions of the input arrays in which each size that varies stands."""
+    """Returns the input dimensions of each varying size."""
     arrays = [given for given in program.inputs if given.kind == "user"]
     return [
         [

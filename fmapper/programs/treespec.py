@@ -65,7 +65,7 @@ class TreeSpec:
             raise StructureMismatchError("there are fewer leaves than the structure has") from None
 
     def leaf_paths(self, path: str = "input") -> list[str]:
-        """Tells where each leaf is, as errors print it."""
+        """Returns the printed path of each leaf."""
         if self.kind == "leaf":
             return [path]
         found: list[str] = []
@@ -138,7 +138,7 @@ class Record(tuple[Any, ...]):
         return key in self._fields if isinstance(key, str) else tuple.__contains__(self, key)
 
     def __reduce__(self) -> Any:
-        """Pickles by the fields: the class is made when it is needed."""
+        """Pickles the fields: the class is made again on loading."""
         return _make_record, (type(self).__name__, self._fields, self._absent, tuple(self))
 
 
@@ -146,7 +146,7 @@ _TYPES: dict[Any, Any] = {}  # compilers look into it, but through no functools.
 
 
 def record_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...] = ()) -> Any:
-    """Returns the named tuple for a class with these fields; one for the same arguments."""
+    """Returns the named tuple type for a class with these fields, cached."""
     found = _TYPES.get((name, fields, absent))
     if found is None:
         found = _TYPES[name, fields, absent] = _new_type(name, fields, absent)
@@ -165,7 +165,7 @@ def _new_type(name: str, fields: tuple[str, ...], absent: tuple[str, ...]) -> An
 
 
 def _field_names(fields: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns those that a named tuple can have: others lose their underscores, or are numbered."""
+    """Returns valid field names: without leading underscores, else numbered."""
     found: list[str] = []
     for i, field in enumerate(fields):
         own = field.lstrip("_")
@@ -180,7 +180,7 @@ def _make_record(name: str, fields: tuple[str, ...], absent: tuple[str, ...], va
 
 
 def _children(node: Any) -> Any:
-    """Lists the children of a node of another class; what is not a node stays as it is."""
+    """Lists the children of a node of another class."""
     from fmapper.tree.node_type import NodeType
     from fmapper.tree.nodes import kind_of
 

@@ -101,7 +101,7 @@ class Report:
     layers: tuple[Difference, ...] = ()
 
     def __setstate__(self, state: list[Any]) -> None:
-        """Takes what was pickled before layers were there, too."""
+        """Restores a pickle, including those from before layers existed."""
         values = [*state, *Report((), None, None).__getstate__()[len(state) :]]  # type: ignore[index]
         for one, value in zip(fields(self), values, strict=True):
             object.__setattr__(self, one.name, value)
@@ -148,7 +148,7 @@ class Report:
         return as_html("\n".join(told), *tables)
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """Draws the difference of each layer, relative to the largest element that it gives.
+        """Plots the difference of each layer, relative to its largest element.
 
         Needs matplotlib, as in the extra `plot`.
 
@@ -241,7 +241,7 @@ def verify(
 
 
 def differences(a: Any, b: Any) -> list[Difference]:
-    """Returns one per array of two outputs, with what rounding may make of it allowed.
+    """Compares two outputs, one difference per array, with rounding allowed for.
 
     Outputs that hold other numbers of arrays are not compared: objects keep some that are no
     results, and what a program gives for those is what it was recorded with.
@@ -277,7 +277,7 @@ class _Side:
         return self.adapter.call(self.model, *inputs_for(self.adapter, self.args, self.kwargs))
 
     def operations(self, other: Models | None) -> Iterable[Observation] | None:
-        """Returns what it computes, taken apart as it is for the framework of the other."""
+        """Returns the operations of a model, decomposed as for the other framework."""
         if self.adapter is None or other is None:
             return None
         given = inputs_for(self.adapter, self.args, self.kwargs)
@@ -292,7 +292,7 @@ class _Side:
 
 
 def _sides(a: Any, b: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Side]:
-    """Returns both models; each gets the keywords that are inputs, or its framework's options."""
+    """Pairs both models with their keywords: inputs, and options of their frameworks."""
     models = _with_adapters(a, b)
     options = [() if adapter is None else adapter.options(model) for model, adapter in models]
     return [
@@ -326,7 +326,7 @@ def inputs_for(
 
 
 def _with_adapters(a: Any, b: Any) -> list[tuple[Any, Models | None]]:
-    """Returns both models with their frameworks; a function takes that which the other has not."""
+    """Pairs both models with their frameworks; a bare function takes the remaining one."""
     known = [_adapter_of_model(model) for model in (a, b)]
     for i, model in enumerate((a, b)):
         other = known[1 - i]
@@ -353,7 +353,7 @@ def _of_backend(name: str) -> Models | None:
 def _differences(
     a: Any, b: Any, path: str, rtol: float | None, atol: float | None
 ) -> Iterator[Difference]:
-    """Yields one per array; structures are compared by what they hold, since classes differ."""
+    """Yields one difference per array; structures are compared by contents, not by class."""
     if adapter_of(a) is not None or adapter_of(b) is not None:
         yield _difference(a, b, path, rtol, atol)
         return
@@ -372,7 +372,7 @@ def _differences(
 
 
 def _plain_values(x: Any, path: str) -> Iterator[Difference]:
-    """Yields the numbers and texts of an output without arrays, which have been found to agree."""
+    """Yields the numbers and strings of an output without arrays."""
     parts = _parts(x)
     if parts is None and x is not None:
         yield Difference(path, 0.0, 0.0, 0.0)
@@ -382,7 +382,7 @@ def _plain_values(x: Any, path: str) -> Iterator[Difference]:
 
 
 def _parts(x: Any) -> dict[Any, Any] | None:
-    """Returns what a structure holds by key; None for what holds nothing."""
+    """Returns the children of a structure by key; None for a leaf."""
     if isinstance(x, Mapping):
         return dict(x)
     fields = getattr(x, "_fields", None)
@@ -425,7 +425,7 @@ def _portable(array: Any) -> Any:
 
 
 def _compare(a: Any, b: Any) -> tuple[float, float, str, str]:
-    """Returns the largest difference, the largest element of `a`, the coarser dtype, and errors."""
+    """Returns the largest difference and element, the coarser dtype, and the errors."""
     import numpy as np
 
     first, second = to_numpy([_portable(a), _portable(b)], copy=None)
@@ -453,7 +453,7 @@ def _compare(a: Any, b: Any) -> tuple[float, float, str, str]:
 def _operations(
     sides: list[_Side], rtol: float | None, atol: float | None
 ) -> Iterator[tuple[str, Difference]]:
-    """Yields the layer and the difference of each result that both give, in the order of `a`."""
+    """Yields layer and difference of each result that both have, in the order of `a`."""
     a, b = sides
     watched = [a.operations(b.adapter), b.operations(a.adapter)]
     if watched[0] is None or watched[1] is None:
@@ -475,7 +475,7 @@ def _operations(
 
 
 def _occurrences(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, int], Observation]]:
-    """Yields each with its module, its operation, and how often that was there before."""
+    """Yields each result with its module, operation and occurrence."""
     counts: dict[tuple[str, str], int] = {}
     for one in seen:
         key = one.module, one.op
@@ -484,7 +484,7 @@ def _occurrences(seen: Iterable[Observation]) -> Iterator[tuple[tuple[str, str, 
 
 
 def _exact(side: _Side, got: list[Any]) -> tuple[float, float] | None:
-    """Returns the errors of both outputs against those of `a` in float64."""
+    """Returns the errors of both outputs against `a` in float64."""
     reference = side.output_in_float64()
     if reference is None:
         return None

@@ -85,7 +85,7 @@ class Inventory:
         self._finish(self._drafts, self._views())
 
     def _draft(self, parent: int | None, node: Any, key: Any, child: Any) -> int:
-        """Adds a row for a place, without what is below; returns that of the first place."""
+        """Adds a row for a place, without its children; returns the row of the first place."""
         at = len(self._drafts)
         link = None if parent is None else (self._links[parent], key)
         self.below.append([])
@@ -129,7 +129,7 @@ class Inventory:
         return found
 
     def _views(self) -> dict[int, int]:
-        """Returns the rows of arrays on the memory of other ones, and the rows of those."""
+        """Maps the rows of views to the rows of their bases."""
         by_backend: dict[str, list[int]] = {}
         for at, array in self._arrays.items():
             adapter = adapter_of(array)
@@ -145,7 +145,7 @@ class Inventory:
         return views
 
     def _finish(self, drafts: list[dict[str, Any]], views: dict[int, int]) -> None:
-        """Adds up what is below nodes, and tells which places are alike."""
+        """Sums up below nodes, and finds which places are alike."""
         signatures: dict[Any, int] = {}
         self._signature = [0] * len(drafts)
         for at in range(len(drafts) - 1, -1, -1):
@@ -162,7 +162,7 @@ class Inventory:
         self.rows = [SummaryRow(**draft) for draft in drafts]
 
     def runs(self, at: int, *, fold: bool) -> Iterator[tuple[list[int], bool]]:
-        """Groups the children of a row, like items of a list together; says which are the last."""
+        """Groups the children of a row, with like items of a list together."""
         below = self.below[at]
         runs: list[list[int]] = []
         start = 0
@@ -209,7 +209,7 @@ def _has_identity(x: Any) -> bool:
 
 
 def _note(leaf: Any) -> str:
-    """Returns the value of a number or a string; of another leaf, whether it hides arrays."""
+    """Describes a leaf: the value of a number or string, or whether it hides arrays."""
     if kind_of(type(leaf)) is ATOM:
         text = repr(leaf)
         return text if len(text) <= _VALUE else text[: _VALUE - 3] + "..."

@@ -35,7 +35,7 @@ def materialize(
     strict: bool = True,
     sharding: Any = None,
 ) -> T:
-    """Returns a new tree with values where `tree` has arrays with a shape but none: from a state.
+    """Returns a new tree with values for its abstract arrays, from a state.
 
     Such arrays are tensors on torch's device `meta`, parameters or not, and
     `jax.ShapeDtypeStruct`s. `to_torch(device="meta")` and `to_jax(device="meta")` make them of any
@@ -89,7 +89,7 @@ def fill(
     strict: bool = True,
     place: Callable[[Any, Any], Any] | None = None,
 ) -> T:
-    """Returns what `materialize` does, the new arrays as `place(old, new)` gives them.
+    """Materialises a tree, with the new arrays as `place(old, new)` returns them.
 
     Where that gives None they go where they go without it.
     """
@@ -164,7 +164,7 @@ class _Filling:
         self.problems: list[str] = []
 
     def missing_in(self, named: Mapping[str, tuple[Link, Any]]) -> list[list[str]]:
-        """Returns the names of each array without values that nothing has been found for."""
+        """Returns the names of abstract arrays that still lack values."""
         names: dict[Any, list[str]] = {}
         for name, (_, old) in named.items():
             identity = identity_of(name, old)
@@ -173,7 +173,7 @@ class _Filling:
         return list(names.values())
 
     def add(self, name: str, link: Link, old: Any, new: Any) -> None:
-        """Has an array of the tree filled, if the new values fit."""
+        """Adds values for an array of the tree, if they fit."""
         identity = identity_of(name, old)
         problem = self._problem(old, new)
         if problem:
@@ -210,7 +210,7 @@ class _Filling:
         return f"dtype {own} in the state, {wanted} in the tree{way_out}"
 
     def done(self) -> dict[Any, Any]:
-        """Returns the new arrays, by the identity of those that they replace."""
+        """Returns the new arrays by the id of those that they replace."""
         self._untie()
         groups: dict[tuple[Mover, str | None], list[Any]] = {}
         filled = {}
@@ -241,7 +241,7 @@ class _Filling:
         return None if self.place is None else self.place(old, new)
 
     def _is_right(self, old: Any, new: Any) -> bool:
-        """Returns whether values have the dtype that they are to have."""
+        """Returns whether values have the expected dtype."""
         own, wanted = _adapter(new).dtype(new), _adapter(old).dtype(old)
         return own == (wanted if self.dtype is None else wanted_dtype(wanted, self.dtype))
 
@@ -258,7 +258,7 @@ class _Filling:
         return Mover("materialize", adapter.name, spec, self.dtype)
 
     def _untie(self) -> None:
-        """Copies values that lie on one memory but fill arrays that are not tied."""
+        """Copies values that share memory but belong to arrays that are not tied."""
         of_backend: dict[str, list[Any]] = {}
         met: set[int] = set()
         for identity, (name, link, old, new) in self.sources.items():

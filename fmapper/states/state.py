@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @short_traceback
 def state(tree: Any) -> dict[str, Any]:
-    """Returns the arrays of a tree by path, keys joined with dots; a tied array is under each path.
+    """Returns the arrays of a tree by dotted path; a tied array is under each of its paths.
 
     The key of a box, such as the `value` of a `flax.nnx.Param`, is left out.
 
@@ -52,7 +52,7 @@ def state(tree: Any) -> dict[str, Any]:
 
 @short_traceback
 def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
-    """Returns a new tree with the arrays of a state, in the backend, device and dtype it has.
+    """Returns a new tree with the arrays of a state; backend, device and dtype stay.
 
     What is tied in `tree` is tied in the result, and nothing else is. The result shares no memory
     with the state that could be written to.
@@ -136,7 +136,7 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
 
 
 def _other_shape(adapter: Arrays, old: Any, source: Arrays, new: Any) -> str | None:
-    """Says what is wrong with the shape of an array of a state."""
+    """Describes what is wrong with the shape of an array of a state."""
     try:
         wanted, given = adapter.shape(old), source.shape(new)
     except (RuntimeError, TypeError) as error:  # one of them has none
@@ -145,7 +145,7 @@ def _other_shape(adapter: Arrays, old: Any, source: Arrays, new: Any) -> str | N
 
 
 def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]) -> None:
-    """Makes the loaded arrays views of each other where those that they replace are.
+    """Makes loaded arrays views of one another where the old ones were.
 
     Args:
         places: Identity -> the name of the old array and the array.
@@ -175,7 +175,7 @@ def _restore_views(places: Mapping[Any, tuple[str, Any]], loaded: dict[Any, Any]
 
 @short_traceback
 def destructure(tree: T) -> tuple[Any, Callable[[Any], T]]:
-    """Returns the trainable arrays of a tree as one vector, and the way back.
+    """Flattens the trainable arrays of a tree to one vector; returns it and the inverse.
 
     Those are the floating and complex arrays, less what is not trained; see `trainables`. A tied
     array is in the vector once. The vector has the dtype to which those of the arrays
@@ -262,7 +262,7 @@ def _flatten(array: Any, link: Link) -> Any:
 
 
 def refill(tree: T, replace: Callable[[Link, Any], Any]) -> T:
-    """Returns a tree with other leaves: `replace(link, leaf)` is asked for each once, in order."""
+    """Replaces the leaves of a tree by `replace(link, leaf)`, called once for each, in order."""
     new = [
         replace(link, leaf)
         for link, leaf, node_type in visit(tree, once=True)
@@ -277,7 +277,7 @@ def _at(link: Link) -> Callable[[Any], Link]:
 
 
 def identity_of(name: str, array: Any) -> Any:
-    """Returns what two places of a tied array share; constants such as `np.True_` are not ties."""
+    """Returns the identity that tied places share; constants such as `np.True_` are not tied."""
     return name if kind_of(type(array)) in WITHOUT_IDENTITY else id(array)
 
 
@@ -307,7 +307,7 @@ def named_arrays(tree: Any) -> dict[str, tuple[Link, Any]]:
 
 
 def _plain_values(tree: Any) -> dict[str, Any]:
-    """Returns the leaves of a tree that are not arrays, by name: only to say what is in the way."""
+    """Returns the leaves that are not arrays, by name, for error messages."""
     return {
         name_of(link): leaf
         for link, leaf, node_type in visit(tree)
@@ -316,7 +316,7 @@ def _plain_values(tree: Any) -> dict[str, Any]:
 
 
 def _loading(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:
-    """Returns the way of an array of a state to where the old one is, which has its dtype."""
+    """Returns a mover to the backend, device and dtype of the old array."""
     dtype = adapter.dtype(old)
     return Route(
         source,

@@ -80,7 +80,7 @@ class Summary:
         yield f"{readable_bytes(self.nbytes)} in all; {_count(trained, 'number')} trained"
 
     def _lines(self) -> Iterator[tuple[str, str, str, SummaryRow, int]]:
-        """Yields guide, key, description, row and bytes of each line: folded, limited in depth."""
+        """Yields the parts of each line, with like items folded and depth limited."""
         places = self._places
         stack: list[Iterator[tuple[list[int], bool]]] = [iter([([0], True)])]
         guides = [""]
@@ -108,7 +108,7 @@ class Summary:
 def summary(
     tree: Any, *, depth: int | None = None, max_rows: int = 200, fold: bool = True
 ) -> Summary:
-    """Lists what is in a tree: each place with class, shape, dtype, device, bytes; and what trains.
+    """Summarises a tree: class, shape, dtype, device and bytes of each place.
 
     An object that was there before is pointed at by its first path and not entered again, so that
     ties show and cycles end; its bytes are counted once. A run of like items in a list is folded

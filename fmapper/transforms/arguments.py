@@ -23,7 +23,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # they m
 
 
 def positions(name: str, given: Any) -> tuple[int, ...]:
-    """Returns what `argnums` or `static_argnums` names."""
+    """Normalises `argnums` or `static_argnums` to a tuple."""
     try:
         return tuple(map(operator.index, given if isinstance(given, tuple | list) else (given,)))
     except TypeError:
@@ -33,7 +33,7 @@ def positions(name: str, given: Any) -> tuple[int, ...]:
 
 
 def place_of(number: int, args: tuple[Any, ...]) -> int:
-    """Returns an argument number that counts from the front."""
+    """Returns an argument number counted from the front."""
     place = number + len(args) if number < 0 else number
     if not 0 <= place < len(args):
         raise TransformError(
@@ -44,7 +44,7 @@ def place_of(number: int, args: tuple[Any, ...]) -> int:
 
 
 def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Compute:
-    """Tells whose arrays these are; those of the host may go along with some adapters."""
+    """Returns the one backend of some arrays; host arrays may join those of others."""
     found: dict[str, Any] = {}
     first: dict[type, Any] = {}
     for array in arrays:
@@ -80,7 +80,7 @@ def transforming(array: Any, verb: str) -> Compute:
 def refuse_untransformable(
     error: Exception, adapter: Compute, arrays: Sequence[Any], verb: str, trees: Any
 ) -> None:
-    """Raises what an error comes from, where one of the arrays cannot be an argument."""
+    """Raises the reason for an error, where one of the arrays cannot be an argument."""
     if isinstance(error, FmapperError):
         return
     for array in arrays:
@@ -101,7 +101,7 @@ def refuse_mixture(paths: Mapping[str, str]) -> None:
 
 
 def refuse_holders(structure: Structure, trees: Any) -> None:
-    """Refuses an object that nobody declared: it would be static, with the arrays that it holds."""
+    """Raises for an undeclared holder of arrays, which would be static."""
 
     def where(x: Any) -> Any:
         return next(link for link, leaf, _ in visit(trees, once=True) if leaf is x)
@@ -112,20 +112,20 @@ def refuse_holders(structure: Structure, trees: Any) -> None:
 
 
 def owner_of(array: Any) -> Arrays:
-    """Returns the adapter of what is known to be an array."""
+    """Returns the adapter of a known array."""
     found = adapter_of(array)
     assert found is not None
     return found
 
 
 def original_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns what was given, so that paths in it read well."""
+    """Returns the arguments as one tree, in which paths read well."""
     if not kwargs:
         return args[0] if len(args) == 1 else args
     return {**dict(enumerate(args)), **kwargs}
 
 
 def path_of(array: Any, trees: Any) -> str:
-    """Returns where an array sits, printed."""
+    """Returns the printed path of an array."""
     link = next(link for link, leaf, _ in visit(trees, once=True) if leaf is array)
     return format_link(link)

@@ -204,7 +204,7 @@ def _shares(tree: Any, trained: Mapping[int, Any]) -> bool:
 def _find_trained(
     args: tuple[Any, ...], places: Sequence[int], boxes: list[Any]
 ) -> tuple[Compute, dict[int, Any]]:
-    """Finds what is trained in some arguments, each array once, by id; and whose it is."""
+    """Finds the arrays that are trained in some arguments, each once, and their backend."""
     found: dict[int, Any] = {}
     for place in places:
         trained = Trained(args[place])
@@ -237,7 +237,7 @@ def _why_untrained(trained: Trained, place: int, tree: Any) -> str:
 
 
 def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) -> list[Any]:
-    """Returns the arguments with other arrays in some of them; ties across those are kept."""
+    """Replaces arrays in some of the arguments; ties across them are kept."""
     chosen = sorted(set(places))
     new = refill([args[place] for place in chosen], memo)
     given = list(args)
@@ -247,7 +247,7 @@ def _with(args: tuple[Any, ...], places: Sequence[int], memo: dict[Any, Any]) ->
 
 
 def _check_loss(value: Any, adapter: Compute) -> Any:
-    """Returns a loss: a floating array of shape (), of the backend that differentiates."""
+    """Checks that a loss is a floating scalar array of the backend that differentiates."""
     found = adapter_of(value)
     if found is None:
         raise TransformError(
@@ -276,7 +276,7 @@ def _check_loss(value: Any, adapter: Compute) -> Any:
 def _note_mixture(
     error: Exception, adapter: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Says so if what is not differentiated holds arrays of another backend: it may be for that."""
+    """Adds a note to an error if other arguments hold arrays of another backend."""
     trees = original_of(args, kwargs)
     if isinstance(error, FmapperError):
         return

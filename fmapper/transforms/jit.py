@@ -162,7 +162,7 @@ class _Reasons(threading.local):
 
 
 def _owner_of(fun: Any) -> tuple[Any, Callable[..., Any]]:
-    """Returns the model that a function is, or is a method of, and the function that takes it."""
+    """Returns the model that a function is or belongs to, and the function of the model."""
     sync()
     if isinstance(fun, types.MethodType) and node_type_of(fun.__self__) is not None:
         return fun.__self__, fun.__func__

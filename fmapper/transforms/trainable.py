@@ -21,7 +21,7 @@ Predicate = Callable[[Any], bool]
 
 
 def trainables(tree: Any) -> dict[str, Any]:
-    """Returns the arrays that training changes, by name, each once: what an optimizer is given.
+    """Returns the trainable arrays by name, each once, for an optimizer.
 
     An array is trained if it is floating or complex and nothing says otherwise:
 
@@ -121,7 +121,7 @@ class Trained:
 
 
 def _rule_below(rule: Predicate | None, node: Any, key: Any, child: Any) -> Predicate | None:
-    """Returns which arrays are trained at a child and below, from the rule of its node."""
+    """Derives the rule for a child from the rule of its node."""
     names = _say(type(node)).names
     if rule is _not or (names is not None and key not in names):
         return _not
@@ -159,7 +159,7 @@ def _say(cls: type) -> _Said:
 
 
 def _by_itself(leaf: Any) -> bool:
-    """Returns whether an array that nothing above it speaks of is trained."""
+    """Returns whether an array without a rule is trained."""
     adapter = adapter_of(leaf)
     return adapter is not None and is_inexact(adapter.dtype(leaf)) and adapter.is_trainable(leaf)
 
@@ -169,7 +169,7 @@ def _not(leaf: Any) -> bool:
 
 
 def _check_names(node: Any, names: tuple[str, ...], have: dict[Any, Any], link: Link) -> None:
-    """Raises DeclarationError if a functor trains children that an instance does not have."""
+    """Raises DeclarationError for trainable children that an instance lacks."""
     missing = [name for name in names if name not in have]
     if missing:
         raise DeclarationError(
@@ -180,7 +180,7 @@ def _check_names(node: Any, names: tuple[str, ...], have: dict[Any, Any], link: 
 
 
 def has_computed_children(cls: type) -> bool:
-    """Returns whether a class declares children that are properties, which may be new each time."""
+    """Returns whether a class declares properties as children, which may be new at each read."""
     declaration = declaration_of(cls)
     if declaration is None or declaration.children is None:
         return False

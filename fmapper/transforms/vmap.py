@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def vmap(fun: Callable[P, R], in_axes: Any = 0, out_axes: Any = 0) -> Callable[P, R]:
-    """Returns a function that does for every index along an axis what `fun` does for one.
+    """Vectorises a function over an axis of its arguments.
 
     Args:
         fun: A function of trees; numbers and what else is not an array it gets as it is.
@@ -125,7 +125,7 @@ def _axes(structure: Structure, spec: Any, what: str) -> list[int | None]:
 
 
 def _move_axes(new: list[Any], axes: Sequence[int | None]) -> list[Any]:
-    """Returns results with their new axis, which is the first, where it is wanted."""
+    """Moves the new first axis of results to where it is wanted."""
     moved = []
     for array, axis in zip(new, axes, strict=True):
         if axis is None:

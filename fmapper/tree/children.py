@@ -125,20 +125,20 @@ def _count(keys: Mapping[Any, Any]) -> str:
 
 
 def default_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
-    """Walks as `fmap` does: maps the children of a node and rebuilds the node from the results."""
+    """Maps the children of a node and rebuilds it, as `fmap` does without `walk=`."""
     node, node_type, _, mapped = _recurse_into(recurse, node, rest)
     return node if node_type is None else node_type.rebuild(node, mapped)
 
 
 def structural_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> Any:
-    """Returns the walk of `fmapstructure`: maps the children into a plain dict, list or tuple."""
+    """Maps the children into a plain dict, list or tuple, as `fmapstructure` does."""
     _, node_type, _, mapped = _recurse_into(recurse, node, rest)
     plain = dict if node_type is None else node_type.plain
     return mapped if plain is dict else plain(mapped.values())
 
 
 def collecting_walk(recurse: Callable[..., Any], node: Any, *rest: Any) -> list[Any]:
-    """Returns a walk that makes one flat list of what `f` returns; use it with `cache=None`.
+    """Collects the results of `f` in one flat list; use it with `cache=None`.
 
     Examples:
         >>> import fmapper
@@ -162,7 +162,7 @@ class _Collected(list[Any]):
 def _recurse_into(
     recurse: Callable[..., Any], node: Any, rest: tuple[Any, ...]
 ) -> tuple[Any, NodeType | None, dict[Any, Any], dict[Any, Any]]:
-    """Returns the node, before which a path may stand, its type, and its children, old and new."""
+    """Returns a node (after its path, if any), its type, and its children, old and new."""
     path = node if isinstance(node, KeyPath) else None
     if path is not None:
         node, *rest = rest  # type: ignore[assignment]

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def class_attribute(cls: type, name: str) -> Any:
-    """Returns what a class or a base of it has under a name, as it is there, or None.
+    """Returns a class attribute without calling descriptors or the metaclass, or None.
 
     The metaclass is not asked: its `__getattr__` may raise what it likes.
     """
@@ -20,7 +20,7 @@ def has_class_attribute(cls: type, name: str) -> bool:
 
 
 def attribute_names(cls: type) -> tuple[str, ...] | None:
-    """Returns the fields of a dataclass or attrs class; None where instances decide for themselves.
+    """Returns the fields of a dataclass, attrs class or named tuple, or None.
 
     A plain subclass of a dataclass decides for itself too: its attributes may be no fields.
     """

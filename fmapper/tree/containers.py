@@ -38,7 +38,7 @@ def _open_tuple(node: Any, keep: Callable[[Any], None]) -> Opened:
 
 
 def _list_like(cls: type) -> NodeType:
-    """Opens deques and subclasses of list: a shell of the same class, extended at the end."""
+    """Makes the type of deques and list subclasses: an empty shell, extended at the end."""
     native: Any = deque if issubclass(cls, deque) else list
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
@@ -59,7 +59,7 @@ def _list_like(cls: type) -> NodeType:
 
 
 def _dict_like(cls: type) -> NodeType:
-    """Opens dicts that are not `dict` itself: type, order, default factory and attributes stay."""
+    """Makes the type of dict subclasses: order, default factory and attributes are kept."""
     native: Any = next(base for base in (OrderedDict, defaultdict, dict) if issubclass(cls, base))
     assign = native.__setitem__
 
@@ -82,7 +82,7 @@ def _dict_like(cls: type) -> NodeType:
 
 
 def _tuple_like(cls: type) -> NodeType:
-    """Returns tuples that are not `tuple` itself; a namedtuple has its field names as keys."""
+    """Makes the type of tuple subclasses; a namedtuple has its field names as keys."""
     try:
         tuple.__new__(cls)
         make: Callable[[Iterable[Any]], Any] = functools.partial(tuple.__new__, cls)

@@ -118,7 +118,7 @@ def fmap(
 
 
 def takes_trees(f: object) -> TypeGuard[TreeFunction]:
-    """Returns whether a class has `__fmap__`; instances may have every attribute, as nnx.Rngs."""
+    """Returns whether the class has `__fmap__`; instances such as nnx.Rngs have any name."""
     return has_class_attribute(type(f), "__fmap__")
 
 

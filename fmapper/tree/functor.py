@@ -226,7 +226,7 @@ def _check_children(
 
 
 def _known_names(cls: type) -> set[str] | None:
-    """Returns all names that an instance can have, or None where that shows only on an instance."""
+    """Returns all names that instances can have; None where that depends on the instance."""
     fields = attribute_names(cls)
     free = getattr(cls, "__dictoffset__", 0) != 0
     if fields is None and free:
@@ -266,7 +266,7 @@ def _declare(declaration: Declaration) -> None:
 
 
 def _say_the_same(a: Declaration, b: Declaration) -> bool:
-    """Returns whether two declarations are one made twice, as by a notebook cell run again."""
+    """Returns whether two declarations agree, as when a notebook cell runs again."""
     mine, other = (dataclasses.replace(one, cls=object, rebuild=None) for one in (a, b))
     return mine == other and _do_the_same(a.rebuild, b.rebuild)
 
@@ -282,7 +282,7 @@ def _do_the_same(a: Any, b: Any) -> bool:
 
 
 def _function_contents(function: FunctionType) -> list[Any]:
-    """Returns what a function has beside its code: text and numbers by value, else identity."""
+    """Returns defaults and closure of a function: plain values by repr, others by id."""
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     cells = []
     for cell in function.__closure__ or ():
@@ -314,7 +314,7 @@ _HEAP_TYPE = 1 << 9
 
 
 def _watch_subclasses(cls: type) -> None:
-    """Tells the listeners of every subclass of `cls`, keeping the `__init_subclass__` it has."""
+    """Notifies listeners of every subclass of `cls`; its `__init_subclass__` is kept."""
     original = cls.__dict__.get("__init_subclass__")
 
     def __init_subclass__(sub: type, **kwargs: Any) -> None:

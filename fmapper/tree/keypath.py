@@ -59,7 +59,7 @@ class KeyPath:
 
     @classmethod
     def from_link(cls, link: Link) -> KeyPath:
-        """Returns the path for which a chain of (parent, key) pairs stands, spelt out when read."""
+        """Makes a path from a chain of (parent, key) pairs, which is unrolled on first use."""
         path = object.__new__(cls)
         object.__setattr__(path, "_keys", None)
         object.__setattr__(path, "_link", link)
@@ -157,7 +157,7 @@ def format_keys(keys: Iterable[object], *, root: str = "model") -> str:
 
 
 def name_of(place: Link | KeyPath) -> str:
-    """Returns the name that a state has for a place: keys joined with dots, without boxes."""
+    """Returns the dotted name of a place in a state, without the keys of boxes."""
     keys = place if isinstance(place, KeyPath) else KeyPath.from_link(place)
     return ".".join(str(key) for key in keys if type(key) is not BoxKey)
 

@@ -32,5 +32,5 @@ filling_gradient: ContextVar[bool] = ContextVar("fmapper_filling_gradient", defa
 
 
 def is_gradient() -> bool:
-    """Tells an adapter whether the node that is being rebuilt becomes a part of a gradient."""
+    """Returns whether the node that is being rebuilt is part of a gradient."""
     return filling_gradient.get()

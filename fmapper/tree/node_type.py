@@ -34,7 +34,7 @@ class Fitting(dict[Any, Any]):
     __slots__ = ()
 
     def fit(self, new: Any, old: Any) -> Any:
-        """Returns what `new` is to be where `old` was."""
+        """Wraps `new` for the place of `old`."""
         raise NotImplementedError
 
 
@@ -58,14 +58,14 @@ walking: ContextVar[Kept | None] = ContextVar("fmapper_walking", default=None)
 
 
 def at_end(keep: Callable[[Any], None], todo: Callable[[Callable[[Any], Any]], None]) -> None:
-    """Has `todo(new_of)` of an opener called when all nodes of the tree are rebuilt."""
+    """Schedules `todo(new_of)` for when all nodes of the tree are rebuilt."""
     kept = getattr(keep, "__self__", None)
     if isinstance(kept, Kept):
         kept.at_end.append(todo)
 
 
 def refit(keep: Callable[[Any], None], before: Any, after: Any) -> None:
-    """Has every place of a leaf that an opener fitted too late get what it has become."""
+    """Schedules a leaf that was wrapped late to be replaced at its earlier places."""
     kept = getattr(keep, "__self__", None)
     if isinstance(kept, Kept):
         kept.refitted.append((before, after))
@@ -141,7 +141,7 @@ class NodeType:
     def opening(
         cls, open: Opener, items: Callable[[Any], Iterable[Item]], plain: type = dict
     ) -> Self:
-        """Makes a node type with its own opener: the fast way, for types that are walked often.
+        """Makes a node type with an opener of its own, which is faster.
 
         Args:
             open: See `Opener`.
@@ -171,7 +171,7 @@ class NodeType:
         return new if finish is None else finish(slots)
 
     def open_plain(self, node: Any, keep: Callable[[Any], None]) -> Opened:
-        """Opens a node so that a plain dict, list or tuple takes its place."""
+        """Opens a node with a plain dict, list or tuple in its place."""
         items = tuple(self._items(node))
         keep(items)
         if node is _EMPTY:

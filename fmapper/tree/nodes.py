@@ -36,19 +36,19 @@ class Source:
     """One that the look-up asks beside the declarations: the adapters, the pytree registries."""
 
     def look(self) -> None:
-        """Takes notice of frameworks and registrations that are new; called before every walk."""
+        """Notices new frameworks and registrations; called before every walk."""
 
     def node_type(self, cls: type) -> NodeType | None:
-        """Returns the node type of a class by its kind, as of a module of a framework."""
+        """Returns the node type of a framework's own classes, such as modules."""
 
     def registered_type(self, cls: type) -> NodeType | None:
         """Returns the node type of a class in a pytree registry, by exact type."""
 
     def leaf_kind(self, cls: type) -> Kind | None:
-        """Returns LEAF for a class of arrays, INTERNED for one of such constants, else None."""
+        """Returns LEAF for a class of arrays, INTERNED for interned constants, else None."""
 
     def is_fitted(self, cls: type) -> bool:
-        """Returns whether there are nodes with slots that are `Fitting` for leaves of a class."""
+        """Returns whether some nodes wrap what takes the place of leaves of a class."""
         return False
 
     def meet(self, cls: type) -> None:
@@ -73,7 +73,7 @@ def forget() -> None:
 
 
 def sync() -> None:
-    """Takes notice of what is new since the last call; every call into fmapper begins with it."""
+    """Notices new frameworks and classes; every public call begins with it."""
     for source in sources:
         source.look()
     while _unknown:  # somebody may know these classes by now
@@ -86,13 +86,13 @@ def sync() -> None:
 
 
 def kind_of(cls: type) -> NodeType | Kind:
-    """Tells how instances of a class are taken apart, or that they are leaves; once per class."""
+    """Returns the node type of a class, or its kind of leaf; looked up once per class."""
     found = kinds.get(cls)
     return _look_up_once(kinds, cls, _look_up) if found is None else found
 
 
 def _look_up_once(cache: dict[type, Any], cls: type, look_up: Callable[[type], Any]) -> Any:
-    """Looks a class up and remembers the answer, unless a declaration came in between.
+    """Looks a class up and caches the answer, unless a declaration came in between.
 
     Without that, a class that another thread declares during its look-up would be found in the
     registry of JAX, where its declaration has just entered it, and be taken for a class of JAX.
@@ -112,7 +112,7 @@ def node_type_of(node: Any) -> NodeType | None:
 
 
 def opener_of(cls: type) -> Opener | Kind:
-    """Returns what `openers[cls]` is to be; entered there."""
+    """Returns the opener of a class, or its kind of leaf; enters it into `openers`."""
     found: Opener | Kind = _look_up_once(openers, cls, _look_up_opener)
     return found
 
@@ -127,7 +127,7 @@ def _look_up_opener(cls: type) -> Opener | Kind:
 
 
 def plain_opener_of(cls: type) -> Opener | Kind:
-    """Returns the opener that puts a plain dict, list or tuple in the place of a node."""
+    """Returns the opener with a plain dict, list or tuple in the place of a node."""
     kind = kind_of(cls)
     return kind.open_plain if isinstance(kind, NodeType) else opener_of(cls)
 

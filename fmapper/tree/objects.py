@@ -37,7 +37,7 @@ def functor_type(cls: type, declaration: Declaration) -> NodeType:
 
 
 def cached_names(cls: type) -> tuple[str, ...]:
-    """Returns what `functools.cached_property` keeps: computed from children, not state."""
+    """Returns the names under which `functools.cached_property` caches values."""
     names = [
         name
         for base in cls.__mro__
@@ -100,7 +100,7 @@ def _can_be_empty(cls: type) -> bool:
 
 
 def _open_all(cls: type, cached: tuple[str, ...]) -> Opener:
-    """Opens a node whose children are all of `vars(node)`."""
+    """Makes an opener for a node whose children are all of `vars(node)`."""
     generic = issubclass(cls, typing.Generic)
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
@@ -125,7 +125,7 @@ def _open_named(
     cached: tuple[str, ...],
     read: Callable[[Any], dict[str, Any]],
 ) -> Opener:
-    """Opens the named attributes, which live in `vars(node)`, as children: made once per class."""
+    """Makes an opener for named children in `vars(node)`, by code for the class."""
     pairs = "".join(f"({name!r}, state[{name!r}])," for name in names)
     drops = "".join(f"\n    slots.pop({name!r}, None)" for name in cached)
     source = f"""
@@ -153,7 +153,7 @@ def _open_any(
     cached: tuple[str, ...],
     read: Callable[[Any], dict[str, Any]],
 ) -> Opener:
-    """Returns slots, properties and mixtures: the shell is filled at the end."""
+    """Makes an opener for slots, properties and mixtures, which fills the shell at the end."""
 
     def open(node: Any, keep: Callable[[Any], None]) -> Opened:
         found = read(node)
@@ -196,7 +196,7 @@ def _custom(
     rebuild: Callable[[Any, Mapping[str, Any]], Any],
     read: Callable[[Any], dict[str, Any]],
 ) -> NodeType:
-    """Returns a functor with a rebuild of its own, held to what it promises."""
+    """Makes the node type of a functor with a rebuild of its own, and checks each result."""
 
     def rebuild_checked(node: Any, new_children: Mapping[str, Any]) -> Any:
         new = rebuild(node, dict(new_children))
@@ -243,7 +243,7 @@ def _a(value: Any) -> str:
 
 
 def restrict(kind: NodeType, names: tuple[str, ...]) -> NodeType:
-    """Returns a node type of which only the declared children are children."""
+    """Narrows a node type to the declared children."""
 
     def children(node: Any) -> dict[Any, Any]:
         found = kind.children(node)

@@ -78,7 +78,7 @@ def set_path(tree: T, path: KeyPath | str | Iterable[Any], value: Any) -> T:
 
 
 def as_path(path: KeyPath | str | Iterable[Any], tree: Any) -> KeyPath:
-    """Returns the path that a user means: a KeyPath, a printed path, or a sequence of keys."""
+    """Parses what a user gives as a path: a KeyPath, a printed path, or a sequence of keys."""
     if isinstance(path, KeyPath):
         return path
     if not isinstance(path, str):
@@ -92,7 +92,7 @@ def as_path(path: KeyPath | str | Iterable[Any], tree: Any) -> KeyPath:
 
 
 def _steps(tree: Any, path: KeyPath) -> list[Any]:
-    """Returns the nodes along a path, root first, with what is at its end last."""
+    """Returns the nodes along a path, from the root to its end."""
     nodes = [tree]
     for depth, key in enumerate(path.keys):
         node_type = node_type_of(nodes[-1])

@@ -62,7 +62,7 @@ class TreeFunction(Protocol):
     def __fmap__(
         self, tree: Any, is_leaf: Callable[[Any], bool] | None, cache: dict[Any, Any] | None
     ) -> tuple[dict[int, Any], Callable[[Any], Any]]:
-        """Returns what leaves of the tree become, by id, and the function for any other leaf.
+        """Maps leaves all at once: returns results by id, and a function for other leaves.
 
         Args:
             tree: The tree that was given to `fmap`.
@@ -110,7 +110,7 @@ class TreeMap:
         self.openers: dict[type, Opener | Kind] = {}  # where they are not the usual ones
 
     def look_first(self, f: TreeFunction, tree: Any) -> None:
-        """Has a function map the leaves of a tree all at once, before the tree is walked."""
+        """Lets `f` map the leaves of a tree all at once, before the walk."""
         cache = {} if self.cache is UNSET else self.cache
         new, other = f.__fmap__(tree, self.is_leaf, cache)
         self.f = lambda leaf: new[id(leaf)] if id(leaf) in new else other(leaf)
@@ -147,7 +147,7 @@ class TreeMap:
         return self._complete(result, several=bool(rest))
 
     def _run(self, tree: Any, path: Callable[[], Sequence[Any]] = tuple) -> Any:
-        """Maps a tree depth first, left to right, on a stack of its own: no depth is too deep.
+        """Maps a tree depth first, left to right, on an explicit stack: no depth is too deep.
 
         An entry of the stack is what an open node will need again: the items that its parent has
         left, where the parent's results go, its own key there and its identity, how the parent is
@@ -258,7 +258,7 @@ class TreeMap:
             raise
 
     def _complete(self, result: Any, *, several: bool) -> Any:
-        """Does what can only be done when all nodes are there."""
+        """Runs what was scheduled for when all nodes are rebuilt."""
         if self.kept.at_end:
             memo = self.memo
             if several:
@@ -275,7 +275,7 @@ class TreeMap:
     # A walk of the user's: a node opens without children, and is finished by calling the walk.
 
     def _walker_of(self, cls: type) -> Opener | Kind:
-        """Returns the opener for a node class that hands its nodes to the walk."""
+        """Returns an opener that hands the nodes of a class to the user's walk."""
         usual = opener_of(cls)
         if isinstance(usual, Kind):
             return usual
@@ -296,7 +296,7 @@ class TreeMap:
         return open
 
     def _recurse(self, *args: Any) -> Any:
-        """Maps a child for a walk of the user's, which recurses as deep as it does."""
+        """Maps a child for the user's walk, which recurses on Python's stack."""
         cursor = self.cursor
         assert cursor is not None
         at = 1 if self.with_path else 0
@@ -311,7 +311,7 @@ class TreeMap:
             raise
 
     def _find(self, wanted: Any) -> Sequence[Any]:
-        """Returns the first path to an object; looked for only when there is something to say."""
+        """Finds the first path to an object, for an error message."""
         for link, value, _ in visit(self.tree, once=True):
             if value is wanted:
                 return KeyPath.from_link(link).keys
@@ -330,7 +330,7 @@ class _Cursor:
         self.f, self.is_leaf, self.with_path = mapping.f, mapping.is_leaf, mapping.with_path
 
     def call(self, leaf: Any) -> Any:
-        """Calls `f` with a leaf and what the others have there."""
+        """Calls `f` with a leaf and its counterparts."""
         others = self.others
         for other in others:
             if other is no_gradient:
@@ -347,7 +347,7 @@ class _Cursor:
         return self.is_leaf(node)
 
     def go_to(self, place: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-        """Goes where a walk of the user's has gone: to the others there, and to the path if any."""
+        """Follows the user's walk to its path and the counterparts there."""
         self.others = others
         self.link = None
         for path in place:
@@ -355,12 +355,12 @@ class _Cursor:
                 self.link = (self.link, key)
 
     def arguments(self, node: Any) -> tuple[Any, ...]:
-        """Returns what a walk of the user's is called with at a node."""
+        """Returns the arguments of the user's walk at a node."""
         place = (KeyPath.from_link(self.link),) if self.with_path else ()
         return (*place, node, *self.others)
 
     def track(self, node: Any, items: Iterable[Item]) -> Iterator[Item]:
-        """Yields the items of a node; the cursor stands at each while it is looked at."""
+        """Yields the items of a node and moves the cursor to each."""
         parent = self.link
         if not self.others:
             for key, child in items:
@@ -376,7 +376,7 @@ class _Cursor:
             yield key, child
 
     def identity(self, child: Any) -> tuple[int, ...]:
-        """Returns the identity of what all trees have here: a tie is one only if all are tied."""
+        """Returns the ids of a node in all trees: a tie counts where all of them are tied."""
         return (id(child), *map(id, self.others))
 
 
@@ -400,7 +400,7 @@ def _cycle(child: Any, stack: list[tuple[Any, ...]], key: Any, i: Any) -> CycleE
 
 
 def refill(tree: Any, memo: dict[Any, Any], f: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """Returns a tree with other objects in the place of those whose ids the memo has.
+    """Replaces the objects of a tree whose ids are in the memo.
 
     The memo knows then what each node has become.
     """

@@ -140,7 +140,7 @@ def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list
 
 
 def say_where(error: BaseException, keys: Sequence[object]) -> None:
-    """Completes the message of our own errors with the path, and gives others a note with it."""
+    """Adds the path to an error: to the message of our own, as a note to others."""
     if isinstance(error, FmapperError):
         placed, error.placed = error.placed, None
         if placed:
