@@ -19,12 +19,12 @@ frozen_slots: Any = attrgetter(FROZEN_SLOTS)
 
 
 def value_slot(variable: type) -> str:
-    """Returns the slot in which the class of variables has their values."""
+    """Returns the slot in which variables store their values."""
     return "_raw_value" if hasattr(variable, "_raw_value") else "raw_value"
 
 
 def has_int_keys(cls: type) -> bool:
-    """Returns whether the attributes of a class of NNX modules are numbered, as in a list."""
+    """Returns whether a class of NNX modules numbers its attributes, like a list."""
     return bool(getattr(cls, "_pytree__has_int_keys", False))
 
 

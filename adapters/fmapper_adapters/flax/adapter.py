@@ -28,14 +28,14 @@ class FlaxAdapter(JaxModels, Nodes):
     lowers_like: ClassVar[str] = "jax"
 
     def formats(self) -> Sequence[Format]:
-        """Returns what `flax.serialization` writes, and Orbax, which is installed with Flax."""
+        """Returns the formats of `flax.serialization` and of Orbax, which Flax installs."""
         from fmapper_adapters.flax.checkpoints.msgpack import Msgpack
         from fmapper_adapters.flax.checkpoints.orbax import Orbax
 
         return (Orbax(), Msgpack())
 
     def transient(self, node: Any) -> Iterable[Any]:
-        """Returns what is in a variable of NNX that says it is not persistent."""
+        """Returns the arrays in NNX variables that are marked as not persistent."""
         metadata = getattr(type(node), "get_metadata", None)
         if metadata is None or not str(type(node).__module__).startswith(("flax", "fmapper")):
             return ()
@@ -57,7 +57,7 @@ class FlaxAdapter(JaxModels, Nodes):
         return found
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """Computes `nnx.Param` and what derives from it, and nothing else of NNX."""
+        """Trains `nnx.Param` and its subclasses, and nothing else of NNX."""
         if not any(str(base.__module__).startswith("flax.nnx") for base in cls.__mro__):
             return None
         from flax import nnx
@@ -73,7 +73,7 @@ class FlaxAdapter(JaxModels, Nodes):
         return "jax" if own else None
 
     def to_evaluation(self, node: Any) -> None:
-        """Calls `module.eval()` of modules of NNX; those of Linen are told in each call."""
+        """Calls `module.eval()` of NNX modules; Linen modules take the mode in each call."""
         if any(str(base.__module__).startswith("flax.nnx") for base in type(node).__mro__):
             from flax import nnx
 
@@ -81,7 +81,7 @@ class FlaxAdapter(JaxModels, Nodes):
                 node.eval()  # type: ignore[no-untyped-call]
 
     def node_type(self, cls: type) -> NodeType | None:
-        """Tells how a class of Flax, or one that derives from it, is taken apart.
+        """Returns the node type of a class of Flax or a subclass.
 
         `import flax` alone loads no NNX, and NNX is slow to load: it is left alone until a class of
         it turns up.
@@ -98,7 +98,7 @@ class FlaxAdapter(JaxModels, Nodes):
         return None
 
     def check_options(self, **options: Any) -> None:
-        """Looks at the precision, and whether `rngs` are given to what keeps none.
+        """Checks the precision, and that `rngs` are only given to models that keep some.
 
         Raises:
             ConversionError: They are, or there is no such precision.
@@ -158,7 +158,7 @@ class FlaxAdapter(JaxModels, Nodes):
         return _source.options(model)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Calls in evaluation mode, and without changing the model."""
+        """Calls the model in evaluation mode, without changing it."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
@@ -190,7 +190,7 @@ class FlaxAdapter(JaxModels, Nodes):
         *,
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """Watches the calls of a converted model, or of the program recorded of another one."""
+        """Records the operations of a converted model, or of the program of another model."""
         from fmapper_adapters.flax import flax_model
 
         if self.is_converted(model):
@@ -210,7 +210,7 @@ class FlaxAdapter(JaxModels, Nodes):
 
 
 def _may_be_model(x: Any) -> bool:
-    """Returns whether an object's class says that it may be one of Flax, without loading Flax."""
+    """Returns whether an object may be of Flax, by its class and without loading Flax."""
     first = x[0] if isinstance(x, tuple) and len(x) == 2 else x
     first = getattr(first, "__self__", first)
     return any(str(base.__module__).startswith("flax.") for base in type(first).__mro__)

@@ -12,7 +12,7 @@ _KEYS = ("out_sharding", "sharding_names", "sharding")  # in which versions of N
 
 
 def of_node(node: Any) -> Sequence[tuple[str, Any, Axes]]:
-    """Returns name, array and axes of what one variable, box or converted model says."""
+    """Returns name, array and axes of each array in a variable, box or converted model."""
     programs = getattr(node, "__dict__", {}).get("_programs")  # nnx.Rngs has any attribute
     if programs is not None:
         arrays = fmapper.state(node)
@@ -28,6 +28,6 @@ def of_node(node: Any) -> Sequence[tuple[str, Any, Axes]]:
 
 
 def by_name(model: Any, arrays: Mapping[str, Any]) -> dict[str, Axes]:
-    """Returns what the nodes of a model say of its arrays, by the names that those have."""
+    """Returns the axes that the nodes of a model name for its arrays, by name."""
     said = {id(array): axes for node in fmapper.fcollect(model) for _, array, axes in of_node(node)}
     return {name: said[id(array)] for name, array in arrays.items() if id(array) in said}

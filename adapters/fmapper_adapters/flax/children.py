@@ -86,7 +86,7 @@ class ChildTest:
 
 
 def carried_attributes(attributes: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Returns the attributes beside the children that could hold an array all the same."""
+    """Returns the attributes beside the children that may still hold an array."""
     return [pair for pair in attributes if type(pair[1]) not in _PLAIN and not _is_plain(pair[1])]
 
 
@@ -100,7 +100,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def box_type(cls: type, key: str, box_key: Any) -> NodeType | None:
-    """Returns the node type that JAX's registry has for a box, with its content's key as one."""
+    """Returns the node type of a box in JAX's registry, with a `BoxKey` for its content."""
     registered = registered_type(cls)
     if registered is None:
         return None

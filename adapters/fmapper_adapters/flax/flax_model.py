@@ -47,7 +47,7 @@ class Part(nnx.Module):
     """
 
     def __getitem__(self, key: int | str) -> Any:
-        """Returns the child of that number or name.
+        """Returns the child with that number or name.
 
         Raises:
             IndexError: There is none of that number.
@@ -174,7 +174,7 @@ class FlaxModel(Part):
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Puts other arrays into the variables, as those of another checkpoint.
+        """Replaces the arrays in the variables, as by those of another checkpoint.
 
         Args:
             state: Arrays of any backend by the names of `state_dict`.
@@ -218,7 +218,7 @@ def from_program(
     rngs: Any = None,
     linen: bool = False,
 ) -> Any:
-    """Returns the model for a program: of NNX, or of Linen.
+    """Builds the model of a program, for NNX or Linen.
 
     Raises:
         UnsupportedOpsError: Operations have no lowering; lists all of them.
@@ -232,18 +232,18 @@ def from_program(
 
 
 def evaluate(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Returns what a model gives in evaluation mode, or in its only one; it is not changed."""
+    """Calls a model in evaluation mode, or in its only mode, without changing it."""
     return bound(model).call(args, kwargs).output
 
 
 def watch(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
-    """Returns every operation of such a call."""
+    """Records every operation of such a call."""
     found: list[Observation] = bound(model).watch(args, kwargs)
     return found
 
 
 def _class(programs: Programs, name: str, kind: str) -> Any:
-    """Returns the type of a variable: as it was in Flax, if trained now means trained there."""
+    """Returns the type of a variable: the original one of Flax, if its training agrees."""
     known = programs.types.get(name)
     if known is None or kind == "frozen" or issubclass(known, nnx.Param) != (kind == "param"):
         return _CLASSES[kind]
@@ -297,7 +297,7 @@ def _variables(model: FlaxModel) -> dict[str, Any]:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Returns whether two variables have two values; inside `jax.jit` nobody can tell."""
+    """Returns whether two variables differ in value; False inside `jax.jit`."""
     values = _value(a), _value(b)
     return values[0] is not values[1] and not isinstance(values[0], jax.core.Tracer)
 
@@ -313,7 +313,7 @@ def _find(model: FlaxModel, name: str) -> Any:
 
 
 def _children(part: Any) -> dict[str, Any]:
-    """Returns what a part holds by name, without what Flax and the model itself keep there."""
+    """Returns the children of a part by name, without attributes of Flax and the model."""
     own = _RESERVED if isinstance(part, FlaxModel) else frozenset()
     return {
         name: value
@@ -339,7 +339,7 @@ def _value(variable: Any) -> Any:
 
 
 def _write(variables: Mapping[str, Any], before: Mapping[str, Any], model: Any) -> None:
-    """Puts what a call has changed into the variables; others are not touched."""
+    """Writes changed arrays back to their variables."""
     for name, value in (*model.params.items(), *model.buffers.items()):
         if value is before[name]:
             continue
@@ -350,7 +350,7 @@ def _write(variables: Mapping[str, Any], before: Mapping[str, Any], model: Any) 
 
 
 def _key(rngs: Any) -> Any:
-    """Returns a key of random numbers from an `nnx.Rngs`, a stream of one, or a key."""
+    """Returns a PRNG key from an `nnx.Rngs`, one of its streams, or a key."""
     if isinstance(rngs, nnx.Rngs):
         return rngs.dropout()
     return rngs() if callable(rngs) else rngs

@@ -106,7 +106,7 @@ class LinenModel(linen.Module):
         return places, arrays
 
     def _write(self, places: Any, before: Mapping[str, Any], model: Any) -> None:
-        """Puts what a call has changed into the variables."""
+        """Writes changed arrays back to their variables."""
         after = {**model.params, **model.buffers}
         changed = {name for name in before if after[name] is not before[name]}
         if not changed:

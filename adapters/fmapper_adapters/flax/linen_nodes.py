@@ -76,7 +76,7 @@ def _module_type() -> NodeType:
 
 
 def fields(module: Any) -> list[tuple[str, Any]]:
-    """Returns the fields of a module that its user gives, in order."""
+    """Returns the fields of a module that its constructor takes, in order."""
     names = (field.name for field in dataclasses.fields(module) if field.init)
     return [(name, getattr(module, name)) for name in names if name not in _PLACE]
 
@@ -102,7 +102,7 @@ def _rebuild(module: Any, new: Mapping[Any, Any]) -> Any:
 
 
 def _frozen_dict_type(cls: type) -> NodeType:
-    """Returns a mapping, in its own order, where JAX's registry sorts."""
+    """Makes the type of a mapping, in its own order rather than sorted."""
 
     def items(frozen: Any) -> Any:
         return _private.frozen_slots(frozen).items()

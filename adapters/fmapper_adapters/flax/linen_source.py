@@ -19,14 +19,14 @@ OPTIONS = ("method", "mutable", "capture_intermediates")
 
 
 def is_bound(x: Any) -> bool:
-    """Returns whether something is a module with its variables, or a method of one."""
+    """Returns whether an object is a bound module, or a method of one."""
     if isinstance(x, types.MethodType):
         x = x.__self__
     return isinstance(x, linen.Module) and x.scope is not None
 
 
 def module_of(x: Any) -> Any | None:
-    """Returns the module of itself or of its `apply`; None for anything else."""
+    """Returns the module, given itself or its `apply`; None for anything else."""
     if isinstance(x, types.MethodType) and x.__func__ is linen.Module.apply:
         x = x.__self__
     return x if isinstance(x, linen.Module) else None
@@ -117,7 +117,7 @@ def of(
 
 
 def _noting_parts() -> Any:
-    """Has the calls of submodules noted where a recording wants that."""
+    """Records the calls of submodules, where the recording wants them."""
     if not parts.is_noting():
         return contextlib.nullcontext()
 
@@ -141,7 +141,7 @@ def _apply_with_state(
     names: Mapping[Any, str],
     aliases: Mapping[str, str],
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the output with the collections that are new, and the changed arrays by name."""
+    """Returns the output with new collections, and the changed arrays by name."""
     changed = {}
     new = {}
     for collection, tree in updates.items():
@@ -184,7 +184,7 @@ def _text(key: Any) -> str:
 
 
 def _names(flat: Mapping[tuple[str, ...], Any]) -> dict[tuple[str, ...], str]:
-    """Returns the names without the collection, unless two collections have the same one."""
+    """Drops the collection from names, unless two collections share one."""
     short: dict[str, list[tuple[str, ...]]] = {}
     for path in flat:
         short.setdefault(".".join(path[1:]), []).append(path)

@@ -66,7 +66,7 @@ def _own(cls: type) -> bool | None:
 
 
 def _is_ref(value: Any) -> bool:
-    """Tells whether a value is a place in memory, not an array: what a `ref=True` variable has."""
+    """Returns whether a value is a mutable reference, as in a `ref=True` variable."""
     return bool(variablelib.is_array_ref(value))
 
 
@@ -130,7 +130,7 @@ def _variable_type(cls: type) -> NodeType:
 
 
 def _slot(cls: Any, name: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
-    """Tells how to read and set a variable's slot past `__setattr__`, which minds the trace."""
+    """Returns functions that read and set a variable's slot past its `__setattr__`."""
     found = getattr(cls, name, None)
     if found is None or not hasattr(type(found), "__set__"):  # an attribute like any other
         return lambda variable: _get(variable, name), lambda variable, x: _set(variable, name, x)
@@ -171,7 +171,7 @@ def _module_type(cls: Any) -> NodeType:
     known_types = test.known
 
     def find(state: dict[str, Any]) -> tuple[list[tuple[Any, Any]], list[str]]:
-        """Returns the children, and those among them that Flax takes for static."""
+        """Returns the children, and which of them Flax takes for static."""
         flags: Any = state[_FLAGS] if flagged else {}
         flags = getattr(flags, _private.FLAGS_MAPPING, flags)
         found: list[tuple[Any, Any]] = []
@@ -230,7 +230,7 @@ def _module_type(cls: Any) -> NodeType:
 
 
 def _fresh(state: Any) -> Any:
-    """Returns the state of a module as it was, in the trace of now."""
+    """Returns the state of a module as of the current trace."""
     new = _new(_STATE_TYPE)
     setattr(new, _private.TRACE_STATE, TraceState())
     for name in _STATE_SLOTS:
@@ -251,7 +251,7 @@ def _fill_list(new: Any, state: dict[str, Any], unmarked: list[str], slots: dict
 
 
 def _mark(new: Any, state: dict[str, Any], unmarked: list[str], _: Any) -> Any:
-    """Marks children as data that have come to be so: a torch tensor is none to Flax."""
+    """Marks children as data that Flax does not recognise, such as torch tensors."""
     data = {name: True for name in unmarked if _has_data(state[name])}
     if data:
         state[_FLAGS] = state[_FLAGS].update(data)
@@ -266,7 +266,7 @@ def _has_data(value: Any) -> bool:
 
 
 def _state_type(cls: type) -> NodeType:
-    """Returns a mapping, in its own order, where JAX's registry sorts."""
+    """Makes the type of a mapping, in its own order rather than sorted."""
 
     def items(state: Any) -> Any:
         return state.__dict__["_mapping"].items()

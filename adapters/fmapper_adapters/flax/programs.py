@@ -76,7 +76,7 @@ class Programs:
         )
 
     def whole(self, arrays: Mapping[str, Any]) -> Program:
-        """Returns the program with these arrays; one for training has the other one beside it."""
+        """Returns the program with these arrays, and the other one beside it if for training."""
         found: Program = self.bound(arrays, train=self.training is not None).as_program()
         if self.training is not None and self.evaluation is not None:
             found.evaluation = self.evaluation.as_program()
@@ -142,7 +142,7 @@ def load(path: Any, options: Mapping[str, Any]) -> Any:
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Computes `{"a.b": x}` as `{"a": {"b": x}}`."""
+    """Nests `{"a.b": x}` to `{"a": {"b": x}}`."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
         *parents, last = name.split(".")
@@ -154,7 +154,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(tree: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
-    """Computes `{"a": {"b": x}}` as pairs of `a.b` and x."""
+    """Flattens `{"a": {"b": x}}` to pairs of `a.b` and x."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from flatten(value, f"{start}{key}.")
@@ -163,7 +163,7 @@ def flatten(tree: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any
 
 
 def check_names(programs: Programs, reserved: frozenset[str]) -> None:
-    """Raises where a child of the module is called what the model calls its own.
+    """Raises where the name of a child is one of the model's own attributes.
 
     Raises:
         ConversionError: Says which.

@@ -41,7 +41,7 @@ def _is_nnx(model: Any) -> bool:
 
 
 def has_training(model: Any, args: Args, kwargs: Kwargs) -> bool:
-    """Returns whether a model has modes: in its parts, or in arguments that tell it."""
+    """Returns whether a model has modes: in its parts, or as arguments."""
     if _is_converted(model):
         programs = model._programs
         return programs.training is not None and programs.evaluation is not None
@@ -74,7 +74,7 @@ def _modes_of(model: Any, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
 
 
 def _parts_say(model: Any) -> Iterator[bool]:
-    """Yields what the parts of a module say of their modes: true for evaluation."""
+    """Yields the modes of the parts of a module: True for evaluation."""
     with _graph_mode():
         parts = [part for _, part in nnx.iter_graph(model) if isinstance(part, nnx.Module)]
     for part in parts:
@@ -84,7 +84,7 @@ def _parts_say(model: Any) -> Iterator[bool]:
 
 
 def _graph_mode() -> AbstractContextManager[object]:
-    """Switches Flax to the mode in which variables may be shared, whatever mode it is in."""
+    """Switches Flax to graph mode, in which variables may be shared."""
     switch: Any = getattr(nnx, "set_graph_mode", None)  # since Flax 0.12
     return contextlib.nullcontext() if switch is None else switch(True)
 
@@ -94,7 +94,7 @@ def _is_converted(model: Any) -> bool:
 
 
 def of(model: Any, args: Args, kwargs: Kwargs, *, train: bool) -> tuple[Source, Args, Kwargs]:
-    """Returns the function of a model and its arrays in a mode, and what it is called with."""
+    """Returns the function of a model in a mode, its arrays and its arguments."""
     if _is_nnx(model):
         whole = _whole(model)
         source = of_nnx(_in_mode(whole, train=train))
@@ -129,13 +129,13 @@ def evaluation(model: Any, args: Args, kwargs: Kwargs) -> tuple[Source, Args, Kw
 
 
 def evaluate(model: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Returns the output in evaluation, or in the mode that the inputs name; the model stays."""
+    """Evaluates a model, in the mode that the inputs name, without changing it."""
     source, args, kwargs = evaluation(model, args, kwargs)
     return source.call(source.parameters, source.buffers, *args, **kwargs)[0]
 
 
 def of_nnx(model: Any) -> Source:
-    """Takes a module of NNX apart: its variables are arrays, `nnx.Param`s those that train."""
+    """Splits an NNX module into its function and its arrays; `nnx.Param`s are trained."""
     held = Lifted(model)
     kinds = _kinds(model)
 
@@ -174,7 +174,7 @@ def of_nnx(model: Any) -> Source:
 
 
 def _kinds(model: Any) -> dict[str, str]:
-    """Tells which variables of a converted model are frozen, or in no state dict."""
+    """Finds the variables of a converted model that are frozen, or in no state dict."""
     if not _is_converted(model):
         return {}
     programs = model._programs

@@ -19,7 +19,7 @@ _met: _Types = weakref.WeakValueDictionary()  # types that are not of Flax, by m
 
 
 def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
-    """Returns the type of the variable that each array of a model is in, by name.
+    """Returns the type name of the variable of each array of a model, by name.
 
     A variable may hold a tree of arrays. Arrays outside of variables have no type here.
     """
@@ -36,7 +36,7 @@ def names_of_types(model: Any, arrays: Iterable[str]) -> dict[str, str]:
 
 
 def types_of(names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the types for which names of types stand, by array, where they are known."""
+    """Resolves type names to types, by array, where they are known."""
     found = {name: _type(kind) for name, kind in names.items()}
     return {name: cls for name, cls in found.items() if cls is not None}
 
@@ -46,7 +46,7 @@ def _is_variable(node: Any) -> bool:
 
 
 def _name(cls: Any) -> str:
-    """Returns the name of a type; empty for those that a converted model has anyway."""
+    """Returns the name of a type; empty for the defaults of a converted model."""
     name: str = cls.__name__
     if _of_flax(name) is cls:
         return name

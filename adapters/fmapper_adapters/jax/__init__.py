@@ -18,7 +18,7 @@ _MODELS = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports what `convert` returns when it is asked for: an adapter loads with its framework."""
+    """Imports the classes of converted models on first access."""
     if name not in _MODELS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODELS[name]}"), name)

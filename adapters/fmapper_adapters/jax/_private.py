@@ -11,7 +11,7 @@ from jax._src import xla_bridge
 
 
 def has_started() -> bool:
-    """Returns whether JAX has looked for its devices, and taken what it wants of their memory."""
+    """Returns whether JAX has initialised its devices, and so reserved their memory."""
     return bool(xla_bridge.backends_are_initialized())
 
 

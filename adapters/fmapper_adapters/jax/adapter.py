@@ -84,7 +84,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return issubclass(cls, jax.Array | jax.core.Tracer | jax.ShapeDtypeStruct)
 
     def device(self, array: Any) -> Device:
-        """Returns where an array is: if on several devices, all by id; for tracers the default."""
+        """Returns the device of an array: all by id if several; the default for tracers."""
         if isinstance(array, jax.core.Tracer):
             return _devices.named(_default())
         if isinstance(array, jax.ShapeDtypeStruct):
@@ -106,7 +106,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return list(map(_devices.named, _devices.local()))
 
     def known_devices(self) -> Sequence[Device]:
-        """Returns the devices if JAX has started; to start it takes most memory of a GPU."""
+        """Returns the devices if JAX is initialised, which would take most memory of a GPU."""
         return list(map(_devices.named, _devices.started()))
 
     def may_have_gpu(self) -> bool:
@@ -136,7 +136,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return replace(device, memory=None if memory == _devices.usual_memory(own) else memory)
 
     def find_device(self, kind: str, index: int | None) -> Device:
-        """Finds a device as every backend does; without an index, the default one if of that kind.
+        """Finds a device; without an index, the default one if it is of that kind.
 
         `meta` is everywhere.
         """
@@ -150,7 +150,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return super().find_device(kind, index)
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Returns name and memory as XLA has them: what JAX may take of a GPU, and has not used."""
+        """Returns name and memory by XLA: what JAX may use of a GPU, and has not used."""
         if device.kind == "cpu" or not isinstance(device.index, int):
             return super().device_info(device)
         return DeviceInfo(device, *_devices.about(_devices.find(device)))
@@ -161,7 +161,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return (None if here else _devices.why_not(kind)) or super().why_not(kind, index)
 
     def is_traced(self, array: Any) -> bool:
-        """Returns whether an array is a tracer: what a transformation calls a function with."""
+        """Returns whether an array is a tracer."""
         return isinstance(array, jax.core.Tracer)
 
     def abstract(self, shape: Sequence[int], dtype: str) -> Any:
@@ -175,7 +175,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterator[Any]:
-        """Moves all with one `device_put`; copies on the same device where that is asked for.
+        """Moves all arrays with one `device_put`; copies on the same device if asked to.
 
         An accelerator may run out of memory later than JAX returns, so each is waited for there.
         """
@@ -196,7 +196,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         yield from map(host.wait_for, moved) if device.is_accelerator else moved
 
     def nbytes(self, array: Any) -> int:
-        """Counts bytes as the dtype has them: a PRNG key takes several numbers."""
+        """Returns the bytes of an array; a PRNG key takes several numbers."""
         return int(math.prod(array.shape) * array.dtype.itemsize)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -215,17 +215,17 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return dtypes if len(set(places)) == 1 else list(zip(dtypes, places, strict=True))
 
     def stays(self, array: Any) -> str | None:
-        """Keeps PRNG keys here: other frameworks draw no numbers from them."""
+        """Explains why PRNG keys stay: other frameworks draw no numbers from them."""
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
         return "a PRNG key has no meaning outside JAX" if is_key else None
 
     def unusable(self, arrays: Sequence[Any]) -> int | None:
-        """Returns the first that is deleted."""
+        """Returns the first array that was deleted."""
         deleted = (at for at, array in enumerate(arrays) if not _is_usable(array))
         return next(deleted, None)
 
     def check(self, array: Any) -> None:
-        """Refuses arrays whose values cannot leave JAX.
+        """Raises for arrays whose values cannot leave JAX.
 
         Raises:
             TypeError: Says why.
@@ -250,14 +250,14 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return Exchange(data, frozen=True, owners=arrays)
 
     def is_view(self, data: Any, array: Any) -> bool:
-        """Compares pointers: JAX copies what is not in C order, or is on several devices."""
+        """Compares pointers: JAX copies arrays not in C order, or on several devices."""
         if not isinstance(data, np.ndarray) or not data.size:
             return True
         one = len(array.devices()) == 1
         return one and array.unsafe_buffer_pointer() == data.ctypes.data
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """Puts host memory on the device; aligned memory of the CPU is taken over as it is."""
+        """Puts host memory on the device, without a copy if aligned and on the CPU."""
         target = _devices.find(device)
         committed: Any = None if target == _default() else target
         if device.memory is not None:
@@ -279,11 +279,11 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return new
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
-        """Returns False: there are no views."""
+        """Returns False: JAX has no views."""
         return False
 
     def storable(self, dtype: str) -> str | None:
-        """Returns the dtype, or its half if jax_enable_x64 is off; None if JAX has no such one."""
+        """Returns the dtype, or its 32-bit half without jax_enable_x64; None if JAX lacks it."""
         if dtype in _NARROWED:
             return dtype if jax.dtypes.canonicalize_dtype(dtype) == dtype else _NARROWED[dtype]
         known = hasattr(jnp, dtype) and not dtype.startswith("float6")  # XLA holds none of those
@@ -304,7 +304,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return new, host.has_survived(array, new)
 
     def computes_with(self, cls: type) -> str | None:
-        """Returns classes that are in JAX's registry, such as those of Equinox."""
+        """Returns JAX for classes in its registry, such as those of Equinox."""
         return self.name if tree.registered_type(cls) is not None else None
 
     def runner(
@@ -326,7 +326,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return profile.count(call, model, inputs)
 
     def no_transforms(self) -> str | None:
-        """Returns None: nothing is in the way."""
+        """Returns None: all functions can be transformed."""
         return None
 
     def value_and_grad(
@@ -353,11 +353,11 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return transforms.compile(run)
 
     def hollow(self, array: Any) -> Any:
-        """Returns a `jax.ShapeDtypeStruct`, of PRNG keys, too."""
+        """Returns a `jax.ShapeDtypeStruct`, also for PRNG keys."""
         return _shape_only(array.shape, array.dtype)
 
     def registered_type(self, cls: type) -> NodeType | None:
-        """Returns what `jax.tree_util` has for exactly this class."""
+        """Returns the node type of exactly this class in `jax.tree_util`."""
         return tree.registered_type(cls)
 
     def register_functor(self, cls: type) -> None:
@@ -389,11 +389,11 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return jax_generator.from_generation(generation, decoding, lowerings, **options)
 
     def is_model(self, x: Any) -> bool:
-        """Returns whether a model is one that `convert` has given."""
+        """Returns whether a model is a converted one."""
         return getattr(type(x), "is_converted_model", False) is True
 
     def is_callable_model(self, x: Any) -> bool:
-        """Takes functions, pairs of a function and its parameters, and trees that are called."""
+        """Accepts functions, pairs of a function and its parameters, and callable trees."""
         return callable(x) or (isinstance(x, tuple) and len(x) == 2 and callable(x[0]))
 
     def examine(
@@ -411,7 +411,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         *,
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """Watches the calls of a converted model, or of the program recorded of another one."""
+        """Records the operations of a converted model, or of the program of another model."""
         if self.is_converted(model):
             found: Iterable[Observation] = model.watch(args, kwargs)
             return found
@@ -438,7 +438,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return model.program if self.is_model(model) else None
 
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
-        """Returns what the module that a model was converted from says of its arrays."""
+        """Returns the axes that the source module of a converted model names."""
         if not self.is_model(node):
             return ()
         own = {**node.params, **node.buffers}
@@ -460,7 +460,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
         return {**own, **tied}, back
 
     def portable(self, array: Any) -> Any:
-        """Returns the words of a PRNG key; integers of few bits in bytes."""
+        """Returns the words of a PRNG key, or integers of few bits as bytes."""
         from fmapper_adapters.jax.arrays import few_bits
 
         is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)

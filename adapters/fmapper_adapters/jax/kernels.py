@@ -74,7 +74,7 @@ class _Tally:
 
 
 def count(traced: Any) -> Counts:
-    """Counts for a closed jaxpr.
+    """Counts the kernels of a closed jaxpr.
 
     The rule: elementwise operations, slices, gathers and the like are fused into the elementwise
     operation or reduction that uses them, so that one kernel is made for each value that a product,
@@ -93,7 +93,7 @@ def count(traced: Any) -> Counts:
 
 
 def _program(jaxpr: Any) -> _Tally:
-    """Returns what one run of a jaxpr comes to; calls in it are inlined, loops multiplied."""
+    """Returns the counts of one run of a jaxpr, with calls inlined and loops multiplied."""
     flat = _Flat()
     tally = _Tally()
     outs = flat.inline(jaxpr, [flat.number(var) for var in (*jaxpr.constvars, *jaxpr.invars)])
@@ -115,7 +115,7 @@ def _program(jaxpr: Any) -> _Tally:
 
 
 def _sources(operation: _Operation, makers: dict[int, _Operation], read: set[int]) -> Iterator[int]:
-    """Yields what a kernel reads: its operands, through all that is fused into it."""
+    """Yields the operands of a kernel, through everything that is fused into it."""
     fuses_before = operation.fuses or operation.name in _REDUCING
     seen: set[int] = set()
     todo = list(operation.inputs)
@@ -156,7 +156,7 @@ class _Flat:
         return len(self.avals) - 1
 
     def inline(self, jaxpr: Any, given: list[int]) -> list[int]:
-        """Adds the operations of a jaxpr with values given for its variables; what comes out."""
+        """Adds the operations of a jaxpr for the given values, and returns its outputs."""
         env = dict(zip((*jaxpr.constvars, *jaxpr.invars), given, strict=True))
         for equation in jaxpr.eqns:
             inputs = [env[var] for var in equation.invars if not _is_literal(var)]
@@ -200,7 +200,7 @@ def _callee_jaxpr(equation: Any) -> Any:
 
 
 def _inner(jaxpr: Any) -> Any:
-    """Returns a jaxpr without the box around it that holds its constants."""
+    """Returns a jaxpr without its closure over constants."""
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 

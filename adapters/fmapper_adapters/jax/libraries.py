@@ -67,7 +67,7 @@ class JaxModels(Models):
     """Models that JAX computes: JAX's own, and those of libraries that build on it."""
 
     def check_options(self, **options: Any) -> None:
-        """Looks at the precision, which JAX has a list of.
+        """Checks the precision against JAX's list.
 
         Raises:
             ConversionError: It is none of them.
@@ -80,7 +80,7 @@ class JaxModels(Models):
 
     @abstractmethod
     def sources(self) -> Any:
-        """Returns the module that makes a `Source` of a model.
+        """Returns the module that makes the `Source` of a model.
 
         It has the functions `of(model, args, kwargs, *, train)` and `evaluation(model, args,
         kwargs)`, which return the source and the arguments that it takes, `evaluate(model, args,
@@ -89,7 +89,7 @@ class JaxModels(Models):
 
     @abstractmethod
     def is_converted(self, model: Any) -> bool:
-        """Returns whether a model is one that `convert` has given."""
+        """Returns whether a model is a converted one."""
 
     def lowers_whole(self, lowerings: Mapping[str, Lowering]) -> Collection[str]:
         """Returns the operations of `jax/aten/`."""
@@ -98,12 +98,12 @@ class JaxModels(Models):
         return table.lowers_whole(lowerings)
 
     def has_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
-        """Returns whether parts of the model have modes, or arguments tell a mode."""
+        """Returns whether the model has modes, in its parts or as arguments."""
         found: bool = self.sources().has_training(model, args, kwargs)
         return found
 
     def is_in_training(self, model: Any, args: Args, kwargs: Kwargs) -> bool:
-        """Returns whether the parts are in training mode, or the arguments say so."""
+        """Returns whether the parts are in training mode, or the arguments ask for it."""
         found: bool = self.sources().is_in_training(model, args, kwargs)
         return found
 
@@ -121,7 +121,7 @@ class JaxModels(Models):
         whole: Collection[str] = (),
         parts: bool = False,
     ) -> Program:
-        """Returns what `jax.make_jaxpr` records."""
+        """Records the model by `jax.make_jaxpr`."""
         from fmapper_adapters.jax.record import trace
 
         source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
@@ -153,7 +153,7 @@ class JaxModels(Models):
     def outcome(
         self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
     ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
-        """Returns the model, compiled with little effort."""
+        """Prepares a call of the model, compiled with little effort."""
         from fmapper_adapters.jax import verify
 
         return verify.outcome(*self.sources().of(model, args, kwargs, train=train))
@@ -161,14 +161,14 @@ class JaxModels(Models):
     def training_steps(
         self, model: Any, args: Args, kwargs: Kwargs, *, train: bool
     ) -> Callable[[float, float], dict[str, Any]]:
-        """Returns what runs the model and trains it for five steps."""
+        """Returns a function that runs the model and trains it for five steps."""
         from fmapper_adapters.jax.record import training_steps as _steps
 
         source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
         return _steps.training_steps(source, args, kwargs)
 
     def given(self, value: Any) -> Any:
-        """Returns the words of a PRNG key, and anything else as it is."""
+        """Returns the words of a PRNG key; anything else unchanged."""
         import jax
 
         dtype = getattr(value, "dtype", None)

@@ -47,6 +47,6 @@ def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callab
 
 
 def count(call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts:
-    """Returns what `jax.make_jaxpr` shows of a run; nothing is computed."""
+    """Counts a run in its jaxpr; nothing is computed."""
     traced = jax.make_jaxpr(runner(call, model, None))(*inputs)
     return kernels.count(traced)

@@ -161,7 +161,7 @@ def register_functor(cls: type) -> None:
 
 
 def _is_dynamic(child: Any) -> bool:
-    """Returns whether a value is an array, a node or a container, or becomes an array in JAX."""
+    """Returns whether a value is an array, node or container, or becomes an array in JAX."""
     return (
         isinstance(child, jax.ShapeDtypeStruct)
         or is_dynamic(child)

@@ -20,7 +20,7 @@ _VECTORS: dict[str, tuple[int | None, ...]] = {
 
 
 def turn(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose eigenvectors, singular vectors and factors have other signs.
+    """Rewrites a function so that its eigenvectors and the like have other signs.
 
     Those that are complex have another phase. What it computes is as right as before.
     """
@@ -65,7 +65,7 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
 
 
 def _turned_inside(value: Any) -> Any:
-    """Turns vectors in the body of a loop or branch."""
+    """Changes signs of vectors in the body of a loop or branch."""
     if isinstance(value, core.ClosedJaxpr):
         struct: Any = jax.ShapeDtypeStruct
         shapes = [struct(v.aval.shape, v.aval.dtype) for v in value.jaxpr.invars]
@@ -76,7 +76,7 @@ def _turned_inside(value: Any) -> Any:
 
 
 def _turn_vectors(x: Any, dimension: int, start: int) -> Any:
-    """Returns vectors times signs, or phases, that follow no simple pattern."""
+    """Multiplies vectors by irregular signs or phases."""
     number = jax.lax.broadcasted_iota(jnp.int32, x.shape, x.ndim + dimension) + start
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         angle = (1.0 + number * 0.7).astype(x.real.dtype)

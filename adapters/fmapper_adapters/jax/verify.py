@@ -62,7 +62,7 @@ def compile_model(
     arrays = to_jax((source.parameters, source.buffers))
 
     def call(given: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Calls with what tells the mode set; it need not be given."""
+        """Calls the model with its mode set."""
         flat = jax.tree.leaves((given, dict(named)))
         return run(*arrays, [leaf for leaf in flat if hasattr(leaf, "dtype")])
 
@@ -107,7 +107,7 @@ def _shake(x: Any, off: float, generator: np.random.Generator) -> Any:
 def in_float64(
     source: trace.Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any | None:
-    """Computes the output in float64; None where the code wants another dtype."""
+    """Computes the output in float64; None where the code insists on another dtype."""
     with jax.enable_x64(True):
         arrays = jax.tree.map(_wide, (dict(source.parameters), dict(source.buffers)))
         own_args, own_kwargs = jax.tree.map(_wide, (args, dict(kwargs)))
@@ -133,7 +133,7 @@ def _value(arg: Any, env: Mapping[str, Any]) -> Any:
 
 
 def _compute(eqn: Any, operands: list[Any]) -> list[Any]:
-    """Returns the results of an equation on operands whose keys are words, as words."""
+    """Evaluates an equation, with keys as words in operands and results."""
     given = []
     for var, x in zip(eqn.invars, operands[len(operands) - len(eqn.invars) :], strict=True):
         is_key = hasattr(var.aval, "dtype") and prng_keys.is_key(var.aval)

@@ -44,7 +44,7 @@ class NumpyAdapter(Adapter):
         return importlib.import_module("fmapper_adapters.numpy.random")
 
     def is_array_type(self, cls: type) -> bool:
-        """Returns whether a class is of arrays, or scalars of numbers, not strings and dates."""
+        """Returns whether a class is of arrays or numeric scalars, not strings or dates."""
         if issubclass(cls, np.generic):
             return not issubclass(cls, _NO_NUMBERS)
         return issubclass(cls, np.ndarray)
@@ -62,7 +62,7 @@ class NumpyAdapter(Adapter):
         return CPU
 
     def dtype(self, array: Any) -> str:
-        """Returns the name that NumPy or ml_dtypes has for it; the byte order does not show."""
+        """Returns the name of the dtype, without the byte order."""
         return str(array.dtype.name)
 
     def shape(self, array: Any) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ class NumpyAdapter(Adapter):
         return [CPU]
 
     def why_not(self, kind: str, index: int | None) -> str:
-        """Says, for `meta`, who has it."""
+        """Says, for `meta`, which backend has it."""
         if kind == "meta":
             return (
                 "NumPy has no arrays without values, but others can stand for them: "
@@ -90,7 +90,7 @@ class NumpyAdapter(Adapter):
             yield array.copy() if isinstance(array, np.generic) else array.copy(order="K")
 
     def nbytes(self, array: Any) -> int:
-        """Returns `array.nbytes`; of objects only the pointers."""
+        """Returns `array.nbytes`; for objects, only their pointers."""
         return int(array.nbytes)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -98,7 +98,7 @@ class NumpyAdapter(Adapter):
         return list(map(_dtype, arrays))
 
     def check(self, array: Any) -> None:
-        """Refuses what is not a plain array of numbers.
+        """Raises for arrays that are not plain arrays of numbers.
 
         Raises:
             TypeError: Says what it is.
@@ -112,7 +112,7 @@ class NumpyAdapter(Adapter):
             raise TypeError(f"an array of dtype {array.dtype} has no counterpart in other backends")
 
     def export(self, arrays: Sequence[Any], target: Device) -> Exchange:
-        """Returns views; what is not in native byte order is copied."""
+        """Returns views; arrays in foreign byte order are copied."""
         data: list[Any] = []
         private: list[int] = []
         for dtype in set(map(_dtype, arrays)):
@@ -133,7 +133,7 @@ class NumpyAdapter(Adapter):
         return Exchange(data, private=frozenset(private))
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """Returns the very arrays; what is frozen is read-only already."""
+        """Returns the arrays themselves; frozen ones are read-only already."""
         return exchange.data
 
     def storable(self, dtype: str) -> str | None:
@@ -172,7 +172,7 @@ class NumpyAdapter(Adapter):
         return copy.deepcopy(generator)
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
-        """Returns False if each array owns its memory."""
+        """Returns whether some array does not own its memory."""
         return set(map(type, map(_base, arrays))) != {type(None)}
 
     def memory(self, array: Any) -> Memory | None:
@@ -189,7 +189,7 @@ class NumpyAdapter(Adapter):
         )
 
     def shares_elements(self, a: Any, b: Any) -> bool:
-        """Calls `np.shares_memory`; True where that would take too long to tell."""
+        """Calls `np.shares_memory`; True where that would take too long."""
         try:
             return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]
         except np.exceptions.TooHardError:
@@ -227,7 +227,7 @@ def np_dtype(name: str) -> np.dtype[Any]:
 
 
 def _aligned_like(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Returns an array of the shape and order of a dense one, which XLA can use as it is."""
+    """Allocates an array like a dense one, aligned for XLA."""
     raw = np.empty(array.size * dtype.itemsize + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     order: Any = "C" if array.flags.c_contiguous else "F"
@@ -236,7 +236,7 @@ def _aligned_like(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarr
 
 
 def _parts(array: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
-    """Returns views of all elements of a dense array, in memory order, some at a time."""
+    """Yields flat views of a dense array, in memory order, a part at a time."""
     flat = np.asarray(array).reshape(-1, order="A")
     return (flat[start : start + _PART] for start in range(0, flat.size, _PART))
 

@@ -119,7 +119,7 @@ def conv_transpose(
     groups: int,
     dilation: Sizes,
 ) -> Array:
-    """Convolves x with holes in it, and the kernel turned around."""
+    """Convolves the dilated x with the flipped kernel."""
     inputs, outputs, *kernel = weight.shape
     batch, _, *spatial = x.shape
     full = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
@@ -337,7 +337,7 @@ def _mix(old: Array, new: Array, momentum: float) -> Array:
 
 
 def dropout(x: Array, kept: Array, factor: float) -> Array:
-    """Puts zero where nothing is kept, whatever was there."""
+    """Puts zero where elements are dropped, whatever was there."""
     return np.where(kept, _as(_wide(x) * factor, x), np.zeros((), x.dtype))
 
 
@@ -347,7 +347,7 @@ def dropout(x: Array, kept: Array, factor: float) -> Array:
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float
 ) -> Array:
-    """Attends in plain operations; zeros where a bool mask lets nothing through."""
+    """Attends in plain operations; rows that are fully masked give zeros."""
     scores = _wide(query) @ _wide(key).swapaxes(-1, -2) * scale
     if is_causal:
         mask = np.tril(np.ones(scores.shape[-2:], bool))

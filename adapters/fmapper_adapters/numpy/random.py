@@ -38,7 +38,7 @@ def raw(key: Any) -> Array | None:
 
 
 def lacks(dtype: str) -> str | None:
-    """Returns every dtype that numbers are drawn in is there."""
+    """Returns None: every dtype can be drawn."""
     return None
 
 
@@ -48,12 +48,12 @@ def on_host(key: Array, dtype: str) -> bool:
 
 
 def to_host(key: Array) -> Array:
-    """Returns what it is given."""
+    """Returns its argument."""
     return key
 
 
 def put(array: Array, like: Any) -> Array:
-    """Returns what it is given."""
+    """Returns its argument."""
     return array
 
 
@@ -153,7 +153,7 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
 
 
 def normal(key: Array, shape: Sequence[int], dtype: str) -> Array:
-    """Returns the inverse of the normal distribution, of a uniform number."""
+    """Maps uniform numbers through the inverse normal distribution."""
     kind = np_dtype(dtype)
     least = np.nextafter(np.array(-1, kind), np.array(0, kind))
     out = uniform(key, shape, dtype, least, 1)
@@ -187,7 +187,7 @@ def _to_normal(out: Array) -> None:
 
 
 def bernoulli(key: Array, p: Any, shape: Sequence[int] | None) -> Array:
-    """Returns whether a uniform number is below p."""
+    """Returns whether uniform numbers are below p."""
     p = np.asarray(p, np.float32)
     return np.asarray(uniform(key, p.shape if shape is None else shape, "float32", 0, 1) < p)
 

@@ -29,7 +29,7 @@ class OptreeAdapter(Nodes):
             )
 
     def registered_type(self, cls: type) -> NodeType | None:
-        """Tells how a class that somebody has registered with optree is taken apart."""
+        """Returns the node type of a class in optree's registry."""
         # all at once: of one class optree asks for `_fields`, and its metaclass may raise
         get: Any = optree.register_pytree_node.get
         registered = get(namespace=NAMESPACE)

@@ -303,7 +303,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return profile.count(call, model, inputs)
 
     def no_transforms(self) -> str | None:
-        """Returns None: nothing is in the way."""
+        """Returns None: all functions can be transformed."""
         return None
 
     def untransformable(self, array: Any, error: Exception) -> str | None:

@@ -42,7 +42,7 @@ class Msgpack(Format):
     endings: ClassVar[tuple[str, ...]] = (".msgpack",)
 
     def is_at(self, path: Path) -> bool:
-        """Returns whether a file is called so: others begin with any byte."""
+        """Returns whether a file has the ending of this format, which has no magic number."""
         return path.is_file() and path.suffix in self.endings
 
     def read(self, path: Path) -> Contents:
@@ -57,7 +57,7 @@ class Msgpack(Format):
         return contents
 
     def write(self, out: Writer, contents: Contents) -> None:
-        """Writes nested maps, and each array where it comes."""
+        """Writes nested maps with the arrays in them."""
         tied = {name: contents.arrays[first] for name, first in contents.ties.items()}
         tree = nest({**contents.arrays, **tied, **contents.values})
         with out.open() as file:
@@ -93,7 +93,7 @@ class _Reader:
         return struct.unpack(f">{code}", self.take(struct.calcsize(code)))[0]
 
     def value(self, keys: tuple[str, ...], contents: Contents) -> None:
-        """Reads a value, and enters what is in it under its names."""
+        """Reads a value, and enters the arrays in it under their names."""
         found = self.item(keys, contents)
         if isinstance(found, LazyArray):
             contents.arrays[self._name(keys, contents)] = found
@@ -164,7 +164,7 @@ class _Reader:
         return self._join(inner) if _CHUNKED in names else _Entered()
 
     def _join(self, inner: Contents) -> LazyArray:
-        """Returns an array that Flax has cut into pieces."""
+        """Joins an array that Flax has split into chunks."""
         shape = [inner.values.get(f"shape.{at}") for at in range(len(inner.values) - 1)]
         pieces = [inner.arrays.get(f"chunks.{at}") for at in range(len(inner.arrays))]
         if not pieces or not all(isinstance(n, int) and n >= 0 for n in shape):

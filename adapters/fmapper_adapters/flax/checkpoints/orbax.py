@@ -42,7 +42,7 @@ class Orbax(Format):
         return path.is_dir() and any((_inner(path) / sign).exists() for sign in _SIGNS)
 
     def read(self, path: Path) -> Contents:
-        """Has orbax read what is where."""
+        """Reads the metadata by Orbax."""
         import orbax.checkpoint as ocp
 
         folder = _inner(path).absolute()
@@ -66,7 +66,7 @@ class Orbax(Format):
         return contents
 
     def write(self, out: Writer, contents: Contents) -> None:
-        """Has orbax write the tree, which reads each array when its turn comes."""
+        """Writes the tree by Orbax, which reads each array in turn."""
         import orbax.checkpoint as ocp
 
         handlers = ocp.type_handlers

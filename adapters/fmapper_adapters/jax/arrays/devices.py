@@ -41,7 +41,7 @@ def local() -> list[Any]:
 
 @cache
 def named(device: Any) -> Device:
-    """Returns what fmapper calls a device, by the number that others have for the same hardware.
+    """Returns fmapper's device, numbered by hardware as in other frameworks.
 
     `device.id` counts through all processes; `local_hardware_id` is what CUDA counts, too, but
     tells nothing where it is missing, or the same for the cores of one chip.
@@ -59,7 +59,7 @@ def _number(device: Any) -> int:
 
 
 def home(array: jax.Array) -> Device:
-    """Returns where an array is: if on several devices, all by number; and in which memory."""
+    """Returns the device of an array (all by number, if several) and its memory."""
     sharding = array.sharding
     found = sorted(sharding.device_set, key=attrgetter("id"))
     first = named(found[0])
@@ -72,7 +72,7 @@ def home(array: jax.Array) -> Device:
 
 @cache
 def usual_memory(device: Any) -> str | None:
-    """Returns the kind of memory in which arrays on a device are unless told otherwise."""
+    """Returns the default memory kind of a device."""
     try:
         return str(device.default_memory().kind)
     except _FAILURES:  # a platform with one memory that has no name
@@ -97,7 +97,7 @@ def find(device: Device) -> Any:
 
 
 def place(device: Device) -> Any:
-    """Returns a device and one of its memories as JAX wants them: by a sharding."""
+    """Returns a device and one of its memories as a sharding."""
     found = find(device)
     memory = device.memory or usual_memory(found)
     return jax.sharding.SingleDeviceSharding(found, memory_kind=memory)
@@ -116,12 +116,12 @@ def default() -> Any | None:
 
 
 def started() -> list[Any]:
-    """Returns the devices of this process, as far as JAX has been started: none if it has not."""
+    """Returns the devices of this process; none if JAX is not initialised."""
     return local() if _private.has_started() else []
 
 
 def may_have_accelerator() -> bool:
-    """Returns whether there is an accelerator; where JAX has not started, whether one may be."""
+    """Returns whether there is an accelerator, or may be one if JAX is not initialised."""
     if _private.has_started():
         return any(device.platform != "cpu" for device in local())
     config: Any = jax.config
@@ -140,7 +140,7 @@ def about(device: Any) -> tuple[str | None, int | None, int | None]:
 
 
 def why_not(kind: str) -> str | None:
-    """Tells whether the plugin, the driver or a setting is to blame that a platform is not here."""
+    """Explains why a platform is missing: the plugin, the driver or a setting."""
     config: Any = jax.config
     chosen: str = config.jax_platforms or ""
     try:
@@ -172,7 +172,7 @@ def _plugins() -> list[str]:
 
 
 def thread_settings() -> Callable[[], AbstractContextManager[object]]:
-    """Returns the settings that a thread can have for itself and that a move looks at."""
+    """Returns the thread-local settings that affect a move."""
     config: Any = jax.config
     home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
     chosen: list[tuple[Callable[[Any], AbstractContextManager[object]], Any]] = [

@@ -26,18 +26,18 @@ _LOOPS = frozenset(("scan", "while", "cond"))  # whose bodies are read on their 
 
 
 def holder(dtype: str) -> str:
-    """Returns the dtype that numbers of a dtype are held in: another one for those of few bits."""
+    """Returns the dtype that stores numbers of a dtype: bytes for those of few bits."""
     return _HELD_IN.get(dtype, dtype)
 
 
 def in_bytes(array: Any) -> Any:
-    """Returns an array, as it is held."""
+    """Returns an array as it is stored."""
     name = str(array.dtype)
     return array.astype(_HELD_IN[name]) if name in _HELD_IN else array
 
 
 def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
-    """Returns an array of bytes as the integers of few bits that it holds.
+    """Returns the integers of few bits that are stored in bytes.
 
     Raises:
         LossyCastError: It holds others.
@@ -54,7 +54,7 @@ def out_of_bytes(array: Any, dtype: str, name: str) -> Any:
 
 
 def is_refused(eqn: Any) -> bool:
-    """Returns whether an operation on such integers is none on bytes."""
+    """Returns whether an operation on such integers has no counterpart on bytes."""
     name = eqn.primitive.name
     if name in _LOOPS or not any(map(_is_of_few_bits, (*eqn.invars, *eqn.outvars))):
         return False
@@ -62,7 +62,7 @@ def is_refused(eqn: Any) -> bool:
 
 
 def on_bytes(eqn: Any) -> Any | None:
-    """Returns an operation that gives such integers as one on bytes; None for anything else.
+    """Rewrites an operation on such integers as one on bytes; None for any other.
 
     Sums, differences and products of bytes, cut to the last bits, are those of fewer bits.
     """
@@ -96,7 +96,7 @@ def _holds_a_function(eqn: Any) -> bool:
 
 
 def _param_in_bytes(value: Any) -> Any:
-    """Returns a parameter of an operation, where it is such a dtype that of the bytes."""
+    """Replaces such a dtype in a parameter by that of the bytes."""
     name = str(value) if isinstance(value, jnp.dtype | type) else ""
     if isinstance(value, type):
         name = str(jnp.dtype(value)) if name else ""
@@ -104,7 +104,7 @@ def _param_in_bytes(value: Any) -> Any:
 
 
 def _convert(x: Any, dtype: str) -> Any:
-    """Returns floats as the nearest integers that there are, integers cut to the last bits."""
+    """Rounds floats to the nearest integers, and truncates integers to the last bits."""
     held = jnp.dtype(_HELD_IN[dtype])
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = lax.real(x)

@@ -45,7 +45,7 @@ def refuse(array: Any) -> None:
 
 
 def wait_for(arrays: Any) -> Any:
-    """Returns the arrays, once they are there."""
+    """Waits for arrays and returns them."""
     jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
     return arrays
 
@@ -73,7 +73,7 @@ def share(array: np.ndarray[Any, Any], target: Any, committed: Any) -> jax.Array
 
 
 def take(exchange: Exchange, committed: Any, share: bool) -> Iterator[jax.Array]:
-    """Yields arrays from memory of an accelerator that others own; copies, unless it is private.
+    """Yields arrays from foreign accelerator memory, copied unless it is private.
 
     The memory may be used again when the last one has been given.
     """
@@ -91,19 +91,19 @@ def take(exchange: Exchange, committed: Any, share: bool) -> Iterator[jax.Array]
 
 
 def copy(array: jax.Array) -> jax.Array:
-    """Copies on the same device; the source has been read when this returns."""
+    """Copies on the same device; returns when the source has been read."""
     new: jax.Array = jnp.array(array, copy=True)
     return new if isinstance(new, jax.core.Tracer) else new.block_until_ready()
 
 
 def copy_within_memory(array: jax.Array) -> jax.Array:
-    """Copies within a memory that is not the usual one, which computations do not keep."""
+    """Copies within a memory other than the default one, which computations leave."""
     new: jax.Array = jax.device_put(array, array.sharding, may_alias=False)
     return new.block_until_ready()
 
 
 def cast(array: jax.Array, dtype: str) -> jax.Array:
-    """Casts an array; on a CPU by NumPy, since XLA makes zeros of subnormals there."""
+    """Casts an array; on a CPU by NumPy, since XLA flushes subnormals to zero there."""
     target = jnp.dtype(dtype)
     floats = jnp.issubdtype(array.dtype, jnp.inexact) and jnp.issubdtype(target, jnp.inexact)
     devices = array.devices()

@@ -31,7 +31,7 @@ def is_identity(eqn: Any) -> bool:
 
 
 def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
-    """Returns the dtype and the shape of the array that stands for an abstract value."""
+    """Returns dtype and shape of the physical array of an abstract value."""
     if not hasattr(aval, "dtype"):
         return type(aval).__name__, ()
     if is_key(aval):
@@ -40,7 +40,7 @@ def physical(aval: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def params(eqn: Any) -> dict[str, Any]:
-    """Tells how JAX numbers the blocks that it draws, for operations that draw."""
+    """Returns the parameter that says how JAX counts blocks, for operations that draw."""
     if eqn.primitive.name not in _DRAWN:
         return {}
     config: Any = jax.config
@@ -48,7 +48,7 @@ def params(eqn: Any) -> dict[str, Any]:
 
 
 def on_raw_keys(eqn: Any) -> Any | None:
-    """Returns an operation on keys, as one on their words; None if it is to stay as it is.
+    """Rewrites an operation on keys as one on their words; None if it needs no change.
 
     What only moves keys about moves their words. Generators other than threefry2x32 are written
     out in the operations that JAX writes them in.
@@ -85,7 +85,7 @@ def _move(eqn: Any, keyed: list[bool], kind: Any) -> Callable[..., Any]:
 
 
 def _draw(eqn: Any, kind: Any) -> Callable[..., Any]:
-    """Returns what a generator does with one key, for all keys of an array."""
+    """Applies a generator to each key of an array."""
     given = eqn.params
     one: Callable[..., Any]
     match eqn.primitive.name:

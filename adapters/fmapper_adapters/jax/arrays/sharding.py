@@ -28,7 +28,7 @@ class JaxMeshes(Meshes):
     def shard(
         self, arrays: Sequence[Any], mesh: Any, specs: Sequence[Spec], where: Callable[[int], str]
     ) -> Iterable[Any]:
-        """Moves all with one `device_put`, which copies nothing that lies there already."""
+        """Moves all arrays with one `device_put`, which copies nothing already in place."""
         wanted = [named_sharding(mesh, spec) for spec in specs]
         results = list(arrays)
         moving = []
@@ -56,7 +56,7 @@ class JaxMeshes(Meshes):
         spec: Spec,
         read: Callable[[Box], np.ndarray[Any, Any]],
     ) -> Any:
-        """Reads each part once, and puts it on the devices that have it."""
+        """Reads each part once, and puts it on its devices."""
         sharding = named_sharding(mesh, spec)
         devices: dict[Box, list[Any]] = {}
         for device, index in sharding.addressable_devices_indices_map(tuple(shape)).items():
@@ -69,13 +69,13 @@ class JaxMeshes(Meshes):
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts, dtype=dtype_)
 
     def process(self) -> tuple[int, int]:
-        """Returns what `jax.distributed` was told; one process where it was not started."""
+        """Returns the process of `jax.distributed`; 0 of 1 where it was not started."""
         if not jax.distributed.is_initialized():
             return 0, 1
         return jax.process_index(), jax.process_count()
 
     def writers(self, array: Any) -> Mapping[Box, int] | None:
-        """Returns the parts of an array that has devices of other processes."""
+        """Returns the parts of an array that spans processes, each with its writer."""
         if not isinstance(array, jax.Array) or array.is_fully_addressable:
             return None
         found: dict[Box, int] = {}
@@ -90,20 +90,20 @@ class JaxMeshes(Meshes):
         return {_box(one.index, array.shape): one.data for one in array.addressable_shards}
 
     def join(self, shape: Sequence[int], mesh: Any, spec: Spec, parts: Mapping[Box, Any]) -> Any:
-        """Makes an array of parts; one that lies on its device already stays there."""
+        """Joins parts to an array; those already on their device stay."""
         sharding = named_sharding(mesh, spec)
         places = sharding.addressable_devices_indices_map(tuple(shape))
         arrays = [jax.device_put(parts[_box(i, shape)], device) for device, i in places.items()]
         return jax.make_array_from_single_device_arrays(tuple(shape), sharding, arrays)
 
     def dimension_rule(self, op: str) -> DimensionRule | None:
-        """Returns what is known of an operation of torch."""
+        """Returns the dimension rule of an operation of torch."""
         from fmapper_adapters.jax.aten.dimensions import RULES
 
         return RULES.get(op)
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
-        """Returns mesh and spec of an array whose sharding has some."""
+        """Returns mesh and spec of a sharded array; None for others."""
         sharding = getattr(array, "sharding", None)
         if not isinstance(sharding, NamedSharding):
             return None
@@ -112,7 +112,7 @@ class JaxMeshes(Meshes):
 
 
 def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
-    """Returns the sharding of a spec, in JAX's shortest words."""
+    """Returns the sharding of a spec in its canonical form."""
     entries = [axes[0] if len(axes) == 1 else axes or None for axes in spec]
     while entries and entries[-1] is None:
         entries.pop()
@@ -120,7 +120,7 @@ def named_sharding(mesh: Any, spec: Spec) -> NamedSharding:
 
 
 def _lies(array: Any, sharding: NamedSharding) -> bool:
-    """Returns whether an array is divided so already, and by axes of that mesh."""
+    """Returns whether an array already has this sharding, by axes of that mesh."""
     own = getattr(array, "sharding", None)
     return not isinstance(array, jax.core.Tracer) and own == sharding and array.committed
 

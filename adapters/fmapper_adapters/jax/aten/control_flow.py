@@ -62,7 +62,7 @@ def with_gradient(
 
 
 def _gradient_of(x: Any, found: Any) -> jax.Array:
-    """Returns a gradient in the shape and the dtype of what it is for, as torch makes them so."""
+    """Casts a gradient to the shape and dtype of its primal, as torch does."""
     extra = tuple(range(found.ndim - x.ndim))
     found = found.sum(extra)
     stretched = tuple(i for i in range(x.ndim) if x.shape[i] == 1 != found.shape[i])
@@ -111,7 +111,7 @@ def invoke(function: Function, *args: Any, **_: Any) -> Any:
 def cond(
     condition: Any, if_true: Function, if_false: Function, operands: Sequence[Any] = ()
 ) -> Any:
-    """Returns one of two functions; only that one runs, also where the condition is traced."""
+    """Calls one of two functions; only that one runs, also under a traced condition."""
     if isinstance(condition, bool):
         return (if_true if condition else if_false)(*operands)
     condition = jnp.asarray(condition).reshape(()).astype(bool)
@@ -153,7 +153,7 @@ def scan(body: Function, init: Sequence[Any], xs: Sequence[Any], fixed: Sequence
 
 @lowering("higher_order::map_impl", "higher_order::map")
 def map_over(body: Function, xs: Sequence[Any], fixed: Sequence[Any] = ()) -> Any:
-    """Returns the function for each element along the first dimension, stacked."""
+    """Calls the function for each element along the first dimension, and stacks the results."""
     return jax.lax.map(lambda x: tuple(body(*x, *fixed)), tuple(xs))
 
 
@@ -169,12 +169,12 @@ def associative_scan(combine: Function, xs: Sequence[Any], fixed: Sequence[Any] 
 
 
 def _as_array(x: Any) -> Any:
-    """Returns a number as a weak array, which goes on counting as a number."""
+    """Returns a number as a weakly typed array."""
     return jnp.asarray(x) if isinstance(x, bool | int | float | complex) else x
 
 
 def _like(found: Sequence[Any], start: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns new states of the dtype and weakness of the old ones, as a loop in JAX wants them."""
+    """Casts new states to the dtype and weak type of the old ones, as loops require."""
     new = []
     for value, old in zip(found, start, strict=True):
         array = jnp.asarray(value)

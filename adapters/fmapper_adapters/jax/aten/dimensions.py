@@ -45,7 +45,7 @@ def _pointwise(own: Dimensions, call: Call, operands: list[Any], results: list[D
 
 @_says("new_ones", "new_zeros", "new_full", "new_empty")
 def _new(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
-    """Looks at the dtype of its operand only."""
+    """Returns new dimensions: only the dtype of the operand counts."""
 
 
 @_says("linear")

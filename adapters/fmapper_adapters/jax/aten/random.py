@@ -111,20 +111,20 @@ def randint_like_between(
 
 @lowering("aten::randperm", random=True)
 def randperm(n: Any, *, dtype: Any = None, generator: Any = None, key: Any) -> jax.Array:
-    """Returns the numbers below n in some order."""
+    """Draws a permutation of the integers below n."""
     return cast(jax.random.permutation(key, n), dtype_of("int64") if dtype is None else dtype)
 
 
 @lowering("aten::bernoulli.default", random=True)
 def bernoulli(x: Any, *, generator: Any = None, key: Any) -> jax.Array:
-    """Returns ones with the probabilities that the array has."""
+    """Draws ones with the probabilities in the array."""
     drawn = jax.random.uniform(key, x.shape, wide(x.dtype))
     return (drawn < x.astype(drawn.dtype)).astype(x.dtype)
 
 
 @lowering("aten::bernoulli.p", "aten::bernoulli.Tensor", random=True)
 def bernoulli_p(x: Any, p: Any = 0.5, *, generator: Any = None, key: Any) -> jax.Array:
-    """Returns ones with probability p, in the shape and dtype of the array."""
+    """Draws ones with probability p, in the shape and dtype of the array."""
     return (jax.random.uniform(key, x.shape) < p).astype(x.dtype)
 
 
@@ -180,7 +180,7 @@ def exponential(x: Any, lambd: float = 1.0, *, generator: Any = None, key: Any) 
 
 @lowering("aten::geometric", random=True)
 def geometric(x: Any, p: float, *, generator: Any = None, key: Any) -> jax.Array:
-    """Returns how many trials until one succeeds."""
+    """Draws the number of trials until one succeeds."""
     trials = jnp.ceil(jnp.log(_open(x, key)) / math.log1p(-p))
     return cast(jnp.maximum(trials, 1), x.dtype)
 
@@ -189,7 +189,7 @@ def geometric(x: Any, p: float, *, generator: Any = None, key: Any) -> jax.Array
 def log_normal(
     x: Any, mean: float = 1.0, std: float = 2.0, *, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Returns the exponential of what is normal."""
+    """Draws exponentials of normal numbers."""
     drawn = jax.random.normal(key, x.shape, wide(x.dtype))
     return jnp.exp(drawn * std + mean).astype(x.dtype)
 
@@ -204,7 +204,7 @@ def cauchy(
 
 @lowering("aten::poisson", random=True)
 def poisson(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
-    """Draws from Poisson distributions with the rates that the array has."""
+    """Draws from Poisson distributions with the rates in the array."""
     # JAX has it for one of its generators of random bits only
     bits = jax.random.bits(key, (2,), "uint32")
     key = jax.random.wrap_key_data(bits, impl="threefry2x32")
@@ -213,14 +213,14 @@ def poisson(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
 
 @lowering("aten::binomial", random=True)
 def binomial(count: Any, prob: Any, generator: Any = None, *, key: Any) -> jax.Array:
-    """Returns how many of so many trials succeed."""
+    """Draws the number of successes among so many trials."""
     inner = wide(count.dtype)
     return jax.random.binomial(key, count.astype(inner), prob.astype(inner)).astype(count.dtype)
 
 
 @lowering("aten::_standard_gamma", random=True)
 def standard_gamma(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
-    """Draws from gamma distributions with the shapes that the array has."""
+    """Draws from gamma distributions with the shapes in the array."""
     return jax.random.gamma(key, x.astype(wide(x.dtype))).astype(x.dtype)
 
 
@@ -234,7 +234,7 @@ def sample_dirichlet(x: Any, generator: Any = None, *, key: Any) -> jax.Array:
 def multinomial(
     x: Any, num_samples: Any, replacement: bool = False, *, generator: Any = None, key: Any
 ) -> jax.Array:
-    """Returns indices along the last dimension, with the weights that the array has."""
+    """Draws indices along the last dimension, weighted by the array."""
     weights = x.astype(wide(x.dtype))
     logits = jnp.log(weights)
     if replacement:

@@ -34,7 +34,7 @@ def axes(x: Any, dim: Any) -> tuple[int, ...]:
 
 
 def count_of(x: Any, dims: Sequence[int]) -> Any:
-    """Returns how many elements one result of a reduction is made of."""
+    """Returns how many elements are reduced to one result."""
     return math.prod(x.shape[d] for d in dims)
 
 
@@ -56,7 +56,7 @@ def total(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) 
 
 @lowering("aten::nansum")
 def nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> jax.Array:
-    """Returns the sum of what is not NaN."""
+    """Returns the sum without NaN."""
     if _inexact(x):
         x = jnp.where(is_nan(x), jnp.zeros((), x.dtype), x)
     return total(x, dim, keepdim, dtype=dtype)
@@ -114,7 +114,7 @@ def var_mean_of_dims(
 
 
 def _each_of_both(source: str, target: str, part: Callable[..., Any]) -> None:
-    """Enters what is made of variance and mean: `var`, `std` and `std_mean`."""
+    """Registers a function of variance and mean: `var`, `std` and `std_mean`."""
     for overload, function in (
         ("correction", var_mean),
         ("default", var_mean_of_all),
@@ -374,7 +374,7 @@ def _running(x: Any, dim: int, wins: Callable[..., Any]) -> tuple[jax.Array, jax
 
 @lowering("aten::median.default")
 def median(x: Any) -> jax.Array:
-    """Returns the lower one of the two in the middle; NaN if there is some, or nothing at all."""
+    """Returns the lower median; NaN if there is one among the elements, or none at all."""
     if x.size == 0:
         return cast(math.nan, x.dtype) if is_floating(x) else _no_elements(x)
     return median_dim(x.reshape(-1), 0)[0]
@@ -382,7 +382,7 @@ def median(x: Any) -> jax.Array:
 
 @lowering("aten::nanmedian.default")
 def nanmedian(x: Any) -> jax.Array:
-    """Returns the lower one of the two in the middle of what is not NaN."""
+    """Returns the lower median without NaN."""
     if x.size == 0:
         return cast(math.nan, x.dtype) if is_floating(x) else _no_elements(x)
     return nanmedian_dim(x.reshape(-1), 0)[0]
@@ -396,13 +396,13 @@ def _no_elements(x: Any) -> jax.Array:
 
 @lowering("aten::median.dim")
 def median_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns the lower one of the two in the middle and its place; the first NaN if any."""
+    """Returns the lower median and its place; the first NaN if any."""
     return _median(x, dim, keepdim, ignore_nan=False)
 
 
 @lowering("aten::nanmedian.dim")
 def nanmedian_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Returns the lower one of the two in the middle of what is not NaN, and where it is."""
+    """Returns the lower median without NaN, and its place."""
     return _median(x, dim, keepdim, ignore_nan=True)
 
 

@@ -29,7 +29,7 @@ _COMPLEX_OF = {"float16": "complex64", "bfloat16": "complex64", "float32": "comp
 
 @contextlib.contextmanager
 def default_dtype_is(name: str) -> Iterator[None]:
-    """Makes arrays of Python floats among integer arrays have this dtype inside."""
+    """Sets, within the block, the dtype of Python floats among integer arrays."""
     token = _default.set(name)
     try:
         yield
@@ -38,7 +38,7 @@ def default_dtype_is(name: str) -> Iterator[None]:
 
 
 def default_dtype() -> Dtype:
-    """Returns the dtype that torch gives to floats that have none."""
+    """Returns torch's default dtype for floats."""
     return dtype_of(_default.get())
 
 
@@ -48,17 +48,17 @@ def dtype_of(name: str) -> Dtype:
 
 
 def is_number(x: Any) -> bool:
-    """Returns whether a value is a number of Python's, or stands for one in a traced program."""
+    """Returns whether a value is a Python number, or represents one in a trace."""
     return not isinstance(x, jax.Array | np.ndarray) or (x.ndim == 0 and is_weak(x))
 
 
 def is_weak(x: Any) -> bool:
-    """Returns whether an array stands for a number of Python's."""
+    """Returns whether an array represents a Python number."""
     return bool(getattr(x, "weak_type", False))
 
 
 def as_number(x: Any) -> Any:
-    """Returns a one-element array as what counts as a Python number in promotion of dtypes."""
+    """Returns a one-element array as a weak one, promoted like a Python number."""
     if not isinstance(x, jax.core.Tracer):
         return jnp.asarray(x).item()
     x = x.reshape(())
@@ -127,7 +127,7 @@ def promote_arrays(*operands: Any) -> list[Any]:
 
 
 def cast(x: Any, dtype: Any) -> jax.Array:
-    """Returns an array or a number as an array of a dtype, as in C: towards zero, and wrapping."""
+    """Casts an array or a number as C does: towards zero, and wrapping."""
     dtype = dtype_of(np.dtype(dtype).name)
     if isinstance(x, int) and not isinstance(x, bool) and is_integral(dtype):
         return jnp.asarray(_wrap_integer(x, dtype), dtype)
@@ -147,7 +147,7 @@ def cast(x: Any, dtype: Any) -> jax.Array:
 
 
 def _to_integer(x: Any, dtype: Dtype) -> jax.Array:
-    """Converts as the processors that torch runs on: what no integer can hold becomes the least."""
+    """Converts as x86 does: values out of range become the smallest integer."""
     if dtype.itemsize >= 4:
         outside = jnp.isnan(x) | (x >= 2.0**63)
         return jnp.where(outside, np.iinfo(dtype).min, x.astype(dtype))
@@ -157,7 +157,7 @@ def _to_integer(x: Any, dtype: Dtype) -> jax.Array:
 
 
 def _wrap_integer(x: int, dtype: Dtype) -> int:
-    """Returns an integer as the dtype holds it; int64's ends are int32's where that is used."""
+    """Wraps an integer to its dtype; int64's limits become int32's where that is used."""
     span = np.iinfo(dtype)
     low, high = int(span.min), int(span.max)
     if low <= x <= high:
@@ -173,7 +173,7 @@ def _wrap_integer(x: int, dtype: Dtype) -> int:
 
 
 def within(x: Any, like: Any) -> Any:
-    """Returns a number as a bound of integers: beyond 32 bits it is as good as infinity."""
+    """Returns a number as a bound of integers; beyond 32 bits it is unbounded."""
     known = isinstance(x, int) and not isinstance(x, bool) and is_integral(like)
     if not known or x in (-(2**63), 2**63 - 1) or dtype_of("int64").itemsize == 8:
         return x
@@ -181,7 +181,7 @@ def within(x: Any, like: Any) -> Any:
 
 
 def saturate(x: Any) -> Any:
-    """Returns a number as the nearest one that an integer of JAX holds."""
+    """Clamps a number to the range of an integer dtype of JAX."""
     if not isinstance(x, int) or dtype_of("int64").itemsize == 8:
         return x
     return min(max(x, -(2**31)), 2**31 - 1)

@@ -45,7 +45,7 @@ def linear(x: Array, weight: Array, bias: Array | None) -> Array:
 
 @jax.jit
 def embedding(x: Array, weight: Array) -> Array:
-    """Computes `take`; NaN for what is not there, and a negative index is not."""
+    """Computes `take`, with NaN for indices out of range, negative ones included."""
     indices = (
         jnp.where(x < 0, weight.shape[0], x) if jnp.issubdtype(x.dtype, np.signedinteger) else x
     )
@@ -105,7 +105,7 @@ def conv_transpose(
     groups: int,
     dilation: Sizes,
 ) -> Array:
-    """Convolves x with holes in it, and the kernel turned around."""
+    """Convolves the dilated x with the flipped kernel."""
     count = len(stride)
     inputs, outputs, *kernel = weight.shape
     split = weight.reshape(groups, inputs // groups, outputs, *kernel)
@@ -278,7 +278,7 @@ def _mix(old: Array, new: Array, momentum: float) -> Array:
 
 @jax.jit
 def dropout(x: Array, kept: Array, factor: float) -> Array:
-    """Puts zero where nothing is kept, whatever was there."""
+    """Puts zero where elements are dropped, whatever was there."""
     # Rounded once: in bfloat16 the factor itself would be off by up to 0.4 %.
     return jnp.where(kept, (_wide(x) * factor).astype(x.dtype), jnp.zeros((), x.dtype))
 
@@ -290,7 +290,7 @@ def dropout(x: Array, kept: Array, factor: float) -> Array:
 def attention(
     query: Array, key: Array, value: Array, mask: Array | None, is_causal: bool, scale: float
 ) -> Array:
-    """Attends in plain operations; zeros where a bool mask lets nothing through."""
+    """Attends in plain operations; rows that are fully masked give zeros."""
     sums = jnp.promote_types(query.dtype, jnp.float32)
     scores = jnp.einsum("...le,...se->...ls", query, key, preferred_element_type=sums) * scale
     if is_causal:

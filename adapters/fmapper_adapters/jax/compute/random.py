@@ -19,7 +19,7 @@ HOST = False
 
 
 def raw(key: Any) -> Any:
-    """Returns the words of a raw or typed key; None if it is none, or of another generator."""
+    """Returns the words of a threefry key, raw or typed; None for anything else."""
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         good = key.shape == () and jax.random.key_impl(key) == "threefry2x32"
         return jax.random.key_data(key) if good else None
@@ -27,7 +27,7 @@ def raw(key: Any) -> Any:
 
 
 def lacks(dtype: str) -> str | None:
-    """Tells why JAX cannot give numbers of a dtype now."""
+    """Explains why JAX cannot draw numbers of a dtype; None if it can."""
     if not dtype.endswith("64") or jax.dtypes.canonicalize_dtype(dtype) == dtype:
         return None
     return (
@@ -53,7 +53,7 @@ def to_host(key: Any) -> np.ndarray[Any, Any]:
 
 
 def put(array: Any, like: Any) -> Any:
-    """Returns a host array, or one of JAX, where another one is."""
+    """Moves a host array, or one of JAX, to the device of another one."""
     if like is None or isinstance(like, jax.core.Tracer | jax.ShapeDtypeStruct):
         return jnp.asarray(array)
     devices = like.devices()
@@ -67,7 +67,7 @@ def put(array: Any, like: Any) -> Any:
 
 
 def _counting() -> AbstractContextManager[object]:
-    """Fixes which counter gives which element: that rule must be the same everywhere."""
+    """Fixes how counters map to elements, which must be the same on every backend."""
     if _config.jax_threefry_partitionable:
         return nullcontext()
     found: AbstractContextManager[object] = jax.threefry_partitionable(True)

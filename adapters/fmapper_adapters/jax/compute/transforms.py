@@ -41,12 +41,12 @@ class _Results:
         self.arrays, self.rest = arrays, rest
 
     def tree_flatten(self) -> tuple[Sequence[Any], _Rest]:
-        """Flattens for JAX."""
+        """Implements JAX's pytree protocol."""
         return self.arrays, self.rest
 
     @classmethod
     def tree_unflatten(cls, rest: _Rest, arrays: Sequence[Any]) -> _Results:
-        """Flattens for JAX."""
+        """Implements JAX's pytree protocol."""
         return cls(arrays, rest)
 
 

@@ -91,7 +91,7 @@ def advance(fixed: Fixed, knobs: Knobs, logits: Any, state: State) -> State:
 
 
 def _kept(fixed: Fixed, knobs: Knobs, state: State, texts: Any, scores: Any, ends: Any) -> State:
-    """Returns the best texts that are done, those of before and of now."""
+    """Returns the best finished texts, old and new."""
     beams, length = fixed.beams, state["count"] + 1
     is_new = ends & (jnp.arange(scores.shape[1]) < beams)
     is_full = state["is_text"].all(-1, keepdims=True) & (fixed.stop_early is True)
@@ -110,13 +110,13 @@ def _kept(fixed: Fixed, knobs: Knobs, state: State, texts: Any, scores: Any, end
 
 
 def _take(values: Any, which: Any) -> Any:
-    """Returns some of the texts of each prompt, or what is known of them."""
+    """Selects some of the beams of each prompt."""
     more = (1,) * (values.ndim - 2)
     return jnp.take_along_axis(values, which.reshape(*which.shape, *more), 1)
 
 
 def reorder(cache: Any, before: Any, source: Any) -> Any:
-    """Returns a cache whose rows are where their texts are.
+    """Reorders the rows of a cache by their beams.
 
     Args:
         cache: After a step.

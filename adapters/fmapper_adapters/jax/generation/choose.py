@@ -46,7 +46,7 @@ class Fixed(NamedTuple):
 
 
 def fixed(decoding: Decoding, stops: Any, *, scores: bool = False) -> Fixed:
-    """Returns what is compiled into a loop.
+    """Returns the settings that are compiled into a loop.
 
     Args:
         decoding: What is asked for.
@@ -77,7 +77,7 @@ def settings(
     end: int,
     asked: Any = None,
 ) -> Knobs:
-    """Returns the arrays that say how tokens are chosen.
+    """Returns the settings that are arrays, and so arguments of a loop.
 
     Args:
         decoding: What is asked for.
@@ -194,14 +194,14 @@ def _ngrams(tokens: Any, size: int, batch: int) -> Any:
 
 
 def _pad(decoding: Decoding) -> int:
-    """Returns what a row that has stopped is filled with."""
+    """Returns the token that fills a row that has stopped."""
     if decoding.pad_token_id is None:
         return (*decoding.eos_token_id, 0)[0]
     return decoding.pad_token_id
 
 
 def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen: Any) -> Any:
-    """Returns the logits from which a token is chosen: those that may not come are minus infinity.
+    """Processes logits; tokens that are ruled out become minus infinity.
 
     Args:
         logits: Of shape (batch, vocabulary).
@@ -252,7 +252,7 @@ def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen:
 
 
 def _warp(logits: Any, fixed: Fixed, knobs: Knobs) -> Any:
-    """Returns the logits from which a token is drawn."""
+    """Warps logits for sampling."""
     never = -jnp.inf
     if "temperature" in knobs:
         logits = logits / knobs["temperature"]
@@ -298,7 +298,7 @@ def pick(logits: Any, fixed: Fixed, key: Any, count: Any) -> Any:
 
 
 def _nucleus(logits: Any, share: Any) -> Any:
-    """Keeps the likeliest tokens that have a share together."""
+    """Keeps the likeliest tokens whose probabilities add up to a share (top-p)."""
     ascending = jnp.argsort(logits, axis=-1)
     ordered = jnp.take_along_axis(logits, ascending, -1)
     below = jnp.cumsum(jax.nn.softmax(ordered), -1) <= 1 - share
@@ -334,12 +334,12 @@ def _of_entropy(logits: Any, share: Any) -> Any:
 
 
 def _put_back(ordered: Any, order: Any) -> Any:
-    """Returns values that were put into an order in the one before."""
+    """Undoes an ordering of values."""
     return jnp.take_along_axis(ordered, jnp.argsort(order, axis=-1), -1)
 
 
 def _repeated(tokens: Any, at: Any, size: int, vocabulary: int) -> Any:
-    """Tells which tokens would make a sequence that is there already."""
+    """Finds the tokens that would repeat an n-gram."""
     places = tokens.shape[1]
     if size > places:
         return jnp.zeros((len(tokens), vocabulary), bool)
@@ -356,12 +356,12 @@ def _repeated(tokens: Any, at: Any, size: int, vocabulary: int) -> Any:
 
 
 def _last(tokens: Any, at: Any, count: int) -> Any:
-    """Returns the last tokens before a place, which has as many before it."""
+    """Returns the last tokens before a place."""
     return jax.lax.dynamic_slice_in_dim(tokens, jnp.maximum(at - count, 0), count, 1)
 
 
 def _asked(known: Any, tokens: Any, at: Any, vocabulary: int) -> Any:
-    """Tells which tokens would make a sequence of the prompt.
+    """Finds the tokens that would repeat an n-gram of the prompt.
 
     Args:
         known: The sequences of each prompt, of shape (batch, sequences, tokens).

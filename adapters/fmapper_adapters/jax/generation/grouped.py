@@ -16,7 +16,7 @@ _ATTENTION = "aten::scaled_dot_product_attention.default"
 
 
 def group(program: Program) -> Program:
-    """Returns a program in which the heads of a group are queries of one head."""
+    """Rewrites a program so that the heads of a group are queries of one head."""
     calls = {call.name: call for call in program.graph.calls}
     found: list[Call] = []
     for call in program.graph.calls:
@@ -38,7 +38,7 @@ def group(program: Program) -> Program:
 
 
 def code(own: StaticProgram) -> StaticProgram:
-    """Returns what runs a program with its heads in groups."""
+    """Returns code that runs a program with grouped heads."""
     return StaticProgram(group(own.program), own.lowerings, own.constants)
 
 
@@ -78,7 +78,7 @@ def _is_of_all_heads(mask: Any, calls: dict[str, Call]) -> bool:
 
 
 def _repeated(value: Any, calls: dict[str, Call]) -> tuple[str, tuple[int, ...]] | None:
-    """Returns what was repeated, as `view(expand(unsqueeze(x, 2)))`, and how often."""
+    """Recognises `view(expand(unsqueeze(x, 2)))`; returns x and how often it is repeated."""
     ops = ("aten::view.default", "aten::expand.default", "aten::unsqueeze.default")
     shapes: list[Any] = []
     for op in ops:

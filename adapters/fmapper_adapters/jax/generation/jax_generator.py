@@ -102,7 +102,7 @@ class JaxGenerator(Generator):
         )
 
     def as_generation(self) -> Generation:
-        """Returns the programs with these arrays: those of the prompt have them all."""
+        """Returns the programs with these arrays; the prompt's program has them all."""
         first, step = self._codes.first, self._codes.step
         main = step if first is None else first
         held = dataclasses.replace(
@@ -213,7 +213,7 @@ class _Call:
         return {**state, "cache": cache, "holds": np.ones(len(step.checks), bool)}
 
     def advance(self, state: loop.State, until: int) -> loop.State:
-        """Returns the state after so many tokens."""
+        """Advances the state by so many tokens."""
         own = self.own
         step = own._codes.run_step
         found: loop.State = loop.loop(
@@ -230,7 +230,7 @@ class _Call:
         return found
 
     def best(self, state: loop.State, many: int, scores: bool) -> Any:
-        """Returns the best texts of each prompt, so many, and their scores if they are wanted."""
+        """Returns the best texts of each prompt and, if wanted, their scores."""
         prompts = self.rows // self.fixed.beams
         made = int(state["best_lengths"][:prompts, :many].max())
         tokens = state["best"][:prompts, :many, : self.prompt + made]
@@ -251,7 +251,7 @@ class _Call:
 
 
 def _places(generation: Generation, given: Prompts) -> tuple[Any, Any]:
-    """Returns places for all tokens with those in them that there are, and which these are."""
+    """Returns an array for all tokens with the given ones in it, and their mask."""
     tokens = np.zeros((generation.batch, generation.max_length), np.int32)
     mask = np.zeros(tokens.shape, bool)
     if generation.start:
@@ -300,7 +300,7 @@ def from_generation(
     *,
     precision: str | None = "highest",
 ) -> JaxGenerator:
-    """Returns the generator for programs.
+    """Builds the generator of two programs.
 
     Raises:
         UnsupportedOpsError: Operations have no lowering.
@@ -336,7 +336,7 @@ def from_generation(
 
 
 def _refuse(code: StaticProgram) -> None:
-    """Refuses programs that cannot be part of a loop.
+    """Raises for programs that cannot be part of a loop.
 
     Raises:
         ConversionError: Says why.

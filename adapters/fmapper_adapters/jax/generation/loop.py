@@ -23,14 +23,14 @@ Arrays = dict[str, Any]
 
 
 def pick(code: StaticProgram, params: Arrays, buffers: Arrays) -> tuple[Any, Any]:
-    """Returns the arrays that a program takes, without their names, which cost time per call."""
+    """Returns the arrays that a program takes as a flat list, which costs less per call."""
     return code.pick_params(params), code.pick_buffers(buffers)
 
 
 def call(
     code: StaticProgram, precision: str | None, arrays: tuple[Any, Any], *given: Any
 ) -> tuple[Any, Any, Any]:
-    """Returns the logits and the cache that a program gives, and whether what it asserts holds."""
+    """Runs a program: returns logits, cache, and whether its assertions hold."""
     leaves, _ = check_inputs.check(code, code.program.bind(given, {}))
     users, _, _, checks = execute.run_program(code, (), precision, *arrays, leaves, None)
     values = iter(users)
@@ -44,7 +44,7 @@ def call(
 def prefill(
     code: StaticProgram, precision: str | None, arrays: Any, tokens: Any, mask: Any
 ) -> tuple[Any, Any, Any]:
-    """Returns the logits after prompts, the cache, and whether what the program asserts holds."""
+    """Runs prompts: returns logits, cache, and whether assertions hold."""
     run = partial(call, code, precision)
     inputs = (arrays, tokens, mask)
     found: tuple[Any, Any, Any] = _on_mesh(run, inputs, _kept_of_nothing)
@@ -155,7 +155,7 @@ def loop(
     key: Any,
     until: Any,
 ) -> State:
-    """Returns the state after `until` tokens, or when all rows have stopped."""
+    """Loops until there are `until` tokens, or all rows have stopped."""
 
     def run(arrays: Any, state: State, knobs: Knobs, key: Any, until: Any) -> State:
         def goes_on(state: State) -> Any:
@@ -178,7 +178,7 @@ def loop(
 
 
 def _on_mesh(function: Any, given: Any, keep: Any) -> Any:
-    """Runs a function where its arrays are, on an Explicit mesh, too."""
+    """Runs a function where its arrays are, also on an Explicit mesh."""
     return meshes.run(function, given, batch=[], keep=keep)
 
 
@@ -187,7 +187,7 @@ def _kept_of_nothing(shapes: Any) -> Any:
 
 
 def empty_cache(code: StaticProgram) -> Any:
-    """Returns the cache that a step takes, without anything in it."""
+    """Returns an empty cache for a step."""
     spec = code.program.in_spec.children[0].children[1]
     users = code.users[1:]
     return spec.unflatten([jnp.zeros(one.shape, types.dtype_of(one.dtype)) for one in users])

@@ -24,7 +24,7 @@ _CACHE = 8 << 20  # bytes of weights that stay in it
 
 
 def names(programs: Iterable[Program], params: Arrays, batch: int) -> frozenset[str]:
-    """Returns the parameters that are worth turning: those that linear layers alone use."""
+    """Returns the parameters worth transposing: those that only linear layers use."""
     if batch == 1 or any(_platform(array) != "cpu" for array in params.values()):
         return frozenset()
     found: set[str] = set()
@@ -56,7 +56,7 @@ def _platform(array: Any) -> str:
 
 
 def _uses_beside_weights(graph: Graph) -> frozenset[str]:
-    """Returns what a graph uses, but as the weight of a linear layer."""
+    """Returns the names that a graph uses other than as weights of linear layers."""
     bare = [
         dataclasses.replace(call, args=(call.args[0], None, *call.args[2:]))
         if call.op == _LINEAR
@@ -72,7 +72,7 @@ def _unused(program: Program) -> set[str]:
 
 
 def turn(arrays: Arrays, which: frozenset[str]) -> Arrays:
-    """Returns arrays with some of them turned; turned twice they are as before."""
+    """Transposes some of the arrays; applying it twice gives the original."""
     turned: Arrays = _transpose({name: arrays[name] for name in which})
     return {name: turned.get(name, array) for name, array in arrays.items()}
 
@@ -84,7 +84,7 @@ def _transpose(arrays: Arrays) -> Arrays:
 
 
 def code(own: StaticProgram, which: frozenset[str]) -> StaticProgram:
-    """Returns what runs a program with these weights turned."""
+    """Returns code that runs a program with these weights transposed."""
     program = own.program
     labels = {
         label

@@ -31,7 +31,7 @@ class Routes:
         self._known: dict[Any, tuple[int | str, ...]] = {}
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any] | None:
-        """Finds the arrays among the arguments, in order of the inputs; None if nobody knows."""
+        """Finds the arrays among the arguments by a cached route; None if there is none."""
         if not self._known:
             return None
         try:
@@ -43,7 +43,7 @@ class Routes:
         return [args[at] if type(at) is int else kwargs[at] for at in route]  # type: ignore[index]
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Keeps how a call that was checked gives the inputs."""
+        """Caches the route from a checked call to the inputs."""
         if not self._possible or not all(map(_is_known, (*args, *kwargs.values()))):
             return
         leaves = self._program.bind(
@@ -67,7 +67,7 @@ def _mark(value: Any, at: int | str) -> Any:
 
 
 def _is_known(value: Any) -> bool:
-    """Returns whether the kind of a value says all that a check would ask for."""
+    """Returns whether the type of a value settles everything that a check would ask."""
     if isinstance(value, jax.Array):
         return not isinstance(value, jax.core.Tracer)
     return type(value) is np.ndarray or type(value) in _PLAIN

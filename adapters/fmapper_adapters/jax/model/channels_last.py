@@ -45,7 +45,7 @@ class Turned:
 
 
 def channels_last(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lowers pytrees of arrays to the same function, with images channels last in between."""
+    """Wraps a function to keep images channels last between its operations."""
 
     def run(*args: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
@@ -97,7 +97,7 @@ def _plain(x: Any) -> Any:
 
 
 def _laid(x: Any, order: Order) -> Any:
-    """Returns the array that is x with its dimensions in an order."""
+    """Returns x with its dimensions in an order."""
     if isinstance(x, Turned):
         if x.order == order:
             return x.array
@@ -141,7 +141,7 @@ def _convolve(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
 
 
 def _is_simple(params: dict[str, Any], as_it_is: Order) -> bool:
-    """Returns whether a filter is for all channels, and images are not spread."""
+    """Returns whether a convolution has one group and no input dilation."""
     return (
         params["dimension_numbers"].rhs_spec == as_it_is
         and params["feature_group_count"] == params["batch_group_count"] == 1
@@ -171,7 +171,7 @@ stop_gradient sub tan tanh xor"""
 
 @_rule(*_ELEMENTWISE.split())
 def _elementwise(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
-    """Lays operands as the one that is as large as the result: the others are smaller."""
+    """Gives operands the layout of the one that is as large as the result."""
     shape = eqn.outvars[0].aval.shape
     order = next((x.order for x in given if isinstance(x, Turned) and x.shape == shape), None)
     if order is None or any(len(_shape(x)) not in (0, len(shape)) for x in given):
@@ -194,7 +194,7 @@ def _transpose(eqn: Any, given: Sequence[Any]) -> list[Any]:
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "squeeze"
 )
 def _drop(eqn: Any, given: Sequence[Any]) -> list[Any]:
-    """Returns dimensions go; those that are left keep the order in which they lie."""
+    """Drops dimensions; the remaining ones keep their layout."""
     (x,) = given
     name = "axes" if "axes" in eqn.params else "dimensions"
     gone = tuple(sorted(x.order[i] for i in eqn.params[name]))
@@ -210,7 +210,7 @@ _ALONG = ("window_dimensions", "window_strides", "padding", "base_dilation", "wi
 
 @_rule("reduce_window_max", "reduce_window_min", "reduce_window_sum", "slice", "pad")
 def _along_each(eqn: Any, given: Sequence[Any]) -> list[Any]:
-    """Returns parameters that have something for each dimension."""
+    """Permutes parameters that have one entry per dimension."""
     x, *others = given
     if not isinstance(x, Turned):  # a padding value
         return _bound(eqn, [_plain(y) for y in given], eqn.params)
@@ -242,7 +242,7 @@ def _at_axis(eqn: Any, given: Sequence[Any]) -> list[Any]:
 
 @_rule("reshape")
 def _reshape(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
-    """Reshapes where the dimensions that merge or split lie beside each other in the value."""
+    """Reshapes where merged or split dimensions are adjacent in the layout."""
     (x,) = given
     if eqn.params.get("dimensions") is not None or eqn.params.get("sharding") is not None:
         return None
@@ -262,7 +262,7 @@ def _reshape(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
 
 
 def _groups(old: Sequence[Any], new: Sequence[Any]) -> list[tuple[list[int], list[int]]] | None:
-    """Groups dimensions that go over into each other, as small as possible; at least one each."""
+    """Groups the dimensions of a reshape into the smallest matching parts."""
     pairs: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):

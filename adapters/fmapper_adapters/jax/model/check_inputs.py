@@ -16,7 +16,7 @@ from fmapper_adapters.jax.model.static_program import StaticProgram
 
 
 def check(code: StaticProgram, leaves: list[Any]) -> tuple[list[Any], tuple[Any, ...]]:
-    """Returns the arrays and the numbers among the leaves, if the program was recorded for such.
+    """Checks leaves against the program's inputs; returns the arrays and numbers.
 
     Raises:
         ProgramInputError: It was not; says which input.

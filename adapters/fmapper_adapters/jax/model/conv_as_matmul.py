@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 
 def pays(x: Any, weight: Any, places: Sequence[Any]) -> bool:
-    """Returns whether a convolution is faster as a product.
+    """Returns whether a convolution is faster as a matrix product.
 
     It is for kernels of one place, for which nothing is copied, and where filters outnumber the
     places that they are applied to, so that they are what costs.
@@ -76,7 +76,7 @@ def convolve(
 
 
 def _are_few(sizes: Sequence[Any]) -> bool:
-    """Returns whether the larger matrix of a product, which should be first, is the filters'.
+    """Returns whether the filters are the larger matrix of a product, which goes first.
 
     Measured: up to 16 places this way takes half the time, from 49 on a third more.
     """
@@ -87,7 +87,7 @@ _FEW = 32
 
 
 def _seen_along(x: Any, axis: int, size: int, count: Any, step: int, apart: int) -> Any:
-    """Returns the axis as two: places of the result, and what a filter of this size sees there.
+    """Splits an axis in two: places of the result, and the window of a filter there.
 
     One dimension at a time takes as many slices as a kernel is long, not as it has elements: 256
     for a kernel of 16 x 16 took XLA six seconds to compile.

@@ -31,7 +31,7 @@ def run_program(  # static_argnums goes by position
     key: Any,
     observe: interpret.Observer | None = None,
 ) -> Results:
-    """Returns the program on arrays.
+    """Runs the program on arrays.
 
     Returns:
         Users' outputs that are not fixed, what it changes by name, the inputs that it changes by
@@ -78,14 +78,14 @@ def run_program(  # static_argnums goes by position
 def run_compiled(
     code: StaticProgram, numbers: tuple[Any, ...], precision: str | None, *arrays: Any
 ) -> Results:
-    """Returns the compiled program."""
+    """Runs the compiled program on arrays."""
     run: Callable[..., Results] = partial(run_program, code, numbers, precision)
     if code.convolves and jax.default_backend() == "cpu":
         run = channels_last.channels_last(run)
     params, buffers, users, _ = arrays
 
     def keep(results: Results) -> Results:
-        """Keeps what the program changes sharded as it was."""
+        """Keeps the sharding of arrays that the program changes."""
         names = code.names["parameter"] + code.names["buffer"]
         state = dict(zip(names, (*params, *buffers), strict=True))
         places = {int(i.target): at for at, i in enumerate(_array_inputs(code))}
@@ -102,7 +102,7 @@ def _array_inputs(code: StaticProgram) -> list[Input]:
 
 
 def check_assertions(code: StaticProgram, checks: Any) -> None:
-    """Raises if what the program asserts does not hold; inside a transformation, when it runs."""
+    """Raises if an assertion fails; inside a transformation, when it runs."""
     if isinstance(checks, jax.core.Tracer):
         jax.debug.callback(partial(_raise_unless, code), checks)
     elif checks is not None:

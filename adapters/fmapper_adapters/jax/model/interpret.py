@@ -36,13 +36,13 @@ class Run:
     problems: list[str] | None = None
 
     def next_key(self) -> Any:
-        """Returns a key that no other operation of this run gets."""
+        """Returns a fresh key for one operation of this run."""
         self.drawn += 1
         return jax.random.fold_in(self.key, self.drawn)
 
 
 def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
-    """Returns the outputs of a graph, in its structure.
+    """Evaluates a graph; returns its outputs in their structure.
 
     Raises:
         Exception: What a lowering raises, with a note that names the call and the module.
@@ -86,12 +86,12 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
 
 
 def is_check(call: Call) -> bool:
-    """Returns whether a call asserts something and gives nothing."""
+    """Returns whether a call is an assertion."""
     return call.op.startswith("aten::_assert")
 
 
 def _problems(call: Call, result: Any) -> Iterator[str]:
-    """Tells how the results of a call differ in dtype from those that it had when it was recorded.
+    """Describes how the dtypes of results differ from those that were recorded.
 
     Not in shape, of which torch's recording says other things than its kernels do here and there.
     """
@@ -121,7 +121,7 @@ def _function(graph: Graph, run: Run) -> Callable[..., Any]:
 
 
 def _strong(result: Any) -> Any:
-    """Makes results arrays of their dtype: a weak one would count as a Python number later."""
+    """Makes results strongly typed: a weak one would count as a Python number later."""
     if isinstance(result, tuple | list):
         return tuple([_strong(inner) for inner in result])
     if types.is_weak(result):

@@ -138,7 +138,7 @@ class JaxModel:
         key: Any = None,
         observe: interpret.Observer | None = None,
     ) -> Outcome:
-        """Returns the output, and everything that the module would have changed in place.
+        """Returns the output, and the arrays that the module would have changed in place.
 
         Args:
             args: What forward takes by position.
@@ -178,11 +178,11 @@ class JaxModel:
         return Outcome(output, model, new_args, new_kwargs)
 
     def _state(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns what the program takes of the arrays: without names, which cost time per call."""
+        """Returns the arrays that the program takes as a flat list, which costs less per call."""
         return self._code.pick_params(self.params), self._code.pick_buffers(self.buffers)
 
     def _finish(self, found: execute.Results) -> tuple[Any, JaxModel]:
-        """Returns the output, and the model with what the call has changed."""
+        """Returns the output, and the model with the arrays that the call has changed."""
         users, changed, _, checks = found
         code = self._code
         if checks is not None:
@@ -200,7 +200,7 @@ class JaxModel:
         return code.program.out_spec.unflatten(outputs), model
 
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
-        """Returns every operation of a call, run one by one, with its results."""
+        """Runs a call one operation at a time; yields each with its results."""
         seen: list[Observation] = []
 
         def observe(call: Call, result: Any) -> None:
@@ -385,7 +385,7 @@ def from_program(
 
 
 def _move_arrays(arrays: dict[str, Arrays]) -> dict[str, Arrays]:
-    """Returns the arrays of a program as JAX's; those without values as shapes."""
+    """Moves the arrays of a program to JAX; abstract ones become shapes."""
     hollow = {
         kind: {n: x for n, x in named.items() if _is_hollow(x)} for kind, named in arrays.items()
     }

@@ -22,7 +22,7 @@ _auto_axes: Any = getattr(jax.sharding, "auto_axes", None)
 
 
 def explicit_mesh(tree: Any) -> Any:
-    """Returns the abstract mesh with Explicit axes that arrays are on; None without."""
+    """Returns the abstract mesh of arrays if it has Explicit axes, else None."""
     if _typeof is None or _auto_axes is None:
         return None
     for leaf in jax.tree.leaves(tree):

@@ -21,7 +21,7 @@ _SPAN = np.iinfo(np.int32)
 
 
 def narrow(array: Any, where: str) -> Any:
-    """Returns an array that JAX holds as it is, unless `jax_enable_x64` is set.
+    """Narrows an array to the dtype that JAX holds without `jax_enable_x64`.
 
     Raises:
         LossyCastError: An integer does not fit into 32 bits, and is no end of int64.
@@ -41,7 +41,7 @@ def _is_wide(array: Any) -> bool:
 
 
 def _loss(array: Any, where: str) -> str:
-    """Returns what 32 bits would lose of an array of 64; empty for nothing."""
+    """Describes what an array of 64 bits loses in 32; empty for nothing."""
     values = np.asarray(array).reshape(-1)
     if values.dtype == np.uint64:
         lost = values > np.iinfo(np.uint32).max
@@ -61,7 +61,7 @@ def _message(where: str, what: str) -> str:
 def problem(
     program: Program, constants: Mapping[str, Any], lowerings: Mapping[str, Lowering]
 ) -> str:
-    """Returns what would be lost of a program's 64-bit integers; empty where nothing is.
+    """Describes what a program's 64-bit integers would lose in 32; empty for nothing.
 
     Args:
         program: The program.
@@ -102,7 +102,7 @@ class _Ends:
         self._with_places: set[str] = set()
 
     def problem(self, graph: Graph) -> str:
-        """Says what is wrong with the first call that loses something."""
+        """Describes the first call that loses something; empty for none."""
         for call in graph.calls:
             inner = (self._problem_inside(graph) for graph in call.graphs())
             found = self._problem_of(call) or next(filter(None, inner), "")
@@ -149,14 +149,14 @@ class _Ends:
 
 
 def _wide_numbers(call: Call, elements: Sequence[int]) -> list[int]:
-    """Returns the numbers among the elements that a call takes that need more than 32 bits."""
+    """Returns the elements among a call's arguments that need more than 32 bits."""
     given = [call.args[i] for i in elements if i < len(call.args)]
     numbers = [n for n in given if isinstance(n, int) and not isinstance(n, bool)]
     return [n for n in numbers if not _SPAN.min <= n <= _SPAN.max]
 
 
 def _use_of(call: Call, lowering: Lowering) -> str:
-    """Returns what a call does with integers of 64 bits."""
+    """Returns how a call uses 64-bit integers."""
     return lowering.int64(call) if callable(lowering.int64) else lowering.int64
 
 

@@ -69,7 +69,7 @@ class StaticProgram:
         self.echoes = Echoes(program)
 
     def check_width(self) -> None:
-        """Asks whether the integers of the program fit, now that it is known how wide they are.
+        """Checks that the program's integers fit, once their width is known.
 
         Raises:
             LossyCastError: They do not.

@@ -97,7 +97,7 @@ class Lifted:
         return tuple(map(filling.tree, self._roots))
 
     def changes(self, filled: tuple[Any, ...], known: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what a call has put into filled roots, as counters and running averages.
+        """Finds what a call has written into filled roots, as counters and running averages.
 
         Raises:
             ConversionError: It has made or removed arrays, or parted tied ones.
@@ -120,7 +120,7 @@ class Lifted:
 
 
 def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
-    """Returns the classes of the nodes that are wanted, by name as arrays have one."""
+    """Returns the classes of nodes, by dotted name."""
     found: dict[str, type] = {}
 
     def see(path: Any, node: Any) -> bool:
@@ -133,7 +133,7 @@ def classes_at(tree: Any, wanted: Callable[[Any], bool]) -> dict[str, type]:
 
 
 def objects_at(tree: Any) -> list[tuple[str, Any]]:
-    """Returns the nodes that can be called, by name as arrays have one; tied ones at each place."""
+    """Returns callable nodes by dotted name, tied ones at each place."""
     found: list[tuple[str, Any]] = []
 
     def see(path: Any, node: Any) -> bool:
@@ -146,14 +146,14 @@ def objects_at(tree: Any) -> list[tuple[str, Any]]:
 
 
 def is_function(x: Any) -> bool:
-    """Returns whether something is called without being a tree of arrays itself."""
+    """Returns whether an object is a function rather than a callable tree."""
     if isinstance(x, types.FunctionType | types.MethodType | functools.partial):
         return True
     return unwrap(x) is not None
 
 
 def callee_of(model: Any) -> Any:
-    """Returns a model, or the method that is called where that itself closes over arrays."""
+    """Returns a model, or its `__call__` if that closes over arrays itself."""
     method = getattr(type(model), "__call__", None)  # noqa: B004 - it is wanted, not asked for
     if is_function(model) or not isinstance(method, types.FunctionType) or not _parts(method):
         return model
@@ -161,7 +161,7 @@ def callee_of(model: Any) -> Any:
 
 
 def unwrap(x: Any) -> Any | None:
-    """Returns the function that `jax.jit` and the like have wrapped; None for others."""
+    """Unwraps the function inside `jax.jit` and the like; None for others."""
     cls = type(x)
     is_jitted = cls.__name__ in _JITTED and cls.__module__.startswith(("jax", "flax", "equinox"))
     return getattr(x, "__wrapped__", None) if is_jitted else None
@@ -238,7 +238,7 @@ def _find_arrays(roots: tuple[Any, ...], inference: list[bool]) -> list[tuple[st
 
 
 def _modes_in(tree: Any) -> Iterator[tuple[Any, str, bool]]:
-    """Yields the parts of a tree whose attributes say which mode they are in, as NNX's do."""
+    """Yields the parts of a tree with mode attributes, as in NNX."""
     for node in fcollect(tree, is_leaf=is_function):
         held = getattr(node, "__dict__", {})
         for name in _MODES:
@@ -247,7 +247,7 @@ def _modes_in(tree: Any) -> Iterator[tuple[Any, str, bool]]:
 
 
 def _trees(roots: tuple[Any, ...]) -> Iterator[Any]:
-    """Yields the trees that are held, each without the functions in it."""
+    """Yields the trees among the roots, without the functions in them."""
     todo, seen = [*roots], set()
     while todo:
         tree = todo.pop()
@@ -288,7 +288,7 @@ def _variables(tree: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _parts(function: Any) -> list[tuple[str, Any]]:
-    """Returns what a function holds arrays in, by name; what it wraps has no name of its own."""
+    """Returns the arrays and objects that a function closes over, by name."""
     inner = unwrap(function)
     if inner is not None:
         return [("", inner)]
@@ -325,7 +325,7 @@ def _cells(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(function: Any, seen: set[int] | None = None) -> list[tuple[str, Any]]:
-    """Returns the models and trees that a function finds among the globals of its file."""
+    """Returns the models and trees among the globals that a function uses."""
     if not isinstance(function, types.FunctionType):
         return []
     seen = set() if seen is None else seen
@@ -453,7 +453,7 @@ class _Filling:
         return types.CellType(self.tree(value))
 
     def _space(self, function: Any) -> dict[str, Any]:
-        """Returns the globals of a function, where some of them are to be others."""
+        """Returns the globals of a function with some of them replaced."""
         own: dict[str, Any] = function.__globals__
         found = _globals(function)
         if not found:

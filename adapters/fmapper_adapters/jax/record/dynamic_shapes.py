@@ -82,7 +82,7 @@ def _trace_with_guards(
     *,
     deep: bool = False,
 ) -> Traced:
-    """Returns the jaxpr for shapes in words, with guards for what Python asks of sizes.
+    """Traces with symbolic shapes, with guards for Python's questions about sizes.
 
     Raises:
         ConversionError: It cannot be recorded, or the sizes do not fit the examples.
@@ -116,7 +116,7 @@ def _trace_with_guards(
 
 
 def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str, int]:
-    """Asks whether the examples are of such shapes.
+    """Checks that the examples have such shapes.
 
     Returns:
         The sizes of the examples.
@@ -272,7 +272,7 @@ def _finite(high: Any) -> int | None:
 
 
 def _auto(trace: Trace, shapes: list[Any], known: Places) -> Traced:
-    """Makes all sizes vary that can: all at once, else one by one, first dimensions first.
+    """Makes every size vary that can: all at once, else one by one, first dimensions first.
 
     Two inputs that have a size in common are taken to have it in common always, where the code
     cannot do without that.
@@ -346,7 +346,7 @@ def _struct(shape: Any, dtype: Any) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns the first line of what was said, without which model it was said of."""
+    """Returns the first line of an error, without the name of the model."""
     line = _first_line(error)
     return line.partition(" cannot be recorded")[2].removeprefix(":").strip() or line
 

@@ -106,11 +106,11 @@ class Questions:
         _leave(self._scope)
 
     def guards(self) -> tuple[Guard, ...]:
-        """Returns what must hold of the sizes of a call."""
+        """Returns the guards: conditions on the sizes of a call."""
         return tuple(guard for part, known in self._ranges.items() for guard in known.guards(part))
 
     def fixed_sizes(self) -> dict[str, tuple[int | str, str]]:
-        """Returns sizes that have one value left, or equal another: with that, and the question."""
+        """Returns sizes that guards have fixed to a value or another size, with the question."""
         found: dict[str, tuple[int | str, str]] = {}
         for part, known in self._ranges.items():
             if known.only is None:
@@ -162,7 +162,7 @@ class Questions:
         return answer
 
     def larger(self, one: Any, other: Any, method: str) -> Any:
-        """Computes `max(one, other)` or `min(one, other)`; one of both, if to be decided."""
+        """Answers `max(one, other)` or `min(one, other)`: one of both, where it is decided."""
         difference = one - other
         found = _ORIGINAL[method](one, other)
         if not self._deep or found is one or found is other or not isinstance(found, _Symbol):
@@ -176,7 +176,7 @@ class Questions:
         return one if is_one == method.endswith("max") else other
 
     def hash_of(self, one: Any) -> int:
-        """Computes `hash(one)`; who looks a size up must know it."""
+        """Answers `hash(one)`, which fixes the size for a lookup."""
         frame = self._user()
         if frame is None or _name(frame) in _FOR_JAX or not _looks_up(frame):
             found: int = _ORIGINAL["__hash__"](one)
@@ -189,7 +189,7 @@ class Questions:
         return frame is None or not self._equal(one, f"{one} == 0", frame)
 
     def number(self, one: Any, original: Callable[[Any], int]) -> int:
-        """Computes `int(one)`, or what is used as one."""
+        """Answers `int(one)`, or another use as a number."""
         frame = self._user()
         if frame is None and sys._getframe(2).f_code.co_name in _ITERATIONS:
             frame = self._user(beyond=True)
@@ -267,7 +267,7 @@ class Questions:
         return value
 
     def _user(self, *, beyond: bool = False) -> FrameType | None:
-        """Returns the frame that asks, if it is the user's own or that of a library of others.
+        """Returns the frame that asks, if it belongs to the user or a third-party library.
 
         Args:
             beyond: The next such frame, even if JAX asks for it.
@@ -303,12 +303,12 @@ def _is_user(frame: FrameType) -> bool | None:
 
 
 def _name(frame: FrameType) -> str:
-    """Returns the package that code belongs to."""
+    """Returns the package of some code."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _as_size(other: Any) -> Any:
-    """Returns a number as an integer, where it is one; None for what is not a number."""
+    """Returns a size as an integer; None if it is not a number."""
     if isinstance(other, _Symbol):
         return other
     if isinstance(other, float):
@@ -336,7 +336,7 @@ def _describe_question(question: str, frame: FrameType | None) -> str:
 
 
 def _looks_up(frame: FrameType) -> bool:
-    """Returns whether the instruction that runs wants a hash to look for something equal."""
+    """Returns whether the running instruction hashes for a lookup by equality."""
     before: list[Any] = []
     for one in dis.get_instructions(frame.f_code):
         if one.offset == frame.f_lasti:

@@ -177,7 +177,7 @@ class _Body:
         return Scalar(plain.number(var.val), few_bits.holder(str(getattr(var.aval, "dtype", None))))
 
     def _array(self, array: Any) -> Any:
-        """Returns what stands for an array that the code holds: itself, if it is a number."""
+        """Returns the argument for an array in the code: the number itself if it is one."""
         if isinstance(array, jax.core.Tracer):
             raise _Surroundings(
                 "a function uses an array that it finds in its surroundings; give it to the "
@@ -255,7 +255,7 @@ class _Body:
     def _read_check(
         self, check: checks.Check, eqn: Any, args: list[Any], path: str, source: str
     ) -> Sequence[Any]:
-        """Returns what a check lets through, with the check before it."""
+        """Reads a check, and returns the values that it lets through."""
         values = list(self._read_closed(check.branch, args[1:], path, source))
         if isinstance(args[0], Scalar):
             return values
@@ -294,7 +294,7 @@ class _Body:
         return results
 
     def _varies(self, operand: Any) -> bool:
-        """Returns whether there may be a derivative by what an operand is computed from."""
+        """Returns whether an operand may depend on differentiable inputs."""
         return isinstance(operand, Ref) and operand.name in self._differentiable
 
     def _call(self, eqn: Any, args: list[Any], path: str, source: str) -> Sequence[Any]:
@@ -353,7 +353,7 @@ class _Body:
         kwargs: dict[str, Any],
         held: list[tuple[Graph, list[Any]]],
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Returns arrays that inner functions hold, as operands of the call.
+        """Makes the arrays of inner functions operands of the call.
 
         Raises:
             ConversionError: The operation has no place for them.
@@ -424,7 +424,7 @@ class _Body:
 
 
 def _counts(eqn: Any) -> dict[str, int]:
-    """Returns how many operands of a loop are constants and carry; JAX may have trees of them."""
+    """Returns how many operands of a loop are constants, and how many carry."""
     if eqn.primitive.name != "scan" or "ft_in" not in eqn.params:
         return {}
     constants, carry, _ = eqn.params["ft_in"].unpack()
@@ -432,7 +432,7 @@ def _counts(eqn: Any) -> dict[str, int]:
 
 
 def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ...]:
-    """Gives branches the arrays that each of them holds; they pass over the others'."""
+    """Gives every branch the arrays of all, of which each uses its own."""
     found = []
     for own, branch in enumerate(branches):
         names: list[str] = []
@@ -449,7 +449,7 @@ def _with_all(branches: tuple[Graph, ...], counts: list[int]) -> tuple[Graph, ..
 
 
 def _cpu(platforms: Any) -> int:
-    """Returns which version is for the CPU: the one that names it, or the one for all others.
+    """Returns the branch for the CPU: the one that names it, or the default one.
 
     Raises:
         ConversionError: There is none.

@@ -125,7 +125,7 @@ class _Arrays:
                 self.see(inner)
 
     def put(self, new: Any) -> None:
-        """Takes what the marks give in their places."""
+        """Replaces arrays by what the marks return."""
         self._new = list(new)
 
     def rebuilt(self, value: Any) -> Any:
@@ -140,7 +140,7 @@ class _Arrays:
         return value
 
     def structure(self, value: Any) -> Any:
-        """Returns a structure as data, with the number of each array as a `Ref`."""
+        """Returns a structure as plain data, with a `Ref` for each array."""
         if isinstance(value, jax.core.Tracer):
             return Ref(str(self._at[id(value)]))
         if value is None or isinstance(value, bool | int | float | str):
@@ -158,7 +158,7 @@ class _Recording:
 
 @contextlib.contextmanager
 def noting(calls: PartCalls | None) -> Iterator[None]:
-    """Has the calls of parts inside noted; `None` notes nothing."""
+    """Records the calls of parts within the block; `None` records nothing."""
     before, _Recording.calls = _Recording.calls, calls
     try:
         yield
@@ -169,7 +169,7 @@ def noting(calls: PartCalls | None) -> Iterator[None]:
 def noted_call(
     function: Any, skipped: int, args: Any, kwargs: Any, run: Any, options: Iterable[str] = ()
 ) -> Any:
-    """Calls the whole model; notes the call if a recording wants that.
+    """Calls the whole model, and records the call where that is wanted.
 
     Args:
         function: Whose signature it has.
@@ -194,12 +194,12 @@ def noted_call(
 
 
 def is_noting() -> bool:
-    """Returns whether a recording wants the calls of parts noted."""
+    """Returns whether calls of parts are being recorded."""
     return _Recording.calls is not None
 
 
 def note_call(path: str, owner: Any, method: Any, args: Any, kwargs: Any, run: Any) -> Any:
-    """Calls a method of a part, and notes it.
+    """Calls a method of a part, and records the call.
 
     Args:
         path: Of the part.
@@ -219,7 +219,7 @@ def note_call(path: str, owner: Any, method: Any, args: Any, kwargs: Any, run: A
 
 @contextlib.contextmanager
 def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
-    """Notes the calls of objects by their methods.
+    """Records the calls of objects' methods.
 
     Args:
         parts: Returns the objects that are called, each with its path, those of ties several times.
@@ -280,7 +280,7 @@ def _noting(original: Any, paths: Mapping[int, str]) -> Any:
 
 
 def _code_of(function: Any) -> Any:
-    """Returns the function of Python's that something which is called runs; None if unknown."""
+    """Returns the Python function behind a callable; None if unknown."""
     found = inspect.unwrap(getattr(function, "func", function))
     found = getattr(found, "__func__", found)
     return found if isinstance(found, types.FunctionType) else None

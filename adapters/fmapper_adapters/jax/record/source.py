@@ -33,7 +33,7 @@ def of(
 
 
 def has_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether a model has modes: in layers of its own, or in arguments that tell it."""
+    """Returns whether a model has modes: in its layers, or as arguments."""
     if getattr(type(model), "is_converted_model", False) is True:
         return False
     return bool(_inference(model) or _modes_of(model, args))
@@ -48,7 +48,7 @@ def is_in_training(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def evaluate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Returns what a model gives in evaluation mode."""
+    """Calls a model in evaluation mode."""
     if getattr(type(model), "is_converted_model", False) is True:
         return model(*args, **kwargs)
     source, args, kwargs = evaluation(model, args, kwargs)
@@ -56,7 +56,7 @@ def evaluate(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 
 
 def _inference(model: Any) -> list[bool]:
-    """Returns what the layers of a model say of their modes."""
+    """Yields the modes of the layers of a model."""
     roots = model if isinstance(model, tuple) else (closure.callee_of(model),)
     return Lifted(*roots).inference
 
@@ -77,7 +77,7 @@ def _modes_of(model: Any, args: tuple[Any, ...]) -> Mapping[str, Any]:
 
 
 def _function(model: Any) -> tuple[Callable[..., Any] | None, int]:
-    """Tells whose signature a model has, and how many first parameters are not the user's."""
+    """Returns the function with a model's signature, and how many parameters to skip."""
     if isinstance(model, tuple):
         return _with_signature(model[0]), 1
     if closure.is_function(model) or not hasattr(type(model), "__call__"):  # noqa: B004

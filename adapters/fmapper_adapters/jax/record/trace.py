@@ -70,7 +70,7 @@ class Source:
     axes: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def uses_suspects(self, constants: Iterable[Any]) -> bool:
-        """Returns whether arrays that a program holds are of objects that nobody declared."""
+        """Returns whether a program holds arrays of undeclared objects."""
         suspects = [_host(one) for one in self.suspects if not prng_keys.is_key(one)]
         held = [_host(array) for array in constants if not prng_keys.is_key(array)]
         return any(equals(array, one) for array in held for one in suspects)
@@ -303,7 +303,7 @@ class Traced:
 
 
 def _check_leaf(leaf: Any, where: str) -> None:
-    """Refuses what holds arrays but is none of JAX's pytrees."""
+    """Raises for a holder of arrays that is not a pytree of JAX."""
     if not _is_array(leaf) and not callable(leaf) and holds_arrays(leaf):
         cls = type(leaf).__name__
         raise NotAFunctorError(
@@ -341,7 +341,7 @@ def _raw(x: Any) -> Any:
 
 
 def _paths(signature: tuple[Parameter, ...], spec: Any) -> Iterator[str]:
-    """Yields what each input is called: by its parameter, and where it is in that."""
+    """Yields the name of each input: its parameter, and the path below."""
     positional, named = spec.children
     names = [p.name for p in signature if p.kind == "positional"]
     rest = next((p.name for p in signature if p.kind == "args"), "input")

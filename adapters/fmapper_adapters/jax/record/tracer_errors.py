@@ -55,7 +55,7 @@ _WAYS: tuple[tuple[type[Exception] | str, str], ...] = (
 
 
 def explain(name: str, error: Exception) -> str:
-    """Returns what a user reads of an error while a model was traced."""
+    """Explains an error of tracing in terms of the user's code."""
     way = next((text for kind, text in _WAYS if _is_a(error, kind)), "")
     if isinstance(error, TypeError) and " missing " in str(error) and "argument" in str(error):
         way = "give what it is called with in example_inputs and example_kwargs"
@@ -77,7 +77,7 @@ def _short(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Returns the innermost line that is not a library's."""
+    """Returns the innermost line outside of libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         f for f in frames

@@ -21,7 +21,7 @@ _NAMES = {
 def of(
     function: Callable[..., Any] | None, skipped: int, args: tuple[Any, ...], own: Any = None
 ) -> dict[str, tuple[bool, int | None]]:
-    """Returns the parameters of a function that tell it its mode.
+    """Returns the parameters of a function that set its mode.
 
     Args:
         function: The function.
@@ -70,7 +70,7 @@ def set_mode(
     *,
     train: bool,
 ) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """Returns a model and its arguments, with those that tell the mode set.
+    """Returns a model and its arguments with the mode set.
 
     Where the examples lack one, the model is called with it all the same; it may be given to the
     converted model, as what it is then.

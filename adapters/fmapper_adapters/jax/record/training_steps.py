@@ -20,7 +20,7 @@ _STEPS = 5
 def training_steps(
     source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[float, float], dict[str, Any]]:
-    """Returns a function of a rate and a disturbance: what the model gives and learns.
+    """Returns a function of a rate and a disturbance that runs and trains the model.
 
     Dropout is left out.
     """
@@ -35,7 +35,7 @@ def training_steps(
 
 @contextlib.contextmanager
 def _without_dropout() -> Iterator[None]:
-    """Has the layers of libraries that draw leave what they are given as it is."""
+    """Makes the dropout layers of libraries identities within the block."""
     changed = []
     try:
         for library in ("flax.nnx", "flax.linen", "equinox.nn"):

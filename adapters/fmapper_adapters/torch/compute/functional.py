@@ -168,7 +168,7 @@ def _mix(old: Tensor, new: Tensor, momentum: float) -> Tensor:
 
 
 def dropout(x: Tensor, kept: Tensor, factor: float) -> Tensor:
-    """Puts zero where nothing is kept, whatever was there."""
+    """Puts zero where elements are dropped, whatever was there."""
     return torch.where(kept, x * factor, torch.zeros((), dtype=x.dtype, device=x.device))
 
 

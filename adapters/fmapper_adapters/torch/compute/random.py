@@ -40,7 +40,7 @@ def raw(key: Any) -> Tensor | None:
 
 
 def lacks(dtype: str) -> str | None:
-    """Returns every dtype that numbers are drawn in is there."""
+    """Returns None: every dtype can be drawn."""
     return None
 
 
@@ -165,7 +165,7 @@ def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def normal(key: Tensor, shape: Sequence[int], dtype: str) -> Tensor:
-    """Returns the inverse of the normal distribution, of a uniform number."""
+    """Maps uniform numbers through the inverse normal distribution."""
     kind: torch.dtype = getattr(torch, dtype)
     least = -1 + torch.finfo(kind).eps / 2
     return _to_normal(uniform(key, shape, dtype, least, 1))
@@ -227,7 +227,7 @@ def _polynomial(t: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 
 def bernoulli(key: Tensor, p: Any, shape: Sequence[int] | None) -> Tensor:
-    """Returns whether a uniform number is below p."""
+    """Returns whether uniform numbers are below p."""
     p = torch.as_tensor(p, device=key.device).to(torch.float32)
     below: Tensor = uniform(key, p.shape if shape is None else shape, "float32", 0, 1) < p
     return below

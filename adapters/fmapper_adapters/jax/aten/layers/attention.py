@@ -240,7 +240,7 @@ def _with_nothing(output: Any, sums: Any, query: Any, key: Any) -> tuple[Any, ..
 
 
 def _no_dropout(dropout_p: float) -> None:
-    """Refuses what these kernels draw by numbers of their own.
+    """Raises for dropout, which these kernels draw by a generator of their own.
 
     Raises:
         ConversionError: There is dropout.

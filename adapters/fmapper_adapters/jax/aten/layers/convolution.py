@@ -139,6 +139,6 @@ def convolve_time_batch_channels(x: Any, weight: Any, bias: Any, pad: int = 0) -
 
 
 def _each(value: Any, count: int) -> tuple[int, ...]:
-    """Returns one number per spatial dimension; a single one stands for all."""
+    """Returns one number per spatial dimension, given one for all or one for each."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     return values * count if len(values) == 1 else values

@@ -18,7 +18,7 @@ from fmapper_adapters.jax.aten.types import dtype_of, is_floating, wide
 @lowering("aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d",
           "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")  # fmt: skip
 def adaptive_avg_pool(x: Any, output_size: Any) -> jax.Array:
-    """Means over bins: bin i of m is from floor(i n / m) to ceil((i + 1) n / m)."""
+    """Averages over bins: bin i of m is from floor(i n / m) to ceil((i + 1) n / m)."""
     y = x.astype(wide(x.dtype))
     sizes = output_size if isinstance(output_size, tuple) else (output_size,)
     for dim, m in enumerate(sizes, x.ndim - len(sizes)):
@@ -90,7 +90,7 @@ class _Windows:
         )
 
     def reduce(self, x: Any, value: Any, function: Any) -> jax.Array:
-        """Returns the windows reduced, without dilation.
+        """Reduces the windows, without dilation.
 
         The only window of a dimension needs no padding, which it may have a lot of: it may be
         hundreds of times as large as the image. Sums of it are no windows to XLA; the largest
@@ -126,7 +126,7 @@ class _Windows:
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:
-    """Returns one number per spatial dimension; a single one stands for all."""
+    """Returns one number per spatial dimension, given one for all or one for each."""
     values = tuple(value) if isinstance(value, tuple | list) else (value,)
     return values * count if len(values) == 1 else values
 
@@ -268,7 +268,7 @@ def _take(x: Any, places: Any, axis: int) -> Any:
 
 
 def _looked_up(x: Any, indices: Any, count: int) -> jax.Array:
-    """Returns the elements of each plane at indices."""
+    """Looks up the elements of each plane at indices."""
     flat = x.reshape(*x.shape[: x.ndim - count], -1)
     at = indices.reshape(*flat.shape[:-1], -1)
     return jnp.take_along_axis(flat, at, -1).reshape(indices.shape)
@@ -336,7 +336,7 @@ def _fractional_starts(size: Any, kernel: int, outputs: int, sample: Any) -> jax
 def max_unpool(
     x: Any, indices: Any, output_size: Any, stride: Any = (), padding: Any = ()
 ) -> jax.Array:
-    """Returns elements back at the indices of their planes, zero elsewhere."""
+    """Puts elements back at the indices of their planes, with zeros elsewhere."""
     count = len(output_size)
     batch = x.shape[: x.ndim - count]
     values = x.reshape(math.prod(batch), -1)

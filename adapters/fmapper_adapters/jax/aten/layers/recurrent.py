@@ -247,7 +247,7 @@ Network = Callable[..., tuple[Any, ...]]
 
 
 def _single(name: str, step: Step) -> tuple[Network, Network]:
-    """Enters a network with one kind of state, in its four variants; for padded and packed ones."""
+    """Registers a network with one kind of state in its four variants, padded and packed."""
 
     def pad(x: Any, hx: Any, params: Any, *options: Any, key: Any = None) -> tuple[Any, ...]:
         return _pad(step, x, (hx,), params, *options, key=key)

@@ -21,7 +21,7 @@ Scales = Sequence[float | None]
 
 
 def _sizes(x: Any, output_size: Any, scales: Any) -> tuple[Sequence[Any], Scales]:
-    """Returns the sizes and scales of an overload that takes either sizes or scales."""
+    """Returns sizes and scales, given either."""
     if output_size is not None:
         return output_size, (None,) * len(output_size)
     spatial = x.shape[x.ndim - len(scales) :]
@@ -40,7 +40,7 @@ def _scaled_size(n: Any, scale: float) -> Any:
 
 
 def _step(n: Any, m: Any, align_corners: bool, scale: float | None, dtype: Any) -> Any:
-    """Returns how far apart in the input neighbours in the output are."""
+    """Returns the distance in the input of neighbours in the output."""
     one = _array(1, dtype)
     if align_corners:
         return _array(n - 1, dtype) / _array(m - 1, dtype) if _is_more_than_one(m) else one * 0
@@ -63,7 +63,7 @@ def _range(m: Any, dtype: Any) -> Any:
 
 
 def _positions(n: Any, m: Any, align_corners: bool, scale: float | None, dtype: Any) -> Any:
-    """Returns where in the input, in pixels, each pixel of the output is."""
+    """Returns the position in the input, in pixels, of each pixel of the output."""
     step = _step(n, m, align_corners, scale, dtype)
     at = _range(m, dtype)
     half = _array(0.5, dtype)

@@ -120,7 +120,7 @@ def arange_to(end: Any, *, dtype: Any = None) -> jax.Array:
 @lowering("aten::arange.start_step")
 @lowering("aten::arange.start", whole=False)
 def arange(start: Any, end: Any, step: Any = 1, *, dtype: Any = None) -> jax.Array:
-    """Returns numbers from start to below end; the length is worked out in float64, as in torch."""
+    """Returns numbers from start to below end; the length is computed in float64, as in torch."""
     floats = any(isinstance(value, float) for value in (start, end, step))
     if dtype is None:
         dtype = default_dtype() if floats else dtype_of("int64")
@@ -148,7 +148,7 @@ def _truncate(value: Any) -> Any:
 
 @lowering("aten::linspace")
 def linspace(start: Any, end: Any, steps: int, *, dtype: Any = None) -> jax.Array:
-    """Returns so many numbers from start to end, counted from the nearer one."""
+    """Returns evenly spaced numbers from start to end, counted from the nearer one."""
     if dtype is None:
         dtype = default_dtype()
         if any(isinstance(v, complex) or is_complex(jnp.asarray(v)) for v in (start, end)):

@@ -69,7 +69,7 @@ def _is_mask(i: Any) -> bool:
 
 
 def _positions(indices: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns indices as JAX takes them; masks become the indices of their true elements."""
+    """Converts indices for JAX; masks become the indices of their true elements."""
     found: list[Any] = []
     for i in indices:
         if i is None:
@@ -112,7 +112,7 @@ def index_select(x: Any, dim: int, index: Any) -> jax.Array:
 
 @lowering("aten::take", int64="moves")
 def take(x: Any, index: Any) -> jax.Array:
-    """Returns elements of the array as one row."""
+    """Returns elements of the flattened array."""
     if x.size == 0:  # which jnp.take gives back as it is
         return jnp.zeros(index.shape, x.dtype)
     return jnp.take(x.reshape(-1), index)
@@ -120,7 +120,7 @@ def take(x: Any, index: Any) -> jax.Array:
 
 @lowering("aten::put")
 def put(x: Any, index: Any, source: Any, accumulate: bool = False) -> jax.Array:
-    """Returns the array, seen as one row, with elements replaced or added to."""
+    """Returns the array with elements, by flat index, replaced or added to."""
     flat = x.reshape(-1)
     at = flat.at[index.reshape(-1)]
     source = cast(source.reshape(-1), x.dtype)
@@ -152,13 +152,13 @@ def index_copy(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
 
 @lowering("aten::index_fill", int64="moves", elements=(3,))
 def index_fill(x: Any, dim: int, index: Any, value: Any) -> jax.Array:
-    """Returns one number at indices of a dimension."""
+    """Returns the array with one number at indices of a dimension."""
     at, _ = _at(x, dim, index, jnp.zeros(()))
     return at.set(cast(value, x.dtype)).reshape(x.shape)
 
 
 def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
-    """Returns where slices go, and the slices; what has no dimensions counts as having one."""
+    """Returns the places of slices, and the slices; scalars count as having one dimension."""
     if x.ndim == 0:
         return x.reshape(1).at[index.reshape(-1)], source.reshape(-1)
     dim = dim % x.ndim
@@ -170,7 +170,7 @@ def _at(x: Any, dim: int, index: Any, source: Any) -> tuple[Any, Any]:
 
 @lowering("aten::masked_fill", int64="moves", elements=(2,))
 def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
-    """Returns a number where the mask holds; the dtype of the array stays.
+    """Returns the array with a number where the mask holds, in the array's dtype.
 
     The least float32, which models take for a mask, becomes the least number of 16 bits when the
     model is cast to that: as infinity it would leave rows without any number.
@@ -183,7 +183,7 @@ def masked_fill(x: Any, mask: Any, value: Any) -> jax.Array:
 
 @lowering("aten::masked_scatter", int64="moves")
 def masked_scatter(x: Any, mask: Any, source: Any) -> jax.Array:
-    """Returns where the mask holds, the next element of the source."""
+    """Returns the array with the next element of the source wherever the mask holds."""
     x, mask = jnp.broadcast_arrays(x, mask.astype(bool))
     if source.size == 0:
         return x
@@ -227,7 +227,7 @@ def nonzero_static(x: Any, *, size: int, fill_value: int = -1) -> jax.Array:
 def repeat_interleave(
     x: Any, repeats: Any, dim: int | None = None, *, output_size: Any = None
 ) -> jax.Array:
-    """Returns each element so often, one after the other."""
+    """Repeats each element so often."""
     if dim is None:
         x, dim = x.reshape(-1), 0
     x = x.reshape(1) if x.ndim == 0 else x

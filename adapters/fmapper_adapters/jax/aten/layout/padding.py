@@ -26,7 +26,7 @@ def _per_dim(pad: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _pad(x: Any, pad: Sequence[Any], index: Any) -> jax.Array:
-    """Looks each padded dimension up at `index(positions, size)`, of positions from `-low` on."""
+    """Pads by lookup: each dimension at `index(positions, size)`, of positions from `-low` on."""
     widths = _per_dim(pad)
     for dim, (low, high) in enumerate(widths, x.ndim - len(widths)):
         if isinstance(low, int) and isinstance(high, int) and low == high == 0:
@@ -39,25 +39,25 @@ def _pad(x: Any, pad: Sequence[Any], index: Any) -> jax.Array:
 
 @lowering("aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d")
 def reflection_pad(x: Any, padding: Sequence[Any]) -> jax.Array:
-    """Mirrors at the edges, which are not repeated."""
+    """Pads by mirroring at the edges, which are not repeated."""
     return _pad(x, padding, lambda at, size: size - 1 - jnp.abs(size - 1 - jnp.abs(at)))
 
 
 @lowering("aten::replication_pad1d", "aten::replication_pad2d", "aten::replication_pad3d")
 def replication_pad(x: Any, padding: Sequence[Any]) -> jax.Array:
-    """Returns the elements at the edges repeated."""
+    """Pads by repeating the elements at the edges."""
     return _pad(x, padding, lambda at, size: jnp.clip(at, 0, size - 1))
 
 
 @lowering("aten::_pad_circular")
 def circular_pad(x: Any, pad: Sequence[Any]) -> jax.Array:
-    """Goes on with the array from its other side."""
+    """Pads with the elements from the other side."""
     return _pad(x, pad, jnp.remainder)
 
 
 @lowering("aten::pad")
 def pad(x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> jax.Array:
-    """Returns any of these by name."""
+    """Pads in one of these ways, by name."""
     if mode == "constant":
         return constant_pad(x, pad, 0 if value is None else value)
     return {"reflect": reflection_pad, "replicate": replication_pad, "circular": circular_pad}[

@@ -43,7 +43,7 @@ def _places(x: Any, dim: int, index: Any) -> tuple[Any, ...]:
 
 
 def _with_dims(x: Any, index: Any, source: Any) -> tuple[Any, Any, Any]:
-    """Returns all with a dimension at least, and the part of the source that has an index."""
+    """Gives all arguments a dimension at least, and cuts the source to the index."""
     x, index = (a.reshape(1) if a.ndim == 0 else a for a in (x, index))
     if is_array(source):
         source = source.reshape(1) if source.ndim == 0 else source
@@ -79,7 +79,7 @@ def scatter_add(x: Any, dim: int, index: Any, source: Any) -> jax.Array:
 
 @lowering("aten::scatter.reduce", "aten::scatter.value_reduce", elements=(3,))
 def scatter_by(x: Any, dim: int, index: Any, source: Any, *, reduce: str) -> jax.Array:
-    """Returns elements added or multiplied into the array."""
+    """Returns the array with elements added or multiplied into it."""
     if reduce == "add":
         return scatter_add(x, dim, index, source)
     return scatter_reduce(x, dim, index, source, "prod")

@@ -75,7 +75,7 @@ def t(x: Any) -> jax.Array:
 
 @lowering("aten::unsqueeze", int64="moves")
 def unsqueeze(x: Any, dim: int) -> jax.Array:
-    """Returns a dimension of size one more."""
+    """Inserts a dimension of size one."""
     return jnp.expand_dims(x, dim)
 
 
@@ -102,7 +102,7 @@ def expand(x: Any, size: Sequence[Any], *, implicit: bool = False) -> jax.Array:
 
 @lowering("aten::cat", int64="moves")
 def cat(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
-    """Returns arrays one after the other; those of shape (0,) are left out, as in torch."""
+    """Concatenates arrays; those of shape (0,) are left out, as in torch."""
     arrays = promote(*arrays)
     kept = [a for a in arrays if a.shape != (0,)] or arrays[:1]
     return jnp.concatenate(kept, dim)
@@ -117,19 +117,19 @@ def stack(arrays: Sequence[Any], dim: int = 0) -> jax.Array:
 @lowering("aten::repeat", int64="moves")
 @lowering("aten::tile", whole=False)
 def repeat(x: Any, repeats: Sequence[Any]) -> jax.Array:
-    """Returns the whole array so often along each dimension; new dimensions come first."""
+    """Tiles the array along each dimension; new dimensions come first."""
     return jnp.tile(x, tuple(repeats))
 
 
 @lowering("aten::flip", int64="moves")
 def flip(x: Any, dims: Sequence[int]) -> jax.Array:
-    """Backwards along dimensions."""
+    """Reverses dimensions."""
     return jnp.flip(x, tuple(dims)) if x.ndim else x
 
 
 @lowering("aten::roll", int64="moves")
 def roll(x: Any, shifts: Any, dims: Any = ()) -> jax.Array:
-    """Rotates along dimensions; without dimensions, as one row."""
+    """Rolls along dimensions; without dimensions, over the flattened array."""
     if x.size == 0 or x.ndim == 0:
         return x
     shifts = shifts if isinstance(shifts, tuple) else (shifts,)
@@ -177,13 +177,13 @@ def unfold(x: Any, dimension: int, size: int, step: int) -> jax.Array:
 
 @lowering("aten::view_as_complex", "aten::view_as_complex_copy")
 def view_as_complex(x: Any) -> jax.Array:
-    """Returns pairs of real numbers, along the last dimension, as complex ones."""
+    """Joins pairs of real numbers, along the last dimension, to complex ones."""
     return jax.lax.complex(x[..., 0], x[..., 1])
 
 
 @lowering("aten::view_as_real", "aten::view_as_real_copy")
 def view_as_real(x: Any) -> jax.Array:
-    """Turns complex numbers into pairs of real ones, along a new last dimension."""
+    """Splits complex numbers into pairs of real ones, along a new last dimension."""
     return jnp.stack([x.real, x.imag], -1)
 
 

@@ -47,7 +47,7 @@ def _is_huge(x: Any) -> bool:
 
 @lowering("aten::narrow", "aten::narrow_copy", int64="moves")
 def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
-    """Computes `length` elements from `start` on."""
+    """Returns `length` elements from `start` on."""
     if isinstance(start, int) and start < 0:
         start = start + x.shape[dim]
     if isinstance(start, jax.Array):
@@ -61,7 +61,7 @@ def narrow(x: Any, dim: int, start: Any, length: Any) -> jax.Array:
     "aten::split_with_sizes_copy", "aten::unsafe_split_with_sizes", whole=False, int64="moves"
 )
 def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[jax.Array, ...]:
-    """Returns parts of given sizes, one after the other."""
+    """Splits into parts of the given sizes."""
     parts = []
     start: Any = 0
     for size in split_sizes:
@@ -73,7 +73,7 @@ def split_with_sizes(x: Any, split_sizes: Sequence[Any], dim: int = 0) -> tuple[
 @lowering("aten::split_copy.Tensor", int64="moves")
 @lowering("aten::split.Tensor", "aten::unsafe_split.Tensor", whole=False, int64="moves")
 def split(x: Any, split_size: Any, dim: int = 0) -> tuple[jax.Array, ...]:
-    """Returns parts of one size; the last one has what is left."""
+    """Splits into parts of one size; the last one has the rest."""
     size = x.shape[dim]
     count = 1 if size == 0 else -(-size // split_size)
     sizes = [split_size] * (count - 1)
@@ -91,7 +91,7 @@ def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
 
 @lowering("aten::tensor_split.sections")
 def tensor_split_sections(x: Any, sections: int, dim: int = 0) -> tuple[jax.Array, ...]:
-    """Returns parts whose sizes differ by one at most, the larger ones first."""
+    """Splits into parts whose sizes differ by at most one, the larger ones first."""
     small, more = divmod(x.shape[dim], sections)
     return split_with_sizes(x, (small + 1,) * more + (small,) * (sections - more), dim)
 

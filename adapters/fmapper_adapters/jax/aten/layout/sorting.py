@@ -36,7 +36,7 @@ def _take(x: Any, order: Any, dim: int) -> Pair:
 
 
 def _alone(x: Any) -> Pair:
-    """Sorts an array without dimensions, which is sorted already."""
+    """Returns the result for an array without dimensions, which is sorted already."""
     return x, jnp.zeros((), dtype_of("int64"))
 
 

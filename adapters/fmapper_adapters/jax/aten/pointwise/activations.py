@@ -17,7 +17,7 @@ from fmapper_adapters.jax.aten.types import is_floating, wide
 
 
 def _activation(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enters a function whose first argument comes wide, and whose result is made as it was."""
+    """Registers a function whose first argument is widened, and whose result is cast back."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(x: Any, *args: Any, **kwargs: Any) -> jax.Array:

@@ -114,7 +114,7 @@ def _floor_of(x: Any, y: Any) -> jax.Array:
 
 @lowering("aten::remainder", elements=(0, 1))
 def remainder(x: Any, y: Any) -> jax.Array:
-    """Returns the rest of the division rounded down, of the sign of the divisor."""
+    """Returns the remainder of floor division, with the sign of the divisor."""
     dtype, (x, y) = in_opmath(x, y)
     x, y = jnp.broadcast_arrays(x, y)
     return (_rest_of_floats(x, y) if is_floating(x) else _rest_of(x, y)).astype(dtype)
@@ -127,7 +127,7 @@ def _rest_of(x: Any, y: Any) -> jax.Array:
 
 @jax.custom_jvp
 def _rest_of_floats(x: Any, y: Any) -> jax.Array:
-    """The rest, whose slope by the divisor is the quotient rounded down from the exact rest.
+    """Computes the remainder; its slope by the divisor is minus the exact quotient rounded down.
 
     JAX takes the quotient as it is rounded to the nearest float: one off next to a whole number.
     """
@@ -142,7 +142,7 @@ def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[jax.Array, j
 
 @lowering("aten::fmod", elements=(0, 1))
 def fmod(x: Any, y: Any) -> jax.Array:
-    """Returns the rest of the division rounded to zero, of the sign of the dividend."""
+    """Returns the remainder of truncated division, with the sign of the dividend."""
     dtype, (x, y) = in_opmath(x, y)
     return jax.lax.rem(*jnp.broadcast_arrays(x, y)).astype(dtype)
 

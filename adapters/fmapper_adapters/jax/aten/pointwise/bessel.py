@@ -80,7 +80,7 @@ def _cached_near(name: str) -> Callable[[Any], Any]:
 
 @functools.cache
 def _far(order: int, part: str) -> Callable[[Any], Any]:
-    """Tells how the amplitude of the Hankel function goes to 1, over 1 / x from 0 to 1 / _NEAR."""
+    """Returns the amplitude of the Hankel function over 1 / x from 0 to 1 / _NEAR."""
 
     def amplitude(t: Any) -> Any:
         x = _NEAR / np.maximum((t + 1) / 2, 1e-12)

@@ -123,7 +123,7 @@ def _binary(function: Callable[..., Any], *ops: str) -> None:
 
 
 def _comparison(function: Callable[..., Any], *ops: str) -> None:
-    """Enters one of two operands; a number that no integer reaches is infinite."""
+    """Registers a comparison; a number that no integer reaches is infinite."""
     lowering(*ops, int64="looks")(lambda x, y: function(*promote(within(x, y), within(y, x))))
 
 

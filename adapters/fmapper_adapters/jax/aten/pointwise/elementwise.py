@@ -29,7 +29,7 @@ def _unary(
     to_float: bool = False,
     int64: Literal["computes", "looks"] = "computes",
 ) -> None:
-    """Enters a function of one array; halves are computed in float32 and rounded once."""
+    """Registers a function of one array; halves are computed in float32 and rounded once."""
 
     def lower(x: Any) -> jax.Array:
         (x,) = promote(x, to_float=to_float)
@@ -59,7 +59,7 @@ def _sign(x: Any) -> jax.Array:
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a rounding function, which leaves integers as they are."""
+    """Makes a rounding function that leaves integers as they are."""
     return lambda x: function(x) if is_floating(x) else x
 
 
@@ -292,7 +292,7 @@ def angle(x: Any) -> jax.Array:
 
 @lowering("aten::_to_copy", "aten::to", int64="casts")
 def to_copy(x: Any, *, dtype: Any = None) -> jax.Array:
-    """Returns the array as another dtype."""
+    """Casts the array to another dtype."""
     return x if dtype is None else cast(x, dtype)
 
 

@@ -34,7 +34,7 @@ def _even(n: Any) -> Any:
 
 
 def _chebyshev(x: Any, n: Any, first: Any, plus: Any, minus: Any, wave: Any, above: int) -> Any:
-    """Recurs with the values at 1 and -1, and by a formula of waves inside for high degrees."""
+    """Computes by recurrence, with exact values at 1 and -1 and by cosines at high degrees."""
     n = jnp.trunc(n)
     found = _recurrence(x, n, first, lambda k, now, before: 2 * x * now - before)
     found = jnp.where((n > above) & (jnp.abs(x) < 1), wave, found)

@@ -19,7 +19,7 @@ Function = Callable[..., Any]
 
 
 def unary(*ops: str) -> Callable[[Function], Function]:
-    """Enters a function of floats; halves are computed in float32, integers become floats."""
+    """Registers a function of floats; halves are computed in float32, integers become floats."""
 
     def add(function: Function) -> Function:
         def lower(x: Any) -> jax.Array:
@@ -33,7 +33,7 @@ def unary(*ops: str) -> Callable[[Function], Function]:
 
 
 def binary(*ops: str) -> Callable[[Function], Function]:
-    """Enters a function of two floats, likewise."""
+    """Registers a function of two floats, likewise."""
 
     def add(function: Function) -> Function:
         def lower(x: Any, y: Any) -> jax.Array:

@@ -19,7 +19,7 @@ for _name in ("add", "sub", "mul", "neg", "pos", "eq", "ne", "lt", "le", "gt", "
 
 @lowering("sym::getitem", returns_number=True, int64="moves")
 def getitem(x: Any, index: Any) -> Any:
-    """Returns one of several results."""
+    """Returns one result of several."""
     return x[index]
 
 
@@ -112,7 +112,7 @@ def sym_sqrt(a: Any) -> Any:
 @lowering("aten::_local_scalar_dense", returns_number=True)
 @lowering("aten::item", returns_number=True, whole=False)
 def local_scalar_dense(x: Any) -> Any:
-    """Returns the value of a one-element array: a number where known, else what stands for it.
+    """Returns the value of a one-element array: a number if known, else a weak array.
 
     A weak array counts as a Python number when dtypes are promoted.
     """
@@ -121,7 +121,7 @@ def local_scalar_dense(x: Any) -> Any:
 
 @lowering("aten::_assert_scalar", "aten::_assert_async", returns_number=True)
 def assert_scalar(condition: Any, message: str = "") -> Any:
-    """Returns the condition: whoever runs the program looks at it."""
+    """Returns the condition, which the caller of the program checks."""
     return condition
 
 

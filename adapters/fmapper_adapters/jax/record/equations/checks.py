@@ -24,7 +24,7 @@ class Check:
 
 
 def of(eqn: Any) -> Check | None:
-    """Returns the check that an equation is; None for any other one."""
+    """Recognises a check; returns None for any other equation."""
     if eqn.primitive.name != "cond" or len(eqn.params["branches"]) != 2:
         return None
     branches = eqn.params["branches"]
@@ -36,14 +36,14 @@ def of(eqn: Any) -> Check | None:
 
 
 def holds_one(eqn: Any) -> bool:
-    """Returns whether an equation is a function with a derivative of its own around a check."""
+    """Returns whether an equation wraps a check in a custom derivative."""
     if eqn.primitive.name != "custom_jvp_call":
         return False
     return any(of(inner) is not None for inner in eqn.params["call_jaxpr"].jaxpr.eqns)
 
 
 def _raising(branch: Any) -> Any | None:
-    """Returns the function of Python that a branch calls to raise an error."""
+    """Returns the Python function that a branch calls to raise an error."""
     for eqn in branch.jaxpr.eqns:
         if eqn.primitive.name == "pure_callback":
             called = getattr(eqn.params["callback"], "callback_func", None)

@@ -9,7 +9,7 @@ from jax import lax
 
 
 def on_dimensions(eqn: Any) -> Any | None:
-    """Returns a collective over dimensions of its operands as reductions; None for anything else.
+    """Rewrites a collective over named dimensions as reductions; None for anything else.
 
     `jax.vmap(f, axis_name="batch")` leaves `psum[axes=(0,)]` behind where an operand is batched.
     """
@@ -35,7 +35,7 @@ def _reduction(name: str) -> Any | None:
 
 
 def _start(kind: Any, dtype: Any) -> Any:
-    """Returns the number that changes nothing."""
+    """Returns the identity element of a reduction."""
     if kind is lax.add:
         return dtype.type(0)
     limits = jax.numpy.finfo if jax.numpy.issubdtype(dtype, jax.numpy.floating) else jax.numpy.iinfo

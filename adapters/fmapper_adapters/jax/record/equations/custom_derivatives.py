@@ -45,7 +45,7 @@ class Function:
 
 
 def function_of(eqn: Any) -> Function | None:
-    """Returns the function that an equation calls; None where none has a derivative of its own.
+    """Returns the function of an equation with a custom derivative; None for others.
 
     A sample of a gamma distribution and the solution of a linear system are such functions too:
     JAX finds both by loops that it does not differentiate.
@@ -69,7 +69,7 @@ def function_of(eqn: Any) -> Function | None:
 
 
 def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
-    """Returns an equation as a function of its operands, whatever its primitive is bound by."""
+    """Returns an equation as a function of its operands."""
     variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, core.Literal)))
     names = ("",) * len(variables), ("",) * len(eqn.outvars)
     info = core.DebugInfo("fmapper", "equation", *names)
@@ -84,7 +84,7 @@ def results_of(eqn: Any) -> Callable[[list[Any]], list[Any]]:
 
 
 def _backward(eqn: Any, taken: tuple[int, ...], given: tuple[int, ...]) -> Any:
-    """Returns what JAX differentiates an equation to, as a closed jaxpr."""
+    """Returns the derivative of an equation as a closed jaxpr."""
     run = results_of(eqn)
 
     def backward(operands: list[Any], cotangents: list[Any]) -> list[Any]:
@@ -119,7 +119,7 @@ def _solution(eqn: Any) -> Any:
 
 
 def _trace_rule(eqn: Any) -> Any:
-    """Returns what a primitive computes by its own rule, as a closed jaxpr."""
+    """Traces a primitive's own lowering rule to a closed jaxpr."""
 
     def run(*operands: Any) -> list[Any]:
         return list(eqn.primitive.impl(*operands, **eqn.params))
@@ -161,7 +161,7 @@ def _is_real(aval: Any) -> bool:
 
 
 def _label(body: Any) -> str:
-    """Returns the name of a function, which says whether it is one of JAX's own."""
+    """Returns the qualified name of a function."""
     info = getattr(getattr(body, "jaxpr", body), "debug_info", None)
     name, _, place = str(getattr(info, "func_src_info", "")).partition(" at ")
     return f"jax::{name}" if frames.is_of(place, ("jax",)) else name

@@ -16,7 +16,7 @@ def has_derivatives(kind: tuple[str, Any]) -> bool:
 
 
 def number(value: Any) -> Any:
-    """Returns an array of one element as a number of Python's."""
+    """Returns an array of one element as a Python number."""
     found = np.asarray(few_bits.in_bytes(value)) if hasattr(value, "dtype") else np.asarray(value)
     if found.dtype.kind == "V" or found.dtype.name.startswith(("bfloat", "float8")):
         found = found.astype(np.float64)
