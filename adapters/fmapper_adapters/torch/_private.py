@@ -62,7 +62,7 @@ def is_fork_of_user(kind: str) -> bool:
 
 
 def identity_of(content: Any) -> int:
-    """Returns the address of what a tensor or a storage of Python stands for in C++."""
+    """Returns the address of the C++ object behind a tensor or storage."""
     address: int = content._cdata
     return address
 
@@ -80,7 +80,7 @@ def is_view(tensor: Any) -> bool:
 
 
 def storage_place(tensor: torch.Tensor) -> tuple[int, int]:
-    """Returns where the storage of a tensor lies that was loaded without memory, and its bytes.
+    """Returns the file offset and the size of the storage of a tensor without memory.
 
     In bytes from the beginning of the file that `torch.load` has read under a `FakeTensorMode`.
     """
@@ -97,27 +97,27 @@ leave_level: Callable[[], Any] = _functorch.pop_dynamic_layer_stack
 
 
 def is_in_transformation() -> bool:
-    """Returns whether a function of `torch.func` is under way."""
+    """Returns whether a function transformation of `torch.func` is active."""
     return _functorch.peek_interpreter_stack() is not None
 
 
 def count_levels() -> int:
-    """Returns how many functions of `torch.func` are under way, one through the other."""
+    """Returns how many transformations of `torch.func` are nested here."""
     return _functorch.maybe_current_level() or 0
 
 
 def is_dual() -> bool:
-    """Returns whether derivatives are being taken forwards."""
+    """Returns whether forward-mode differentiation is active for a tensor."""
     return forward_ad._current_level >= 0
 
 
 def enter_dual_level() -> None:
-    """Begins a derivative forwards; a RuntimeError where one is under way already."""
+    """Enters a forward-mode level; raises RuntimeError inside another one."""
     _core._enter_dual_level()
 
 
 def exit_dual_level() -> None:
-    """Ends the derivative forwards that is under way."""
+    """Exits the forward-mode level."""
     _core._exit_dual_level(level=0)
 
 
@@ -133,24 +133,24 @@ def allow_saved_tensors_hooks() -> None:
 
 
 def set_grad_enabled(mode: bool) -> None:
-    """Switches gradients on or off, unseen by what records functions."""
+    """Switches gradients on or off without function modes noticing."""
     with torch._C.DisableTorchFunction():
         torch._C._set_grad_enabled(mode)
 
 
 def is_set_grad_enabled(target: Any) -> bool:
-    """Returns whether a recorded function is the one that switches gradients on and off."""
+    """Returns whether a recorded function switches gradients on or off."""
     return target is torch._C._set_grad_enabled
 
 
 def get_engine() -> Any:
-    """Returns what `torch.autograd.grad` and `backward` call."""
+    """Returns the autograd engine that `grad` and `backward` call."""
     module: Any = torch.autograd
     return module._engine_run_backward
 
 
 def set_engine(engine: Any) -> None:
-    """Puts something in the place of what `torch.autograd.grad` and `backward` call."""
+    """Replaces the autograd engine that `grad` and `backward` call."""
     module: Any = torch.autograd
     module._engine_run_backward = engine
 
@@ -159,23 +159,23 @@ def set_engine(engine: Any) -> None:
 
 
 def is_dynamo_context(value: Any) -> bool:
-    """Returns whether an object is what `module.compile()` calls the module by."""
+    """Returns whether an object is the compiled call of `module.compile()`."""
     return isinstance(value, torch._dynamo.eval_frame._TorchDynamoContext)
 
 
 def get_call(module: Any) -> Callable[..., Any]:
-    """Returns what a module does when it is called, hooks and all, not compiled."""
+    """Returns the uncompiled call of a module, with its hooks."""
     call: Callable[..., Any] = module._call_impl
     return call
 
 
 def initialize_compiled(module: Any) -> None:
-    """Lets a compiled module compile what it wraps, anew."""
+    """Makes a compiled module compile its original again."""
     module._initialize()
 
 
 def note_step(optimizer: Any) -> None:
-    """Tells the schedulers of an optimizer that it has made a step."""
+    """Notifies the schedulers of an optimizer of a step."""
     optimizer._opt_called = True
 
 
@@ -190,7 +190,7 @@ def compiled_from(module: Any) -> Any:
 
 
 def buffer_hooks() -> dict[Any, Any]:
-    """Returns the hooks that are called with every buffer that any module registers."""
+    """Returns the global hooks for the registration of buffers."""
     hooks: dict[Any, Any] = torch.nn.modules.module._global_buffer_registration_hooks
     return hooks
 
@@ -201,18 +201,18 @@ def is_scheduled(step: Any) -> bool:
 
 
 def mark_scheduled(step: Any) -> None:
-    """Lets schedulers of learning rates take a step for one that they have wrapped."""
+    """Marks a step as wrapped by a learning rate scheduler."""
     step._wrapped_by_lr_sched = True
 
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Returns the device, the dtype and so on that arguments of `Module.to` mean."""
+    """Parses the arguments of `Module.to` to device, dtype and so on."""
     found: tuple[Any, ...] = _core._nn._parse_to(*args, **kwargs)
     return found
 
 
 def check_input_dim(module: Any, x: torch.Tensor) -> None:
-    """Raises a ValueError where an input has not the dimensions that a normalisation wants."""
+    """Raises ValueError for an input with the wrong number of dimensions for a norm."""
     module._check_input_dim(x)
 
 
@@ -228,7 +228,7 @@ def get_nesting() -> tuple[Any, Any]:
 
 
 def set_nesting(nest: Any, is_aligned: Any) -> None:
-    """Puts others in the place of the functions by which an encoder leaves padding out."""
+    """Replaces the functions by which an encoder leaves padding out."""
     _torch._nested_tensor_from_mask = nest
     _torch._nested_tensor_from_mask_left_aligned = is_aligned
 
@@ -267,34 +267,34 @@ def schema_of(op: Any) -> Any:
 
 
 def report_of(exported: Any) -> Any:
-    """Returns what draft export has to say of a program; None for what it did not record."""
+    """Returns the report of draft export on a program; None if it did not record it."""
     return getattr(exported, "_report", None)
 
 
 def get_support(name: str) -> Callable[..., bool] | None:
-    """Returns the function that tells whether oneDNN computes with bf16 or fp16 here."""
+    """Returns the function that says whether oneDNN supports bf16 or fp16 here."""
     return getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
 
 
 def get_fakes() -> Any:
-    """Returns the module in which libraries find the class of the tensors of a recording."""
+    """Returns the module that defines the fake tensors of a recording."""
     return torch._subclasses
 
 
 def register_node(cls: type, flatten: Any, unflatten: Any, **options: Any) -> None:
-    """Enters a class into torch's pytree registry in Python, and there only."""
+    """Registers a class with torch's Python pytree registry only."""
     pytree._private_register_pytree_node(cls, flatten, unflatten, **options)
 
 
 def deregister_node(cls: type) -> None:
-    """Takes a class out of torch's pytree registry."""
+    """Removes a class from torch's pytree registry."""
     pytree._deregister_pytree_node(cls)
 
 
 def combine_args(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the arguments of a module by the names that `forward` has for them."""
+    """Returns the arguments of a module by the parameter names of `forward`."""
     from torch.export import dynamic_shapes
 
     found: dict[str, Any] = dynamic_shapes._combine_args(module, args, kwargs)
@@ -302,33 +302,33 @@ def combine_args(
 
 
 def walk_shapes(look: Callable[..., Any], tree: Any, dynamic_shapes: Any) -> None:
-    """Calls `look(path, leaf, shape)` for each leaf and what `dynamic_shapes` says of it."""
+    """Calls `look(path, leaf, shape)` for each leaf and its entry in `dynamic_shapes`."""
     from torch.export import dynamic_shapes as module
 
     module._tree_map_with_path(look, tree, dynamic_shapes, tree_name="inputs")
 
 
 def get_replace_symbol() -> Any:
-    """Returns the method by which a `ShapeEnv` notes what a symbol is equal to."""
+    """Returns the method of `ShapeEnv` that records the value of a symbol."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     return ShapeEnv._set_replacement
 
 
 def set_replace_symbol(method: Any) -> None:
-    """Puts another method in the place of the one by which a `ShapeEnv` notes equality."""
+    """Replaces the method of `ShapeEnv` that records the value of a symbol."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     ShapeEnv._set_replacement = method  # type: ignore[method-assign]
 
 
 def expression_of(symbol: Any) -> Any:
-    """Returns the expression of a symbolic number, with what is known not put in."""
+    """Returns the unsimplified expression of a symbolic number."""
     return symbol._expr
 
 
 def place_in_recording() -> tuple[str, str, list[str]] | None:
-    """Returns where `torch.export` is: the call of a module, its path, and the inputs of the graph.
+    """Returns the module call that `torch.export` is at, its path, and the graph's inputs.
 
     None where it records nothing. The call is named by the path, with `@1` for the second one.
     """
@@ -345,7 +345,7 @@ def place_in_recording() -> tuple[str, str, list[str]] | None:
 
 
 def name_of_place(key: str, path: str) -> tuple[str, str]:
-    """Returns the name of a call and its path, of an entry in torch's `nn_module_stack`."""
+    """Returns call name and path of an entry in torch's `nn_module_stack`."""
     path = _SELF.sub("", path)
     _, _, count = key.rpartition("@")
     return (f"{path}@{count}" if "@" in key and count.isdigit() else path), path
@@ -375,7 +375,7 @@ def name_in_recording(tensor: torch.Tensor) -> str:
 
 
 def note_lines(code: Any) -> None:
-    """Has the recording note the line of a function in nodes for which torch notes none.
+    """Makes the recording note the line of a function in nodes without one.
 
     Those are the nodes of the outermost `forward`; `line_of_node` returns it.
     """
@@ -406,7 +406,7 @@ def line_of_node(node: torch.fx.Node) -> str:
 
 
 def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
-    """Returns the names that `name_in_recording` gave -> those of the same nodes in a graph.
+    """Maps names by `name_in_recording` to those of the same nodes in a graph.
 
     Of the nodes that one was taken apart to it is the last one of its shape.
     """

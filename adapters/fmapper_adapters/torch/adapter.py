@@ -71,11 +71,11 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return _random
 
     def is_array_type(self, cls: type) -> bool:
-        """Returns whether a class is of tensors; subclasses are."""
+        """Returns whether a class is `torch.Tensor` or a subclass."""
         return issubclass(cls, torch.Tensor)
 
     def is_fitted_type(self, cls: type) -> bool:
-        """Tells whether a class is of parameters: modules make parameters of what replaces them."""
+        """Returns whether a class is of parameters, whose replacements modules wrap."""
         return issubclass(cls, torch.nn.Parameter)
 
     def device(self, array: Any) -> Device:
@@ -115,7 +115,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return replace(found, index=torch.accelerator.current_device_index())
 
     def device_info(self, device: Device) -> DeviceInfo:
-        """Returns name and memory as the driver has them; what torch keeps is not free."""
+        """Returns name and memory by the driver; memory that torch caches is not free."""
         if device.kind in ("cpu", "meta") or not isinstance(device.index, int):
             return super().device_info(device)
         return DeviceInfo(device, *_devices.about(device.kind, device.index))
@@ -129,7 +129,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[object]]:
-        """Returns grad and inference mode, default device, accelerator; a stream of its own."""
+        """Captures grad and inference mode, default device and accelerator; adds a stream."""
         return threads.settings()
 
     def hand_over(self, arrays: Sequence[Any]) -> Callable[[], object] | None:
@@ -139,11 +139,11 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
     ) -> Iterable[Any]:
-        """Moves in batches over the link of a GPU, with everything that hangs on a parameter."""
+        """Moves in batches, along with gradients and attributes of parameters."""
         return batches.to_device(arrays, _torch_device(device))
 
     def nbytes(self, array: Any) -> int:
-        """Counts what is stored: of a sparse tensor the values and where they are."""
+        """Returns the bytes stored: of a sparse tensor, values and indices."""
         return tensors.nbytes(array)
 
     def signatures(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -151,7 +151,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return [array.dtype if array.is_cpu else (array.dtype, array.device) for array in arrays]
 
     def check(self, array: Any) -> None:
-        """Refuses tensors without values in strided memory.
+        """Raises for tensors without values in strided memory.
 
         Raises:
             TypeError: Says what it is.
@@ -182,7 +182,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return Exchange([tensors.to_numpy(values) for values in plain], private=private)
 
     def take(self, exchange: Exchange, device: Device, *, share: bool) -> Iterable[Any]:
-        """Wraps the memory of the exchange, or brings it to another device."""
+        """Wraps the memory of the exchange, or copies it to the device."""
         target = _torch_device(device)
         if exchange.device is not None and not share:
             return _devices.take(exchange.data, exchange.private, target)
@@ -206,16 +206,16 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return dtype if found and _DTYPES.fullmatch(dtype) else None
 
     def cast(self, array: Any, dtype: str) -> tuple[Any, bool]:
-        """Casts by `Tensor.to`, with everything that hangs on a parameter."""
+        """Casts by `Tensor.to`, along with gradients and attributes of parameters."""
         new = casts.cast(array, getattr(torch, dtype))
         return new, casts.has_survived(array.detach(), new.detach())
 
     def casts(self, arrays: Sequence[Any], dtype: str) -> Iterable[tuple[Any, bool]]:
-        """Casts many tensors, with one look at the results of many small ones."""
+        """Casts many tensors, and checks many small results at once."""
         return casts.casts(arrays, getattr(torch, dtype))
 
     def like(self, new: Any, old: Any) -> Any:
-        """Returns a parameter where there was one; while a gradient is taken a tensor stays one."""
+        """Returns a parameter in place of a parameter, except while a gradient is taken."""
         if isinstance(new, torch.nn.Parameter) or parameter_standin.stands_for(old) is None:
             return new
         if parameter_standin.is_differentiated(new):
@@ -223,7 +223,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return parameters.as_parameter(new, old)
 
     def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:
-        """Swaps as `Module.to` does: leaves of autograd stay the same objects."""
+        """Swaps as `Module.to` does, so that autograd leaves keep their identity."""
         return parameters.swap(old, new)
 
     def generator_device(self, x: Any) -> Device | None:
@@ -231,11 +231,11 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return _device(x.device) if issubclass(type(x), torch.Generator) else None
 
     def generator_to(self, generator: Any, device: Device) -> Any:
-        """Copies the state to devices of the same kind; another kind is seeded from it."""
+        """Copies the state to a device of the same kind; seeds one of another kind from it."""
         return tensors.generator_on(generator, _torch_device(device))
 
     def may_share_memory(self, arrays: Sequence[Any]) -> bool:
-        """Returns False if each is dense and ends before the next one begins."""
+        """Returns False if all tensors are dense and their spans are disjoint."""
         return tensors.may_share_memory(arrays)
 
     def memory(self, array: Any) -> Memory | None:
@@ -252,7 +252,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
     def view(
         self, base: Any, shape: Sequence[int], strides: Sequence[int], offset: int, like: Any
     ) -> Any:
-        """Calls `as_strided`, part of the autograd graph if the old view was."""
+        """Calls `as_strided`, as part of the autograd graph if the old view was."""
         if any(stride < 0 for stride in strides):
             raise TypeError("torch has no negative strides")
         start = base.storage_offset() + offset
@@ -265,28 +265,28 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return parameters.replace(like, values, grad)
 
     def is_trainable(self, array: Any) -> bool:
-        """Returns whether a tensor is not a frozen parameter; a plain tensor does not say."""
+        """Returns whether a tensor is not a frozen parameter."""
         return parameter_standin.is_trained(array) is not False
 
     def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
-        """Picks a module's or optimizer's parameters that are not frozen; no buffers, moments."""
+        """Trains the parameters of modules and optimizers unless frozen; no buffers or moments."""
         if issubclass(cls, _WITH_PARAMETERS):
             return _is_trained_parameter
         return _is_never_trained if optimizer_nodes.node_type(cls) is not None else None
 
     def computes_with(self, cls: type) -> str | None:
-        """Returns torch for modules, which compute with tensors."""
+        """Returns torch for modules."""
         return self.name if issubclass(cls, torch.nn.Module) else None
 
     def to_evaluation(self, node: Any) -> None:
-        """Calls `module.eval()`: no dropout, running statistics are used and not updated."""
+        """Calls `module.eval()`: no dropout, fixed running statistics."""
         if isinstance(node, torch.nn.Module) and node.training:
             node.eval()
 
     def runner(
         self, call: Callable[..., Any], model: Any, *, compile: bool | None
     ) -> Callable[..., Any]:
-        """Runs eagerly and without gradients; behind `torch.compile` if that is asked for."""
+        """Runs eagerly without gradients, or by `torch.compile` if asked to."""
         from fmapper_adapters.torch import profile
 
         return profile.runner(call, model, compile)
@@ -297,7 +297,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
             torch.accelerator.synchronize(_torch_device(device))
 
     def count(self, call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts | None:
-        """Runs it once under a mode that sees every operation."""
+        """Runs the model once under a mode that sees every operation."""
         from fmapper_adapters.torch import profile
 
         return profile.count(call, model, inputs)
@@ -307,7 +307,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return None
 
     def untransformable(self, array: Any, error: Exception) -> str | None:
-        """Returns a lazy parameter, or a nested tensor of the kind that torch cannot record."""
+        """Finds a lazy parameter, or a nested tensor that torch cannot record."""
         return tensors.why_untransformable(array, error)
 
     def value_and_grad(
@@ -350,17 +350,17 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return values
 
     def node_type(self, cls: type) -> NodeType | None:
-        """Returns modules, optimizers, and what goes with them."""
+        """Returns the node types of modules, optimizers and their relatives."""
         return (
             module_nodes.node_type(cls) or optimizer_nodes.node_type(cls) or caches.node_type(cls)
         )
 
     def registered_type(self, cls: type) -> NodeType | None:
-        """Returns what `torch.utils._pytree` has for exactly this class."""
+        """Returns the node type of exactly this class in `torch.utils._pytree`."""
         return pytrees.registered_type(cls)
 
     def register_functor(self, cls: type) -> None:
-        """Enters the class into `torch.utils._pytree`, which `torch.func` goes by."""
+        """Registers the class with `torch.utils._pytree`, which `torch.func` uses."""
         pytrees.register_functor(cls)
 
     def is_model(self, x: Any) -> bool:
@@ -381,7 +381,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         whole: Collection[str] = (),
         parts: bool = False,
     ) -> Program:
-        """Returns what `torch.export` records."""
+        """Records the model by `torch.export`."""
         from fmapper_adapters.torch.record import export as _export
 
         program = _export.export_program(
@@ -421,7 +421,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         return torch_model.from_program(program, lowerings, **options)
 
     def call(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Returns a module in evaluation mode, without gradients, on copies of the inputs."""
+        """Calls a module in evaluation mode, without gradients, on copies of the inputs."""
         from fmapper_adapters.torch import verify
 
         return verify.call(model, args, kwargs)
@@ -429,7 +429,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
     def outcome(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> Callable[..., tuple[list[Any], dict[str, Any]]] | None:
-        """Returns the outcome of models that were converted from another framework."""
+        """Prepares a call of a model that was converted from another framework."""
         run = getattr(model, "outcome", None)
         if run is None or not hasattr(model, "as_program"):
             return None
@@ -438,7 +438,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
     def call_in_float64(
         self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any | None:
-        """Returns a copy of a module in float64."""
+        """Calls a copy of a module in float64."""
         from fmapper_adapters.torch import verify
 
         return verify.call_in_float64(model, args, kwargs)
@@ -451,7 +451,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         *,
         whole: Collection[str] = (),
     ) -> Iterable[Observation] | None:
-        """Returns the operations of the program that `convert` records."""
+        """Records the operations of the program that `convert` makes."""
         from fmapper_adapters.torch import verify
 
         return verify.watch(model, args, kwargs, whole)

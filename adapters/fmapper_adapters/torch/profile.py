@@ -14,7 +14,7 @@ from fmapper_adapters.torch._private import TorchDispatchMode, pytree
 
 
 def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callable[..., Any]:
-    """Runs `call` without gradients, behind `torch.compile` if that is asked for."""
+    """Runs `call` without gradients, by `torch.compile` if asked to."""
 
     def forward(*inputs: Any) -> Any:
         return call(model, *inputs)
@@ -29,7 +29,7 @@ def runner(call: Callable[..., Any], model: Any, compile: bool | None) -> Callab
 
 
 def count(call: Callable[..., Any], model: Any, inputs: Sequence[Any]) -> Counts:
-    """Runs it once and looks at every operation that reaches a device."""
+    """Runs the model once, and counts every operation that reaches a device."""
     flops, kernels, reads = FlopCounterMode(display=False), _Kernels(), _Reads()
     with torch.no_grad(), flops, kernels, reads:
         call(model, *inputs)

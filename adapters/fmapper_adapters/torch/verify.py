@@ -20,7 +20,7 @@ from fmapper_adapters.torch.record.patches.restore import undone
 
 
 def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Returns the output for copies of the inputs, in evaluation mode; the module stays."""
+    """Calls a module in evaluation mode on copies of the inputs, without changing it."""
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
@@ -30,7 +30,7 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         state = {x.data_ptr() for x in (*model.parameters(), *model.buffers()) if has_memory(x)}
 
         def keep(x: Any) -> Any:
-            """Returns a result that is not put back with what the call has changed."""
+            """Copies a result that the restoration after the call would overwrite."""
             is_shared = isinstance(x, torch.Tensor) and has_memory(x) and x.data_ptr() in state
             return x.clone() if is_shared else x
 
@@ -54,7 +54,7 @@ def _converted_for_training(model: Any, args: Any, kwargs: Any) -> bool:
 
 
 def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:
-    """Returns the output of a copy in float64; None where code of the model wants another dtype."""
+    """Calls a copy in float64; None where the model insists on another dtype."""
     if not isinstance(model, torch.nn.Module):
         return None
 
@@ -72,7 +72,7 @@ def call_in_float64(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 def watch(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: Collection[str]
 ) -> Iterator[Observation] | None:
-    """Watches every operation of the program recorded for these inputs, as torch computes it."""
+    """Records every operation of the program for these inputs, computed by torch."""
     if not isinstance(model, torch.nn.Module):
         return None
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
@@ -92,7 +92,7 @@ def watch(
 def _flat_inputs(
     exported: torch.export.ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[Any]:
-    """Returns what the placeholders of the graph stand for."""
+    """Returns the values of the graph's placeholders."""
     order = exported.call_spec.in_spec.child(1).context
     users = iter(pytree.tree_leaves((args, {name: kwargs[name] for name in order})))
     arrays = {**exported.constants, **exported.state_dict}

@@ -18,7 +18,7 @@ def to_device(
     device: torch.device,
     known: dict[int, torch.Tensor] | None = None,
 ) -> Iterator[torch.Tensor]:
-    """Yields new tensors on a device: parameters with gradients, leaves of autograd as leaves.
+    """Yields copies on a device: parameters with gradients, autograd leaves as leaves.
 
     A tensor with a history keeps it, as `tensor.to(device)` does. Tensors inside of tensors go
     along, and those that are attributes of tensors.
@@ -83,7 +83,7 @@ def _replace_all(
 def _moved_inside(
     device: torch.device, known: dict[int, torch.Tensor], tensor: torch.Tensor
 ) -> torch.Tensor:
-    """Moves a tensor inside another one, or on it, to a device; one tensor for all its places."""
+    """Moves a tensor inside another one to a device, once for all its places."""
     if id(tensor) not in known:
         (new,) = to_device([tensor], device, known)
         known[id(tensor)] = new
@@ -95,7 +95,7 @@ def carry(
     device: torch.device,
     known: dict[int, torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """Returns the bare tensors, copied to a device.
+    """Copies bare tensors to a device.
 
     Args:
         tensors: Tensors without what hangs on them.
@@ -127,5 +127,5 @@ def carry(
 
 
 def _is_bare(tensor: Any) -> bool:
-    """Returns whether a tensor is nothing but strided memory."""
+    """Returns whether a tensor is plain strided memory."""
     return _host.has_memory(tensor) and not tensor.requires_grad

@@ -26,7 +26,7 @@ _LIMITS = {
 def casts(
     tensors: Sequence[torch.Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Casts, and tells whether every value has survived; looks at many small tensors at once.
+    """Casts tensors and checks that values survive, many small ones at once.
 
     Raises:
         BatchError: One of them cannot be cast.
@@ -50,7 +50,7 @@ def casts(
 def _judge(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], trusted: bool
 ) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yields the new ones of (old, new) pairs, each with whether every value has survived.
+    """Yields the new tensors of (old, new) pairs, each with whether all values survived.
 
     Args:
         pairs: Tensors of any kind; the new ones are of one dtype.
@@ -139,7 +139,7 @@ def has_survived(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 @cache
 def _holds_all_of(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Returns whether every value of a floating or complex dtype is one of another, for certain."""
+    """Returns whether a floating or complex dtype surely holds every value of another."""
     inexact = narrow.is_floating_point or narrow.is_complex
     if not inexact or narrow.itemsize == 1 or wide.itemsize < narrow.itemsize:
         return False

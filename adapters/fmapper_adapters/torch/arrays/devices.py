@@ -14,7 +14,7 @@ from fmapper_adapters.torch import _private
 
 
 def accelerators() -> list[Device]:
-    """Returns the accelerators that torch sees, of whatever kind; nothing is started."""
+    """Returns the accelerators that torch sees, without initialising one."""
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return []
@@ -29,7 +29,7 @@ def is_started() -> bool:
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:
-    """Returns whether the device of a tensor writes down what it is told to do, for a graph."""
+    """Returns whether the device of a tensor is capturing a graph."""
     module: Any = None if tensor.is_cpu else getattr(torch, tensor.device.type, None)
     return bool(getattr(module, "is_current_stream_capturing", bool)())
 
@@ -69,7 +69,7 @@ def why_not(kind: str) -> str | None:
 
 
 def check_fork(device: Device) -> None:
-    """Refuses devices that this process cannot use since it was forked.
+    """Raises for devices that this process cannot use because it was forked.
 
     Raises:
         DeviceUnavailableError: Drivers do not survive a fork.
@@ -84,7 +84,7 @@ def check_fork(device: Device) -> None:
 
 
 def _what_the_driver_says(kind: str) -> str:
-    """Says what the driver itself has to say, and which variable hides devices if one is set."""
+    """Reports what the driver says, and the variable that hides devices if one is set."""
     module: Any = getattr(torch, kind)
     reason = "the driver answers, but shows none"
     try:
@@ -107,7 +107,7 @@ class Shared:
         self._tensor = tensor
 
     def __dlpack__(self, **options: Any) -> Any:
-        """Returns the capsule, once what the stream in `options` is to read has been computed."""
+        """Returns the capsule, after synchronising with the stream in `options`."""
         device = self._tensor.device
         if options.get("stream") is None:  # the reader has none that could wait
             torch.accelerator.current_stream(device).synchronize()
@@ -120,7 +120,7 @@ class Shared:
 
 
 def take(data: Sequence[Any], private: Any, device: torch.device) -> Iterator[torch.Tensor]:
-    """Yields tensors from memory of an accelerator that others own, by a copy unless it is private.
+    """Yields tensors from foreign accelerator memory, copied unless it is private.
 
     The memory may be used again when the last one has been given.
     """

@@ -18,7 +18,7 @@ Step = Callable[[], object]
 
 
 def is_replaceable(tensor: torch.Tensor) -> bool:
-    """Returns whether a new leaf of autograd may take the place of a tensor.
+    """Returns whether a new autograd leaf may replace a tensor.
 
     Not in that of one with a history, and not where a gradient is being taken by it: the new leaf
     would cut that off.
@@ -31,7 +31,7 @@ def is_replaceable(tensor: torch.Tensor) -> bool:
 def replace(
     old: torch.Tensor, values: torch.Tensor, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns what replaces a leaf of autograd: new values, and all that hung on the old ones."""
+    """Replaces an autograd leaf: new values, with gradient and attributes of the old one."""
     if isinstance(old, torch.nn.Parameter):
         return as_parameter(values, old, grad)
     if old.requires_grad:
@@ -41,7 +41,7 @@ def replace(
 
 
 def swap(old: torch.Tensor, new: Any) -> tuple[Step, Step] | None:
-    """Tells how a parameter gets values and gradient of another one, by the rules of `Module.to`.
+    """Returns a function that gives a parameter another's values, by the rules of `Module.to`.
 
     Returns:
         What does that, and what takes it back; None where `Module.to` would replace the parameter,
@@ -89,7 +89,7 @@ def _exchange(old: torch.Tensor, new: torch.Tensor) -> tuple[Step, Step]:
 def as_parameter(
     values: torch.Tensor, old: torch.nn.Parameter, grad: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns a parameter with new values and all else of the old one, but for its gradient."""
+    """Returns a parameter with new values, and everything of the old one but its gradient."""
     cls, trained = parameter_standin.stands_for(old) or (type(old), old.requires_grad)
     grows = trained and (values.is_floating_point() or values.is_complex())
     new: torch.Tensor

@@ -97,7 +97,7 @@ def _cross(
 
 
 def _fill(results: Any, group: list[int], tensors: Tensors, pieces: _Pieces, send: Any) -> None:
-    """Fills in the results; `group` holds the places of those at work, whatever happens."""
+    """Fills in the results; `group` always holds the indices of those in flight."""
     device = pieces.device if send is _send_up else torch.device("cpu")
     for group[:] in _groups(tensors):
         for index in group:
@@ -107,13 +107,13 @@ def _fill(results: Any, group: list[int], tensors: Tensors, pieces: _Pieces, sen
 
 
 def _is_plain(tensors: Tensors, remote: torch.device) -> bool:
-    """Returns whether a copy per tensor is as good: devices with the host's memory, few tensors."""
+    """Returns whether a copy per tensor is as fast: host memory, or few tensors."""
     few = len(tensors) < _FEW and sum(tensor.nbytes for tensor in tensors) <= _LITTLE
     return few or remote.type in {"cpu", "meta", "mps"}
 
 
 def _groups(tensors: Tensors) -> Iterator[list[int]]:
-    """Yields the places of what crosses together: large tensors alone, small ones by dtype."""
+    """Yields the indices to transfer together: large tensors alone, small ones by dtype."""
     packs: dict[torch.dtype, tuple[list[int], int]] = {}
     for index, tensor in enumerate(tensors):
         if tensor.nbytes > SMALL:
@@ -139,21 +139,21 @@ class _Pieces:
         self._under_way: deque[tuple[torch.Event, Callable[[], object]]] = deque()
 
     def pinned(self, like: torch.Tensor) -> torch.Tensor:
-        """Allocates pinned memory, as soon as few enough pieces are under way."""
+        """Allocates pinned memory, once few enough pieces are in flight."""
         self._wait(UNDER_WAY - 1)
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
 
     def start(
         self, to: torch.Tensor, source: torch.Tensor, then: Callable[[], object] = int
     ) -> None:
-        """Starts a copy, one side of which is pinned, and queues what to do when it is done."""
+        """Starts a copy to or from pinned memory, and queues its completion."""
         to.copy_(source, non_blocking=True)
         event = torch.Event(self.device)
         event.record(self._stream)
         self._under_way.append((event, then))
 
     def finish(self) -> None:
-        """Waits for all pieces, where the caller is promised that they have arrived."""
+        """Waits for all pieces, where the caller relies on their arrival."""
         if self.must_wait:
             self._wait(0)
 
@@ -201,13 +201,13 @@ def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Returns whether elements fill their memory without gaps and overlaps, in whatever order."""
+    """Returns whether elements fill their memory without gaps and overlaps, in any order."""
     dense = torch.ops.aten.is_non_overlapping_and_dense.default
     return tensor.is_contiguous() or bool(dense(tensor))
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Returns whether values are those of the memory with another sign."""
+    """Returns whether a tensor is a lazy negation or conjugate of its memory."""
     return tensor.is_conj() or tensor.is_neg()
 
 
@@ -219,7 +219,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the elements of a dense tensor as they lie in memory, as what is copied exactly."""
+    """Returns the elements of a dense tensor in memory order, in a dtype that copies exactly."""
     is_bare = tensor.is_contiguous()
     flat = tensor.view(-1) if is_bare else tensor.as_strided((tensor.numel(),), (1,))
     return flat if tensor.dtype in _EXACT else flat.view(_BITS[tensor.dtype.itemsize])
@@ -228,7 +228,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 def _blocks(
     source: torch.Tensor, result: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields views of at most `PIECE` bytes of both, the result's of memory without gaps."""
+    """Yields views of at most `PIECE` bytes of source and result."""
     if source.stride() == result.stride() and not _is_lazy(source):
         source, result = _flat(source), _flat(result)
     else:

@@ -39,7 +39,7 @@ _dtype = attrgetter("dtype")
 
 
 def _is_backed(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor's memory is still there: a storage can shrink under its views."""
+    """Returns whether a tensor's storage still covers it: storages can shrink under views."""
     size = tensor.untyped_storage().nbytes()
     if not tensor.storage_offset() and tensor.is_contiguous():
         return bool(size >= tensor.nbytes)
@@ -65,12 +65,12 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_mirror(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor stands for another one in a program that is being made functional."""
+    """Returns whether a tensor is a functional wrapper of another one."""
     return _mirrors(tensor)
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Refuses a tensor that has no values, or not as strided memory.
+    """Raises for a tensor without values in strided memory.
 
     Raises:
         TypeError: Says what it is.
@@ -115,7 +115,7 @@ def quick_views(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
 
 
 def are_whole(tensors: Sequence[torch.Tensor]) -> bool:
-    """Returns whether all are dense and have the memory that they say; False if in doubt."""
+    """Returns whether all tensors are dense with intact memory; False if in doubt."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return False
     try:
@@ -146,7 +146,7 @@ def generator_on(old: torch.Generator, device: torch.device) -> torch.Generator:
 
 
 def may_share_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Returns whether two tensors may have memory in common; True if in doubt."""
+    """Returns whether two tensors may share memory; True if in doubt."""
     if not _PLAIN.issuperset(map(type, tensors)):
         return True
     try:
@@ -177,7 +177,7 @@ def shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Returns the bytes of a tensor of any layout, and of those inside of a wrapper.
+    """Returns the bytes of a tensor of any layout, inner tensors of wrappers included.
 
     Raises:
         TypeError: It has no size yet.
@@ -202,7 +202,7 @@ _LAZY = "a lazy parameter has no values yet: run the module once first"
 
 
 def why_untransformable(tensor: torch.Tensor, error: Exception) -> str | None:
-    """Tells why a tensor cannot be an argument of a function that failed; None for any other."""
+    """Explains why a tensor cannot be an argument of a transformed function, or returns None."""
     is_lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
     if is_lazy and "uninitialized" in str(error):
         return _LAZY
@@ -240,7 +240,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 @cache
 def ml_dtype(name: str) -> np.dtype[Any]:
-    """Returns the NumPy dtype that ml_dtypes has under a name.
+    """Returns the NumPy dtype of a name in ml_dtypes.
 
     Raises:
         TypeError: It has none, or is not installed.
@@ -287,7 +287,7 @@ def from_numpy(array: np.ndarray[Any, Any], *, must_share: bool = False) -> torc
 def all_from_numpy(
     arrays: Sequence[np.ndarray[Any, Any]], *, must_share: bool
 ) -> Iterable[torch.Tensor]:
-    """Applies `from_numpy` to many arrays; those that are not to be shared can be written to."""
+    """Applies `from_numpy` to many arrays; results that are not shared are writable."""
     if not must_share:
         made: list[torch.Tensor] = []
         try:
@@ -305,7 +305,7 @@ def all_from_numpy(
 
 
 def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns the memory without the mark that torch would warn of: it is only read from."""
+    """Returns the memory without the read-only flag that torch would warn of."""
     import numpy as np
 
     layout = {**array.__array_interface__, "data": (array.ctypes.data, False)}
@@ -325,7 +325,7 @@ def same_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Returns whether two tensors have an element in common; their memory is not looked at."""
+    """Returns whether two tensors of one storage have an element in common."""
     import numpy as np
 
     def geometry(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -348,7 +348,7 @@ def shares_elements(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def check_filled(tensor: torch.Tensor) -> None:
-    """Refuses a parameter of a lazy module that has not run, and memory that was freed.
+    """Raises for an uninitialised lazy parameter, and for freed memory.
 
     Raises:
         TypeError: It has no values.
@@ -362,5 +362,5 @@ def check_filled(tensor: torch.Tensor) -> None:
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor stands for others inside grad or vmap."""
+    """Returns whether a tensor is a wrapper inside grad or vmap."""
     return _private.is_wrapped(tensor)

@@ -12,7 +12,7 @@ from fmapper_adapters.torch.arrays import devices
 
 
 def settings() -> Callable[[], AbstractContextManager[object]]:
-    """Returns the settings of torch that a thread has and a move looks at, for another thread.
+    """Captures the thread-local settings of torch that affect a move.
 
     These are the grad and inference mode, the default device and the current accelerator. There
     the other thread works on a stream of its own, so that its copies do not wait for what this
@@ -40,7 +40,7 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
 
 
 def handed_over(tensors: Sequence[torch.Tensor]) -> Callable[[], object] | None:
-    """Returns what the thread that is going to use these tensors must call first.
+    """Returns the function that the consuming thread must call before it uses these tensors.
 
     Its streams wait for the streams that they were made on, and the allocator is told that they are
     used there too; else it could give their memory away while the GPU still reads it.

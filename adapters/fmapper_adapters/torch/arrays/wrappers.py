@@ -15,13 +15,13 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def dispatches(cls: type) -> bool:
-    """Tells whether a class of tensors computes by itself, as those do that keep tensors inside."""
+    """Returns whether a class of tensors overrides dispatch, as wrapper subclasses do."""
     own: Any = getattr(cls, "__torch_dispatch__", None)
     return own is not torch.Tensor.__torch_dispatch__
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor has no memory of its own, but other tensors that have."""
+    """Returns whether a tensor has no memory of its own but holds tensors that do."""
     if not dispatches(type(tensor)) or isinstance(tensor, FakeTensor):
         return False
     if is_traceable_wrapper_subclass(tensor):
@@ -33,12 +33,12 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 def inner_names(tensor: torch.Tensor) -> list[str]:
-    """Returns the attributes in which a wrapper says that its tensors are."""
+    """Returns the attributes in which a wrapper holds its tensors."""
     return list(tensor.__tensor_flatten__()[0]) if is_traceable_wrapper_subclass(tensor) else []
 
 
 def why_not(tensor: torch.Tensor) -> str:
-    """Tells why a wrapper cannot leave torch."""
+    """Explains why a wrapper cannot leave torch."""
     names = [f".{name}" for name in inner_names(tensor)]
     inside = f" ({', '.join(names)})" if names else ""
     cls = type(tensor).__name__
@@ -50,7 +50,7 @@ def why_not(tensor: torch.Tensor) -> str:
 
 
 def move_inside(tensor: torch.Tensor, device: torch.device, move: Move) -> torch.Tensor:
-    """Returns a wrapper whose inner tensors are on a device.
+    """Moves the inner tensors of a wrapper to a device.
 
     A class of torch's own moves itself, where that moves all; others are taken apart and put
     together as they say with `__tensor_flatten__`.
@@ -97,7 +97,7 @@ def _refusal(cls: type, behind: str) -> str:
 
 
 def _left_behind(new: torch.Tensor, device: torch.device) -> str:
-    """Returns what of a moved wrapper is not on the device, in words."""
+    """Describes which parts of a moved wrapper are not on the device."""
     if not is_on(new, device):
         return f"it says afterwards that it is on {new.device}"
     for name in inner_names(new):
@@ -111,7 +111,7 @@ def _left_behind(new: torch.Tensor, device: torch.device) -> str:
 
 
 def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
-    """Returns whether a tensor is on a device, whose index may be left open."""
+    """Returns whether a tensor is on a device, which may lack an index."""
     own = tensor.device
     return own.type == device.type and (None in (own.index, device.index) or own == device)
 
@@ -129,7 +129,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def move_attributes(old: torch.Tensor, new: torch.Tensor, device: torch.device, move: Move) -> None:
-    """Brings the tensors that hang on a moved tensor as attributes to its device.
+    """Moves the attributes of a moved tensor to its device.
 
     Raises:
         TypeError: An object that is neither a tensor nor a plain container holds some.
@@ -154,7 +154,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def _stands_by_itself(value: Any) -> bool:
-    """Returns whether a value is not state of its tensor: a hook, or a module that owns it."""
+    """Returns whether an attribute is not state of its tensor: a hook, or the owning module."""
     return callable(value) or value is None or isinstance(value, bool | int | float | str)
 
 
@@ -171,7 +171,7 @@ def _map(value: Any, move: Move) -> Any:
 def inner_pairs(
     old: torch.Tensor, new: torch.Tensor
 ) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns the inner tensors of two wrappers of one class, side by side."""
+    """Pairs the inner tensors of two wrappers of one class."""
     if type(old) is not type(new):
         return []
     names = inner_names(old)

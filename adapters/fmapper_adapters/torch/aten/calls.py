@@ -34,7 +34,7 @@ _MOST_SIZE = 1 << 63
 
 
 def native_lowerings(ops: Mapping[str, Any], added: Mapping[str, Lowering]) -> dict[str, Lowering]:
-    """Returns the lowerings of those operations of a program that are torch's own.
+    """Returns the lowerings of torch's own operations in a program.
 
     Args:
         ops: The operations.
@@ -51,7 +51,7 @@ def native_lowerings(ops: Mapping[str, Any], added: Mapping[str, Lowering]) -> d
 
 
 def _direct_lowering(op: str) -> Lowering | None:
-    """Returns the lowering of an operation that is called as it is; None for what must not be."""
+    """Returns the lowering that calls an operation directly; None if it may not be called."""
     overload = overload_of(op)
     if overload is None:
         return None
@@ -59,7 +59,7 @@ def _direct_lowering(op: str) -> Lowering | None:
 
 
 def overload_of(op: str) -> Any:
-    """Returns the operation of a name such as `aten::add.Tensor`; None if not to be called."""
+    """Resolves a name such as `aten::add.Tensor`; None if it may not be called."""
     namespace, _, rest = op.partition("::")
     name, _, overload = rest.partition(".")
     if namespace != "aten" or name not in NAMES:
@@ -72,7 +72,7 @@ def overload_of(op: str) -> Any:
 
 
 def _computes(schema: Any) -> bool:
-    """Returns whether an operation only makes tensors or numbers of its arguments."""
+    """Returns whether an operation is pure: tensors or numbers from its arguments."""
     parts = (*schema.arguments, *schema.returns)
     if schema.is_mutable or any(p.alias_info is not None and p.alias_info.is_write for p in parts):
         return False
@@ -88,7 +88,7 @@ def _kind(argument: Any) -> str:
 
 
 def call(overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Returns a call of an operation in the graph."""
+    """Emits a call of an operation into the graph."""
     emitter = current()
     args, kwargs = _native(args), _native(kwargs)
     names = [argument.name for argument in _private.schema_of(overload).arguments]
@@ -102,7 +102,7 @@ def call(overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _native(value: Any) -> Any:
-    """Returns arguments with dtypes as torch has them."""
+    """Converts dtypes in arguments to torch's."""
     if isinstance(value, DType):
         return current().dtype(value.name)
     if isinstance(value, tuple | list):
@@ -117,7 +117,7 @@ def _native(value: Any) -> Any:
 
 @lowering("aten::view.default", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_copy")
 def view(x: Any, size: Sequence[Any]) -> Any:
-    """Returns the elements in another shape; the order in memory is not recorded."""
+    """Reshapes: a program does not record the order in memory."""
     return call(aten.reshape.default, x, size)
 
 
@@ -133,14 +133,14 @@ def contiguous(x: Any) -> Any:
 
 @lowering("aten::as_strided", "aten::as_strided_copy")
 def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """Returns a window into the elements in order, whatever memory they are a part of."""
+    """Returns a strided window into the contiguous elements."""
     whole = call(aten.clone.default, x, memory_format=torch.contiguous_format)
     return call(aten.as_strided.default, whole, size, stride, storage_offset or 0)
 
 
 @lowering("aten::empty.memory_format", "aten::empty_permuted")
 def empty(size: Any, order: Any = None, dtype: Any = None) -> Any:
-    """Returns zeros: what lies in memory is nobody's business."""
+    """Returns zeros rather than uninitialised memory."""
     return call(aten.zeros.default, size, dtype=dtype)
 
 
@@ -166,7 +166,7 @@ def new_empty_strided(x: Any, size: Any, stride: Any, dtype: Any = None) -> Any:
 
 @lowering("aten::_unsafe_index")
 def index(x: Any, indices: Any) -> Any:
-    """Returns elements at indices, which are checked."""
+    """Returns elements at indices, which are bounds-checked."""
     return call(aten.index.Tensor, x, indices)
 
 
@@ -196,7 +196,7 @@ lowering("fmapper::rrelu_with_noise_functional_with_dropout")(
 
 
 def _number(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an operation on sizes; none becomes larger than a size can be."""
+    """Wraps an operation on sizes to bound its results."""
 
     def lower(*args: Any) -> Any:
         numbers = [_value(x) for x in args]
@@ -212,7 +212,7 @@ def _number(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _value(x: Any) -> Any:
-    """Returns a number, or what a size that varies is for the example."""
+    """Returns a number, or the example's value of a varying size."""
     value = x.node.meta.get("val") if isinstance(x, fx.Proxy) else x
     return value.node.hint if isinstance(value, torch.SymInt) else value
 
@@ -264,7 +264,7 @@ def stop_gradient(x: Any) -> Any:
 
 @lowering("higher_order::wrap_with_set_grad_enabled")
 def wrap_with_set_grad_enabled(enabled: bool, function: Graph, *args: Any) -> Any:
-    """Returns what the function gives; without gradients where the program switches them off."""
+    """Calls the function, without gradients where the program switches them off."""
     found = current().inline(function, args)
     return found if enabled else tuple(x.detach() if isinstance(x, fx.Proxy) else x for x in found)
 
@@ -281,7 +281,7 @@ def wrap_with_autocast(
 @lowering("higher_order::invoke_subgraph", "higher_order::wrap")
 @lowering("higher_order::tag_activation_checkpoint")
 def invoke(function: Graph, *args: Any, **_: Any) -> Any:
-    """Returns what the function gives; the name that torch gives it is left out."""
+    """Calls the function, whose name is dropped."""
     return current().inline(function, [arg for arg in args if not isinstance(arg, str)])
 
 
@@ -289,7 +289,7 @@ def invoke(function: Graph, *args: Any, **_: Any) -> Any:
 def cond(
     condition: Any, if_true: Graph, if_false: Graph, operands: Sequence[Any] = (), *, avals: Any
 ) -> Any:
-    """Returns one of two functions."""
+    """Calls one of two functions."""
     if isinstance(condition, bool):
         return current().inline(if_true if condition else if_false, operands)
     if not isinstance(condition, fx.Proxy) or isinstance(condition, VaryingSize):
@@ -322,6 +322,6 @@ def with_gradient(
 
 
 def _module(graph: Graph, operands: Sequence[Any], kind: str) -> Any:
-    """Returns a function as a module, for operands as these."""
+    """Returns a function as a module for such operands."""
     kinds = tuple((str(x.dtype).removeprefix("torch."), tuple(x.fake.shape)) for x in operands)
     return current().submodule(dataclasses.replace(graph, kinds=kinds), kind)

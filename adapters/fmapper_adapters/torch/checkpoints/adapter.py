@@ -20,14 +20,14 @@ class Files:
     """A part of the adapter."""
 
     def formats(self) -> Sequence[Format]:
-        """Returns what `torch.save` and `torch.distributed.checkpoint` write."""
+        """Returns the formats of `torch.save` and `torch.distributed.checkpoint`."""
         from fmapper_adapters.torch.checkpoints.dcp import Dcp
         from fmapper_adapters.torch.checkpoints.pt import PtFile, PtFolder
 
         return (PtFile(), PtFolder(), Dcp())
 
     def pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
-        """Returns what a folder of transformers holds, if that is installed."""
+        """Reads a folder of transformers, if that is installed."""
         if importlib.util.find_spec("transformers") is None:
             return None
         from fmapper_adapters.torch.pretrained import folder as _folder

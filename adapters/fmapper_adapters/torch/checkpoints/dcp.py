@@ -70,11 +70,11 @@ class Dcp(Format):
     is_folder: ClassVar[bool] = True
 
     def is_at(self, path: Path) -> bool:
-        """Returns whether a folder has the file that says where everything lies."""
+        """Returns whether a folder has the metadata file of this format."""
         return path.is_dir() and (path / _METADATA).exists()
 
     def read(self, path: Path) -> Contents:
-        """Reads what is where; of each piece its header."""
+        """Reads the metadata, and the header of each piece."""
         try:
             return _read(path)
         except (CheckpointError, FileNotFoundError):
@@ -84,7 +84,7 @@ class Dcp(Format):
             raise CheckpointError(f"{path}: is damaged: {reason}") from None
 
     def write(self, out: Writer, contents: Contents) -> None:
-        """Has torch write the folder, which reads a part of an array when its turn comes."""
+        """Writes the folder by torch, which reads each part of an array in turn."""
         from torch.distributed import checkpoint as _checkpoint
         from torch.distributed.checkpoint import metadata as _metadata
         from torch.distributed.checkpoint import planner as _planner
@@ -155,7 +155,7 @@ def _tensor(array: LazyArray) -> torch.Tensor:
 
 
 def _check_pickle(place: Path, data: bytes) -> None:
-    """Refuses a pickle that has memory reserved before it is read: the library has no bounds."""
+    """Raises for a pickle that reserves memory before it is read."""
     for count, (code, value, _) in enumerate(pickletools.genops(data), 1):
         if code.name in _CODES_LEFT_OUT or ("PUT" in code.name and int(value or 0) > count):
             raise CheckpointError(f"{place}: has {code.name}, which no such file has")
@@ -230,7 +230,7 @@ def _is_inside(offsets: Sequence[int], sizes: Sequence[int], shape: Sequence[int
 
 
 def _value(files: dict[str, SourceFile], info: Any) -> Any:
-    """Returns a number or string; what is no such thing is left out."""
+    """Returns a number or string; other values are left out."""
     if int(info.length) > _MOST_VALUE:
         return None
     file = files[info.relative_path]

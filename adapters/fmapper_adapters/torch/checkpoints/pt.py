@@ -44,7 +44,7 @@ class PtFile(Format):
     endings: ClassVar[tuple[str, ...]] = (".pt", ".pth", ".bin")
 
     def for_path(self, path: Path) -> Format:
-        """Returns this for a name that ends as files do, else the folder."""
+        """Returns this format for a file name, else that of a folder."""
         return self if path.suffix in self.endings else PtFolder()
 
     def is_at(self, path: Path) -> bool:
@@ -54,7 +54,7 @@ class PtFile(Format):
         return path.suffix in self.endings or _has_pickle(path)
 
     def read(self, path: Path) -> Contents:
-        """Reads the pickle on tensors without memory."""
+        """Reads the pickle with tensors that have no memory."""
         file = SourceFile(path)
         _check_archive(path)
         try:
@@ -80,7 +80,7 @@ class PtFile(Format):
         return contents
 
     def write(self, out: Writer, contents: Contents) -> None:
-        """Has torch write the file with room for the values, and writes them there."""
+        """Writes the file by torch with room for the values, then writes those."""
         tensors: dict[str, Any] = {}
         with FakeTensorMode():
             for name, array in contents.arrays.items():
@@ -116,11 +116,11 @@ class PtFolder(Format):
         return PtFile().for_path(path)
 
     def is_at(self, path: Path) -> bool:
-        """Returns whether such a file or index is there."""
+        """Returns whether such a file or an index exists."""
         return path.is_dir() and ((path / _FILE).is_file() or (path / _INDEX).is_file())
 
     def read(self, path: Path) -> Contents:
-        """Reads all files that the index names."""
+        """Reads all files in the index."""
         names = [_FILE]
         if (path / _INDEX).is_file():
             places = read_settings(file_in(path, _INDEX)).get("weight_map")
@@ -155,7 +155,7 @@ def _has_pickle(path: Path) -> bool:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuses what would grow when it is read, before torch reads it."""
+    """Raises for compressed members, before torch reads them."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -171,7 +171,7 @@ def _check_archive(path: Path) -> None:
 
 
 def _leaves(tree: Any, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields what is in nested dicts and lists, keys joined by dots."""
+    """Yields the leaves of nested dicts and lists by dotted name."""
     todo: list[tuple[tuple[str, ...], Any]] = [((), tree)]
     count = 0
     while todo:
@@ -188,7 +188,7 @@ def _leaves(tree: Any, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def stored(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 0) -> LazyArray:
-    """Returns the array that a tensor without memory stands for.
+    """Returns the stored array of a tensor without memory.
 
     Args:
         file: The file.
@@ -222,7 +222,7 @@ def stored(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 0) -> 
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Returns whether elements lie one behind the other, where there is more than one."""
+    """Returns whether elements are contiguous."""
     return not math.prod(shape) or all(
         step == math.prod(shape[axis + 1 :])
         for axis, (n, step) in enumerate(zip(shape, strides, strict=True))

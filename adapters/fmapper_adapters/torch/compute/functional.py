@@ -36,7 +36,7 @@ def embedding(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def one_hot(x: Tensor, num_classes: int, dtype: Any) -> Tensor:
-    """Compares, so that an index out of range gives zeros and vmap takes it."""
+    """Compares with all classes: an index out of range gives zeros, and vmap works."""
     kind = x.dtype if dtype is None else _dtype(dtype)
     return (x[..., None] == torch.arange(num_classes, device=x.device)).to(kind)
 
@@ -57,7 +57,7 @@ def conv(
     dilation: Sizes,
     groups: int,
 ) -> Tensor:
-    """Computes `F.conv1d` and so on; zeros that differ on both sides are put there before."""
+    """Computes `F.conv1d` and so on, with asymmetric padding added beforehand."""
     even = [low for low, high in padding if low == high]
     if len(even) < len(padding):
         even = [min(pair) for pair in padding]
@@ -113,7 +113,7 @@ def gelu(x: Tensor, by_tanh: bool) -> Tensor:
 
 
 def softplus(x: Tensor, beta: float) -> Tensor:
-    """Computes `F.softplus`, linear only where nothing is lost."""
+    """Computes `F.softplus`, with its linear part only where that is exact."""
     return F.softplus(x, beta, _EXACT)
 
 

@@ -26,7 +26,7 @@ here = _Here()
 
 
 def is_differentiated(tensor: torch.Tensor) -> bool:
-    """Returns whether a parameter made of this tensor would cut off a gradient being taken."""
+    """Returns whether a parameter made of this tensor would break a gradient."""
     if _private.is_wrapped(tensor):
         return True
     return here.depth > 0 and tensor.requires_grad and not tensor.is_leaf
@@ -41,7 +41,7 @@ def stands_for(tensor: Any) -> tuple[type, bool] | None:
 
 
 def standing_in(new: Any, old: Any) -> Any:
-    """Makes `new` count as the parameter that `old` is or stands for, if it does."""
+    """Makes `new` stand for the parameter that `old` is or stands for."""
     known = stands_for(old)
     if known is not None and new is not old:
         new.__dict__.update(old.__dict__)
@@ -50,11 +50,11 @@ def standing_in(new: Any, old: Any) -> Any:
 
 
 def is_trained(tensor: Any) -> bool | None:
-    """Returns whether what is or stands for a parameter is trained; None for other tensors."""
+    """Returns whether a parameter, or its stand-in, is trained; None for other tensors."""
     known = stands_for(tensor)
     return None if known is None else known[1]
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Lets a parameter stand for itself, whatever was copied to it."""
+    """Removes the mark of a stand-in from a parameter."""
     tensor.__dict__.pop(_MARK, None)

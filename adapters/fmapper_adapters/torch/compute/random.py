@@ -45,7 +45,7 @@ def lacks(dtype: str) -> str | None:
 
 
 def on_host(key: Tensor, dtype: str) -> bool:
-    """Returns whether NumPy can draw, which is quicker: plain CPU memory, nothing is traced."""
+    """Returns whether NumPy can draw, which is faster: on the CPU, outside of traces."""
     if torch.compiler.is_compiling() or dtype == "bfloat16" or not key.is_cpu:
         return False
     return type(key) is Tensor and tensors.has_memory(key)
@@ -63,7 +63,7 @@ def to_host(key: Tensor) -> np.ndarray[Any, Any]:
 
 
 def put(array: Any, like: Tensor | None) -> Tensor:
-    """Returns a host array, or a tensor, on the device of another one."""
+    """Moves a host array or a tensor to the device of another one."""
     tensor = array if isinstance(array, Tensor) else tensors.from_numpy(np.asarray(array))
     return tensor if like is None else tensor.to(like.device)
 
@@ -195,7 +195,7 @@ def _to_normal(x: Tensor) -> Tensor:
 
 
 def erf_inv(x: Tensor) -> Tensor:
-    """Returns the inverse of the error function as XLA has it, with torch's derivative.
+    """Computes XLA's inverse error function, with torch's derivative.
 
     torch's own is 60 units in the last place away from it in the tails of float32.
     """
@@ -267,7 +267,7 @@ def randint(key: Tensor, shape: Sequence[int], low: Any, high: Any, dtype: str) 
 
 
 def _remainder(x: Tensor, n: Tensor) -> Tensor:
-    """Returns the remainder of numbers that are unsigned but for their dtype, int64."""
+    """Returns the remainder of unsigned numbers in int64."""
     positive = torch.where(n > 0, n, 1)
     quotient = torch.div((x >> 1) & ~_SIGN, positive, rounding_mode="floor") << 1
     rest = x - quotient * positive

@@ -32,7 +32,7 @@ class Turns:
         self._here.taken = True
 
     def end_replay(self) -> None:
-        """Ends a replay for each that has begun."""
+        """Ends a replay."""
         self._here.taken = False
         with self._changed:
             self._replays -= 1

@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 
 def _steps(x: Tensor) -> tuple[int, bool]:
-    """Returns how many terms at most, and whether values may be looked at."""
+    """Returns the largest number of terms, and whether values may be inspected."""
     if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
         return _TERMS, False
     return _MOST, True
@@ -126,7 +126,7 @@ def _beta(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def _fraction(p: Tensor, q: Tensor, y: Tensor) -> Tensor:
-    """Returns the continued fraction by Lentz's method, whose parts are kept away from zero."""
+    """Evaluates the continued fraction by Lentz's method, away from division by zero."""
     least = 1e-300
     upper = torch.ones_like(y)
     lower = 1 - (p + q) * y / (p + 1)

@@ -25,7 +25,7 @@ Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
 def value_and_grad(
     run: Calls, arrays: Sequence[Any], elsewhere: Callable[[], bool]
 ) -> tuple[Any, list[Any], Sequence[Any]]:
-    """Differentiates by autograd, or by `torch.func` where that is at work already."""
+    """Differentiates by autograd, or by `torch.func` inside another transformation."""
     if _in_functorch():
         return _functional(run, arrays)
     depth = here.depth
@@ -70,7 +70,7 @@ def _fresh_like(values: torch.Tensor, array: torch.Tensor) -> torch.Tensor:
 
 
 def _recording() -> AbstractContextManager[object]:
-    """Records a graph, which a gradient needs, whatever the caller has switched off."""
+    """Enables autograd within the block, whatever the caller has switched off."""
     if torch.is_inference_mode_enabled():
         return torch.inference_mode(False)
     return nullcontext() if torch.is_grad_enabled() else torch.enable_grad()
@@ -169,7 +169,7 @@ def _record(
     key: Any,
     give_up: Callable[[str], None],
 ) -> Any:
-    """Returns a compiled program, the rest of its results, and the first ones; or None."""
+    """Records a program: returns it compiled, its static results and its first ones; or None."""
     rests: list[Any] = []
 
     def trace(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -192,7 +192,7 @@ def _record(
 
 @contextmanager
 def _without_values(fakes: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Makes whatever reads a value, or a size that depends on one, raise inside.
+    """Makes reads of values, and of sizes that depend on them, raise within the block.
 
     A symbol would go out among the results, where no program can fill it in.
     """

@@ -61,7 +61,7 @@ def check(
 
 
 def _first_difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Returns what differs first, and how; empty where nothing does."""
+    """Describes the first difference; empty where there is none."""
     for path, expected in wanted.items():
         difference = _difference(recorded.get(path), expected)
         if difference is not None:
@@ -71,7 +71,7 @@ def _first_difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) ->
 
 @contextlib.contextmanager
 def _fill_memory() -> Iterator[None]:
-    """Makes torch fill new memory inside, so that `torch.empty` gives the same every time."""
+    """Makes torch fill new memory, so that `torch.empty` is deterministic."""
     mode = torch.get_deterministic_debug_mode()
     fill: Any = torch.utils.deterministic
     before = fill.fill_uninitialized_memory
@@ -86,7 +86,7 @@ def _fill_memory() -> Iterator[None]:
 
 
 def leaves_open(target: Any) -> bool:
-    """Returns whether an operation gives memory as it finds it."""
+    """Returns whether an operation returns uninitialised memory."""
     return any(word in str(target) for word in ("empty", "resize"))
 
 
@@ -103,7 +103,7 @@ def run(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns the outputs for copies of the inputs by path, and the arrays the call changed.
+    """Runs copies of the inputs; returns outputs by path, and the arrays that changed.
 
     The module is afterwards as it was.
     """
@@ -145,7 +145,7 @@ def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _difference(found: Any, expected: Any) -> str | None:
-    """Says what is wrong with an output; None if nothing is."""
+    """Describes what is wrong with an output; None if nothing is."""
     if not isinstance(expected, torch.Tensor):
         return None
     if not isinstance(found, torch.Tensor):

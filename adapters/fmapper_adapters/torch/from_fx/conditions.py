@@ -20,7 +20,7 @@ _FUNCTIONS["sym::sym_ite"] = lambda condition, yes, no: yes if condition else no
 
 
 def with_plain_conditions(program: Program) -> Program:
-    """Returns a program that asserts each yes or no of an array once, and asserts the array.
+    """Rewrites conditions: each array's yes or no is asserted once, as the array itself.
 
     torch reads it as a number, and asserts that this is at least 0, at most 1, and the one of both
     that it was.
@@ -53,7 +53,7 @@ def with_plain_conditions(program: Program) -> Program:
 
 
 def _condition(call: Call, by_name: Mapping[str, Call]) -> tuple[str, bool | None] | None:
-    """Returns the array of one yes or no that is asserted, and which; None where it is neither.
+    """Returns the boolean array behind an assertion, and the asserted value, or None.
 
     The second is None if the assertion always holds.
     """
@@ -85,7 +85,7 @@ def _condition(call: Call, by_name: Mapping[str, Call]) -> tuple[str, bool | Non
 
 
 def _plain(array: Any, by_name: Mapping[str, Call]) -> str:
-    """Returns the name of an array of bool, before it is compared with zero; empty for others."""
+    """Returns the name of a bool array before its comparison with zero; empty for others."""
     made = by_name.get(array.name) if isinstance(array, Ref) else None
     if made is None or not made.result or made.result[0] != ("bool", ()):
         return ""
@@ -95,7 +95,7 @@ def _plain(array: Any, by_name: Mapping[str, Call]) -> str:
 
 
 def _without_idle(graph: Graph, given: set[str]) -> Graph:
-    """Leaves out numbers that nothing needs any more, and the comparisons that they were of."""
+    """Removes numbers that have become unused, and their comparisons."""
     calls = graph.calls
     while True:
         used = {n for call in calls for n in call.refs()} | {*refs_in(graph.outputs)} | given

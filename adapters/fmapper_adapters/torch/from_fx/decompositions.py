@@ -38,7 +38,7 @@ class Decompositions:
         self.table.update(_UNCHECKED)
 
     def leave(self, target: Any) -> bool:
-        """Returns whether they leave an operation as it is.
+        """Returns whether the decompositions leave an operation whole.
 
         Composite operations that change what they are given, or give it back, torch takes apart in
         any case.
@@ -116,7 +116,7 @@ _UNCHECKED = {
 
 
 def _as_strided_of_contiguous(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """Makes strided views where there is no storage: views of a contiguous array of the elements.
+    """Decomposes `as_strided` into views of a contiguous array, since there is no storage.
 
     Raises:
         ValueError: The view shows elements that x does not have.

@@ -30,7 +30,7 @@ _DROPOUT = (_aten.dropout.default, _aten.feature_dropout.default, _aten.alpha_dr
 
 
 def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
-    """Leaves out dropout that is switched off, which gives its very input; changes the program.
+    """Removes dropout that is switched off; changes the program.
 
     Torch's decompositions give a copy, which is something else if either is changed in place.
     """
@@ -45,7 +45,7 @@ def drop_idle_dropout(exported: torch.export.ExportedProgram) -> None:
 
 
 def write_idle_expansions(exported: torch.export.ExportedProgram) -> None:
-    """Writes an `expand` that repeats nothing as the dimensions that it adds; changes the program.
+    """Rewrites `expand`s that repeat nothing as unsqueezes; changes the program.
 
     Where it is changed in place, torch gives what it was expanded from the sum of all differences,
     in which infinities, NaN and the digits of large numbers are lost.
@@ -85,13 +85,13 @@ def _replace(exported: torch.export.ExportedProgram, node: Node, made: Node) -> 
 
 
 def _is_idle(value: torch.Tensor, made: torch.Tensor) -> bool:
-    """Returns whether an expanded tensor has only gained dimensions of one element."""
+    """Returns whether an `expand` only adds dimensions of size one."""
     new = value.dim() - made.dim()
     return value.shape[new:] == made.shape and all(size == 1 for size in value.shape[:new])
 
 
 def _is_idle_part(node: Node) -> bool:
-    """Returns whether a node is one of tensors expanded together, and repeats nothing."""
+    """Returns whether a node is one of jointly expanded tensors, and repeats nothing."""
     whole: Any = node.args[0] if node.args else None
     if node.target is not operator.getitem or whole.target not in _TOGETHER:
         return False
@@ -101,7 +101,7 @@ def _is_idle_part(node: Node) -> bool:
 
 
 def _part_of(node: Any) -> Any:
-    """Returns the tensor that one of those that are expanded together was before."""
+    """Returns the operand behind one of jointly expanded tensors."""
     whole, at = node.args
     return whole.args[0][at]
 
@@ -114,7 +114,7 @@ def _is_mutable(node: Node) -> bool:
 def other_forms(
     exported: torch.export.ExportedProgram, table: Decompositions
 ) -> frozenset[str] | None:
-    """Returns the operations of a program that are other forms; None if it has to be traced again.
+    """Finds operations that are other forms; None if the program has to be traced again.
 
     Args:
         exported: As torch has recorded it.
@@ -127,7 +127,7 @@ def other_forms(
 
 
 def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
-    """Returns whether all sizes are known and every operation stays as it is or is another form."""
+    """Returns whether sizes are known, and operations are final or other forms."""
     order = {node: i for i, node in enumerate(owner.graph.nodes)}
     for node in owner.graph.nodes:
         if node.op == "get_attr":
@@ -152,7 +152,7 @@ def _look(owner: GraphModule, table: Decompositions, found: set[str]) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether a value is one of dense arrays of real numbers, whose sizes are known."""
+    """Returns whether a value is a dense real array of known size, or several."""
     if isinstance(value, list | tuple):
         return all(_is_plain(one) for one in value)
     if not isinstance(value, torch.Tensor):
@@ -163,7 +163,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _form_of(node: Node, order: dict[Node, int]) -> str | None:
-    """Returns the name of an operation that is another form here; None for all else."""
+    """Returns the operation that a call is another form of; None for others."""
     op = _FORMS.get(node.target)
     if op is None:
         return None
@@ -174,7 +174,7 @@ def _form_of(node: Node, order: dict[Node, int]) -> str | None:
 
 
 def _is_on_one_device(node: Node, x: Node, *args: Any, **kwargs: Any) -> bool:
-    """Returns whether a cast does nothing else; all that is on one device stays there."""
+    """Returns whether a cast only casts, without moving to another device."""
     if kwargs.get("copy") or kwargs.get("memory_format") or True in args:
         return False
     if any(isinstance(one, torch.memory_format) for one in args):
@@ -185,7 +185,7 @@ def _is_on_one_device(node: Node, x: Node, *args: Any, **kwargs: Any) -> bool:
 def _is_fixed(
     node: Node, x: Node, weight: Any, bias: Any, mean: Any, variance: Any, train: bool, *_: Any
 ) -> bool:
-    """Returns whether a batch norm takes the averages that it is given."""
+    """Returns whether a batch norm uses the given statistics."""
     return not train and mean is not None and variance is not None
 
 
@@ -205,7 +205,7 @@ _ONLY: dict[str, Callable[..., bool]] = {
 
 
 def _is_seen_once(node: Node, order: dict[Node, int]) -> bool:
-    """Returns whether no other result shows what an operation changes: then it can give it."""
+    """Returns whether an operation's change in place is seen by no other result."""
     root: Any = node.args[0]
     while _is_in_place(root):
         root = root.args[0]
@@ -224,7 +224,7 @@ def _is_in_place(node: Node) -> bool:
 
 
 def _keeps_kind(node: Node) -> bool:
-    """Returns whether the operation that changes nothing gives the same dtype and shape."""
+    """Returns whether the out-of-place operation gives the same dtype and shape."""
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _value)
     wanted = _value(node)
     with wanted.fake_mode:

@@ -17,7 +17,7 @@ from fmapper_adapters.torch import _private
 
 @torch.library.custom_op("fmapper::stop_gradient", mutates_args=())
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:
-    """Returns the values, through which no gradient flows."""
+    """Returns the values, detached from gradients."""
     return x.clone()
 
 
@@ -30,7 +30,7 @@ STOP: Any = torch.ops.fmapper.stop_gradient.default
 
 
 def mark(exported: torch.export.ExportedProgram) -> None:
-    """Marks the ends of gradients in a program that has not been decomposed yet; changes it."""
+    """Marks where gradients end, in a program before decomposition; changes it."""
     _mark_graph(exported.graph_module)
 
 
@@ -74,7 +74,7 @@ def _mark_outputs(owner: torch.fx.GraphModule) -> None:
 
 
 def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool:
-    """Returns whether what a view shows is changed in place later on: then it must stay a view."""
+    """Returns whether a view is written to later, so that it must stay a view."""
     base = node
     while (seen_through := _base_of(base)) is not None:
         base = seen_through
@@ -98,7 +98,7 @@ def _is_written_to(node: torch.fx.Node, order: dict[torch.fx.Node, int]) -> bool
 
 
 def _base_of(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Returns what a node shows a view of."""
+    """Returns the base of a view."""
     schema = _private.schema_of(node.target)
     for argument, given in zip(schema.arguments if schema else (), node.args, strict=False):
         if argument.alias_info is not None and isinstance(given, torch.fx.Node):

@@ -53,7 +53,7 @@ def program(
     whole: Collection[str] = (),
     calls: PartCalls | None = None,
 ) -> Program:
-    """Returns the program of what `torch.export` has recorded and taken apart.
+    """Translates the decomposed graph of `torch.export` to a program.
 
     Args:
         module: The module.
@@ -135,7 +135,7 @@ def program(
 
 
 def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[str, str]:
-    """Returns what parts of a module that were converted before say of their arrays, by name."""
+    """Returns what parts converted earlier know of their arrays, by name."""
     found = {}
     for path, part in module.named_modules():
         for name, kind in getattr(part, attribute, {}).items():
@@ -146,7 +146,7 @@ def _from_parts(module: torch.nn.Module, names: _Names, attribute: str) -> dict[
 
 
 def with_integers_as_buffers(program: Program) -> Program:
-    """Makes the integers of quantised weights buffers of the program: they are not trained."""
+    """Turns the integers of quantised weights into buffers, which are not trained."""
     integers = {
         name
         for name, tensor in program.parameters.items()
@@ -178,7 +178,7 @@ def _without_tokens(graph: Graph, signature: Any) -> Graph:
 
 
 def _numbered_inputs(specs: Any, nodes: list[Any]) -> Any:
-    """Yields each input with its node, and its position among the flattened inputs of the user."""
+    """Yields each input with its node and its position among the user's flat inputs."""
     users = 0
     for spec, node in zip(specs, nodes, strict=True):
         yield spec, node, users
@@ -286,7 +286,7 @@ class _GraphReader:
         )
 
     def _effect(self, node: torch.fx.Node) -> list[Call]:
-        """Returns what `with_effects(token, operation, ...)` calls; `_behind` reads its results."""
+        """Returns the operation inside `with_effects(token, operation, ...)`."""
         target: Any = node.args[1]
         value: Any = node.meta.get("val") or ()
         results = value[1:] if isinstance(value, list | tuple) else ()
@@ -301,7 +301,7 @@ class _GraphReader:
         return [self._call(node, op, node.args[2:], results)]
 
     def _behind(self, node: torch.fx.Node) -> list[Call]:
-        """Returns the call that reads a result behind the token of `with_effects`, if any."""
+        """Returns the call whose result is read behind the token of `with_effects`, if any."""
         call: Any = node.args[0]
         index: Any = node.args[1]
         if index == 0:
@@ -366,7 +366,7 @@ class _GraphReader:
 
 
 def _is_of_storage(node: torch.fx.Node) -> bool:
-    """Returns whether an assertion is about where in a storage an array begins."""
+    """Returns whether an assertion is about a storage offset."""
     todo = list(node.all_input_nodes)
     while todo:
         source = todo.pop()
@@ -378,7 +378,7 @@ def _is_of_storage(node: torch.fx.Node) -> bool:
 
 
 def place(node: torch.fx.Node, *, by_call: bool = False) -> tuple[str, str]:
-    """Returns the path of the module a node comes from, and the innermost line not of torch.
+    """Returns the module path of a node, and its innermost line outside of torch.
 
     With `by_call` its second call is another one, `path@1`.
     """
@@ -405,7 +405,7 @@ _HIGHER_ORDER = type(torch.ops.higher_order.cond).__mro__[-2]
 
 
 def op_name(node: torch.fx.Node, whole: Collection[str]) -> str:
-    """Returns the name that a program has for what a node calls.
+    """Returns the operation name of a node.
 
     Operations with dropout inside draw random numbers only where it is switched on. There they have
     a name of their own, if the target lowers that.
@@ -428,13 +428,13 @@ def op_name(node: torch.fx.Node, whole: Collection[str]) -> str:
 
 
 def name_of_overload(overload: Any) -> str:
-    """Returns the name that a program has for an operation."""
+    """Returns the operation name of an overload."""
     namespace, name, rest = str(overload).split(".")
     return f"{namespace}::{name}.{rest}"
 
 
 def _drops(node: torch.fx.Node, overload: Any) -> bool:
-    """Returns whether an operation's dropout is switched on: only then it draws numbers."""
+    """Returns whether an operation's dropout is on, so that it draws numbers."""
     names = [argument.name for argument in _private.schema_of(overload).arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     rate: Any = given.get("dropout_p", given.get("dropout", given.get("training", 0.0)))
@@ -443,7 +443,7 @@ def _drops(node: torch.fx.Node, overload: Any) -> bool:
 
 
 def _is_sized(node: torch.fx.Node) -> bool:
-    """Returns whether values make the size of a result, also where that size is asserted."""
+    """Returns whether the size of a result depends on values, even if asserted."""
     if node.target is torch.ops.aten.index.Tensor:
         indices: Any = node.args[1]
         found = [i.meta["val"].dtype for i in indices if isinstance(i, torch.fx.Node)]

@@ -77,7 +77,7 @@ _notes: weakref.WeakKeyDictionary[Any, _Notes] = weakref.WeakKeyDictionary()
 
 @contextlib.contextmanager
 def note_questions(dynamic_shapes: Any) -> Iterator[None]:
-    """Notes questions about sizes that vary inside; without such sizes there are none."""
+    """Records questions about varying sizes within the block."""
     if dynamic_shapes is None:
         yield
         return
@@ -152,7 +152,7 @@ def want(
     kwargs: Mapping[str, Any],
     dynamic_shapes: Any,
 ) -> None:
-    """Notes which sizes of the examples were to vary."""
+    """Records which sizes of the examples are to vary."""
     env = _env_of(exported)
     if env is None or dynamic_shapes is None:
         return
@@ -181,7 +181,7 @@ def want(
 
 
 def _step(key: Any) -> str:
-    """Returns what torch writes for a part of an input."""
+    """Returns torch's spelling of one step into an input."""
     if isinstance(key, pytree.GetAttrKey):
         return f".{key.name}"
     return f"[{key.idx if isinstance(key, pytree.SequenceKey) else key.key!r}]"
@@ -190,7 +190,7 @@ def _step(key: Any) -> str:
 def of(
     exported: torch.export.ExportedProgram, inputs: Sequence[Input], paths: Sequence[str]
 ) -> tuple[tuple[Guard, ...], tuple[str, ...]]:
-    """Returns the guards of a program, and the sizes that were to vary and do not.
+    """Returns the guards of a program, and the sizes that have become fixed.
 
     Args:
         exported: What torch has recorded, with no more than is lowered.
@@ -220,7 +220,7 @@ def of(
 
 
 def _asked_by_torch(env: Any, notes: _Notes) -> Iterator[_Question]:
-    """Yields what torch has asked for itself; the code of models has been noted.
+    """Yields torch's own questions; those of the model are recorded already.
 
     Where it asks whether sizes differ, that is for strides and broadcasting.
     """
@@ -270,7 +270,7 @@ class _Reader:
 
 
 def _conditions(condition: Any, answer: bool) -> list[tuple[str, str, int]] | None:
-    """Returns a condition as expressions of sizes compared with numbers; None for others."""
+    """Rewrites a condition as comparisons of sizes with numbers; None for others."""
     if isinstance(condition, sympy.Not):
         return _conditions(condition.args[0], not answer)
     if isinstance(condition, sympy.And if answer else sympy.Or):
@@ -302,7 +302,7 @@ def _show(condition: Any, answer: bool) -> str:
 
 
 def _write(expression: Any) -> str | None:
-    """Returns an expression as `fmapper.size_of` reads it; None where it cannot."""
+    """Spells an expression for `fmapper.size_of`; None where that cannot read it."""
     if isinstance(expression, sympy.Integer | sympy.Symbol):
         return str(expression)
     name = type(expression).__name__
@@ -352,7 +352,7 @@ def _fixed_sizes(
     inputs: Sequence[Input],
     paths: Sequence[str],
 ) -> Iterator[str]:
-    """Yields each size that was to vary and is a number, in a sentence with the reason."""
+    """Yields a sentence for each varying size that was fixed, with the reason."""
     leaves = pytree.tree_leaves(exported.example_inputs)
     for leaf, given, path in zip(leaves, inputs, paths, strict=True):
         found = {d: symbol for one, d, symbol in notes.wanted if one is leaf}
@@ -375,7 +375,7 @@ def _why(env: Any, notes: _Notes, symbol: Any, size: int) -> str:
 
 
 def _asked_at(frame: FrameType | None) -> str | None:
-    """Returns the line of a model that asks, behind functions of symbols; None if torch asks."""
+    """Returns the line of the model that asks about a size; None if torch itself asks."""
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_DYNAMO):

@@ -48,7 +48,7 @@ class _Layout(NamedTuple):
 
 
 def refuse(name: str, exported: torch.export.ExportedProgram) -> None:
-    """Looks at every operation of a program that has not been made free of changes yet.
+    """Raises for writes to overlapping memory, in a program before functionalisation.
 
     Args:
         name: The module, for the error.
@@ -70,7 +70,7 @@ def refuse(name: str, exported: torch.export.ExportedProgram) -> None:
 
 
 def _hazard(node: Node, schema: Any) -> str:
-    """Says what is wrong with an operation that writes, and what to write instead, or nothing."""
+    """Describes the hazard of a write and its remedy; empty for none."""
     names = [argument.name for argument in schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs
     written: list[Any] = []
@@ -130,7 +130,7 @@ def _is_in_windows(node: Any) -> bool:
 
 
 def _views(node: Any) -> Iterator[Node]:
-    """Yields the operations that have made a view, from the last one to what it is a view of."""
+    """Yields the operations behind a view, from the last one to its base."""
     while isinstance(node, Node) and node.op == "call_function":
         yield node
         schema = _private.schema_of(node.target)
@@ -147,7 +147,7 @@ def _value(argument: Any) -> Any:
 
 
 def _is_by_element(target: Any) -> bool:
-    """Returns whether each element comes from those at the same place; torch tags some of these."""
+    """Returns whether an operation is pointwise; torch tags only some."""
     name = target.overloadpacket.__name__
     packets = (target.overloadpacket, getattr(torch.ops.aten, name.removesuffix("_"), None))
     return name in _UNTAGGED or any(
@@ -159,7 +159,7 @@ def _is_by_element(target: Any) -> bool:
 
 
 def _depends_on_order(out: torch.Tensor, one: torch.Tensor, *, by_element: bool) -> bool:
-    """Returns whether an operation that writes one tensor may have changed what it reads of others.
+    """Returns whether a write may change what the same operation reads.
 
     Elements are written in the order of their addresses, as far as that can be said.
     """
@@ -198,7 +198,7 @@ def _layout(tensor: torch.Tensor) -> _Layout | None:
 
 
 def _number(size: Any) -> int | None:
-    """Returns a size as a number, without torch taking note of the question."""
+    """Returns a size as a number, without a guard by torch."""
     return size if isinstance(size, int) else getattr(size.node, "hint", None)
 
 

@@ -14,7 +14,7 @@ from fmapper.programs import Parameter
 def symbols(
     exported: torch.export.ExportedProgram,
 ) -> dict[str, tuple[int | None, int | None]]:
-    """Returns the sizes that may vary -> their bounds."""
+    """Maps varying sizes to their bounds."""
     return {
         str(symbol): (_bound(span.lower), _bound(span.upper))
         for symbol, span in exported.range_constraints.items()

@@ -35,7 +35,7 @@ class SizeFacts:
 
     @classmethod
     def read(cls, module: torch.fx.GraphModule) -> SizeFacts:
-        """Reads a graph as torch has it."""
+        """Reads the facts about sizes in a graph of torch."""
         shapes: dict[str, Sizes] = {}
         numbers: dict[str, Any] = {}
         dtypes: dict[str, str] = {}

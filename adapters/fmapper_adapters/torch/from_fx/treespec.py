@@ -31,7 +31,7 @@ def tree_spec(spec: Any) -> TreeSpec:
 
 
 def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the names of the children, and of the fields of the class that have none."""
+    """Returns the names of children, and of fields without children."""
     # For a named tuple the context is its class.
     named = getattr(spec.context, "_fields", None)
     for attribute in ("names", "dynamic"):  # of objects known while recording, and of functors
@@ -46,7 +46,7 @@ def _fields(spec: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _names_in(context: Any, count: int) -> tuple[str, ...] | None:
-    """Returns the first list of as many strings, where classes keep the names of their fields."""
+    """Finds the list of field names in the context of a class."""
     if isinstance(context, dict):
         context = tuple(context.values())
     if not isinstance(context, list | tuple):

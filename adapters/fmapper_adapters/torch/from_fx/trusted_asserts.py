@@ -17,7 +17,7 @@ _ASSERTION = torch.ops.aten._assert_scalar.default
 
 
 def is_asserted(graph: fx.Graph, expressions: Iterable[Any]) -> bool:
-    """Returns whether each value that is read in a graph and part of an expression is asserted.
+    """Returns whether each value read in a graph and used in an expression is asserted.
 
     `draft_export` of torch 2.11 goes the way of the examples where a bool of a tensor decides, and
     leaves the assertion out.

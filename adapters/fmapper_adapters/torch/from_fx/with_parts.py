@@ -12,7 +12,7 @@ _EFFECTS = ("aten::_assert", "aten::_print")
 
 
 def with_parts(program: Program, run: order.Pass) -> Program:
-    """Runs the passes so that the parts still say what they were given, and what they gave.
+    """Runs the passes while keeping track of the arguments and results of parts.
 
     What the parts refer to are results of the program meanwhile, which passes keep.
     """

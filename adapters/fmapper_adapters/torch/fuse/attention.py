@@ -86,7 +86,7 @@ def _attention(
 
 
 def _logits(look: Any, value: Any) -> Any | None:
-    """Returns the product that logits come from, how it lies in them, and what was done to it."""
+    """Finds the product behind logits, its layout there, and the operations on it."""
     scale, mask, bias, fill = 1.0, None, None, 0.0
     source, at = value, {i: i for i, n in enumerate(look.shape(value)) if n != 1}
     while True:
@@ -137,7 +137,7 @@ def _reaches_product(look: Any, value: Any) -> bool:
 
 
 def _is_moderate(look: Any, value: Any) -> bool:
-    """Returns whether a bias is of trained arrays and small numbers, so that no row is masked.
+    """Returns whether a bias is of trained arrays and small numbers, so masks no row.
 
     torch's fast attention has no right gradient for rows whose logits are all near -1e9.
     """
@@ -161,7 +161,7 @@ def _is_moderate(look: Any, value: Any) -> bool:
 
 
 def _labels(look: Any, product: Call, q: Any, k: Any) -> Any | None:
-    """Names for the dimensions of q, of k and of their product that are not of size 1."""
+    """Labels the dimensions of q, k and their product that are not of size 1."""
     (left, right), (batch_left, batch_right) = product.kwargs["dimension_numbers"]
     shapes = look.shape(q), look.shape(k)
     of_q: dict[int, Any] = {}
@@ -191,7 +191,7 @@ def _labels(look: Any, product: Call, q: Any, k: Any) -> Any | None:
 
 
 def _arrange(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any]) -> Any:
-    """Returns a value with its dimensions in an order, and none of size 1 that has no label."""
+    """Permutes a value, without unlabelled dimensions of size 1."""
     look = rewriter.look
     dtype, shape = look.dtype(value), look.shape(value)
     kept = [i for i in range(len(shape)) if i in labels]
@@ -207,7 +207,7 @@ def _arrange(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any]
 
 
 def _spread(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any]) -> Any | None:
-    """Returns a mask or bias that broadcasts against the logits in an order."""
+    """Permutes a mask or bias to broadcast against the logits."""
     look = rewriter.look
     source, at = look.origin(value)
     shape = look.shape(source)
@@ -234,7 +234,7 @@ def _spread(rewriter: Any, value: Any, labels: dict[int, Any], order: list[Any])
 def _result_labels(
     look: Any, call: Call, side: int, in_weights: dict[int, Any], of_v: dict[int, Any]
 ) -> dict[int, Any]:
-    """Returns the names of the dimensions of the result that are not of size 1."""
+    """Returns the labels of the result's dimensions that are not of size 1."""
     pairs = call.kwargs["dimension_numbers"]
     labels = (in_weights, of_v) if side == 0 else (of_v, in_weights)
     found: list[Any] = [labels[0].get(i) for i in pairs[1][0]]
@@ -249,7 +249,7 @@ def _place(
     rewriter: Any, value: Any, order: list[Any], labels: dict[int, Any], shape: tuple[Any, ...],
     dtype: str,
 ) -> Any | None:  # fmt: skip
-    """Returns a value with dimensions of these names, as a call with them elsewhere gives it."""
+    """Permutes and reshapes a value to the labelled dimensions of the original call."""
     look = rewriter.look
     wanted = [labels[i] for i in sorted(labels) if labels[i] in order]
     sizes = dict(zip(order, look.shape(value), strict=True))

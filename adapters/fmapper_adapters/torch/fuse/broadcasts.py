@@ -12,7 +12,7 @@ _BINARY |= {"and", "or", "pow", "atan2"}
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Returns an operand that is broadcast to the shape of another one, as what it was before."""
+    """Drops a broadcast of an operand to the shape of another one."""
     name = call.op.removeprefix("lax::")
     if name not in _BINARY and name != "select_n":
         return None
@@ -53,7 +53,7 @@ def _is_broadcast(look: Any, value: Any) -> bool:
 
 
 def _smaller(rewriter: Any, value: Any, shape: tuple[Any, ...], *, scalar: bool) -> Any | None:
-    """Returns a value that torch broadcasts to the same thing; None if there is none."""
+    """Returns a smaller value that torch broadcasts to the same; None if there is none."""
     look = rewriter.look
     number = look.number(value)
     if number is not None:

@@ -33,7 +33,7 @@ def turn(rewriter: Any, call: Call) -> Any | None:
 
 
 def absorb(rewriter: Any, call: Call) -> Any | None:
-    """Returns a product with a transposed operand, as one with the operand itself."""
+    """Absorbs the transposition of an operand into a product."""
     if call.op != "lax::dot_general":
         return None
     look = rewriter.look
@@ -85,7 +85,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
 
 
 def _weights(look: Any, product: Call) -> tuple[bool, int, int] | None:
-    """Returns whether w has the result's dimensions first, how many are summed, how many made."""
+    """Returns the layout of w: transposed or not, and how many dimensions are summed and made."""
     x, w = (look.shape(arg) for arg in product.args)
     (left, right), (batch, _) = product.kwargs["dimension_numbers"]
     summed, made = len(left), len(w) - len(right)

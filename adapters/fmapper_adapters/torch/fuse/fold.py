@@ -30,7 +30,7 @@ _EXACT = 1 << 24  # up to which integers are exact in float32
 
 
 def fold(graph: Graph, kinds: Mapping[str, Any]) -> Graph:
-    """Returns the graph without calls whose results are known, or are one of their operands."""
+    """Folds calls whose results are known or equal to an operand."""
     look = Look(graph, kinds)
     known: dict[str, Any] = {}
     calls = []
@@ -82,7 +82,7 @@ def _convert(number: Scalar, dtype: str) -> Scalar | None:
 
 
 def _compute(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
-    """Returns a result that is exact: small integers, also as floats."""
+    """Computes a result where that is exact: for small integers, also as floats."""
     if not all(math.isfinite(x) and abs(x) < 2048 and float(x).is_integer() for x in (a, b)):
         return None
     if name in _COMPARED:
@@ -96,7 +96,7 @@ def _compute(name: str, a: Any, b: Any, dtype: str) -> Scalar | None:
 
 
 def _unchanged_operand(call: Call, name: str, look: Look, shape: tuple[Any, ...]) -> Any | None:
-    """Returns the operand that a call gives back unchanged, or broadcast to the other's shape."""
+    """Returns the operand that a call returns unchanged or broadcast."""
     args = call.args
     for value, other, first in ((args[0], args[1], False), (args[1], args[0], True)):
         number = look.number(other)

@@ -38,13 +38,13 @@ class Look:
                 self.kinds[call.name] = call.result[0]
 
     def add(self, call: Call) -> Ref:
-        """Returns a call that was made while rewriting."""
+        """Adds a call that was made while rewriting."""
         self.calls[call.name] = call
         self.kinds[call.name] = call.result[0]
         return Ref(call.name)
 
     def call(self, value: Any, *ops: str) -> Call | None:
-        """Returns the call that gives a value, if it is one of these primitives."""
+        """Returns the call behind a value, if it is one of these primitives."""
         found = self.calls.get(value.name) if isinstance(value, Ref) else None
         if found is None or (ops and found.op.removeprefix("lax::") not in ops):
             return None
@@ -65,7 +65,7 @@ class Look:
         return "" if kind is None else str(kind[0])
 
     def number(self, value: Any) -> Any | None:
-        """Returns the number that a value is everywhere; None if it is none."""
+        """Returns the number that fills a value; None if it varies."""
         while True:
             if isinstance(value, Scalar):
                 return value.value
@@ -75,7 +75,7 @@ class Look:
             value = call.args[0]
 
     def origin(self, value: Any, *, detached: bool = False) -> tuple[Any, dict[int, int]]:
-        """Returns what a value shows, and where.
+        """Returns the origin of a moved or broadcast value, and its place there.
 
         Args:
             value: The value.
@@ -100,7 +100,7 @@ class Look:
             value = call.args[0]
 
     def _step(self, call: Call) -> dict[int, int] | None:
-        """Tells where a move puts each dimension that is not of size 1; None if it mixes them."""
+        """Returns where a move puts each dimension not of size 1; None if it mixes them."""
         source = self.shape(call.args[0])
         target = tuple(call.result[0][1])
         kwargs = call.kwargs
@@ -129,7 +129,7 @@ class Look:
     def unreduce(
         self, value: Any, full: Shape, axes: Iterable[int], *, detached: bool = False
     ) -> Any | None:
-        """Returns what a value shows: a reduction of something of shape `full` over `axes`.
+        """Returns the reduction over `axes`, of shape `full`, that a value is broadcast from.
 
         Its dimensions must be those of `full` without `axes`, or with 1 in their places, or be
         broadcast to all of `full`; None if they lie otherwise.
@@ -151,7 +151,7 @@ class Look:
         return source if fits and free else None
 
     def align(self, value: Any, dims: Sequence[int]) -> Any | None:
-        """Returns what a value shows whose dimensions are `dims` of a larger shape, in order."""
+        """Returns the origin of a value whose dimensions are `dims` of a larger shape, in order."""
         source, at = self.origin(value)
         shape = self.shape(source)
         if len(shape) != len(dims):
@@ -167,7 +167,7 @@ class Look:
         return [f for arg in call.args for f in self.factors(arg, shape)]
 
     def square_of(self, value: Any) -> Any | None:
-        """Returns what a value is the square of."""
+        """Returns the base of a square."""
         call = self.call(value, "square", "integer_pow", "mul")
         if call is None:
             return None
@@ -178,7 +178,7 @@ class Look:
         return call.args[0]
 
     def mean_of(self, value: Any) -> tuple[Any, tuple[int, ...]] | None:
-        """Returns what a value is the mean of, and over which dimensions, kept or broadcast."""
+        """Recognises a mean; returns its operand and dimensions."""
         division = self.call(self.origin(value)[0], "div", "mul")
         if division is None:
             return None
@@ -203,7 +203,7 @@ class Look:
         return total.args[0], axes
 
     def variance_is(self, value: Any, x: Any, axes: tuple[int, ...]) -> bool:
-        """Returns whether a value is the variance of x over dimensions, however it is written."""
+        """Returns whether a value is the variance of x over dimensions, in any of its forms."""
         full = self.shape(x)
         source = self.unreduce(value, full, axes)
         if source is None:

@@ -36,7 +36,7 @@ class Gru:
 
 
 def find_gru(graph: Graph, constants: int, carry: int) -> Gru | None:
-    """Finds the GRU that a step of a loop is, which gives its hidden state or nothing."""
+    """Recognises the step of a loop as a GRU that returns its hidden state or nothing."""
     names = graph.inputs
     if carry != 1 or len(names) != constants + 2 or len({*graph.outputs}) != 1:
         return None
@@ -65,7 +65,7 @@ def find_gru(graph: Graph, constants: int, carry: int) -> Gru | None:
 
 
 def _parts(look: Look, hidden: Ref, after: Any) -> tuple[Any, Any] | None:
-    """Returns what the update gate is the sigmoid of, and the new state the tanh of.
+    """Returns the arguments of the update gate's sigmoid and the new state's tanh.
 
     The state after a step is `z * h + (1 - z) * n` or `n + z * (h - n)`.
     """
@@ -90,7 +90,7 @@ def _parts(look: Look, hidden: Ref, after: Any) -> tuple[Any, Any] | None:
 
 
 def _beside(factors: tuple[Any, ...], is_one: Callable[[Any], bool]) -> Any | None:
-    """Returns the factor beside the one that is asked for."""
+    """Returns the other factor of a product."""
     return next((y for x, y in (factors, factors[::-1]) if is_one(x)), None)
 
 
@@ -105,7 +105,7 @@ def _is_difference(look: Look, a: Any, b: Any, value: Any) -> bool:
 
 
 def _reset(look: Look, value: Any) -> tuple[Any, Any, list[Any]] | None:
-    """Returns what the reset gate is the sigmoid of, what it multiplies, and the terms beside."""
+    """Returns the reset gate's argument, what it multiplies, and the other terms."""
     found: list[tuple[Any, Any]] = []
     rest: list[Any] = []
     todo = [value]

@@ -8,7 +8,7 @@ from fmapper.programs import Call, Ref
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Returns a sum that is divided by the number of its terms."""
+    """Recognises a sum divided by the number of its terms."""
     if call.op != "lax::div" or call.result[0][0] not in ("float32", "float64"):
         return None  # sums of float16 overflow in JAX
     look = rewriter.look

@@ -9,7 +9,7 @@ from fmapper_adapters.torch.fuse.graph_index import MOVES
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Returns two moves or more, of which none makes a dimension larger."""
+    """Merges moves of dimensions, of which none broadcasts."""
     look = rewriter.look
     if call.op not in MOVES or getattr(look.call(call.args[0]), "op", "") not in MOVES:
         return None
@@ -40,7 +40,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
 
 
 def _weave(order: list[int], rest: list[int], at: dict[int, int], shape: Any) -> list[int]:
-    """Returns an order of all dimensions, those of size 1 where the result has some."""
+    """Returns an order of all dimensions, with those of size 1 as in the result."""
     found: list[int] = []
     left, large = list(rest), list(order)
     for n in shape:

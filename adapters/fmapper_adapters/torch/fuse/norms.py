@@ -21,7 +21,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
 
 
 def _extend(rewriter: Any, call: Call, dtype: str, shape: tuple[Any, ...]) -> Any | None:
-    """Returns a norm without a scale times one, or one without a bias and a bias."""
+    """Extends a norm by a scale or a bias."""
     look = rewriter.look
     for value, other in (call.args, call.args[::-1]):
         norm = look.call(value, "torch::layer_norm", "torch::rms_norm", "torch::batch_norm")
@@ -45,7 +45,7 @@ def _extend(rewriter: Any, call: Call, dtype: str, shape: tuple[Any, ...]) -> An
 def _weight(
     look: Any, value: Any, axes: tuple[int, ...], shape: tuple[Any, ...], dtype: str
 ) -> Any | None:
-    """Returns a scale or a bias over dimensions, as torch takes it."""
+    """Returns a scale or bias in the shape that torch takes."""
     found = look.align(value, axes)
     if found is None or look.shape(found) != tuple(shape[i] for i in axes):
         return None

@@ -52,7 +52,7 @@ class Lstm:
 
 
 def find_lstm(graph: Graph, constants: int, carry: int) -> Lstm | None:
-    """Finds the LSTM that a step of a loop is, which gives its hidden state or nothing."""
+    """Recognises the step of a loop as an LSTM that returns its hidden state or nothing."""
     names = graph.inputs
     if carry != 2 or len(names) != constants + 3 or len(graph.outputs) < 2:
         return None
@@ -80,7 +80,7 @@ def find_lstm(graph: Graph, constants: int, carry: int) -> Lstm | None:
 
 
 def _gates(look: Any, before: Any, after: Any, shown: Any) -> tuple[Any, ...] | None:
-    """Finds what goes into the gates: `c = f * c + i * g` and `h = o * tanh(c)`."""
+    """Finds the arguments of the gates in `c = f * c + i * g` and `h = o * tanh(c)`."""
     total, product = look.call(after, "add"), look.call(shown, "mul")
     if total is None or product is None:
         return None
@@ -99,7 +99,7 @@ def _gates(look: Any, before: Any, after: Any, shown: Any) -> tuple[Any, ...] | 
 
 
 def _other(look: Any, product: Any, is_one: Any) -> Any | None:
-    """Returns the argument of the sigmoid that a product has beside the factor asked for."""
+    """Returns the argument of the sigmoid that multiplies a factor."""
     for x, y in (product.args, product.args[::-1]):
         if is_one(x):
             return _argument(look, y, "logistic")
@@ -138,7 +138,7 @@ class Reader:
         return found if all(self._add(value, 0, found) for value in values) else None
 
     def _add(self, value: Any, start: int, found: dict[str, list[Any]]) -> bool:
-        """Enters the terms of the units of a value from one on; False if one is something else."""
+        """Records the terms of a slice of units; returns False for an unknown term."""
         number = self.look.number(value)
         if number is not None:
             found["number"].append(float(number))
@@ -174,7 +174,7 @@ class Reader:
         return bool(self.look.shape(a)[:-1] == self.look.shape(b)[:-1])
 
     def _product(self, call: Any, start: int, found: dict[str, list[Any]]) -> bool:
-        """Enters a product of x, of h, or of both one after the other, with a matrix."""
+        """Records a product of x, h, or their concatenation with a matrix."""
         (left, right), (batch, _) = call.kwargs["dimension_numbers"]
         if batch or len(left) != 1 or call.kwargs.get("precision") is not None:
             return False

@@ -45,7 +45,7 @@ class Rewriter:
         self._model: Call | None = None
 
     def call(self, op: str, *args: Any, shape: tuple[Any, ...], dtype: str, **kwargs: Any) -> Ref:
-        """Returns a new call in front of the one that is looked at."""
+        """Inserts a new call before the current one."""
         base = op.rpartition("::")[2]
         name = next(n for n in _names(base) if n not in self._taken)
         self._taken.add(name)
@@ -62,7 +62,7 @@ class Rewriter:
     def run(
         self, graph: Graph, find: Callable[[Rewriter, Call], Any]
     ) -> tuple[Graph, dict[str, Any]]:
-        """Returns the graph with what `find` gives in place of calls, and that by their names.
+        """Rewrites the graph by `find`; returns it and the replacements by name.
 
         It gives None for most.
         """
@@ -86,7 +86,7 @@ class Rewriter:
 def simplify(
     graph: Graph, kinds: Mapping[str, Any], roles: Mapping[str, str], *, fused: bool = True
 ) -> tuple[Graph, dict[str, Any]]:
-    """Computes a graph with fewer and larger calls, and what replaces the others.
+    """Rewrites a graph with fewer, larger calls; returns it and the replaced names.
 
     Args:
         graph: The graph.

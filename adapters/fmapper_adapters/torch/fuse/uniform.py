@@ -19,7 +19,7 @@ _LAYOUTS = {
 
 
 def find(rewriter: Any, call: Call) -> Any | None:
-    """Returns numbers in [0, 1), and such numbers that are scaled and moved to other bounds."""
+    """Recognises uniform numbers in [0, 1), and those scaled to other bounds."""
     look = rewriter.look
     dtype, shape = call.result[0] if len(call.result) == 1 else ("", ())
     if call.op == "lax::sub" and dtype in _LAYOUTS:
@@ -48,7 +48,7 @@ def find(rewriter: Any, call: Call) -> Any | None:
 
 
 def _bits(look: Any, call: Call, dtype: str) -> Call | None:
-    """Returns the random bits that are made to numbers in [1, 2), of which `call` takes 1."""
+    """Returns the random bits behind a subtraction of 1 from numbers in [1, 2)."""
     width, steps, one = _LAYOUTS[dtype]
     cast = look.call(call.args[0], "bitcast_convert_type")
     either = look.call(cast.args[0], "or") if cast is not None else None
@@ -92,7 +92,7 @@ def _between(rewriter: Any, low: Any, value: Any, dtype: str, shape: Any) -> Any
 
 
 def _number(look: Any, value: Any, dtype: str) -> float | None:
-    """Returns the number that a value is, or the difference of two numbers, in its dtype."""
+    """Returns a constant, or the difference of two, in the value's dtype."""
     found = look.number(value)
     if found is not None:
         return float(found)

@@ -38,7 +38,7 @@ class Places(NamedTuple):
     slots: int
 
     def of(self, width: int) -> torch.Tensor:
-        """Returns the column whose states each slot of a layer gets.
+        """Returns the column for each slot of a layer.
 
         Slots of positions that are not there yet get any: they are masked until they are written.
         """
@@ -58,7 +58,7 @@ def _positions_in_ring(last: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
 
 
 def for_prompt(config: Any) -> DynamicCache:
-    """Returns an empty cache that keeps all of a prompt."""
+    """Returns an empty cache for a prompt."""
     cache = DynamicCache(config=config)
     for layer in cache.layers:
         _refuse_unknown(layer)
@@ -87,7 +87,7 @@ def windows(config: Any) -> list[int | None]:
 
 
 def states(cache: Any, widths: Iterable[int | None], places: Places) -> State:
-    """Returns what a prompt has left in a cache, in slots."""
+    """Returns the states that a prompt has left in a cache, by slot."""
     found: State = {}
     for at, (layer, width) in enumerate(zip(cache.layers, widths, strict=True)):
         slots = places.of(places.slots if width is None else min(width, places.slots))
@@ -123,7 +123,7 @@ class _Full:
     indexer_keys: torch.Tensor
 
     def start(self, length: torch.Tensor, slots: int) -> None:
-        """Says how many positions are taken, of how many."""
+        """Sets how many positions are taken, and how many there are."""
         self.length, self.slots = length, slots
 
     def slot(self) -> torch.Tensor:
@@ -142,7 +142,7 @@ class _Full:
         return self.indexer_keys
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
-        """Returns how many slots there are, and the position in the first."""
+        """Returns the number of slots, and the position in the first."""
         return self.slots, 0
 
     def get_seq_length(self) -> torch.Tensor:
@@ -154,7 +154,7 @@ class _Ring(_Full):
     """A window: the slots of positions that it has left are taken again."""
 
     def start(self, length: torch.Tensor, slots: int) -> None:
-        """Says how many positions are taken, and how many there may be."""
+        """Sets how many positions are taken, and how many there may be."""
         super().start(length, slots)
         self.width = min(self.sliding_window, slots)  # type: ignore[attr-defined]
 
@@ -163,7 +163,7 @@ class _Ring(_Full):
         return self.length.remainder(self.width).reshape(1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, Any]:
-        """Returns how wide the window is, and the position in each slot."""
+        """Returns the width of the window, and the position in each slot."""
         positions = _positions_in_ring(self.length, torch.arange(self.width))
         later = torch.full_like(positions, self.slots - 1)  # no query is there yet
         return self.width, _Positions(torch.where(positions < 0, later, positions))
@@ -180,7 +180,7 @@ class _Positions:
 
 
 def for_step(config: Any, state: Mapping[str, torch.Tensor], length: Any, slots: int) -> Any:
-    """Returns a cache that holds what `states` has returned."""
+    """Returns a cache that holds the given states."""
     cache = DynamicCache(config=config)
     for at in range(len(cache.layers)):
         layer: Any = cache.layers[at]
@@ -197,7 +197,7 @@ def for_step(config: Any, state: Mapping[str, torch.Tensor], length: Any, slots:
 
 
 def _as(kind: type, layer: Any) -> Any:
-    """Returns a layer that keeps its positions in another way."""
+    """Returns a layer of another class with the same states."""
     made: Any = object.__new__(type(kind.__name__, (kind, type(layer)), {}))
     vars(made).update(vars(layer))
     return made
@@ -218,7 +218,7 @@ def _put(layer: Any, name: list[str], state: torch.Tensor) -> None:
 
 
 def after_step(cache: Any, state: Mapping[str, torch.Tensor]) -> State:
-    """Returns what a step has left in a cache."""
+    """Returns the states that a step has left in a cache."""
     found: State = {}
     for name in state:
         at, kind, *rest = name.split(".")
@@ -233,7 +233,7 @@ def after_step(cache: Any, state: Mapping[str, torch.Tensor]) -> State:
 
 
 def crossed(config: Any, state: Mapping[str, torch.Tensor], own: Any) -> EncoderDecoderCache:
-    """Returns a cache of a decoder whose keys and values of the encoder are known."""
+    """Returns a decoder's cache with the keys and values of the encoder."""
     cross = DynamicCache(config=config)
     for name, one in state.items():
         at, kind = name.split(".")

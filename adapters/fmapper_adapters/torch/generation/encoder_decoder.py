@@ -92,7 +92,7 @@ class EncoderDecoder(torch.nn.Module):
         return logits, new | {"mask": mask, "hidden": hidden, "length": length + 1}
 
     def sizes(self, cache: Mapping[str, Any], columns: Any) -> dict[str, Any]:
-        """Returns which sizes of the cache are the length of a prompt."""
+        """Returns the dimensions of the cache that have the length of the prompt."""
         found: dict[str, Any] = {}
         for name in cache:
             one = 2 if name.startswith(_CROSS) else 1

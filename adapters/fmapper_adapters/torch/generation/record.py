@@ -56,7 +56,7 @@ def export_generation(
     whole: Collection[str],
     options: Mapping[str, Any] | None = None,
 ) -> Generation:
-    """Returns the programs of a model for a prompt and for a step, and how it is to generate.
+    """Records a model's programs for a prompt and for a step, and its settings.
 
     Raises:
         ConversionError: It cannot be recorded, or is not a model that generates.
@@ -124,7 +124,7 @@ def _export(
 def _of_any_columns(
     own: Any, given: tuple[Any, Any], most: int, settings: dict[str, Any]
 ) -> tuple[Program, int]:
-    """Returns the program of a prompt with any number of columns, and how many there may be.
+    """Records the program of a prompt of any width, and returns its largest width.
 
     An encoder may look at longer prompts otherwise, through windows: it gets those before that.
     """
@@ -147,7 +147,7 @@ def _of_any_columns(
 
 
 def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None:
-    """Refuses a cache with more places than the model has positions: JAX would not say so.
+    """Raises for a cache with more places than the model has positions.
 
     Raises:
         ConversionError: The model has no such position.
@@ -169,7 +169,7 @@ def _refuse_too_long(own: Any, logits: Any, cache: Any, max_length: int) -> None
 
 
 def _protocol_of(model: Any, max_length: int) -> tuple[Any, str]:
-    """Returns what has `prefill` and `step`, and the prefix of the names of its arrays."""
+    """Returns the object with `prefill` and `step`, and the prefix of its array names."""
     if callable(getattr(model, "prefill", None)) and callable(getattr(model, "step", None)):
         return model, "of."
     config = getattr(model, "generation_config", None)
@@ -196,7 +196,7 @@ def _protocol_of(model: Any, max_length: int) -> tuple[Any, str]:
 
 
 def _most_columns(own: Any, max_length: int) -> int:
-    """Returns how many columns a prompt may have: an encoder has room of its own."""
+    """Returns the largest width of a prompt; encoders have a limit of their own."""
     if not getattr(own, "start", ()):
         return max_length
     config = own.config.get_text_config(encoder=True)
@@ -205,7 +205,7 @@ def _most_columns(own: Any, max_length: int) -> int:
 
 
 def _renamed(program: Program, prefix: str) -> Program:
-    """Returns a program with the names that its arrays have in the model."""
+    """Renames the arrays of a program as in the model."""
 
     def cut(name: Any) -> Any:
         return name.removeprefix(prefix) if isinstance(name, str) else name

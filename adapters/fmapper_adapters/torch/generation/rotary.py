@@ -17,7 +17,7 @@ import torch
 
 @contextlib.contextmanager
 def without_memory(model: torch.nn.Module) -> Iterator[None]:
-    """Lets frequencies be computed from the length of the text alone inside."""
+    """Makes frequencies depend on the length of the text alone, within the block."""
     changed = [module for module in model.modules() if _depends_on_length(module)]
     for module in changed:
         module.forward = functools.partial(_embed, module)

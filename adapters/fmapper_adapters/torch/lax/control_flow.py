@@ -103,7 +103,7 @@ def cond(index: Any, *operands: Any, branches: tuple[Graph, ...], avals: Avals) 
 
 @lax("error_if", takes_avals=True)
 def error_if(index: Any, *operands: Any, message: str, wrong: int, avals: Avals) -> Any:
-    """Returns a check, which raises where `index` is `wrong`, and what it lets through."""
+    """Adds a check that raises where `index` is `wrong`; returns the values it lets through."""
     inner = current().is_inner
     return _unpack(
         control_flow.check, avals, index == wrong, operands, message=message, inner=inner
@@ -111,6 +111,6 @@ def error_if(index: Any, *operands: Any, message: str, wrong: int, avals: Avals)
 
 
 def _unpack(function: Any, avals: Avals, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """Returns a call of a function that gives a tuple, as a tuple of what it gives."""
+    """Unpacks a call that returns a tuple."""
     found = current().call(function, *args, **kwargs)
     return tuple(found[i] for i in range(len(avals.results)))

@@ -64,7 +64,7 @@ def custom_call(
 
 
 def _graph_text(graph: Graph) -> str:
-    """Returns a graph as text, so that it can be asked whether it is a certain one."""
+    """Returns a graph as text, to recognise it by."""
 
     def text(value: Any) -> str:
         if isinstance(value, Ref):
@@ -108,7 +108,7 @@ def _relu6(x: Any) -> Any:
     "add_1 = add(max, log1p); select_n = select_n(ne, add_1, add); select_n",
 )
 def _softplus(x: Any, y: Any) -> Any:
-    """Writes softplus: of two tensors torch's derivative differs where both are infinite."""
+    """Emits softplus: torch's `logaddexp` has another derivative where both are infinite."""
     if isinstance(x, int | float) or not isinstance(y, int | float) or y != 0:
         return None
     # beyond the threshold it is x itself: in 64 bits that is so later

@@ -30,13 +30,13 @@ def all_the_same(*xs: Any, **avals: Any) -> Any:
 
 @lax("tie")
 def tie(x: Any, y: Any) -> Any:
-    """Returns the second operand, which is to wait for the first."""
+    """Returns the second operand; the first only orders effects."""
     return y
 
 
 @lax("platform_index")
 def platform_index(*, platforms: tuple[Any, ...]) -> Any:
-    """Returns which of several implementations is for this platform: as JAX chooses it on a CPU."""
+    """Returns the index of the implementation that JAX chooses on a CPU."""
     index = next((i for i, names in enumerate(platforms) if names is None or "cpu" in names), None)
     if index is None:
         raise TypeError(f"none is for CPUs among {platforms}")
@@ -62,5 +62,5 @@ def unvmap_max(x: Any, *, avals: Avals) -> Any:
 
 @lax("select_if_vmap")
 def select_if_vmap(which: Any, x: Any, y: Any) -> Any:
-    """Returns the first of two if nothing was mapped, as Equinox has it; else `select_n`."""
+    """Returns the first of two outside of vmap, as in Equinox; else `select_n`."""
     return x

@@ -39,7 +39,7 @@ def of_gru(gru: Gru, constants: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _matrix(parts: Sequence[Part], size: int, constants: Mapping[str, Any]) -> Any:
-    """Returns the matrices of gates, one below the other."""
+    """Stacks the matrices of gates."""
     first = parts[0]
     whole = constants[first.name]
     turned = whole if first.units_first else whole.t()
@@ -68,7 +68,7 @@ def _bias(gate: Gate, size: int, constants: Mapping[str, Any]) -> Any:
 def with_products_of_all_rows(
     body: Graph, constants: Sequence[Any], others: Sequence[Any], xs: Sequence[Any]
 ) -> tuple[Graph, tuple[Any, ...]]:
-    """Rewrites a loop to take the products of its rows with constants: one product for all.
+    """Rewrites a loop so that products of its rows with constants become one product.
 
     Args:
         body: The step.
@@ -108,7 +108,7 @@ def with_products_of_all_rows(
 
 
 def _of_rows(call: Call, rows: Mapping[str, Any], weights: Mapping[str, Any]) -> Any | None:
-    """Multiplies all rows at once, where a call is a product of a row and a constant matrix."""
+    """Multiplies all rows at once by a constant matrix."""
     if call.op != "lax::dot_general" or len(call.args) != 2 or len(set(call.args)) != 2:
         return None
     row, weight = call.args

@@ -33,7 +33,7 @@ class Avals:
 
 
 def lax(*names: str, takes_numbers: bool = False, takes_avals: bool = False) -> Callable[[F], F]:
-    """Enters a function for primitives by their names.
+    """Registers a function for primitives by their names.
 
     Args:
         names: Such as `add`.

@@ -21,7 +21,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def carrier_of(name: str) -> torch.dtype:
-    """Returns the dtype that values of a dtype of JAX have inside of a graph."""
+    """Returns the dtype that carries a dtype of JAX inside of a graph."""
     return _CARRIERS.get(name) or dtype_of(name)
 
 
@@ -36,7 +36,7 @@ def signed_of(dtype: torch.dtype) -> torch.dtype | None:
 
 
 def carried_number(value: object, name: str) -> object:
-    """Returns a number of a dtype as the number that stands for it."""
+    """Returns the carried form of a number of a dtype."""
     if name in _CARRIERS and isinstance(value, int):
         bits = torch.iinfo(_CARRIERS[name]).bits
         return value - (1 << bits) if value >= 1 << (bits - 1) else value
@@ -44,5 +44,5 @@ def carried_number(value: object, name: str) -> object:
 
 
 def bits_of(dtype: torch.dtype) -> int:
-    """Returns how many bits an integer has."""
+    """Returns the number of bits of an integer dtype."""
     return torch.iinfo(dtype).bits

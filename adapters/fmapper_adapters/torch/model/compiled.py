@@ -128,7 +128,7 @@ class Code:
         self.function = _execute(made.src, made.globals, program.name)
 
     def observe(self, model: torch.nn.Module, leaves: Any) -> Iterator[Observation]:
-        """Yields the operations of the program, with the results of those that the graph has."""
+        """Yields the operations of the program, with results where the graph has them."""
         found: dict[fx.Node, Any] = {}
 
         class Watching(fx.Interpreter):
@@ -146,7 +146,7 @@ class Code:
             yield Observation(call.module, call.op, call.source, tuple(shown))
 
     def fits(self, model: torch.nn.Module) -> bool:
-        """Returns whether the parameters have the dtypes this is made for: asks one of each."""
+        """Returns whether the parameters have the dtypes that this was compiled for."""
         for owner, last, dtype in self.probes:
             part: Any = model
             for name in owner:
@@ -221,7 +221,7 @@ class Code:
         return self._check(self.program.bind(args, kwargs, sparing=True))
 
     def with_statics(self, leaves: list[Any]) -> list[Any]:
-        """Returns the tensors among leaves, whatever the program is fixed to, as its mode.
+        """Checks static leaves, such as the mode, and returns the tensors.
 
         Raises:
             ProgramInputError: The program was recorded for other tensors.
@@ -285,7 +285,7 @@ class Code:
 
 
 def readable(source: str) -> str:
-    """Returns code without what only saves memory, and without comments that say nothing."""
+    """Cleans code of statements that only save memory, and of idle comments."""
     lines: list[str] = []
     for line in source.strip("\n").splitlines():
         if line.strip() == _NOWHERE:
@@ -324,7 +324,7 @@ def _is_array(output: Any) -> bool:
 
 
 def _execute(source: str, names: Mapping[str, Any], model: str) -> Callable[..., Any]:
-    """Returns the function that is defined by code, which tracebacks can show."""
+    """Executes code that tracebacks can show, and returns the function that it defines."""
     file = f"<fmapper {quoted.on_one_line(model)[:100]} {next(_SERIAL)}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     space = dict(names)

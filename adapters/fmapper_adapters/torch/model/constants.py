@@ -70,7 +70,7 @@ def _is_true(condition: Any, found: dict[str, torch.Tensor]) -> bool:
 
 
 def _constant_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Returns the nodes that depend on no input, except for the device of one, and cost little."""
+    """Returns cheap nodes that depend on no input but its device."""
     known: set[fx.Node] = set()
     work = size = 0
     for node in graph.nodes:
@@ -129,7 +129,7 @@ def _is_special(node: fx.Node) -> bool:
 
 
 def _values(graph: fx.Graph, chosen: list[fx.Node]) -> list[tuple[fx.Node, torch.Tensor]]:
-    """Returns what some nodes come to; all that they are computed from is let go."""
+    """Computes the values of some nodes, and frees intermediates."""
     left: dict[fx.Node, int] = {}  # how many take the value of a node
     todo = list(chosen)
     while todo:

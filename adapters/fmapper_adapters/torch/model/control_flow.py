@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _control_flow(function: F) -> F:
-    """Marks what is not to be tried when a graph is made: JAX says what it gives."""
+    """Marks control flow, whose shapes come from JAX rather than a trial run."""
     function.is_control_flow = True  # type: ignore[attr-defined]
     return function
 
@@ -85,7 +85,7 @@ def lstm(
     outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
-    """Runs a `scan` whose steps are an LSTM, by torch's own where that computes just that.
+    """Runs a `scan` of LSTM steps, by torch's own LSTM where that agrees.
 
     Args:
         body: As in `scan`, as the rest.
@@ -131,7 +131,7 @@ def gru(
     outputs: Sequence[torch.dtype],
     unroll: bool,
 ) -> tuple[Tensor, ...]:
-    """Runs a `scan` whose steps are a GRU, by torch's own where that computes just that.
+    """Runs a `scan` of GRU steps, by torch's own GRU where that agrees.
 
     Args:
         body: As in `scan`, as the rest.
@@ -193,7 +193,7 @@ def _scan_in_graph(
 
 
 def _as_floats(x: Tensor, wide: bool) -> Tensor:
-    """Returns a tensor of its own memory, as floats where wanted; 64 bits as those of a float."""
+    """Returns a tensor with memory of its own, its bits viewed as floats where wanted."""
     if not wide or x.is_floating_point() or x.is_complex():
         return _own(x)
     return x.view(torch.float64).clone() if x.dtype is torch.int64 else x.to(torch.float64)
@@ -206,7 +206,7 @@ def _as_they_were(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _own(x: Tensor) -> Tensor:
-    """Returns a tensor of its own memory: torch's operators may not give what they are given."""
+    """Copies a tensor: operators of torch must not return their arguments."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
@@ -214,7 +214,7 @@ def _own(x: Tensor) -> Tensor:
 def check(
     fails: Tensor, operands: Sequence[Tensor], *, message: str, inner: bool
 ) -> tuple[Tensor, ...]:
-    """Returns what a check lets through.
+    """Returns the values that a check lets through.
 
     Args:
         fails: Whether it fails.
@@ -320,7 +320,7 @@ def _switch_in_graph(
 
 
 def _any(x: Tensor) -> bool:
-    """Returns whether a tensor holds anywhere, in any element that is mapped over."""
+    """Returns whether any element is true, in any mapped dimension."""
     while _private.is_wrapped(x):
         x = _private.unwrap(x)
     return bool(x.any()) if x.ndim else bool(x)

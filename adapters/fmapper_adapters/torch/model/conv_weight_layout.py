@@ -13,7 +13,7 @@ _CONVOLUTIONS = {
 
 
 def weights_of(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory_format]]:
-    """Returns the arrays of a module that are weights of convolutions alone, by name.
+    """Returns the arrays that are only used as weights of convolutions, by name.
 
     Returns:
         The permutation to the shape that torch has for them, and the order in memory that its
@@ -39,6 +39,6 @@ def weights_of(graph: fx.Graph) -> dict[str, tuple[tuple[int, ...], torch.memory
 def arrange(
     tensor: torch.Tensor, order: tuple[int, ...], memory_format: torch.memory_format
 ) -> torch.Tensor:
-    """Returns the values in the same shape, in another order in memory."""
+    """Reorders the memory of weights; shapes stay."""
     back = tuple(order.index(i) for i in range(len(order)))
     return tensor.permute(order).contiguous(memory_format=memory_format).permute(back)

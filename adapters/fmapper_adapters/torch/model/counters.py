@@ -22,7 +22,7 @@ _ROTATIONS = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Returns the unsigned number that a word stands for, in int64."""
+    """Returns the unsigned value of a word, in int64."""
     return x.to(torch.int64) & _LOW
 
 
@@ -88,7 +88,7 @@ def _rotate(x: Tensor, steps: int) -> Tensor:
 def state_bits(
     state: Tensor, width: int, shape: Sequence[int], algorithm: str
 ) -> tuple[Tensor, Tensor]:
-    """Returns what XLA's `RngBitGenerator` gives on a CPU: the next state, and bits in blocks.
+    """Computes XLA's `RngBitGenerator` on a CPU: the next state, and bits in blocks.
 
     Args:
         state: Four words, int32, or two numbers of 64 bits: a key, and the counter of blocks.
@@ -131,7 +131,7 @@ def state_bits(
 
 
 def _half(shape: Sequence[int]) -> tuple[list[int], int]:
-    """Returns where XLA pairs words of a block: the first even dimension, else a longest one.
+    """Returns the dimension along which XLA pairs words: the first even, else a longest one.
 
     Returns:
         The shape of the blocks, and that dimension.
@@ -144,7 +144,7 @@ def _half(shape: Sequence[int]) -> tuple[list[int], int]:
 
 
 def _join(low: Tensor, high: Tensor) -> Tensor:
-    """Returns two words as one number of 64 bits."""
+    """Joins two words to one number of 64 bits."""
     return (high.to(torch.int64) << 32) | _wide(low)
 
 

@@ -106,7 +106,7 @@ def with_gradient(
     kept: Sequence[Tensor],
     places: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    """Gives results whose derivative is a function.
+    """Attaches a derivative function to results.
 
     Args:
         backward: From the gradients of the results, and what is kept, to those of the arguments;

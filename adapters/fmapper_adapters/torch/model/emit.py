@@ -221,12 +221,12 @@ class Emitter:
         self._env[name] = value
 
     def size(self, symbol: str, name: str, dimension: int) -> None:
-        """Takes a size that may vary from an input."""
+        """Reads a varying size from an input."""
         if symbol.isidentifier() and symbol not in self._sizes:
             self._sizes[symbol] = self._env[name].size(dimension)
 
     def value(self, ref: Any, *, seen: bool = False) -> Any:
-        """Returns what an argument is: a tensor.
+        """Returns an argument as a tensor.
 
         Args:
             ref: The argument.
@@ -239,7 +239,7 @@ class Emitter:
         return found
 
     def nodes_of(self, name: str) -> tuple[fx.Node, ...]:
-        """Returns what gives the results of an outermost call; empty if they are not there."""
+        """Returns the nodes of the results of an outermost call; empty if they are gone."""
         found = self._env.get(name)
         values = found if isinstance(found, tuple | list) else (found,)
         nodes = tuple(value.node for value in values if isinstance(value, fx.Proxy))
@@ -268,13 +268,13 @@ class Emitter:
         return self._device
 
     def make(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Makes a tensor by a function that takes none, as `torch.arange`, where the inputs are."""
+        """Makes a tensor by a function such as `torch.arange`, on the device of the inputs."""
         if self.device is not None:
             kwargs["device"] = self.device
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Returns what a function of this library gives, as one call of the graph."""
+        """Emits a function of this library as one call of the graph."""
         return self._tracer.create_proxy("call_function", function, args, kwargs)
 
     def call_as(
@@ -292,7 +292,7 @@ class Emitter:
         return fx.Proxy(node, self._tracer)
 
     def inline(self, graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the results of a function within the program, whose calls are emitted here."""
+        """Emits the calls of an inner function here, and returns its results."""
         env, kinds, place = self._env, self._kinds, self._tracer.place
         self._env = dict(zip(graph.inputs, operands, strict=True))
         kinds_of_inputs = graph.kinds or (None,) * len(graph.inputs)
@@ -392,7 +392,7 @@ class Emitter:
         return found
 
     def _fake(self, results: Sequence[tuple[str, tuple[Any, ...]]]) -> Any:
-        """Returns what a call gives, as JAX says, without trying it."""
+        """Returns fake results of a call from JAX's dtypes and shapes."""
         with self._mode:
             found = tuple(
                 torch.empty(
@@ -411,7 +411,7 @@ class Emitter:
         return size_of(size, sizes)
 
     def _check(self, call: Call, found: Any) -> None:
-        """Asks whether a lowering gives what JAX says that the call gives."""
+        """Checks the results of a lowering against JAX's dtypes and shapes."""
         results = found if isinstance(found, tuple | list) else (found,)
         if len(results) != len(call.result):
             raise TypeError(f"{len(results)} results, {len(call.result)} are wanted")
@@ -430,7 +430,7 @@ class Emitter:
                 )
 
     def _function(self, graph: Graph) -> fx.GraphModule:
-        """Returns a graph within the program as a module."""
+        """Returns an inner graph as a module."""
         inner = Emitter(
             self._lowerings, self._renamed, self._mode, fused=self._fused, lines=self._lines,
             native=self._native,

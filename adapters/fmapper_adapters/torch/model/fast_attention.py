@@ -101,7 +101,7 @@ def is_quick_on_cpu(*tensors: Tensor) -> bool:
 
 
 def _has_values(x: Tensor) -> bool:
-    """Returns whether a tensor has elements that can be looked at now."""
+    """Returns whether a tensor has elements that can be read now."""
     return not (
         x.numel() == 0
         or x.is_meta

@@ -17,12 +17,12 @@ _ASSERTIONS = {torch.ops.aten._assert_async.msg, torch.ops.aten._assert_scalar.d
 
 
 def is_kept(node: fx.Node) -> bool:
-    """Returns whether a node stays though nothing takes what it gives."""
+    """Returns whether an unused node has to stay."""
     return node.op in ("placeholder", "output") or node.target in _ASSERTIONS
 
 
 def draws(node: fx.Node) -> bool:
-    """Returns whether an operation of torch gives other numbers each time."""
+    """Returns whether an operation of torch draws random numbers."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
 
@@ -55,7 +55,7 @@ def _is_in_place(node: fx.Node) -> bool:
 
 
 def _freeze(value: Any) -> Any:
-    """Returns arguments with a hash, in which 1, 1.0 and True are not the same."""
+    """Makes arguments hashable, with 1, 1.0 and True apart."""
     if isinstance(value, tuple | list):
         return tuple(map(_freeze, value))
     if isinstance(value, dict):
@@ -66,7 +66,7 @@ def _freeze(value: Any) -> Any:
 
 
 def compose_permutations(graph: fx.Graph) -> None:
-    """Makes one of two permutations of dimensions in a row, or none where the second undoes it."""
+    """Composes consecutive permutations, and drops those that cancel."""
     for node in list(graph.nodes):
         order, first = _permutation(node), node.args[0] if node.args else None
         before = _permutation(first) if order is not None else None
@@ -83,7 +83,7 @@ def compose_permutations(graph: fx.Graph) -> None:
 
 
 def _permutation(node: Any) -> tuple[int, ...] | None:
-    """Tells which dimension each one of the result was; None if a node does something else."""
+    """Returns the permutation of a node; None for other nodes."""
     if not isinstance(node, fx.Node) or node.op != "call_method":
         return None
     if node.target == "permute" and len(node.args) == 2:
@@ -98,7 +98,7 @@ def _permutation(node: Any) -> tuple[int, ...] | None:
 
 
 def mark_causal(graph: fx.Graph, constants: dict[str, torch.Tensor]) -> None:
-    """Tells attention that its mask lets each place see what is not behind it.
+    """Marks attention whose mask is causal.
 
     Args:
         graph: The graph.

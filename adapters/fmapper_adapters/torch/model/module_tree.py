@@ -17,7 +17,7 @@ class Part(torch.nn.Module):
     """A part of a converted model: it holds parameters, buffers and parts, and computes nothing."""
 
     def __getitem__(self, key: int | str) -> Any:
-        """Returns a part or an array by its number or name, as of a list or dict."""
+        """Returns a part or an array by number or name."""
         if isinstance(key, int) and not hasattr(self, str(key)):
             raise IndexError(key)
         return getattr(self, str(key))
@@ -66,7 +66,7 @@ class Places:
         owner.register_buffer(last, tensor, persistent=persistent)
 
     def alias(self, name: str, first: str) -> None:
-        """Registers a tensor again, under the name of another place."""
+        """Registers a tensor under another name."""
         tensor = get(self._root, self.names[first])
         owner, last = self._place(name)
         if isinstance(tensor, torch.nn.Parameter):
@@ -90,7 +90,7 @@ class Places:
 
 
 def _free(owner: torch.nn.Module, name: str, allowed: Any) -> str:
-    """Finds a name that is neither an attribute of a module nor Python's: `train_`, `in_`."""
+    """Returns a name that is free on a module and not a keyword, such as `train_`."""
     name = quoted.as_attribute(name)
     name = name[1:] if name.startswith(MADE) else name
     name = f"{name}_" if keyword.iskeyword(name) or not name else name

@@ -11,12 +11,12 @@ _NO_ATTRIBUTE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\"'\\\\]
 
 
 def on_one_line(text: str) -> str:
-    """Returns a text for a comment: what would end the line is written as an escape."""
+    """Escapes line breaks in a text for a comment."""
     return _NO_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def as_attribute(name: str) -> str:
-    """Returns a name for an attribute that code asks for: what ends quotes becomes `_`.
+    """Replaces quotes in an attribute's name by `_`.
 
     Python reads names in code in normal form, so that a ligature is its letters there.
     """

@@ -48,7 +48,7 @@ def hash_words(key1: Tensor, key2: Tensor, high: Tensor, low: Tensor) -> tuple[T
 
 
 def _rotate(x: Tensor, steps: int) -> Tensor:
-    """Returns bits moved to the left, of which those that fall out come back on the right."""
+    """Rotates bits to the left."""
     right = x >> (32 - steps)
     right &= (1 << steps) - 1
     right |= x << steps
@@ -130,7 +130,7 @@ def hashed_bits(
 
 
 def _is_on_host(key: Tensor) -> bool:
-    """Returns whether NumPy is to draw, which is several times as fast as torch's operations."""
+    """Returns whether NumPy draws, which is several times as fast as torch."""
     return key.ndim == 1 and random.on_host(key, "uint32")
 
 
@@ -150,7 +150,7 @@ def uniform(
 
 
 def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
-    """Returns floats in [low, low + span) from such in [0, 1), float32 or float64.
+    """Scales floats in [0, 1) to [low, low + span), in float32 or float64.
 
     XLA compiles product and sum to one operation, where the processor has that, so that there is
     one rounding; autograd is given the sum itself, from which that is the last bit away.
@@ -166,7 +166,7 @@ def between(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
 
 
 def near(unit: Tensor, span: Tensor, low: Tensor) -> Tensor:
-    """Returns what `between` does, but for its last bit."""
+    """Computes `between` without exact rounding."""
     return unit * span + low
 
 

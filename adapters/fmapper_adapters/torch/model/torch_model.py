@@ -80,7 +80,7 @@ class TorchModel(Part):
         self.train(program.starts_in_training)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles without what is made of the program again."""
+        """Pickles without attributes that are made again from the program."""
         state = super().__getstate__()
         state["_modules"] = _without(state["_modules"], MADE)
         state["_buffers"] = _without(state["_buffers"], _COMPUTED)
@@ -104,7 +104,7 @@ class TorchModel(Part):
         return self.program._repr_html_() + summary(self)._repr_html_()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the source gives for these arguments.
+        """Computes the model for these arguments.
 
         Raises:
             ProgramInputError: The program was recorded for other inputs, or not for this mode.
@@ -148,7 +148,7 @@ class TorchModel(Part):
         )
 
     def takes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool) -> bool:
-        """Returns whether the program of a mode is there and takes such arguments."""
+        """Returns whether a mode has a program that takes such arguments."""
         code = self._codes.get("training" if train else "evaluation")
         try:
             return code is not None and code.leaves(args, kwargs) is not None
@@ -158,7 +158,7 @@ class TorchModel(Part):
     def outcome(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Returns the leaves of the output in a mode, and what a call changes, by name."""
+        """Calls the model in a mode: returns output leaves, and the changed arrays by name."""
         code = self._codes["training" if train else "evaluation"]
         leaves = code.program.bind(args, kwargs, sparing=True)
         with torch.no_grad():
@@ -167,7 +167,7 @@ class TorchModel(Part):
         return list(outputs), dict(zip(names, changed, strict=True))
 
     def watch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
-        """Returns every operation of a call that is one in the graph, with its results."""
+        """Records every operation of a call that is one in the graph."""
         code = self._code
         return list(code.observe(self, code.leaves(args, kwargs)))
 
@@ -238,7 +238,7 @@ class TorchModel(Part):
         return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves as `to`, `half`, `cuda` and the like do: the graph's dtypes change along."""
+        """Implements `to`, `half` and the like; the graph's dtypes follow."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._tie()
         present = next(iter(self._codes.values())).renamed
@@ -252,13 +252,13 @@ class TorchModel(Part):
         return self
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads as every module does; what is tied stays tied, with `assign=True` too."""
+        """Loads a state dict; tied arrays stay tied, also with `assign=True`."""
         found = super().load_state_dict(*args, **kwargs)
         self._tie()
         return found
 
     def _tie(self) -> None:
-        """Makes tied arrays one again, which the methods of torch treat one by one."""
+        """Ties arrays again, which methods of torch treat one by one."""
         for target, first in self._tied.items():
             one = get(self, first)
             if get(self, target) is not one:
@@ -266,7 +266,7 @@ class TorchModel(Part):
                 setattr(self.get_submodule(owner), last, one)
 
     def _follow(self) -> None:
-        """Makes the graphs anew where parameters have other dtypes than those they are made for.
+        """Rebuilds the graphs where the dtypes of parameters have changed.
 
         Raises:
             ProgramInputError: Parameters that had one dtype have several now.
@@ -283,7 +283,7 @@ class TorchModel(Part):
         self._rename({old: new for old, new in renamed.items() if old != new})
 
     def _rename(self, renamed: dict[str, str]) -> None:
-        """Makes the graphs anew that are made for other dtypes."""
+        """Rebuilds the graphs under other names."""
         if all(code.renamed == renamed for code in self._codes.values()):
             return
         codes = {}
@@ -293,7 +293,7 @@ class TorchModel(Part):
         self._install()
 
     def _install(self) -> None:
-        """Gives this module what the code of the graphs expects: functions and constants."""
+        """Installs the functions and constants that the code of the graphs uses."""
         self._modules = _without(self._modules, MADE)
         self._buffers = _without(self._buffers, _COMPUTED)
         first = next(itertools.chain(self.parameters(), self.buffers()), None)
@@ -309,12 +309,12 @@ TorchModel.__module__ = "fmapper_adapters.torch"  # where it is public
 
 
 def _without(held: Mapping[str, Any], beginnings: tuple[str, ...]) -> dict[str, Any]:
-    """Returns what a module holds, except for names that begin so."""
+    """Returns the state of a module without names that begin so."""
     return {name: one for name, one in held.items() if not name.startswith(beginnings)}
 
 
 def _bare() -> TorchModel:
-    """Returns a model to be filled by `__setstate__`."""
+    """Makes an empty model, to be filled by `__setstate__`."""
     return TorchModel.__new__(TorchModel)
 
 

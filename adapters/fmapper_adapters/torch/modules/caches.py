@@ -42,7 +42,7 @@ def _children(cache: Any) -> dict[str, Any]:
 
 
 def _is_child(value: Any) -> bool:
-    """Returns whether a value is an array, a container or a cache: neither number nor setting."""
+    """Returns whether a value is an array, a container or a cache."""
     if isinstance(value, list | tuple | dict):
         return True
     is_array = hasattr(value, "shape") and hasattr(value, "dtype")
@@ -51,7 +51,7 @@ def _is_child(value: Any) -> bool:
 
 
 def _fill(new: Any, old: Any, children: Mapping[str, Any]) -> None:
-    """Puts arrays into a cache, which says on which device they are and of which dtype."""
+    """Puts arrays into a cache, and updates its device and dtype."""
     state = {**vars(old), **children}
     tensors = [x for x in children.values() if isinstance(x, torch.Tensor)]
     if tensors and isinstance(state.get("device"), torch.device):

@@ -137,7 +137,7 @@ def node_type(cls: type) -> NodeType | None:
 
 
 def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
-    """Gives a module other children in place."""
+    """Replaces the children of a module in place."""
     state = module.__dict__
     tables = [state[registry] for registry in _REGISTRIES]
     for key, child in children.items():
@@ -146,7 +146,7 @@ def _put(numbered: bool, module: Any, children: Mapping[Any, Any]) -> None:
 
 
 def _carried_attributes(module: Any) -> list[tuple[str, Any]]:
-    """Returns the attributes of a module that are neither children nor settings nor torch's own."""
+    """Returns attributes of a module that are neither children, settings nor torch's."""
     state = module.__dict__
     children = {name for name, _ in _extra(state)}
     return [
@@ -157,7 +157,7 @@ def _carried_attributes(module: Any) -> list[tuple[str, Any]]:
 
 
 def _write_own_hooks() -> Callable[[dict[str, Any]], bool]:
-    """Writes a function that gives a copied module hook tables of its own, unrolled for speed.
+    """Generates a function that gives a copy hook tables of its own, unrolled for speed.
 
     It says whether there are any hooks.
     """
@@ -177,7 +177,7 @@ _own_hooks = _write_own_hooks()
 
 
 def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Returns the attributes of a module that are arrays or hold some."""
+    """Returns the attributes of a module that hold arrays."""
     found = []
     for name, value in state.items():
         if type(value) not in _SETTINGS and name not in _INTERNAL:
@@ -195,7 +195,7 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _settings_only_of_class() -> Callable[[dict[str, Any]], bool]:
-    """Tells, for one class, whether all attributes of an instance are plain settings; quickly.
+    """Returns a fast check of whether all attributes of an instance are plain settings.
 
     It is often asked and nearly always true, of the same names as the last time.
     """
@@ -237,7 +237,7 @@ def _numbers(names: tuple[str, ...]) -> tuple[int | str, ...]:
 
 
 def _is_child(value: Any) -> bool:
-    """Returns whether an attribute is an array or a container of some; tuples of sizes are not."""
+    """Returns whether an attribute is an array or a container of arrays."""
     if isinstance(value, torch.Tensor) or value is no_gradient:
         return True
     parts = value.values() if isinstance(value, dict) else value
@@ -257,7 +257,7 @@ class _Parameters(Fitting):
     __slots__ = ()
 
     def fit(self, new: Any, old: Any) -> Any:
-        """Returns a parameter, unless the module will not have it."""
+        """Wraps as a parameter, unless the module rejects it."""
         if type(new) is not torch.Tensor and (
             not isinstance(new, torch.Tensor) or isinstance(new, torch.nn.Parameter)
         ):
@@ -271,7 +271,7 @@ Keep = Callable[[Any], None]
 
 
 def _fill(old: Any, module: Any, state: dict[str, Any], keep: Keep, filled: dict[Any, Any]) -> Any:
-    """Distributes the new children over a module that was opened."""
+    """Fills an opened module with its new children."""
     known = old.__dict__
     slots = dict(filled)
     parameters, buffers, modules = (known[registry] for registry in _REGISTRIES)
@@ -303,14 +303,14 @@ def _is_compiled(cls: type) -> bool:
 def _fill_parameters(
     old: Any, known: dict[str, Any], module: Any, keep: Keep, slots: dict[str, Any]
 ) -> Any:
-    """Gives a module that holds parameters only its new ones."""
+    """Fills a module that has only parameters."""
     new = module.__dict__["_parameters"] = dict(slots)
     _check_tensors(old, known, new, keep)
     return module
 
 
 def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep: Keep) -> None:
-    """Makes parameters of what takes the place of parameters."""
+    """Wraps replacements of parameters as parameters."""
     for name, new in slots.items():
         old_tensor = known[name]
         if new is not old_tensor and (
@@ -329,7 +329,7 @@ def _check_tensors(old: Any, known: dict[str, Any], slots: dict[str, Any], keep:
 def _fill_modules(
     old: Any, known: dict[str, Any], module: Any, state: dict[str, Any], slots: dict[Any, Any]
 ) -> Any:
-    """Gives a module that holds modules only its new ones."""
+    """Fills a module that has only submodules."""
     modules = state["_modules"] = dict(zip(known, slots.values(), strict=True))
     _check_modules(old, modules)
     return module
@@ -342,7 +342,7 @@ def _check_modules(old: Any, modules: dict[str, Any]) -> None:
 
 
 def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
-    """Returns what takes the place of a parameter or buffer.
+    """Returns the replacement of a parameter or buffer.
 
     A tensor that has to be wrapped only here was put elsewhere before: there it is replaced, too.
     """
@@ -376,7 +376,7 @@ _wrapped: dict[int, tuple[Any, Any]] = {}
 
 
 def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
-    """Makes what refers to old modules refer to the new ones, once all of those are there.
+    """Redirects references from old modules to new ones, once all exist.
 
     That is bound methods, closures and weak references in attributes and hooks, and what
     `module.compile()` has left.
@@ -432,7 +432,7 @@ def _rebound_items(value: Any, new_of: Callable[[Any], Any]) -> Any:
 
 
 def _handle(handle: Any, old: Any, state: dict[str, Any]) -> Any:
-    """Returns a handle that removes a hook of the new module where it was one of the old one."""
+    """Returns a handle for the hook of the new module."""
     table = handle.hooks_dict_ref()
     for name, _ in _HOOKS:
         if table is not None and old.__dict__[name] is table:

@@ -115,7 +115,7 @@ def _is_held(value: Any) -> bool:
 
 
 def _extra(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what subclasses hold: a list of all parameters, an optimizer that they wrap ..."""
+    """Yields the attributes of subclasses: a list of all parameters, a wrapped optimizer, ..."""
     numbers = _numbers(optimizer)
     for name, value in vars(optimizer).items():
         if name not in _OWN and not _is_list_of(value, numbers) and _is_held(value):
@@ -170,7 +170,7 @@ def _moments(optimizer: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _put(optimizer: Any, children: Mapping[str, Any]) -> None:
-    """Gives an optimizer other children in place: its hooks and its `step` stay what they are."""
+    """Replaces the children of an optimizer in place; hooks and `step` stay."""
     new = _shell(optimizer)
     _fill(new, optimizer, children)
     made = vars(new)
@@ -184,7 +184,7 @@ def _put_attributes(node: Any, children: Mapping[str, Any]) -> None:
 
 
 def _fill(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
-    """Distributes the new children over an optimizer that has none yet."""
+    """Fills an empty optimizer with its new children."""
     children = dict(slots)
     renewed: dict[int, Any] = {}
     groups = []
@@ -235,7 +235,7 @@ def _fill(new: Any, old: Any, slots: Mapping[str, Any]) -> None:
 
 
 def _entries(old: dict[Any, Any], held: Any, *, moved: bool) -> dict[Any, Any]:
-    """Returns the state of one parameter; a counter that stayed behind is no longer shared."""
+    """Returns the state of one parameter, with a copy of a counter that did not move."""
     new = old | (held or {})
     step = new.get(_HOSTED)
     if moved and step is old.get(_HOSTED) and isinstance(step, torch.Tensor):

@@ -52,7 +52,7 @@ def _key(key: Any) -> Any:
 
 
 def register_functor(cls: type) -> None:
-    """Enters a functor class into `torch.utils._pytree`, unless it is there."""
+    """Registers a functor class with `torch.utils._pytree`, unless it is there."""
     if cls in pytree.SUPPORTED_NODES:
         return
 
@@ -70,7 +70,7 @@ def register_functor(cls: type) -> None:
 
 
 def _is_dynamic(child: Any) -> bool:
-    """Returns whether a value is dynamic, as for JAX, but None is static: it is a leaf to torch."""
+    """Returns whether a value is dynamic; None is static, as a leaf to torch."""
     return child is not None and is_dynamic(child)
 
 

@@ -25,14 +25,14 @@ _REFERRING = (
 
 
 def refers(value: Any) -> bool:
-    """Returns whether a value may be one that `rebound` changes."""
+    """Returns whether a value may refer to a module."""
     if isinstance(value, types.FunctionType):
         return value.__closure__ is not None
     return isinstance(value, (*_REFERRING, torch.Generator))
 
 
 def rebound(value: Any, new_of: NewOf) -> Any:
-    """Returns a value that refers to the new module where it referred to the old one.
+    """Redirects a value's references to old modules to the new ones.
 
     Args:
         value: Anything; it is not changed.
@@ -56,7 +56,7 @@ def _is_concerned(value: Any, new_of: NewOf, seen: dict[int, Any]) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns what a value refers to."""
+    """Returns the objects that a value refers to."""
     if isinstance(value, types.MethodType):
         return [value.__self__]
     if isinstance(value, functools.partial):
@@ -75,7 +75,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _renew(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
-    """Renews a part of a value that refers to old modules somewhere."""
+    """Redirects a part of a value that refers to old modules."""
     if isinstance(value, _TIED):
         return new_of(value)
     if id(value) in made:
@@ -97,7 +97,7 @@ def _renew(value: Any, new_of: NewOf, made: dict[int, Any]) -> Any:
 
 
 def _function(old: types.FunctionType, new_of: NewOf, made: dict[int, Any]) -> Any:
-    """Returns a function with a closure over the new modules; it shares its other cells."""
+    """Rebuilds a function with a closure over the new modules; other cells are shared."""
     cells = [
         cell if not _holds_old(cell, new_of) else types.CellType() for cell in old.__closure__ or ()
     ]
@@ -123,7 +123,7 @@ def _holds_old(cell: Any, new_of: NewOf) -> bool:
 
 
 def recompile(call: Any, module: Any) -> Any:
-    """Returns what `module.compile()` left in an old module, for a new one: compiles when run."""
+    """Returns the compiled call for a new module, which compiles when it runs."""
     context = next(
         (
             cell.cell_contents

@@ -29,7 +29,7 @@ _INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torc
 
 
 def fold_assertions(program: Program) -> Program:
-    """Removes assertions that others imply, and what only they needed, from a program."""
+    """Removes assertions that others imply, and calls that only they used."""
     if not any(call.op == _ASSERTION for call in program.graph.calls):
         return program
     graph = _drop_implied(_with_each_number_once(program.graph))
@@ -56,7 +56,7 @@ def _with_each_number_once(graph: Graph) -> Graph:
 
 
 def _drop_implied(graph: Graph) -> Graph:
-    """Leaves out assertions of what follows from those that fix a number."""
+    """Drops assertions that follow from those that fix a number."""
     by_name = {call.name: call for call in graph.calls}
     fixed: dict[str, int] = {}
     fixing: set[str] = set()  # the conditions
@@ -87,7 +87,7 @@ def _drop_implied(graph: Graph) -> Graph:
 
 
 def _fixed_value(call: Call, by_name: Mapping[str, Call]) -> tuple[str, int] | None:
-    """Returns the value that is read and the number that an assertion says it is."""
+    """Returns the value and the number that an assertion equates."""
     if call.op != _ASSERTION or not isinstance(call.args[0], Ref):
         return None
     condition = by_name.get(call.args[0].name)
@@ -100,7 +100,7 @@ def _fixed_value(call: Call, by_name: Mapping[str, Call]) -> tuple[str, int] | N
 
 
 def _without(graph: Graph, dropped: Iterable[str]) -> Graph:
-    """Leaves out calls, and those whose results only they used."""
+    """Removes calls, and those whose results only they used."""
     gone = set(dropped)
     by_name = {call.name: call for call in graph.calls}
     uses = dict.fromkeys(by_name, 0)
@@ -122,7 +122,7 @@ def _without(graph: Graph, dropped: Iterable[str]) -> Graph:
 
 
 def _is_pure(call: Call) -> bool:
-    """Returns whether a call does nothing but give a result, and always the same."""
+    """Returns whether a call is pure and deterministic."""
     if call.op in _NUMBERS or call.op == "sym::getitem":
         return True
     namespace, _, rest = call.op.partition("::")
@@ -142,7 +142,7 @@ def _is_pure(call: Call) -> bool:
 
 
 def _compare_buffers(program: Program, graph: Graph) -> Graph:
-    """Compares buffers with what they were, once, for all that is computed from them alone."""
+    """Replaces assertions on values computed from buffers by one comparison of the buffers."""
     written = {output.target for output in program.outputs if output.kind == "buffer"}
     numbers = {}
     for name, spec in zip(graph.inputs, program.inputs, strict=True):

@@ -12,7 +12,7 @@ _COTANGENT = "fmapper::cotangent.default"
 
 
 def fold_backward(graph: Graph) -> Graph:
-    """Returns the graph with each `backward` as an inner graph of the call it belongs to."""
+    """Moves each `backward` into an inner graph of its call."""
     if not any(call.op == _WITH_GRADIENT for call in graph.calls):
         return graph
     calls: list[Call] = []

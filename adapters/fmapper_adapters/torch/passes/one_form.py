@@ -18,7 +18,7 @@ WITHOUT_GRADIENTS = "higher_order::wrap_with_set_grad_enabled"
 
 
 def one_form(program: Program, ops: Collection[str]) -> Program:
-    """Returns a program without calls of some operations, of those that have a form here.
+    """Rewrites some operations of a program to their canonical form.
 
     Args:
         program: A program whose sizes are all known.
@@ -55,7 +55,7 @@ class _Writer:
         return Graph(graph.inputs, self._calls, self._now(graph.outputs), graph.kinds)
 
     def add(self, op: str, *args: Any, of: Kind, others: Sequence[Kind] = (), **kwargs: Any) -> Ref:
-        """Adds a call before the one that is written anew; `of` and `others` are its results."""
+        """Adds a call before the one that is rewritten; `of` and `others` describe its results."""
         assert self._at is not None
         name = f"{self._at.name}_form_{len(self._calls)}"
         call = replace(self._at, name=name, op=op, args=args, kwargs=kwargs)
@@ -82,7 +82,7 @@ class _Writer:
         self._calls.append(call)
 
     def _rename(self, old: Ref, new: Ref) -> None:
-        """Gives what was changed in place, by each of its names, as what it is from then on."""
+        """Renames a value changed in place, under each of its names, from then on."""
         self.names = {name: new if one == old else one for name, one in self.names.items()}
         self.names[old.name] = new
 
@@ -91,7 +91,7 @@ class _Writer:
 
 
 def inline(graph: Graph) -> Graph:
-    """Returns a graph with what runs without gradients in its place; where they end is marked."""
+    """Inlines calls without gradients into a graph, and marks where gradients end."""
     calls: list[Call] = []
     names: dict[str, Any] = {}
     results: dict[str, Any] = {}
@@ -180,7 +180,7 @@ def _squeeze(writer: _Writer, call: Call) -> Call:
 
 
 def _choose(writer: _Writer, call: Call) -> Call:
-    """Chooses with a number for one of both."""
+    """Emits `where` with a number as one of both."""
     dtype, _ = call.result[0]
     where, *both = call.args
     kind = DType(dtype)

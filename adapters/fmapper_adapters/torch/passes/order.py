@@ -20,7 +20,7 @@ Pass = Callable[[Program], Program]
 
 
 def run(program: Program, *, other_forms: Collection[str], facts: SizeFacts) -> Program:
-    """Returns what all passes make of a program.
+    """Runs all passes on a program.
 
     Args:
         program: As it was read.

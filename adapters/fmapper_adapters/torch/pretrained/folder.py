@@ -40,7 +40,7 @@ _TEXTS = (
 
 
 def read(folder: Path, dtype: str | None) -> Pretrained | None:
-    """Returns what is in a folder; None if it has no configuration of transformers.
+    """Reads a folder; returns None without a configuration of transformers.
 
     Raises:
         CheckpointError: It is of a class that transformers has not, or is damaged.
@@ -83,7 +83,7 @@ def read(folder: Path, dtype: str | None) -> Pretrained | None:
 
 
 def _without_code(settings: Any) -> Any:
-    """Returns settings without those that have transformers fetch or import code.
+    """Drops settings that would make transformers fetch or import code.
 
     Kernels for attention and experts may be repositories of the Hub.
     """
@@ -120,7 +120,7 @@ def _class(folder: Path, settings: dict[str, Any], config: Any) -> Any:
 
 
 def _set_generation(model: Any, folder: Path) -> None:
-    """Has a model generate as its folder says, where that says so."""
+    """Sets the generation config of a model from its folder, if there is one."""
     if not (folder / _GENERATION).is_file() or not model.can_generate():
         return
     from transformers import GenerationConfig
@@ -144,7 +144,7 @@ def _dtype(settings: dict[str, Any]) -> str:
 
 
 def _without_memory(cls: Any, config: Any, dtype: str) -> torch.nn.Module:
-    """Makes a module whose parameters have no memory, and whose buffers have values."""
+    """Makes a module with abstract parameters and real buffers."""
     with _parameters_on_meta():
         model = make_pretrained_class(cls, config, getattr(torch, dtype))
     return model.eval()
@@ -152,7 +152,7 @@ def _without_memory(cls: Any, config: Any, dtype: str) -> torch.nn.Module:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Has modules keep no memory for parameters: an empty one takes none before it is written to.
+    """Makes modules register abstract parameters within the block.
 
     Initialisation then writes to nothing; buffers are computed as ever.
     """
@@ -174,13 +174,13 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _matcher(patterns: Iterable[str] | None) -> Callable[[str], bool]:
-    """Returns what tells whether a name matches one of a class's own patterns."""
+    """Returns a function that matches names with a class's patterns."""
     found = [re.compile(pattern) for pattern in patterns or ()]
     return lambda name: any(pattern.search(name) for pattern in found)
 
 
 def _texts(folder: Path, settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the texts that stand beside the weights."""
+    """Yields the text files beside the weights."""
     for name in _TEXTS:
         path = folder / name
         if path.is_file():

@@ -29,7 +29,7 @@ class _Group(NamedTuple):
 
 
 def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], dict[str, None]]:
-    """Returns rules that do what the steps do and nothing else, and the names that there are then.
+    """Generalises steps to rules with the same effect; also returns the resulting names.
 
     Args:
         steps: The steps.
@@ -60,7 +60,7 @@ def rules_of(steps: Iterable[Step], names: Iterable[str]) -> tuple[list[Rule], d
 
 
 def rename(names: Mapping[str, str], live: Iterable[str]) -> list[Rule]:
-    """Returns a rule that gives arrays other names, all at the same time.
+    """Returns a rule that renames arrays, all at the same time.
 
     Args:
         names: The new name of each old one.
@@ -114,7 +114,7 @@ def _exact(group: _Group, row: tuple[str, ...], live: Iterable[str]) -> Pair:
 
 
 def _patterns(group: _Group, live: Iterable[str]) -> Pair | None:
-    """Returns patterns for all the names of some steps, which match no others."""
+    """Returns patterns that match all names of some steps and no others."""
     texts = [[_NUMBERS.split(name) for name in row] for row in group.rows]
     columns = {
         (at, place): tuple(row[at][place] for row in texts)
@@ -165,7 +165,7 @@ def _literal(text: str, numbers: tuple[int, int] | None, strict: bool) -> str:
 
 
 def _is_right(group: _Group, pair: Pair, live: Iterable[str]) -> bool:
-    """Returns whether patterns match the names of the group and no others, and tell the targets."""
+    """Returns whether patterns match exactly the group, and determine its targets."""
     for at, text in enumerate(pair[0]):
         old = Pattern(text)
         wanted = {name for row in group.rows for name in _expand([row[at]], group.numbers)}

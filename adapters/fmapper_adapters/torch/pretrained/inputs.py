@@ -14,7 +14,7 @@ _FRAMES = 3000  # of a spectrogram, as Whisper has them
 
 
 def example_kwargs(model: Any) -> dict[str, torch.Tensor]:
-    """Returns inputs by keyword: tokens and their mask, pictures, sounds; nothing where unknown."""
+    """Makes example inputs: tokens and mask, images, audio; empty where unknown."""
     names = set(inspect.signature(model.forward).parameters)
     config = model.config
     found: dict[str, torch.Tensor] = {}
@@ -46,7 +46,7 @@ def example_kwargs(model: Any) -> dict[str, torch.Tensor]:
 
 
 def sizes_that_vary(examples: Mapping[str, torch.Tensor]) -> Any:
-    """Returns which sizes of examples vary: all of tokens, the number of pictures and sounds."""
+    """Returns the sizes that vary: all of tokens, and the number of images and sounds."""
     if any(not example.is_floating_point() for example in examples.values()):
         return "auto"
     return {name: ", ".join(["batch", *"_" * (x.ndim - 1)]) for name, x in examples.items()}
@@ -65,7 +65,7 @@ def _find(config: Any, name: str, default: Any) -> Any:
 
 
 def _least_special(config: Any, size: int) -> int:
-    """Returns a token below which none stands for a picture or another part of the input."""
+    """Returns a bound on tokens that are not placeholders of images and the like."""
     special = [
         value
         for name, value in config.to_dict().items()

@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: list[torch.Tensor] = []  # so that no id is used again
 
     def leaf(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns a tensor that stands for an array."""
+        """Returns a tensor that represents an array."""
         tensor = torch.empty(tuple(shape), dtype=dtype, device="meta")
         self._keep(tensor, Node("leaf", shape=tuple(shape), name=name))
         return tensor
@@ -84,7 +84,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._nodes[id(tensor)] = node
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation, and records it if it is of arrays that stand for others."""
+        """Runs an operation, and records it if its operands are tracked."""
         out = func(*args, **(kwargs or {}))
         given = list(args[0]) if args and isinstance(args[0], list | tuple) else args[:1]
         if not given or not all(id(x) in self._nodes for x in given):

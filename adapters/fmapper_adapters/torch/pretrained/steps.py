@@ -96,7 +96,7 @@ class Steps:
                 self._visit(other)
 
     def _wish(self, node: Node) -> str | None:
-        """Returns the name that an array has in the end, if it changes by itself until then."""
+        """Returns the final name of an array, if only single-array steps change it."""
         while id(node) not in self._outputs:
             following = self._only.get(id(node))
             if following is None or self._uses[id(node)] != 1:
@@ -116,7 +116,7 @@ class Steps:
         return name
 
     def _place(self, node: Node) -> tuple[str, int]:
-        """Returns where an array is, and after how many steps."""
+        """Returns the current name of an array, and after how many steps."""
         if id(node) not in self._places:
             self._make(node)
         return self._places[id(node)]
@@ -125,7 +125,7 @@ class Steps:
         self.steps.append(Step(depth, kind, tuple(values), tuple(sources), tuple(targets)))
 
     def _own(self, parent: Node) -> tuple[str, int]:
-        """Returns the place of an array that may be used up; a second name if others use it."""
+        """Returns a name of an array that may be consumed; a second one if others need it."""
         name, depth = self._place(parent)
         if self._uses[id(parent)] + (id(parent) in self._outputs) == 1:
             return name, depth

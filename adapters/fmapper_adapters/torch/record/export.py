@@ -110,7 +110,7 @@ def export_program(
 
 
 def _level() -> int:
-    """Returns how many frames above that of the caller the user's own is."""
+    """Returns the stack level of the user's frame."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("fmapper"):
         frame, level = frame.f_back, level + 1
@@ -139,7 +139,7 @@ def record(
     again: bool = False,
     calls: PartCalls | None = None,
 ) -> Recording:
-    """Records the program as torch has it, with nothing in place and what is not lowered apart.
+    """Records torch's program, functional and decomposed.
 
     Args:
         module: The module.
@@ -167,7 +167,7 @@ def record(
 
 
 def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
-    """Says which sizes keep a program from being compiled, and where they come from."""
+    """Warns of sizes that keep a program from being compiled."""
     calls = remaining(program)
     if not calls:
         return
@@ -197,7 +197,7 @@ _MOST_LINES = 8
 
 
 def _outside() -> int:
-    """Returns how many calls the code that asked for the conversion is away."""
+    """Returns the stack level of the code that asked for the conversion."""
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("fmapper"):
         depth, frame = depth + 1, frame.f_back
@@ -251,7 +251,7 @@ def _try_ways(
 
 @contextlib.contextmanager
 def _without_hooks_left() -> Iterator[None]:
-    """Takes away what torch 2.11 leaves in every module where a recording has failed.
+    """Removes hooks that torch 2.11 leaves in modules after a failed recording.
 
     It is a hook that lets no module assign a tensor to a buffer from then on.
     """
@@ -265,7 +265,7 @@ def _without_hooks_left() -> Iterator[None]:
 
 
 def _refuse_lost_gradients(module: torch.nn.Module, way: Any, reasons: list[Exception]) -> None:
-    """Refuses functions with gradients of their own, which the strict way forgets.
+    """Raises for custom autograd functions, which strict export loses.
 
     Raises:
         ConversionError: There are such functions.
@@ -287,7 +287,7 @@ def _as_it_runs(
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
 ) -> torch.export.ExportedProgram:
-    """Returns the program, or one of what the module does when it is not recorded, if it differs.
+    """Returns the program, or another one where recording changed what the module does.
 
     Raises:
         ConversionError: They differ, and the module cannot be recorded so.
@@ -310,7 +310,7 @@ def _as_it_runs(
 def _decompose(
     exported: torch.export.ExportedProgram, whole: Collection[str], *, again: bool
 ) -> Recording:
-    """Takes apart what is not lowered; by tracing it `again`, if it must be."""
+    """Decomposes operations that are not lowered, by tracing `again` if necessary."""
     gradient_ends.mark(exported)
     forms.drop_idle_dropout(exported)
     forms.write_idle_expansions(exported)
@@ -323,7 +323,7 @@ def _decompose(
 
 
 def _plain(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns the module that was given to `torch.compile`, or the module itself.
+    """Unwraps a module from `torch.compile`.
 
     Raises:
         ConversionError: It is a ScriptModule.
@@ -338,12 +338,12 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _as_tensors(tree: Any) -> Any:
-    """Turns example inputs of other frameworks into tensors; objects with tensors stay."""
+    """Converts example inputs of other frameworks to tensors."""
     return to_torch(tree, strict=False)
 
 
 def _without_bases(inputs: Any) -> Any:
-    """Copies examples that are views: torch asks for sizes of what they view."""
+    """Copies examples that are views: torch would guard on the sizes of their bases."""
     if not any(
         isinstance(x, torch.Tensor) and _private.is_view(x) for x in pytree.tree_leaves(inputs)
     ):
@@ -356,7 +356,7 @@ def _without_bases(inputs: Any) -> Any:
 
 @contextlib.contextmanager
 def mode(module: torch.nn.Module, *, train: bool) -> Iterator[None]:
-    """Switches the module to training or evaluation mode inside."""
+    """Switches the module to training or evaluation mode within the block."""
     before = {inner: inner.training for inner in module.modules()}
     try:
         if not train:

@@ -8,7 +8,7 @@ from fmapper import ConversionError
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, as a part of a sentence."""
+    """Returns the first line of an error's message, to be quoted in a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
@@ -49,7 +49,7 @@ _REMEDIES = (
 
 
 def failure(module: torch.nn.Module, error: Exception) -> ConversionError:
-    """Returns what is raised for what torch has raised."""
+    """Translates an error of torch to one of fmapper."""
     text = f"{type(error).__name__}: {error}"
     remedy = next(
         (what for signs, what in _REMEDIES if any(sign in text for sign in signs)),

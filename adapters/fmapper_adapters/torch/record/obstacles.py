@@ -28,7 +28,7 @@ _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch
 
 
 def refuse(module: torch.nn.Module) -> None:
-    """Says why a module cannot be recorded, where that can be seen of it.
+    """Raises for a module that visibly cannot be recorded.
 
     Raises:
         ConversionError: Its weights are elsewhere, or packed by torch's quantisation.
@@ -57,7 +57,7 @@ def refuse(module: torch.nn.Module) -> None:
 
 
 def _is_offloaded(module: torch.nn.Module) -> bool:
-    """Returns whether accelerate brings the weights of a module when it is called."""
+    """Returns whether accelerate loads the weights of a module on each call."""
     hook = getattr(module, "_hf_hook", None)
     hooks = [hook, *getattr(hook, "hooks", ())]
     own = next(module.parameters(recurse=False), None)
@@ -66,7 +66,7 @@ def _is_offloaded(module: torch.nn.Module) -> bool:
 
 @contextlib.contextmanager
 def run_uncompiled() -> Iterator[None]:
-    """Runs what was given to `torch.compile` as it was written.
+    """Disables `torch.compile` within the block.
 
     torch would compile it, together with what watches it here. What torch itself compiles, such as
     the branches of `torch.cond`, it needs compiled.
@@ -96,12 +96,12 @@ def run_uncompiled() -> Iterator[None]:
 
 
 def has_packed(module: torch.nn.Module) -> bool:
-    """Returns whether there are parameters that consist of other tensors, as quantised ones do."""
+    """Returns whether some parameters consist of other tensors, as quantised ones do."""
     return any(map(is_traceable_wrapper_subclass, module.parameters()))
 
 
 def unpack(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns a copy whose parameters are those tensors, which each call puts together.
+    """Returns a copy with inner tensors as parameters, assembled on each call.
 
     Raises:
         ConversionError: They cannot be taken apart; names the first.
@@ -121,7 +121,7 @@ def unpack(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def without_values(module: torch.nn.Module, inputs: Any) -> list[str]:
-    """Returns the tensors of a module and its inputs that have a shape and no values."""
+    """Returns the abstract tensors of a module and its inputs."""
     named = (*module.named_parameters(), *module.named_buffers())
     found = [name for name, tensor in named if tensor.is_meta]
     for path, leaf in pytree.tree_leaves_with_path(inputs):
@@ -131,7 +131,7 @@ def without_values(module: torch.nn.Module, inputs: Any) -> list[str]:
 
 
 def with_shapes(module: torch.nn.Module, inputs: Any) -> tuple[torch.nn.Module, Any]:
-    """Returns a copy of a module, and its inputs, with shapes alone, all of them on the CPU."""
+    """Returns abstract copies of a module and its inputs, on the CPU."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
     def shape(tensor: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ class PartCalls:
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Notes the calls inside; what was noted before is forgotten."""
+        """Records the calls within the block, after forgetting earlier ones."""
         self._open, self._noted, self._placeholders = [], [], []
         handles = []
         try:
@@ -148,7 +148,7 @@ def _by_name(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _with_refs(value: Any) -> Any:
-    """Returns a structure of arguments or results as data, tensors by the calls they come from."""
+    """Returns arguments or results as plain data, with references for tensors."""
     if isinstance(value, torch.Tensor):
         name = _private.name_in_recording(value)
         return Ref(name) if name else None

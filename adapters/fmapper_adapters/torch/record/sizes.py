@@ -15,7 +15,7 @@ _FIXED = ("_", "", "...")
 
 
 def as_torch_takes_them(dynamic_shapes: Any, inputs: Any) -> Any:
-    """Returns `dynamic_shapes` without words: `auto` and `["batch, _"]` are said with dimensions.
+    """Translates `dynamic_shapes` such as `auto` and `["batch, _"]` to torch's dimensions.
 
     Raises:
         ConversionError: A word is neither `auto` nor names of sizes.
@@ -56,7 +56,7 @@ def _names(word: str) -> list[str]:
 
 
 def _all_sizes(word: str, inputs: Any) -> Any:
-    """Returns every size of every tensor as one that may vary, unless the code fixes it."""
+    """Makes every size of every tensor dynamic."""
     if word != "auto":
         raise ConversionError(
             f"dynamic_shapes={word!r} is not known: write 'auto', a list with a text for each "

@@ -17,7 +17,7 @@ _STEPS = 5
 def training_steps(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, train: bool
 ) -> Callable[[float, float], dict[str, Any]]:
-    """Returns a function of a rate and a disturbance: what a copy of the module gives and learns.
+    """Returns a function of a rate and a disturbance that runs and trains a copy.
 
     Dropout is left out. The module stays as it is.
     """
@@ -36,7 +36,7 @@ def training_steps(
 
 
 def _is_noise(module: torch.nn.Module) -> bool:
-    """Returns whether a module can have no other modes than with and without noise."""
+    """Returns whether a module's modes differ only in noise."""
     held = (module.parameters(), module.buffers(), module.children())
     return not any(next(iter(one), None) is not None for one in held)
 

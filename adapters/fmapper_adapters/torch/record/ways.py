@@ -39,7 +39,7 @@ def _plainly(
 
 
 def is_data_dependent(error: Exception) -> bool:
-    """Returns whether a recording failed since it depends on values."""
+    """Returns whether a recording failed because it depends on values."""
     signs = ("GuardOnDataDependentSymNode", "data-dependent", "DataDependent", "UnbackedSymbol")
     return any(sign in f"{type(error).__name__}: {error}" for sign in signs)
 
@@ -53,7 +53,7 @@ _FLOAT = re.compile(r"\bzuf\d")  # torch's names for floats that are read from a
 def _for_branches(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """Returns a program that goes the way of the examples and checks that its inputs go it, too."""
+    """Records the branches of the examples, and checks that inputs take the same ones."""
     with quiet(), _without_provenance(), torch.enable_grad(), operations.stand_ins():
         found = torch.export.draft_export(
             module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
@@ -76,7 +76,7 @@ def _for_branches(
 
 @contextlib.contextmanager
 def _without_provenance() -> Iterator[None]:
-    """Keeps torch from writing down how each expression of sizes has come about.
+    """Switches off torch's record of the provenance of size expressions.
 
     That is for people who read its report, and takes most of the time of `draft_export`: minutes
     where sizes depend on sizes that depend on values.
@@ -102,7 +102,7 @@ def _without_provenance() -> Iterator[None]:
 def _over_experts(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """Returns a program whose loops over the experts that were hit go over all of them."""
+    """Records loops over the experts that are hit as loops over all of them."""
     if not expert_loops.are_in(module):
         raise loop_proof.NotProved("there is no loop over the places of true elements")
     missing: set[Any] = set()
@@ -119,7 +119,7 @@ def _over_experts(
 def _for_values(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """Records a program for the values of the examples, which checks those that it gets."""
+    """Records a program for the values of the examples, and checks them on each call."""
     with quiet(), torch.enable_grad(), operations.stand_ins():
         return examples.record_values(module, args, kwargs, dynamic_shapes)
 
@@ -127,7 +127,7 @@ def _for_values(
 def unaware(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
-    """Records what the module does when it is not recorded."""
+    """Records the module with the recording hidden from it."""
     with quiet(), torch.enable_grad(), operations.stand_ins():
         return examples.record_values(module, args, kwargs, dynamic_shapes, aware=False)
 
@@ -150,7 +150,7 @@ WAYS_FOR_ANY_VALUES = (_over_experts,)
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences torch's warnings and log about its own workings; what fails is still reported.
+    """Silences torch's warnings and logs about its internals.
 
     Where it fails torch prints the graph so far on stderr, too; what a forward prints there is kept
     back until it is known that it has not failed.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def are_equal(a: Any, b: Any) -> bool:
-    """Tells whether two sizes are known to be the same; one that varies is known to be no other."""
+    """Returns whether two sizes are surely equal; a varying size equals only itself."""
     return isinstance(a, int) and isinstance(b, int) and a == b
 
 
@@ -18,7 +18,7 @@ def permute(x: Any, order: Sequence[int]) -> Any:
 
 
 def flatten(x: Any, start: int, count: int) -> Any:
-    """Returns some neighbouring dimensions as one; one of size 1 where there are none."""
+    """Flattens adjacent dimensions to one; inserts one of size 1 for none."""
     if count == 1:
         return x
     if count == 0:
@@ -27,7 +27,7 @@ def flatten(x: Any, start: int, count: int) -> Any:
 
 
 def unflatten(x: Any, dimension: int, sizes: Sequence[Any]) -> Any:
-    """Returns one dimension as several, or as none."""
+    """Splits one dimension into several, or drops it for none."""
     if len(sizes) == 1:
         return x
     if not sizes:

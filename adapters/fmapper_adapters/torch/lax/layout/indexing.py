@@ -96,7 +96,7 @@ def places(
 
 
 def _components(indices: Any, count: int) -> list[Any]:
-    """Returns what the last dimension of indices holds, often put there one call before."""
+    """Returns the components of indices along the last dimension."""
     if count == 1:
         return [_without_last(indices)]
     node = indices.node
@@ -109,7 +109,7 @@ def _components(indices: Any, count: int) -> list[Any]:
 
 
 def _without_last(x: Any) -> Any:
-    """Returns a tensor without its last dimension, of size 1, which is often fresh."""
+    """Drops the last dimension, of size 1."""
     node = x.node
     if node.op == "call_method" and node.target in ("unsqueeze", "reshape", "expand"):
         source = type(x)(node.args[0], x.tracer)
@@ -205,7 +205,7 @@ def _filling(value: Any, dtype: str) -> Any:
 
 
 def _take(x: Any, found: Places) -> tuple[Any, list[Any]]:
-    """Returns the windows, and what each dimension of them is."""
+    """Returns the windows, and the meaning of each of their dimensions."""
     dims, tensors, wide = index_tensors(found)
     rank = len(found.batch)
     batch = [("batch", i) for i in range(rank)]
@@ -245,7 +245,7 @@ def _taken_along(x: Any, d: int, at: Any, own: list[Any]) -> tuple[Any, list[Any
 
 
 def _along_axis(found: Places, dims: list[int], rest: list[int]) -> tuple[int, int] | None:
-    """Returns the dimension, and its place, where this is what `torch.gather` does; else None."""
+    """Recognises `torch.gather`: returns the dimension and its place, else None."""
     single = [d for d in dims if d not in found.batching]
     if rest or len(single) != 1 or len(dims) != len(found.batch) or len(dims) == 1:
         return None

@@ -11,7 +11,7 @@ from fmapper_adapters.torch.model.emit import current
 
 
 def index(x: Any, dtype: str) -> Any:
-    """Returns an index of JAX, of any integer dtype, as int64 or as a number.
+    """Converts an index of any integer dtype to int64 or a number.
 
     Args:
         x: A tensor, or a number.
@@ -31,7 +31,7 @@ def _wraps(x: int, dtype: str) -> bool:
 
 
 def clamp(start: Any, high: Any) -> Any:
-    """Returns a start moved into bounds, as JAX's dynamic slices do."""
+    """Clamps a start into bounds, as JAX's dynamic slices do."""
     if isinstance(start, int) and isinstance(high, int):
         return min(max(start, 0), high)
     if isinstance(start, int):  # the bound varies

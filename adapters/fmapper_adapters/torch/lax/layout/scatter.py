@@ -122,7 +122,7 @@ def rows(
 
 
 def _flat(x: Any, lead: tuple[Any, ...]) -> Any:
-    """Returns a tensor that is broadcast to the leading dimensions, as one dimension."""
+    """Broadcasts a tensor to the leading dimensions and flattens it."""
     if not lead:
         return x.reshape(1)
     x = x if tuple(x.shape) == lead else x.expand(lead)
@@ -130,7 +130,7 @@ def _flat(x: Any, lead: tuple[Any, ...]) -> Any:
 
 
 def write(found: Rows, updates: Any) -> Any:
-    """Replaces rows of the operand; those that are not to be written go to one row more."""
+    """Replaces rows of the operand; updates out of bounds go to an extra row."""
     at, operand = found.at, found.operand
     if found.valid is None and found.distinct:
         return torch.index_copy(operand, 0, at, updates)

@@ -139,7 +139,7 @@ def dynamic_update_slice(x: Any, update: Any, *starts: Any, avals: Avals) -> Any
 
 
 def _update(x: Any, update: Any, wanted: list[tuple[int, Any, Any]]) -> Any:
-    """Returns a tensor with a part replaced: of the rows that are touched, those parts that are."""
+    """Replaces a part of a tensor, in the rows that it touches."""
     if not wanted:
         return update
     (d, at, count), *rest = wanted
@@ -159,7 +159,7 @@ def pad(x: Any, value: Any, *, padding_config: tuple[tuple[int, int, int], ...])
 
 
 def pad_with(x: Any, value: Any, config: Any) -> Any:
-    """Pads a tensor before, after and between its elements; less than none cuts off.
+    """Pads a tensor before, after and between its elements; negative widths crop.
 
     Args:
         x: Of any dtype.

@@ -32,7 +32,7 @@ def sort(*xs: Any, dimension: int, is_stable: bool, num_keys: int, avals: Avals)
 
 
 def _keys(x: Any, kind: str) -> list[Any]:
-    """Returns what tensors that torch cannot sort are sorted by."""
+    """Returns sort keys for tensors that torch cannot sort."""
     x = x.detach()
     if x.is_complex():
         return [torch.real(x), torch.imag(x)]
@@ -63,7 +63,7 @@ def approx_top_k(
     aggregate_to_topk: bool,
     avals: Avals,
 ) -> Any:
-    """Returns the k largest or smallest elements: what may be approximate is exact here."""
+    """Returns the k largest or smallest elements, exactly."""
     values, at = torch.sort(x, dim=reduction_dimension, descending=is_max_k, stable=True)
     values = values.narrow(reduction_dimension, 0, k)
     at = at.narrow(reduction_dimension, 0, k)

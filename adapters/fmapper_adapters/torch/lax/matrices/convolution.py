@@ -91,7 +91,7 @@ def _is_wide_integer(dtype: torch.dtype) -> bool:
 
 
 def _in_limbs(convolve: Any, x: Any, kernel: Any) -> Any:
-    """Convolves integers, exact up to their bits, by parts that float64 has room for."""
+    """Convolves integers exactly, in limbs that float64 can hold."""
     dtype = x.dtype
     count = dtype.itemsize * 8 // _LIMB
     mask = (1 << _LIMB) - 1
@@ -137,7 +137,7 @@ def _convolve(
 
 
 def _without_places(x: Any, kernel: Any, strides: Any, spans: Any, lengths: Any) -> Any:
-    """Returns what a convolution gives where nothing is there to add, or nowhere to put it."""
+    """Returns the result of a convolution without terms or without outputs."""
     space = [
         max((n - s) // step + 1, 0) for n, s, step in zip(lengths, spans, strides, strict=True)
     ]
@@ -155,7 +155,7 @@ def _transpose(
     spans: Sequence[int],
     groups: int,
 ) -> Any:
-    """Convolves what has zeros between its elements: what torch calls a transposed one.
+    """Convolves a dilated input, by torch's transposed convolution.
 
     That adds the kernel, turned around, at every element; it is as if all overlaps were padded
     for, so that less padding is cut off, and more is added, at the ends of the result.

@@ -27,7 +27,7 @@ def cholesky(x: Any) -> Any:
 
 
 def _wide(x: Any) -> Any:
-    """Returns halves as float32, for which alone there is LAPACK."""
+    """Casts halves to float32 for LAPACK."""
     return x.to(torch.float32) if x.is_floating_point() and x.dtype.itemsize < 4 else x
 
 
@@ -41,7 +41,7 @@ def _parts(results: Any, count: int) -> tuple[Any, ...]:
 
 @lax("lu", takes_avals=True)
 def lu(x: Any, *, avals: Avals) -> Any:
-    """Returns both factors in one matrix, the pivots and the permutation that they amount to."""
+    """Returns both factors in one matrix, the pivots and the permutation."""
     factors, pivots = _parts(torch.linalg.lu_factor_ex(x), 2)
     order = _permutation(pivots, x.shape[-2], x.shape[-1])
     return factors, pivots - 1, order
@@ -98,7 +98,7 @@ def qr(
 
 
 def _pivots(x: Any) -> Any:
-    """Returns the order in which columns are taken: always the one with the largest rest.
+    """Returns the pivoted order of columns: the largest remaining norm first.
 
     Raises:
         ConversionError: There are too many columns to write this out.
@@ -181,7 +181,7 @@ def eig(
 
 
 def _left(right: Any) -> Any:
-    """Returns left eigenvectors: of length 1, and with a largest element that is real."""
+    """Returns left eigenvectors of norm 1, whose largest element is real."""
     if 0 in right.shape:
         return right
     left = torch.adjoint(torch.linalg.inv(right))
@@ -224,7 +224,7 @@ def symmetric_product(a: Any, c: Any, *, alpha: float, beta: float) -> Any:
 def tridiagonal_solve(
     below: Any, diagonal: Any, above: Any, b: Any, *, perturb_singular: bool = False
 ) -> Any:
-    """Returns a system with three diagonals, of which the ends of the outer ones are not looked at.
+    """Solves a tridiagonal system; the unused ends of the outer diagonals are ignored.
 
     Raises:
         ConversionError: Singular systems are to be changed.

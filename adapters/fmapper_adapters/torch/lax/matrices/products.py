@@ -66,7 +66,7 @@ def _of_halves(x: Any, y: Any) -> Any:
 
 
 def round_operand(x: Any, precision: Any) -> Any:
-    """Returns an operand as an algorithm sees it that rounds operands first.
+    """Rounds an operand as an algorithm asks.
 
     Raises:
         ConversionError: It is none that torch has.
@@ -81,7 +81,7 @@ def round_operand(x: Any, precision: Any) -> Any:
 
 
 def cast_result(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, logical: bool) -> Any:
-    """Returns a product in the dtype that JAX gives it.
+    """Casts a product to the dtype of JAX.
 
     Args:
         multiply: Sums of products of numbers of one dtype.
@@ -109,7 +109,7 @@ def cast_result(multiply: Product, x: Any, y: Any, depth: Any, avals: Avals, log
 
 
 def _float(x: Any, name: str, dtype: torch.dtype) -> Any:
-    """Returns an operand of any dtype as floats, or complex numbers."""
+    """Casts an operand of any dtype to floats or complex numbers."""
     if name != "uint64":
         return _as(widen(x, name), dtype)
     found = x.to(dtype)  # as signed, which is too little by all that 64 bits can count
@@ -123,7 +123,7 @@ def _as(x: Any, dtype: torch.dtype) -> Any:
 def _integers(
     multiply: Product, x: Any, y: Any, depth: Any, dtype: torch.dtype, avals: Avals
 ) -> Any:
-    """Returns integers: in float64 where that holds every sum and is fast; else as they are."""
+    """Casts integers to float64 where that holds every sum and is fast."""
     bits = [_bits(operand.dtype) for operand in (x, y)]
     x, y = (
         widen(operand, name) for operand, (name, _) in zip((x, y), avals.operands, strict=False)
@@ -139,7 +139,7 @@ def _bits(dtype: torch.dtype) -> int:
 
 
 def widen(x: Any, name: str) -> Any:
-    """Returns carried unsigned integers by their value; those of 64 bits as they are."""
+    """Widens carried unsigned integers to their value; those of 64 bits stay."""
     return x if name == "uint64" or not types.is_carried(name) else indices.index(x, name)
 
 
@@ -193,7 +193,7 @@ def ragged_dot_general(
     group_offset: Any = None,
     avals: Avals,
 ) -> Any:
-    """Returns rows in groups, each with a matrix of its own; a group is what is not masked out.
+    """Multiplies groups of rows, each by a matrix of its own.
 
     Raises:
         ConversionError: There is an offset of groups.

@@ -56,7 +56,7 @@ def _is_large(y: Tensor) -> bool:
 
 
 def _is_castable(x: Tensor, y: Tensor) -> bool:
-    """Returns whether both are what blocks can be taken of."""
+    """Returns whether both operands can be cut into blocks."""
     return (
         x.ndim > 0 and not _private.is_in_transformation() and fast_attention.is_quick_on_cpu(x, y)
     )

@@ -98,7 +98,7 @@ def rem(x: Any, y: Any, *, avals: Avals) -> Any:
 
 
 def _float_remainder(x: Any, y: Any) -> Any:
-    """Returns the rest of a division; torch's of float32 is NaN where the quotient is large."""
+    """Returns the remainder; torch's in float32 is NaN where the quotient is large."""
     if x.dtype is torch.float64:
         return torch.fmod(x, y)
     return torch.fmod(x.to(torch.float64), y.to(torch.float64)).to(x.dtype)
@@ -130,7 +130,7 @@ def _extreme(name: str) -> Any:
 
 
 def _signed_zero(found: Any, x: Any, y: Any, *, greater: bool) -> Any:
-    """Returns the extreme of floats with the sign of zeros, where torch takes any: -0.0 < 0.0."""
+    """Returns the extreme of floats with -0.0 < 0.0, where torch returns either zero."""
     if not greater:
         return -_signed_zero(-found, -x, -y, greater=True)
     if not is_number(y):
@@ -169,7 +169,7 @@ def _bound(low: Any, x: Any, high: Any) -> Any:
 
 
 def _clamp(low: Any, x: Any, high: Any) -> Any:
-    """Returns floats between bounds; at the bounds nothing flows back, as in JAX."""
+    """Clamps floats; at the bounds the gradient is zero, as in JAX."""
     inside = (x > low) & (x < high)
     if is_number(low) and is_number(high):
         found = torch.clamp(x, low, high).detach()

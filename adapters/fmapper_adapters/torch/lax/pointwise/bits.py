@@ -51,7 +51,7 @@ def shift_left(x: Any, y: Any) -> Any:
 
 @lax("shift_right_arithmetic", takes_numbers=True, takes_avals=True)
 def shift_right_arithmetic(x: Any, y: Any, *, avals: Avals) -> Any:
-    """Returns the bits moved right; the sign moves in, also into unsigned integers."""
+    """Shifts right and fills with the sign, also in unsigned integers."""
     x = as_tensor(x, y)
     if avals.results[0][0] == "uint8":
         count = (8 if y > 7 else y) if is_number(y) else y.to(torch.int16)
@@ -63,7 +63,7 @@ def shift_right_arithmetic(x: Any, y: Any, *, avals: Avals) -> Any:
 
 @lax("shift_right_logical", takes_numbers=True)
 def shift_right_logical(x: Any, y: Any) -> Any:
-    """Returns the bits moved right; zeros move in."""
+    """Shifts right and fills with zeros."""
     x = as_tensor(x, y)
     dtype, bits = x.dtype, bits_of(x.dtype)
     if is_number(y):
@@ -94,7 +94,7 @@ def count_leading_zeros(x: Any) -> Any:
 
 
 def _ones(x: Any) -> Any:
-    """Returns how many bits are set, added in pairs, then in fours, and so on."""
+    """Counts the bits that are set, by pairwise sums."""
     bits = bits_of(x.dtype)
     if bits < 32:
         x, bits = widen(x, torch.int32, bits), 32

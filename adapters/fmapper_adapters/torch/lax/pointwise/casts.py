@@ -11,7 +11,7 @@ from fmapper_adapters.torch.lax.pointwise.numbers import shifted_right, widen
 
 
 def convert(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
-    """Returns a tensor in another dtype.
+    """Converts a tensor to another dtype.
 
     Args:
         x: As it is carried.
@@ -42,7 +42,7 @@ def _integers(dtype: torch.dtype) -> bool:
 
 
 def _saturate(x: Any, target: str, dtype: torch.dtype) -> Any:
-    """Returns floats as the nearest integers that there are; NaN is zero."""
+    """Converts floats to integers and saturates; NaN is zero."""
     bits = types.bits_of(dtype)
     low, high = (0, (1 << bits) - 1) if target.startswith("u") else (
         -(1 << (bits - 1)), (1 << (bits - 1)) - 1

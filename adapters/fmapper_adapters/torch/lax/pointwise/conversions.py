@@ -26,7 +26,7 @@ def to_same_dtype(x: Any, *, dtype: Any = None, edtype: Any = None) -> Any:
 
 @lax("bitcast_convert_type")
 def bitcast_convert_type(x: Any, *, new_dtype: DType) -> Any:
-    """Returns the bits as another dtype; the last dimension has the smaller parts of each."""
+    """Reinterprets the bits as another dtype; smaller parts go to a last dimension."""
     dtype = current().dtype(new_dtype.name)
     if dtype.itemsize < x.dtype.itemsize:
         return x.unsqueeze(-1).view(dtype)

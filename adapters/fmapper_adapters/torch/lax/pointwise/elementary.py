@@ -12,7 +12,7 @@ from fmapper_adapters.torch.lax.table import lax
 
 
 def _one(name: str, function: Any) -> None:
-    """Enters a function of torch for a primitive without parameters."""
+    """Registers a function of torch for a primitive without parameters."""
 
     def lower(x: Any) -> Any:
         return function(x)
@@ -28,7 +28,7 @@ _one("logistic", torch.sigmoid)
 
 
 def _cut(name: str, function: Any) -> None:
-    """Enters one that JAX does not tell the two sides of its branch cut by, a zero's sign."""
+    """Registers a function for which JAX ignores the sign of zero at the branch cut."""
 
     def lower(x: Any) -> Any:
         return function(x + 0.0 if x.is_complex() else x)
@@ -41,7 +41,7 @@ for _name in ("sqrt", "asin", "acos", "acosh"):
 
 
 def _hyperbolic(name: str, function: Any) -> None:
-    """Enters one that is finite for a little longer than the exponential that torch takes."""
+    """Registers a hyperbolic function that is finite where torch's exponential overflows."""
 
     def lower(x: Any) -> Any:
         if x.is_complex():

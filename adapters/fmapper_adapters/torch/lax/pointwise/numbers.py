@@ -17,23 +17,23 @@ def is_number(x: Any) -> bool:
 
 
 def tensor_first(x: Any, y: Any) -> tuple[Any, Any]:
-    """Returns the operands of an operation that does not mind their order; a number comes last."""
+    """Orders the operands of a commutative operation; a number comes last."""
     return (y, x) if is_number(x) else (x, y)
 
 
 def as_tensor(x: Any, like: Any) -> Any:
-    """Returns an operand as a tensor of the dtype of the other one."""
+    """Makes an operand a tensor of the other one's dtype."""
     return like.new_full((), x) if is_number(x) else x
 
 
 def precedes(x: Any, y: Any) -> Any:
-    """Returns whether complex numbers come before others: by real parts, then by imaginary ones."""
+    """Returns whether complex numbers are less than others: by real, then imaginary parts."""
     a, b = torch.real(x), torch.real(y)
     return torch.where(a == b, torch.imag(x) < torch.imag(y), a < b)
 
 
 def total_order(x: Any) -> Any:
-    """Returns integers in JAX's order of floats: -NaN, -inf, ..., -0.0, 0.0, ..., NaN."""
+    """Maps floats to integers in JAX's total order: -NaN, -inf, ..., -0.0, 0.0, ..., NaN."""
     if not x.is_floating_point():
         return x
     dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
@@ -52,13 +52,13 @@ def flip_sign_bit(x: Any, dtype: torch.dtype) -> Any:
 
 
 def widen(x: Any, dtype: torch.dtype, bits: int) -> Any:
-    """Returns carried unsigned integers, or the bits of signed ones, in a wider dtype."""
+    """Widens carried unsigned integers, or the bits of signed ones."""
     mask = (1 << bits) - 1
     return x & mask if is_number(x) else x.to(dtype) & mask
 
 
 def shifted_right(x: Any, count: Any) -> Any:
-    """Returns the bits of a signed tensor moved right by a number, zeros moving in.
+    """Shifts the bits of a signed tensor right by a number, filling with zeros.
 
     Args:
         x: Of signed integers, or uint8.
@@ -70,7 +70,7 @@ def shifted_right(x: Any, count: Any) -> Any:
 
 
 def unsigned_less(x: Any, y: Any, dtype: torch.dtype) -> Any:
-    """Returns whether carried unsigned integers are less than others."""
+    """Returns where carried unsigned integers are less than others."""
     return flip_sign_bit(x, dtype) < flip_sign_bit(y, dtype)
 
 

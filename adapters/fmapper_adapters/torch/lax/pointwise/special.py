@@ -65,7 +65,7 @@ def regularized_incomplete_beta(a: Any, b: Any, x: Any) -> Any:
 
 
 def _call_whole(function: Any, *args: Any) -> Any:
-    """Calls a function as it is, without what it is made of."""
+    """Emits a function as one call, without its decomposition."""
     return args[0].tracer.create_proxy("call_function", function, args, {})[0]
 
 

@@ -42,7 +42,7 @@ def _extreme(function: Any) -> Any:
 
 
 def _complex_extreme(x: Any, axis: int, *, greatest: bool) -> Any:
-    """Computes in steps: the extreme of two, of four, of eight elements up to each."""
+    """Computes running extremes by doubling: over two, four, eight elements up to each."""
     step = 1
     while step < x.shape[axis]:
         size = x.shape[axis] - step

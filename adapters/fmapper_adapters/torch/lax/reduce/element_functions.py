@@ -17,7 +17,7 @@ _REDUCTIONS = {"add", "mul", "max", "min", "and", "or", "xor"}
 
 
 def reduction_of(graph: Graph) -> str | None:
-    """Returns the operation that a function of two elements is, if it is one: `add`, `max`, ..."""
+    """Recognises a function of two elements as an operation: `add`, `max`, ..."""
     if len(graph.calls) != 1 or len(graph.inputs) != 2 or len(graph.outputs) != 1:
         return None
     (call,) = graph.calls
@@ -29,7 +29,7 @@ def reduction_of(graph: Graph) -> str | None:
 
 
 def apply(graph: Graph, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns the results of a function of elements for tensors, all of one shape.
+    """Applies a function of elements to tensors of one shape.
 
     Raises:
         ConversionError: It does what depends on the shape.

@@ -55,13 +55,13 @@ def _extreme(name: str) -> Any:
 
 
 def _is_empty(avals: Avals, axes: Axes) -> bool:
-    """Returns whether there is nothing to reduce, as far as sizes are known."""
+    """Returns whether a reduction is surely empty."""
     shape = avals.operands[0][1]
     return any(isinstance(shape[axis], int) and shape[axis] == 0 for axis in axes)
 
 
 def _worst(name: str, *, greatest: bool) -> Any:
-    """Returns what a maximum or minimum of nothing is, as a number that is carried."""
+    """Returns the carried identity of a maximum or minimum."""
     if name == "bool":
         return not greatest
     if "int" not in name:
@@ -111,7 +111,7 @@ def reduce_xor(x: Any, *, axes: Axes) -> Any:
 
 
 def _fold(function: Any, x: Any, axes: Axes, identity: int) -> Any:
-    """Returns integers combined pairwise, half of them with the other half, until one is left."""
+    """Combines integers pairwise, one half with the other, until one is left."""
     (found,) = _pairwise(lambda a, b: (function(a[0], b[0]),), [x], axes)
     if found is None:
         kept = x.sum(axes, dtype=x.dtype)
@@ -120,7 +120,7 @@ def _fold(function: Any, x: Any, axes: Axes, identity: int) -> Any:
 
 
 def _pairwise(combine: Any, xs: list[Any], axes: Axes) -> list[Any]:
-    """Returns arrays reduced by a function of lists of them; None for what has no elements.
+    """Reduces arrays pairwise by a function of lists of them; None where there are no elements.
 
     Raises:
         TypeError: How many elements there are is not known before it runs.
@@ -169,7 +169,7 @@ def reduce_(*operands: Any, jaxpr: Graph, dimensions: Axes, avals: Avals) -> Any
 
 
 def _of_arrays(graph: Graph, shape: tuple[Any, ...]) -> Graph:
-    """Returns a function of scalars as one of arrays, element by element."""
+    """Lifts a function of scalars to arrays, element by element."""
     calls = [
         dataclasses.replace(call, result=tuple((dtype, shape) for dtype, _ in call.result))
         for call in graph.calls

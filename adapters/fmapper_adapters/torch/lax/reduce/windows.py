@@ -56,7 +56,7 @@ class Windows:
         ]
 
     def pad(self, x: Any, value: Any) -> Any:
-        """Returns a tensor with its padding, after which there is none."""
+        """Pads a tensor, after which no padding remains."""
         config = [
             (low, high, base - 1) for (low, high), base in zip(self.padding, self.base, strict=True)
         ]
@@ -192,7 +192,7 @@ def _product(found: Any, rank: int) -> Any:
 
 
 def _pool(x: Any, windows: Windows) -> Any:
-    """Returns maxima of floats; over more than three dimensions by three at a time."""
+    """Pools maxima of floats, over three dimensions at a time."""
     moving = windows.moving
     if any(b != 1 for b in windows.base):
         x = windows.pad(x, float("-inf"))
@@ -227,7 +227,7 @@ def _pooled_over(x: Any, part: list[int], windows: Windows, padding: list[int]) 
 
 
 def _over_last(x: Any, part: list[int], function: Any) -> Any:
-    """Returns a function of (batch, features, *space) over some dimensions of a tensor."""
+    """Applies a function of (batch, features, *space) to some dimensions of a tensor."""
     rest = [d for d in range(x.ndim) if d not in part]
     order = [*rest, *part]
     x = permute(x, order)
@@ -254,7 +254,7 @@ def _can_average(windows: Windows) -> bool:
 
 
 def _sum(x: Any, windows: Windows) -> Any:
-    """Returns sums as averages that are not divided."""
+    """Sums windows by average pooling with divisor 1."""
     moving = windows.moving
     inner = all(b == 1 for b in windows.base) and all(
         pair == (0, 0) if d not in moving else _is_inner(windows, d)
@@ -297,7 +297,7 @@ def reduce_window(
     avals: Avals,
     **numbers: Any,
 ) -> Any:
-    """Returns windows reduced by a function of elements; padding is left out.
+    """Reduces windows by a function of elements, without padding.
 
     Raises:
         ConversionError: The windows are too large for a function that is not a named operation.
@@ -328,7 +328,7 @@ def reduce_window(
 
 
 def _is_neutral(kind: str, start: Any, dtype: torch.dtype, avals: Avals) -> bool:
-    """Returns whether a start is known to change nothing."""
+    """Returns whether an initial value is surely neutral."""
     if start.node.target is not torch.full:
         return False
     neutral = {"add": 0, "or": False, "mul": 1, "and": True}
@@ -338,7 +338,7 @@ def _is_neutral(kind: str, start: Any, dtype: torch.dtype, avals: Avals) -> bool
 
 
 def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any, ...]:
-    """Returns windows reduced element by element, in their order."""
+    """Reduces windows element by element, in their order."""
     count = product(windows.sizes)
     if count > _MOST_IN_TURN:
         raise ConversionError(
@@ -368,7 +368,7 @@ def _in_turn(xs: Any, starts: Any, graph: Graph, windows: Windows) -> tuple[Any,
 def select_and_scatter_add(
     source: Any, x: Any, *, select_prim: str, avals: Avals, **numbers: Any
 ) -> Any:
-    """Adds each element of the source where the largest, or least, of its window is."""
+    """Adds each element of the source at the largest, or smallest, element of its window."""
     windows = _windows(x.ndim, **numbers)
     if _is_empty(avals) or 0 in source.shape:
         return _nothing(avals)
@@ -392,7 +392,7 @@ def select_and_scatter_add(
 def select_and_gather_add(
     tangents: Any, x: Any, *, select_prim: str, avals: Avals, **numbers: Any
 ) -> Any:
-    """Takes the elements that stand where the largest, or least, of each window is."""
+    """Gathers the elements at the largest, or smallest, element of each window."""
     windows = _windows(x.ndim, **numbers)
     if _is_empty(avals):
         return _nothing(avals)
@@ -406,7 +406,7 @@ def _beyond(dtype: torch.dtype, select: str, avals: Avals) -> Any:
 
 
 def _places(x: Any, windows: Windows, select: str, avals: Avals) -> Any:
-    """Returns where each padded window's largest or least is, the first of equal ones."""
+    """Returns the place of the largest or smallest element of each padded window."""
     places = indices.steps(product(x.shape)).view(tuple(x.shape))
     if not windows.moving:
         return places

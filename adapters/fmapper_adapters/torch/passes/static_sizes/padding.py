@@ -25,7 +25,7 @@ def _bears(*names: str) -> Callable[[Bears], Bears]:
 
 @_bears("masked_scatter")
 def _masked_scatter(writer: Writer, call: Call) -> Call | None:
-    """Takes the elements that count, which come first: as many as the mask has true ones."""
+    """Takes the valid elements, which come first: as many as the mask has true ones."""
     x, mask, source = call.args
     dim, size = writer.rows.get(source.name, (1, 0))
     if dim != 0 or x.name in writer.rows or mask.name in writer.rows:
@@ -43,7 +43,7 @@ def _masked_scatter(writer: Writer, call: Call) -> Call | None:
 
 @_bears("index")
 def _index(writer: Writer, call: Call) -> Call | None:
-    """Returns rows that are taken: those behind are taken from the first place."""
+    """Gathers rows; padding takes the first row."""
     x, indices = call.args
     own = [one for one in indices if one is not None]
     if any(writer.is_mask(one) for one in own):
@@ -105,7 +105,7 @@ def _addmm(writer: Writer, call: Call) -> Call | None:
 
 @_bears("sum")
 def _sum(writer: Writer, call: Call) -> Call | None:
-    """Returns a sum over such rows: of those that count."""
+    """Sums over valid rows."""
     array = call.args[0].name
     rank = len(writer.shapes[array])
     dims = dims_of(call, "sum", rank)
@@ -121,7 +121,7 @@ def _any(writer: Writer, call: Call) -> Call | None:
 
 @_bears("index_add", "index_copy")
 def _index_add(writer: Writer, call: Call) -> Call | None:
-    """Returns rows that are added, or put: padding goes to a place of its own."""
+    """Adds or puts rows; padding goes to a place of its own."""
     x, dim, index, source = call.args[:4]
     dim %= max(len(writer.shapes[x.name]), 1)
     own = {writer.rows.get(index.name), writer.rows.get(source.name)}
@@ -168,7 +168,7 @@ def _index_put(writer: Writer, call: Call) -> Call | None:
 
 
 def _zero_padding(writer: Writer, ref: Ref) -> Ref:
-    """Returns the array with zeros for padding."""
+    """Zeroes the padding of an array."""
     dim, size = writer.rows[ref.name]
     shape = writer.sizes(writer.shapes[ref.name])
     mask = writer.mask(size)
@@ -182,7 +182,7 @@ def _zero_padding(writer: Writer, ref: Ref) -> Ref:
 
 
 def _beyond(writer: Writer, index: Ref, size: int) -> Ref:
-    """Returns indices, which lead to a place behind the last one for padding."""
+    """Redirects the indices of padding to a place behind the last one."""
     rank = len(writer.shapes[index.name])
     if rank != 1:
         raise Remains("indices of several dimensions")
@@ -197,7 +197,7 @@ def _beyond(writer: Writer, index: Ref, size: int) -> Ref:
 
 
 def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Callable[[Call], None]]:
-    """Returns an array with one more place at the end, and what removes that from a result."""
+    """Appends a place to an array; returns it and a function that removes the place."""
     shape = writer.static(x)
     longer = (*shape[:dim], shape[dim] + 1, *shape[dim + 1 :])
     pads = [0, 0] * (len(shape) - 1 - dim) + [0, 1]
@@ -214,7 +214,7 @@ def _with_place(writer: Writer, call: Call, x: Ref, dim: int) -> tuple[Ref, Call
 
 
 def _put_by_mask(writer: Writer, call: Call) -> Call | None:
-    """Returns rows in the places where a mask holds, one after the other: both are as many."""
+    """Puts rows at the true places of a mask, in order."""
     x, indices, values = call.args[:3]
     mask = next(one for one in indices if one is not None)
     if indices.index(mask) != 0 or mask.name in writer.rows or any(call.args[3:]):

@@ -27,7 +27,7 @@ _SIZES |= {"empty": 0, "new_zeros": 1, "new_ones": 1, "new_full": 1, "new_empty"
 
 
 def fix_sizes(program: Program, facts: SizeFacts) -> Program:
-    """Returns a program with sizes that are numbers; or the program itself, if that cannot be."""
+    """Fixes sizes to numbers by padding; returns the program itself where that fails."""
     if not facts.symbols and not facts.is_sized:
         return program
     try:
@@ -84,7 +84,7 @@ def _rewrite(writer: Writer, call: Call) -> None:
 
 
 def _number(writer: Writer, call: Call) -> None:
-    """Emits a call that computes with numbers: with the counts, as it is written."""
+    """Emits a call on numbers, with the counts."""
     if call.op == "sym::getitem":
         return _plain(writer, call, "getitem")
     if writer.padded_refs(call):
@@ -103,7 +103,7 @@ def _size_of(writer: Writer, call: Call) -> None:
 
 
 def _plain(writer: Writer, call: Call, name: str) -> None:
-    """Emits a call whose operands may have padding, if it can bear that."""
+    """Emits a call whose operands may have padding, if it tolerates that."""
     call = _with_sizes(writer, call, name)
     padded = writer.padded_refs(call)
     if padded:
@@ -118,7 +118,7 @@ def _plain(writer: Writer, call: Call, name: str) -> None:
 
 
 def _with_sizes(writer: Writer, call: Call, name: str) -> Call:
-    """Replaces what stands for known numbers, and sizes with padding, by numbers."""
+    """Replaces references to known numbers, and padded sizes, by numbers."""
 
     def number(value: Any, *, is_size: bool) -> Any:
         if isinstance(value, tuple):

@@ -43,7 +43,7 @@ _MOVES = {"permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "movedi
 
 
 def is_row_by_row(writer: Writer, call: Call, name: str) -> bool:
-    """Returns whether each row of the result depends on that row of the operands alone."""
+    """Returns whether each row of the result depends only on the same row of the operands."""
     shape = writer.facts.shapes.get(call.name)
     target = writer.padded_dim(shape) if shape is not None else None
     operands = [(n, *writer.rows[n]) for n in writer.padded_refs(call)]
@@ -103,7 +103,7 @@ def _is_whole_slice(writer: Writer, call: Call, rank: int, operand: tuple[str, i
 
 
 def _keeps_prefix(writer: Writer, old: Sizes, new: Sizes, dim: int, target: Any) -> bool:
-    """Returns whether the rows that count come first in the other shape, too."""
+    """Returns whether valid rows also come first in the other shape."""
     if target is None:
         return False
     before, after = writer.sizes(old[:dim]), writer.sizes(new[: target[0]])
@@ -111,7 +111,7 @@ def _keeps_prefix(writer: Writer, old: Sizes, new: Sizes, dim: int, target: Any)
 
 
 def is_pointwise(op: str) -> bool:
-    """Returns whether torch says that each element comes from those at its place."""
+    """Returns whether torch tags an operation as pointwise."""
     namespace, _, rest = op.partition("::")
     name, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name, None)
@@ -120,7 +120,7 @@ def is_pointwise(op: str) -> bool:
 
 
 def dims_of(call: Call, name: str, rank: int) -> tuple[int, ...]:
-    """Returns the dimensions that a call brings together, or cuts; none where it names none."""
+    """Returns the dimensions that a call reduces, joins or cuts; empty if it names none."""
     at = _ALONG[name]
     value = call.args[at] if len(call.args) > at else call.kwargs.get("dim", _DEFAULT_DIM.get(name))
     if value is None or isinstance(value, bool | float | DType):

@@ -26,7 +26,7 @@ def _source(*names: str) -> Callable[[Source], Source]:
 
 
 def _enter(writer: Writer, call: Call, mask: Ref, size: Any) -> int:
-    """Returns how many rows a call gets that has as many as a mask has true elements."""
+    """Replaces the row count of a masked call by the asserted number."""
     if not writer.unknowns(size):
         writer.assert_size(writer.count_true(mask), writer.size(size))
         return writer.size(size)
@@ -71,7 +71,7 @@ def _masked_select(writer: Writer, call: Call) -> bool:
 
 @_source("index")
 def _index(writer: Writer, call: Call) -> bool:
-    """Replaces an index with a mask by the places of its true elements."""
+    """Replaces a mask in an index by the places of its true elements."""
     x, indices = call.args
     masks = [one for one in indices if one is not None and writer.is_mask(one)]
     if not masks:
@@ -91,13 +91,13 @@ def _index(writer: Writer, call: Call) -> bool:
 
 @_source("unique_consecutive")
 def _unique_consecutive(writer: Writer, call: Call) -> bool:
-    """Takes the number of runs, where that is asserted."""
+    """Uses the number of runs, where that is asserted."""
     return _unique_of(writer, call, "fmapper::unique_consecutive.static", call.args[0])
 
 
 @_source("_unique2")
 def _unique2(writer: Writer, call: Call) -> bool:
-    """Takes the number of values in order, where that is asserted."""
+    """Uses the number of values, where that is asserted."""
     x = call.args[0]
     shape = (math.prod(writer.static(x)),)
     dtype = writer.dtype(x)
@@ -109,7 +109,7 @@ def _unique2(writer: Writer, call: Call) -> bool:
 
 @_source("repeat_interleave")
 def _repeat_interleave(writer: Writer, call: Call) -> bool:
-    """Takes the number of rows, where that is asserted."""
+    """Uses the number of rows, where that is asserted."""
     repeats = call.args[:2][-1]
     if (
         not isinstance(repeats, Ref)

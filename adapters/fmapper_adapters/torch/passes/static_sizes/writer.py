@@ -44,7 +44,7 @@ class Writer:
     def add(
         self, op: str, *args: Any, shape: Sizes | None = None, dtype: str = "", **kw: Any
     ) -> Ref:
-        """Adds a call, and gives what stands for its result."""
+        """Adds a call, and returns a reference to its result."""
         self.made += 1
         assert self.at is not None
         name = f"{self.at.name}_static_{self.made}"
@@ -76,7 +76,7 @@ class Writer:
         return tuple(self.size(one) for one in shape)
 
     def padded_dim(self, shape: Sizes) -> tuple[int, Any] | None:
-        """Tells which dimension has padding, and how many of its rows count."""
+        """Returns the padded dimension, and how many of its rows are valid."""
         found = []
         for dim, size in enumerate(shape):
             left = self.unknowns(size)
@@ -95,7 +95,7 @@ class Writer:
         return dim, size
 
     def count(self, expression: Any) -> Ref:
-        """Returns how many rows count, as a number."""
+        """Returns the number of valid rows."""
         symbol = next(iter(expression.free_symbols))
         times = int(expression / symbol)
         one = self.counts[symbol]
@@ -106,7 +106,7 @@ class Writer:
         return found
 
     def mask(self, expression: Any) -> Ref:
-        """Tells which rows count, as a row of bools."""
+        """Returns a mask of the valid rows."""
         key = expression, "mask"
         if key not in self.masks:
             rows = self.size(expression)
@@ -158,14 +158,14 @@ class Writer:
         self.calls.append(dataclasses.replace(call, result=result))
 
     def _refuse_reads(self, call: Call) -> None:
-        """Refuses sizes made of numbers read from arrays, also where torch knows those."""
+        """Raises for sizes made of numbers read from arrays."""
         for name in call.refs():
             expression = self.numbers.get(name)
             if expression is not None and self.unknowns(expression) - set(self.most):
                 raise Remains(call.op)
 
     def _as_size(self, expression: Any) -> int | str:
-        """Returns a number, or the name of a size that varies with the inputs."""
+        """Returns a size as a number, or by name if it varies with the inputs."""
         if isinstance(expression, int):
             return expression
         if sympy.sympify(expression).free_symbols & self.facts.symbols:

@@ -28,7 +28,7 @@ met: set[str] = set()  # functions that were recorded, or tried to be
 
 @torch.library.custom_op("fmapper::cotangent", mutates_args=())
 def cotangent(y: torch.Tensor, call: int) -> torch.Tensor:
-    """Stands for the gradient of an output, of which each call has its own."""
+    """Represents the gradient of an output."""
     return torch.zeros_like(y)
 
 
@@ -46,7 +46,7 @@ def with_gradient(
     places: list[int],
     name: str,
 ) -> list[torch.Tensor]:
-    """Returns the ys, with these gradients with respect to those xs; -1: not known."""
+    """Returns the ys, with given gradients with respect to the xs; -1 for unknown ones."""
     return [y.clone() for y in ys]
 
 
@@ -64,7 +64,7 @@ def _(
 
 @contextlib.contextmanager
 def record_functions() -> Iterator[None]:
-    """Records functions with gradients of their own with these inside.
+    """Records custom autograd functions with their gradients, within the block.
 
     `Function.apply` may be bound to a name already, and since torch 2.15 it calls nothing of Python
     but the function's own `forward`. So that is changed, of every such class.
@@ -105,7 +105,7 @@ def _below(cls: type) -> list[type]:
 
 
 def _change(classes: list[type], changed: list[tuple[type, Any]]) -> None:
-    """Gives classes a `forward` that is recorded with its gradient."""
+    """Patches the `forward` of classes to be recorded with its gradient."""
     forwards = [(cls, getattr(cls, "forward", None)) for cls in dict.fromkeys(classes)]
     for cls, forward in forwards:
         if forward is None or cls.__module__.startswith("torch."):
@@ -134,7 +134,7 @@ def _set_forward(cls: Any, original: Callable[..., Any]) -> None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Makes functions called inside a part of the one that is recorded already."""
+    """Makes nested functions part of the one that is being recorded."""
     _within_forward.flag = True
     try:
         yield
@@ -144,7 +144,7 @@ def _alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _traced_grad_mode() -> Iterator[bool]:
-    """Yields whether gradients are enabled where the function is applied; inside they are, too.
+    """Restores, within the block, the grad mode of the caller.
 
     `apply` has switched them off, of which the recorder knows nothing: a `no_grad` inside that ends
     would be recorded as switching off what follows the function.
@@ -213,7 +213,7 @@ def _has_gradient(x: Any) -> bool:
 def _gradients(
     cls: Any, context: Any, args: Any, outputs: Any, grows: Any, stand_ins: Any
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """Returns the gradients that `backward` gives, with places of their xs; [-1] if it cannot."""
+    """Returns the gradients of `backward` with the indices of their xs; [-1] on failure."""
     left = iter(stand_ins)
     given = [
         next(left) if one else torch.zeros_like(y) if isinstance(y, torch.Tensor) else None
@@ -233,7 +233,7 @@ def _gradients(
 
 @contextlib.contextmanager
 def _without_engine() -> Iterator[None]:
-    """Makes `torch.autograd.grad` and `backward` fail inside: their results are not recorded."""
+    """Makes `torch.autograd.grad` and `backward` raise: their results are not recorded."""
     engine = _private.get_engine()
 
     def refuse(*_: Any, **__: Any) -> Any:

@@ -26,7 +26,7 @@ _leaving_out: ContextVar[tuple[Any, ...]] = ContextVar("encoders that leave out"
 def that_leave_out(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], list[str]]:
-    """Returns the encoders that leave padding out for such inputs.
+    """Returns the encoders that drop padding for such inputs.
 
     Returns:
         Those that do so in the mode that torch is in now, and the paths of those that do so
@@ -48,7 +48,7 @@ def that_leave_out(
 
 
 def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
-    """Returns the encoders that leave padding out in a call, as far as it comes."""
+    """Finds the encoders that drop padding in a call."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     found: list[Any] = []
     forward = torch.nn.TransformerEncoder.forward
@@ -90,7 +90,7 @@ def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]
 
 @contextlib.contextmanager
 def unseen_modes() -> Iterator[None]:
-    """Hides from encoders that calls are watched: they would leave out nothing."""
+    """Hides active modes from encoders, which would otherwise keep padding."""
     overrides: Any = torch.overrides
     before = overrides.has_torch_function
     overrides.has_torch_function = lambda _: False
@@ -102,7 +102,7 @@ def unseen_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def leaving_out(encoders: list[Any]) -> Iterator[None]:
-    """Makes what is recorded of these encoders give zeros at padded places."""
+    """Makes the recording of these encoders return zeros at padded places."""
     token = _leaving_out.set(tuple(encoders))
     try:
         yield
@@ -111,13 +111,13 @@ def leaving_out(encoders: list[Any]) -> Iterator[None]:
 
 
 def leave_out() -> bool:
-    """Returns whether encoders are known here that leave padding out."""
+    """Returns whether some encoders drop padding."""
     return bool(_leaving_out.get())
 
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Replaces such encoders by what does so in a way that can be recorded."""
+    """Replaces the padding functions of encoders by ones that can be recorded."""
     encoders = _leaving_out.get()
     for encoder in encoders:
         encoder.forward = functools.partial(_forward, encoder, encoder.forward)

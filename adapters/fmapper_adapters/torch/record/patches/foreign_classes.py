@@ -28,7 +28,7 @@ _COUNTS = (int, getattr(torch.export.dynamic_shapes, "_IntWrapper", int))
 
 @contextlib.contextmanager
 def register(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
-    """Makes the classes of a module's inputs and outputs nodes of torch's pytree inside.
+    """Registers the classes of inputs and outputs as pytrees, within the block.
 
     Args:
         module: The module; a hook looks at what it returns while it is being recorded.
@@ -51,7 +51,7 @@ def register(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
 
 
 def _register(tree: Any, added: list[type]) -> None:
-    """Enters the classes of the leaves of a tree that are foreign, from the outside in."""
+    """Registers the foreign classes in a tree, outermost first."""
     todo = [tree]
     while todo:
         for leaf in pytree.tree_leaves(todo.pop()):
@@ -87,7 +87,7 @@ class Rest:
         self.static = static
 
     def __eq__(self, other: object) -> bool:
-        """Compares by names: what else an object carries may have no answer to `==`."""
+        """Compares by names: other attributes may not support `==`."""
         return isinstance(other, Rest) and self.names == other.names
 
     def __hash__(self) -> int:
@@ -107,7 +107,7 @@ def _flatten(node: Any) -> tuple[list[Any], Rest]:
 
 
 def _longest_first(names: list[str]) -> list[str]:
-    """Returns the names, but one that begins another comes after it.
+    """Sorts names so that prefixes come after longer names.
 
     torch replaces them in this order in the code of its checks, and knows no end of a name:
     `cumulative_length` before `cumulative_length_int` would leave what is no code.
@@ -132,7 +132,7 @@ def _unflatten(cls: type, children: Iterable[Any], rest: Rest) -> Any:
 
 
 def _own(value: Any, copies: dict[int, Any]) -> Any:
-    """Copies down to what torch takes for a value: a forward puts tensors into empty caches.
+    """Copies containers and objects, since a forward may fill empty caches.
 
     Args:
         value: An attribute without tensors, or what is in it.
@@ -161,12 +161,12 @@ def _own(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _is_foreign(leaf: Any) -> bool:
-    """Returns whether an object has attributes and is not a value to torch: then it is a node."""
+    """Returns whether an object has attributes and is not a value to torch."""
     return hasattr(leaf, "__dict__") and not isinstance(leaf, (*_VALUES, *_OPAQUE))
 
 
 def _holds_tensors(x: Any) -> bool:
-    """Tells whether tensors, or sizes that vary, are among the attributes or items at any depth."""
+    """Returns whether an object holds tensors, or varying sizes, at any depth."""
     seen: dict[int, Any] = {}
     todo = [x]
     while todo:

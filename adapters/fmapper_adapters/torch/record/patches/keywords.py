@@ -15,7 +15,7 @@ import torch
 def name_keywords(
     module: torch.nn.Module, kwargs: Mapping[str, Any], dynamic_shapes: Any
 ) -> Iterator[Any]:
-    """Gives the signature of forward every keyword that is given by name.
+    """Adds keyword arguments to the signature of `forward`.
 
     Where sizes may vary, torch.export looks for keywords both by their names and in what `**` is
     called, and finds that the two differ.

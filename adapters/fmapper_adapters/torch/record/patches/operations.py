@@ -66,7 +66,7 @@ def _ctc_loss(
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
-    """Selects from arrays of one shape: torch bounds the number of results by x's elements."""
+    """Computes `masked_select` on arrays of one shape, by which torch bounds the result."""
     together: Any = torch.broadcast_tensors  # untyped in torch
     return torch.masked_select(*together(x, mask))
 
@@ -74,7 +74,7 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
 def _split(
     tensor: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
 ) -> Any:
-    """Splits no rows: torch 2.11 has no shapes for the one part that there is."""
+    """Computes `split` of no rows, whose shape torch 2.11 lacks."""
     size = split_size if split_size_or_sections is None else split_size_or_sections
     if isinstance(size, int) and isinstance(tensor.shape[dim], int) and tensor.shape[dim] == 0:
         return (tensor.narrow(dim, 0, 0),)
@@ -82,7 +82,7 @@ def _split(
 
 
 def _tensor(data: Any, **options: Any) -> Any:
-    """Makes a tensor of a list with tensors: torch reads their values, which they do not have."""
+    """Computes `torch.tensor` of a list with tensors without reading their values."""
     leaves = [] if isinstance(data, torch.Tensor) else pytree.tree_leaves(data)
     if not any(isinstance(x, torch.Tensor) for x in leaves):
         return torch.tensor(data, **options)
@@ -95,7 +95,7 @@ def _tensor(data: Any, **options: Any) -> Any:
 
 
 def _kinds() -> tuple[torch.dtype, ...]:
-    """Returns what numbers become in a tensor of their own, the widest first."""
+    """Returns the dtypes of Python numbers, the widest first."""
     default = torch.get_default_dtype()
     return (
         torch.complex128 if default is torch.float64 else torch.complex64,
@@ -135,7 +135,7 @@ def _put(x: Any, index: Any, value: Any) -> None:
 
 
 def _indices(index: Any) -> Any:
-    """Returns an index whose lists of tensors are tensors: torch reads their values, as above.
+    """Replaces lists of tensors in an index by tensors.
 
     Only those within a tuple: a list by itself is one. Bounds that are tensors become sizes, which
     torch 2.11 does not make of them.
@@ -162,7 +162,7 @@ def _bounds(index: slice) -> slice:
 
 
 def _to(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Handles `Module.to` of a module that is there already, as models call it in `forward`.
+    """Handles a `Module.to` that changes nothing, as models call it in `forward`.
 
     torch would put new parameters in the places of those that are recorded.
     """
@@ -178,7 +178,7 @@ _MODULE_TO = torch.nn.Module.to
 
 
 def _batch_norm(module: Any, x: Any) -> Any:
-    """Normalises with the averages of all batches: torch reads how many there were."""
+    """Computes a batch norm with cumulative averages without reading its counter."""
     is_cumulative = module.momentum is None and module.track_running_stats
     if not (is_cumulative and module.training):
         return _BATCH_NORM(module, x)
@@ -199,7 +199,7 @@ _BATCH_NORM = _Norm.forward
 
 
 def _data(x: Any) -> Any:
-    """Computes `x.data`: changing that changes x, too, which torch does not record."""
+    """Computes `x.data` as an alias, so that changes in place are recorded."""
     if not isinstance(x, autograd.TRACED):
         return _DATA.__get__(x)
     found: Any = x.detach()
@@ -219,7 +219,7 @@ def _set_data(x: Any, values: Any) -> None:
 
 
 def _is_changed_behind_gradients(func: Any, args: Any) -> bool:
-    """Returns whether a function writes to the `.data` of what was computed."""
+    """Returns whether a function writes to the `.data` of a computed tensor."""
     name = getattr(func, "__name__", "")
     if not name.endswith("_") or not args or not isinstance(args[0], autograd.TRACED):
         return False

@@ -72,7 +72,7 @@ def _(
 
 
 def lengths_in(args: Any, kwargs: Any) -> Any:
-    """Returns the lengths of the packed sequence that is among the arguments, if there is one."""
+    """Returns the lengths of the packed sequence among the arguments, if any."""
     for arg in (*args, *kwargs.values()):
         for one in arg if isinstance(arg, tuple | list) else (arg,):
             if isinstance(one, torch.Tensor):
@@ -83,7 +83,7 @@ def lengths_in(args: Any, kwargs: Any) -> Any:
 
 
 def pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
-    """Stands for what `pack_padded_sequence` calls."""
+    """Replaces the operation behind `pack_padded_sequence`."""
     x = x.transpose(0, 1) if batch_first else x
     data: Any = x.flatten(0, 1)
     sizes: Any = torch.zeros(x.shape[0], dtype=torch.int64)
@@ -92,7 +92,7 @@ def pack(x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
 
 
 def call(func: Any, args: Any, kwargs: Any, lengths: Any) -> Any:
-    """Returns a call that has a packed sequence among its arguments.
+    """Calls a function with a packed sequence among its arguments.
 
     Raises:
         Refused: It needs the data as torch packs them.

@@ -42,7 +42,7 @@ def nanquantile(
     *,
     interpolation: str = "linear",
 ) -> Tensor:
-    """Computes `torch.nanquantile`: of what is not NaN, if there is anything."""
+    """Computes `torch.nanquantile`, without NaN."""
     rows = _sort(input, dim)
     last = (rows.isnan().logical_not().sum(-1, keepdim=True) - 1).clamp(min=0)
     return _arrange(_at(rows, _fractions(q, input) * last, interpolation), input, q, dim, keepdim)

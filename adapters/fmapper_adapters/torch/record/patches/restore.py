@@ -17,7 +17,7 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 @contextlib.contextmanager
 def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
-    """Restores buffers and parameters that a call inside changes.
+    """Restores buffers and parameters that calls within the block change.
 
     Only those parameters that are changed are copied, since all of them may be too much.
 
@@ -46,7 +46,7 @@ def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 
 @contextlib.contextmanager
 def unwound() -> Iterator[None]:
-    """Closes what is left open of `torch.func.vmap`, `grad` and their like where they fail."""
+    """Exits levels of `torch.func` transformations that have failed."""
     depth = _private.count_levels()
     had_hooks = _private.has_saved_tensors_hooks()
     try:
@@ -62,7 +62,7 @@ def unwound() -> Iterator[None]:
 
 
 def _leave_dual_level() -> None:
-    """Ends differentiation forwards, of which there is one level, if it has not ended."""
+    """Exits the forward-mode level if it is still active."""
     with contextlib.suppress(RuntimeError):  # raised where the level is open
         _private.enter_dual_level()
     _private.exit_dual_level()
@@ -96,7 +96,7 @@ class _Keeper(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def restore(self) -> None:
-        """Makes the parameters what they were."""
+        """Restores the parameters."""
         for name, parameter, data in self._arrays:
             if _place(parameter) != _place(data):
                 parameter.data = data
@@ -105,7 +105,7 @@ class _Keeper(TorchFunctionMode):
 
 
 def _place(x: torch.Tensor) -> int:
-    """Tells where the numbers are; 0 if they are nowhere, or not in one place."""
+    """Returns the address of the values; 0 if they have none."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided:
         return 0
     try:

@@ -27,7 +27,7 @@ class _Never:
 
 @contextlib.contextmanager
 def tell_nothing() -> Iterator[None]:
-    """Tells all but torch itself that nothing is recorded and no tensor is fake."""
+    """Hides the recording from all code but torch's own."""
     asked = {name: getattr(torch.compiler, name) for name in _QUESTIONS}
     fakes: Any = (
         _private.get_fakes()

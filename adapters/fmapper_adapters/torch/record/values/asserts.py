@@ -33,7 +33,7 @@ class Call:
 
 
 def agree(value: Any, fact: int | bool) -> int | bool:
-    """Returns the known value of a number, which is asserted to be this one."""
+    """Asserts that a number has its known value, and returns that."""
     if isinstance(fact, bool):
         check(value if fact else _not(value))
     else:
@@ -44,7 +44,7 @@ def agree(value: Any, fact: int | bool) -> int | bool:
 def with_numbers(
     func: Callable[..., Any], args: tuple[Any, ...], number: Callable[[torch.Tensor], Any]
 ) -> tuple[Any, ...]:
-    """Returns the arguments of a function with numbers for integer tensors that stand for sizes."""
+    """Replaces integer tensors by numbers where a function takes sizes."""
     if func in MASKED:  # the bounds of slices alone: a tensor may be an index, or what is assigned
         index = tuple(_numbers(x, number) if isinstance(x, slice) else x for x in _parts(args[1]))
         return (args[0], index, *args[2:])
@@ -63,7 +63,7 @@ def _numbers(tree: Any, number: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def counts_of(index: Any) -> list[int]:
-    """Returns how many elements are true, of each mask in an index."""
+    """Counts the true elements of each mask in an index."""
     return [int(x.sum()) for x in _parts(index) if _is_mask(x)]
 
 
@@ -76,13 +76,13 @@ def _is_mask(x: Any) -> bool:
 
 
 def _true_ones(mask: torch.Tensor, count: int) -> torch.Tensor:
-    """Computes `mask.nonzero()`, where it is asserted how many there are."""
+    """Computes `mask.nonzero()`, with an asserted count."""
     agree(mask.count_nonzero().item(), count)
     return torch.nonzero_static(mask, size=count)
 
 
 def _unmask(index: Any, counts: list[int]) -> tuple[Any, ...]:
-    """Returns an index with numbers instead of masks."""
+    """Replaces masks in an index by numbers."""
     left = iter(counts)
     found: list[Any] = []
     for one in _parts(index):
@@ -143,7 +143,7 @@ def _repeat(
 def _bincount(
     call: Call, input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
-    """Computes `bincount`, and asserts which number is the largest."""
+    """Computes `bincount`, and asserts the largest number."""
     size = call.results[0][0]
     if input.numel():
         agree((input.max() + 1).clamp(min=minlength).item(), size)
@@ -196,7 +196,7 @@ INTEGERS = {_Tensor.__int__, _Tensor.__index__}
 
 
 def is_written(func: Any, args: tuple[Any, ...]) -> bool:
-    """Returns whether an integer becomes a part of a text, as of the name of a module."""
+    """Returns whether an integer is formatted into a string, as for a module's name."""
     if func is not _Tensor.__format__ or args[0].ndim:
         return False
     return not (args[0].is_floating_point() or args[0].is_complex())

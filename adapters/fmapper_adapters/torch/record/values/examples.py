@@ -40,7 +40,7 @@ def record_values(
     *,
     aware: bool = True,
 ) -> torch.export.ExportedProgram:
-    """Returns the program of a module for the values that the examples lead to.
+    """Records the program of a module for the values of the examples.
 
     Where it is not `aware` of it, the module does what it does when it is not recorded.
 
@@ -65,7 +65,7 @@ def record_values(
 
 @contextlib.contextmanager
 def replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Gives a module another forward inside."""
+    """Replaces a module's forward within the block."""
     before, own = module.forward, "forward" in vars(module)
     try:
         module.forward = forward
@@ -80,7 +80,7 @@ def replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> It
 def _observe_values(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> _Seen:
-    """Returns what a call of the module reads; the module is afterwards as it was."""
+    """Returns the values that a call of the module reads, without changing the module."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     observer = _Observer()
     with torch.no_grad(), undone(module), torch.random.fork_rng(devices=[]), observer:
@@ -143,7 +143,7 @@ class _Informer(TorchFunctionMode):
 
 
 def _place(func: Any) -> _Place:
-    """Returns a function and the line that calls it: a module may call others while recorded."""
+    """Returns a function and the line that calls it."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
@@ -158,7 +158,7 @@ def _facts(result: Any) -> list[Any]:
 
 
 def _tell(result: Any, fact: Any) -> Any:
-    """Returns a result of which torch now knows what it did not know, and asserts it."""
+    """Makes a value known to torch, and asserts it."""
     if isinstance(result, _Tensor):
         if not free_unbacked_symbols(result) or len(fact or ()) != result.ndim:
             return result

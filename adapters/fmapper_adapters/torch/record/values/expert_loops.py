@@ -43,7 +43,7 @@ class Beyond(Exception):
 
 
 def are_in(module: torch.nn.Module) -> bool:
-    """Returns whether the code of a module looks as if it had such loops."""
+    """Returns whether the code of a module may have such loops."""
     classes = {cls for inner in module.modules() for cls in type(inner).__mro__}
     return any(map(_has_loop, classes))
 
@@ -60,7 +60,7 @@ def _has_loop(cls: type) -> bool:
 
 
 def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[..., Any]:
-    """Returns the forward of a module, whose loops over experts go over all of them.
+    """Returns a forward whose loops over experts visit all of them.
 
     Args:
         forward: The forward.
@@ -129,7 +129,7 @@ class _Loops(TorchFunctionMode):
         return result
 
     def refuse_own(self, tree: Any) -> None:
-        """Raises where a tensor comes out of a turn that is over."""
+        """Raises where a tensor of one iteration is used in another."""
         if self.past and any(_memory(x) in self.past for x in _tensors(tree)):
             raise NotProved("a tensor of one turn is used outside of it")
 
@@ -222,7 +222,7 @@ class _Turn:
         return result
 
     def _adds(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether a call writes only rows in the places looked at: none, if not hit."""
+        """Returns whether a call only writes rows of the current expert: none if it is not hit."""
         if func not in _ADDS or kwargs.keys() - {"alpha"}:
             return False
         if func is _Tensor.index_add_:
@@ -235,7 +235,7 @@ class _Turn:
         return not self.left_out or self.left_out == sizes & self.rows
 
     def _asked_for_rows(self, x: _Tensor) -> int | None:
-        """Returns 1: there are rows, in a line that ends the turn where there are none."""
+        """Returns 1 in a line that ends an iteration without rows."""
         frame = _caller()
         if frame.f_code is not self.frame.f_code or frame.f_lineno not in self.asked:
             return None
@@ -246,7 +246,7 @@ class _Turn:
 
 
 def _size(x: _Tensor) -> Any:
-    """Returns the symbol of the first size; what is not a symbol of its own equals nothing."""
+    """Returns the symbol of the first size, or a unique object."""
     size = x.shape[0]
     found = size.node.expr if isinstance(size, torch.SymInt) else None
     return found if isinstance(found, sympy.Symbol) else object()

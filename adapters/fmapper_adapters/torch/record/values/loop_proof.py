@@ -23,7 +23,7 @@ class NotProved(Exception):
 
 
 def prove(frame: types.FrameType) -> set[int]:
-    """Proves that no name goes from turn to turn; returns the lines that end a turn early.
+    """Proves that iterations are independent; returns the lines that end one early.
 
     Raises:
         NotProved: It may.
@@ -77,7 +77,7 @@ class _Body:
         self.asked: set[int] = set()
 
     def block(self, body: list[ast.stmt], known: set[str]) -> set[str] | None:
-        """Returns the names that are set after some statements; None where those end the turn."""
+        """Returns the names set after some statements; None where they end the iteration."""
         for one in body:
             found = self.statement(one, known)
             if found is None:
@@ -179,7 +179,7 @@ class _Body:
         raise NotProved(f"line {func.lineno} calls {ast.unparse(func)}")
 
     def value(self, node: ast.expr) -> Any:
-        """Returns what a name or attribute is outside of the loop; None where that is not known."""
+        """Returns the value of a name or attribute outside of the loop; None if unknown."""
         if isinstance(node, ast.Attribute):
             owner = self.value(node.value)
             return None if owner is None else getattr(owner, node.attr, None)
@@ -190,7 +190,7 @@ class _Body:
 
 
 def _is_torch(value: Any) -> bool:
-    """Returns whether something is torch's own: a function, a method of a tensor, a context."""
+    """Returns whether an object is torch's own: a function, a tensor method, a context."""
     if isinstance(getattr(value, "__self__", None), _Tensor):
         return True
     name = getattr(value, "__module__", None) or ""
@@ -198,13 +198,13 @@ def _is_torch(value: Any) -> bool:
 
 
 def _is_called_alike(value: Any) -> bool:
-    """Returns whether each call of a module or function is as the first."""
+    """Returns whether calls of a module or function do not depend on earlier ones."""
     called = value.forward if isinstance(value, torch.nn.Module) else value
     return _is_torch(called) or _keeps_nothing(called)
 
 
 def _keeps_nothing(value: Any) -> bool:
-    """Returns whether a function of others keeps nothing from one call to the next, by its code."""
+    """Returns whether a third-party function keeps no state between calls, by its code."""
     function = getattr(value, "__func__", value)
     return isinstance(function, types.FunctionType) and _is_without_state(function)
 
