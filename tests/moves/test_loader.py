@@ -163,10 +163,12 @@ def test_two_iterations_of_one_generator_share_it() -> None:
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_torch_dataloader(torch: Any, workers: int, prefetch: int) -> None:
     data = torch.utils.data.TensorDataset(torch.arange(10), torch.arange(10) * 2)
+    # A fork of this process, which has threads of JAX and torch, may hang for ever.
+    apart = {"multiprocessing_context": "forkserver", "timeout": 240} if workers else {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch on fork in a process with threads
+        warnings.simplefilter("ignore")  # torch on the number of processors
         source = torch.utils.data.DataLoader(
-            data, batch_size=4, num_workers=workers, persistent_workers=workers > 0
+            data, batch_size=4, num_workers=workers, persistent_workers=workers > 0, **apart
         )
         loader = DeviceLoader(source, to_torch(dtype="float32"), prefetch)
         assert len(loader) == 3
