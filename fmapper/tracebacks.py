@@ -87,7 +87,7 @@ def _without(
         elif package not in hidden or last:
             kept.append(entry)
             inside = False
-    return _linked(kept)
+    return _link(kept)
 
 
 def _of_user(tb: TracebackType | None) -> TracebackType | None:
@@ -99,10 +99,10 @@ def _of_user(tb: TracebackType | None) -> TracebackType | None:
     internal = _OURS | frameworks
     if not frames or frames[0][1] not in internal:
         return tb
-    return _linked([entry for entry, package in frames if package not in internal])
+    return _link([entry for entry, package in frames if package not in internal])
 
 
-def _linked(entries: list[TracebackType]) -> TracebackType | None:
+def _link(entries: list[TracebackType]) -> TracebackType | None:
     following = None
     for entry in reversed(entries):
         entry.tb_next = following

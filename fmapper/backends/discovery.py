@@ -91,7 +91,7 @@ def unregister_adapter(name: str) -> None:
 
 def _forget_types() -> None:
     _by_type.clear()
-    for adapter in _having(Arrays):
+    for adapter in _adapters_with(Arrays):
         _by_type.update(dict.fromkeys(adapter.array_types, adapter))
 
 
@@ -126,7 +126,7 @@ def adapters(facet: type[Facet]) -> tuple[Facet, ...]: ...
 def adapters(facet: type[Framework] = Framework) -> tuple[Framework, ...]:
     """Returns the adapters of all imported frameworks, those with a facet if one is given."""
     load_new()
-    return _having(facet)
+    return _adapters_with(facet)
 
 
 def all_adapters() -> Iterator[Framework]:
@@ -155,7 +155,7 @@ def memory_advice() -> list[str]:
     return [adapter.keeps_of_a_gpu for adapter in there if len(there) > 1]
 
 
-def _having(facet: type[Facet]) -> tuple[Facet, ...]:
+def _adapters_with(facet: type[Facet]) -> tuple[Facet, ...]:
     return tuple(adapter for adapter in _loaded.values() if isinstance(adapter, facet))
 
 

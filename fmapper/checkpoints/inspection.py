@@ -161,7 +161,7 @@ def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
         CheckpointError: One of them is damaged, or in no known format.
     """
     with step("comparing checkpoints"):
-        a, b = _named(first), _named(second)
+        a, b = _by_name(first), _by_name(second)
         both = [name for name in a if name in b]
         found = [ArrayDifference(name, "only in the first") for name in a if name not in b]
         found += [ArrayDifference(name, "only in the second") for name in b if name not in a]
@@ -170,7 +170,7 @@ def diff(first: Any, second: Any, *, values: bool = True) -> Difference:
     return Difference(tuple(found), len(both))
 
 
-def _named(source: Any) -> Mapping[str, Any]:
+def _by_name(source: Any) -> Mapping[str, Any]:
     if isinstance(source, str | os.PathLike):
         return read_checkpoint(place_of(source))
     if isinstance(source, Checkpoint):

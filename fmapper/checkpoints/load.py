@@ -104,13 +104,13 @@ def load(
     with step(f"loading {source.name}"):
         checkpoint = read_checkpoint(source, format)
         if rules is not None:
-            checkpoint = _renamed(checkpoint, rules)
+            checkpoint = _rename(checkpoint, rules)
         if like is None:
             return checkpoint
         return _fill(like, checkpoint, device, dtype, default, strict, sharding)
 
 
-def _renamed(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
+def _rename(checkpoint: Checkpoint, rules: Rules) -> Checkpoint:
     arrays = {n: a for n, a in checkpoint.items() if isinstance(a, LazyArray)}
     values = {n: v for n, v in checkpoint.items() if n not in arrays}
     made = Checkpoint({**rules.apply(arrays), **values})

@@ -198,7 +198,7 @@ def measure(
     }
     if not train and (compare or seconds > 0):
         say("calling the converted model")
-        now = _waiting(target, converted, args, kwargs)
+        now = _wait_for_results(target, converted, args, kwargs)
         found["first_call_seconds"] = now()
         if compare:
             say("comparing the outputs")
@@ -207,7 +207,7 @@ def measure(
             )
         if seconds > 0:
             say("timing both")
-            before = _waiting(source, model, args, kwargs)
+            before = _wait_for_results(source, model, args, kwargs)
             pairs = timing.rounds(lambda: (before(), now()), seconds)
             befores, nows = (list(column) for column in zip(*pairs, strict=True))
             found["per_call"], found["per_call_before"] = Timing.of(nows), Timing.of(befores)
@@ -215,7 +215,7 @@ def measure(
     return Conversion(**found), converted
 
 
-def _waiting(
+def _wait_for_results(
     adapter: Models, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[], float]:
     """Returns a call that copies its inputs and waits for its results."""

@@ -50,7 +50,7 @@ class Meeting:
         Raises:
             CheckpointError: Another process has failed, or is silent for too long; says which.
         """
-        with self._beating():
+        with self._heartbeat():
             while True:
                 try:
                     self._run(prepare, write)
@@ -115,7 +115,7 @@ class Meeting:
     # --- who is there ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _beating(self) -> Iterator[None]:
+    def _heartbeat(self) -> Iterator[None]:
         def beat() -> None:
             number = 0
             while not self._stop.wait(_BEAT):

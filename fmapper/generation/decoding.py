@@ -319,7 +319,7 @@ def _decay(name: str, value: Any) -> tuple[int, float] | None:
     return _count(name, value[0]), _number(name, value[1], low=-math.inf)
 
 
-def _stopping(name: str, value: Any) -> bool | str:
+def _check_stopping(name: str, value: Any) -> bool | str:
     if value is None or isinstance(value, bool):
         return bool(value)
     if value != "never":
@@ -360,7 +360,7 @@ _READERS: dict[str, Any] = {
     "renormalize_logits": _flag,
     "num_beams": _copies,
     "length_penalty": _power,
-    "early_stopping": _stopping,
+    "early_stopping": _check_stopping,
     "num_return_sequences": _copies,
     "max_new_tokens": _limit,
     "max_length": _limit,

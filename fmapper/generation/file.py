@@ -82,7 +82,7 @@ def _generation(program: Program, metadata: Mapping[str, Any]) -> Generation:
     found = Generation(
         prefill=replace(program, evaluation=None) if has_prefill else None,
         step=program if program.evaluation is None else program.evaluation,
-        decoding=_decoding(_get(about, "decoding", dict), vocabulary),
+        decoding=_read_decoding(_get(about, "decoding", dict), vocabulary),
         unsupported=(),
         max_length=_size(about, "max_length"),
         batch=_size(about, "batch"),
@@ -123,7 +123,7 @@ def _integers(about: Mapping[str, Any], key: str, below: int) -> tuple[int, ...]
     return tuple(values)
 
 
-def _decoding(given: Mapping[str, Any], vocabulary: int) -> Decoding:
+def _read_decoding(given: Mapping[str, Any], vocabulary: int) -> Decoding:
     if not set(given) <= set(asdict(Decoding())):  # files of before have fewer
         raise Misfit("the way to choose tokens has other names", _KEY)
     if any(type(v) is list and len(v) > _MOST_TOKENS for v in given.values()):

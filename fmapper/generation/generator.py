@@ -89,7 +89,7 @@ class Generator(ABC):
         Raises:
             ProgramInputError: Prompts are not what the generator was made for; says why.
         """
-        decoding, stops = self._decoding(options)
+        decoding, stops = self._settings(options)
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
         count = self._count(decoding, given)
         return self._run(given, decoding, stops, count, key, scores)
@@ -105,7 +105,7 @@ class Generator(ABC):
         Raises:
             ProgramInputError: As for a call; or beam search was asked for.
         """
-        decoding, stops = self._decoding(options)
+        decoding, stops = self._settings(options)
         given = prompts.read(self.generation, decoding, input_ids, attention_mask)
         if decoding.num_beams > 1:
             raise ProgramInputError(
@@ -161,7 +161,7 @@ class Generator(ABC):
 
         return make(load_generation(path), _target(to), options)
 
-    def _decoding(self, options: dict[str, Any]) -> tuple[Decoding, Any]:
+    def _settings(self, options: dict[str, Any]) -> tuple[Decoding, Any]:
         """Returns the settings of a call, and the stop tokens of each row if they differ."""
         stops = options.get("eos_token_id")
         if isinstance(stops, list | tuple) and stops and isinstance(stops[0], list | tuple):

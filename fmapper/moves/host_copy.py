@@ -51,7 +51,7 @@ def host_copies(arrays: Sequence[Array], *, order: Literal["K", "C"] = "K") -> l
     places = _places([arrays[k] for k in large])
     for k in large:
         try:
-            results[k] = _laid_out(arrays[k], order, *next(places))
+            results[k] = _array_in(arrays[k], order, *next(places))
         except MemoryError as error:
             raise BatchError(k) from error
     _copy_all([(results[k], arrays[k]) for k in large])
@@ -142,7 +142,7 @@ def _mapped_block(size: int) -> Array:
     return np.frombuffer(mmap.mmap(-1, max(size, 1), flags), np.uint8)
 
 
-def _laid_out(a: Array, order: str, block: Array, at: int) -> Array:
+def _array_in(a: Array, order: str, block: Array, at: int) -> Array:
     """Returns an uninitialised array like `a` in a block of memory."""
     import numpy as np
 

@@ -91,7 +91,7 @@ class DeviceLoader:
     def __iter__(self) -> Iterator[Any]:
         """Starts to read and to move, each iteration in a thread of its own."""
         if not self.prefetch:
-            return _moved_here(iter(self.batches), self.mover)
+            return _move_here(iter(self.batches), self.mover)
         if self._last is not None and self._last.stopped:
             self._last.thread.join()  # it may be reading still, and two in one source tear it apart
         source = iter(self.batches)
@@ -130,7 +130,7 @@ def _move(mover: Callable[[Any], Any], batch: Any, number: int) -> Any:
         raise
 
 
-def _moved_here(source: Iterator[Any], mover: Callable[[Any], Any]) -> Iterator[Any]:
+def _move_here(source: Iterator[Any], mover: Callable[[Any], Any]) -> Iterator[Any]:
     """Yields each batch, moved in the consumer's thread."""
     number = 0
     while (batch := _read(source, number)) is not _END:
@@ -295,12 +295,12 @@ class _Worker:
             if batch is _END:
                 return _Parcel(warned=warned)
             batch = _move(mover, batch, number)
-            return _Parcel(batch, None, warned, _handed_over(batch))
+            return _Parcel(batch, None, warned, _hand_over(batch))
         except BaseException as error:
             return _Parcel(error=error, warned=warned)
 
 
-def _handed_over(batch: Any) -> list[Callable[[], object]]:
+def _hand_over(batch: Any) -> list[Callable[[], object]]:
     """Returns the function that the consumer calls before it uses the arrays of a batch."""
     found: dict[str, tuple[Arrays, list[Any]]] = {}
     for _, leaf, node_type in visit(batch, once=True):

@@ -89,7 +89,7 @@ def _parts(
     link = accelerator.link * accelerator.link_share[share]
     copy = accelerator.copy[level]
     work = max(
-        _launching(counts, accelerator, level, _KERNELS[level]),
+        _launch_time(counts, accelerator, level, _KERNELS[level]),
         counts.flops / (accelerator.peak(dtype) * accelerator.compute_share[share]),
         counts.nbytes / (accelerator.memory * accelerator.memory_share[share]),
     )
@@ -109,14 +109,16 @@ def _bound(
     waiting = counts.syncs * accelerator.sync[1]
     working = compute - waiting
     fixed = total - moving - working
-    if _launching(counts, accelerator, 1) >= working:
+    if _launch_time(counts, accelerator, 1) >= working:
         fixed, working = fixed + working, 0.0
     if fixed >= max(moving, working):
         return "launch"
     return "transfer" if moving >= working else "compute"
 
 
-def _launching(counts: Counts, accelerator: Accelerator, level: int, kernels: float = 1.0) -> float:
+def _launch_time(
+    counts: Counts, accelerator: Accelerator, level: int, kernels: float = 1.0
+) -> float:
     launches = counts.launches * kernels
     if counts.compiled:
         return accelerator.compiled_call[level] + launches * accelerator.compiled_launch[level]

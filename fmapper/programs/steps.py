@@ -46,11 +46,11 @@ def in_turn(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Serialises functions across threads by one reentrant lock."""
 
     @functools.wraps(function)
-    def waiting(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with _turn.lock:
             return function(*args, **kwargs)
 
-    return waiting
+    return wrapper
 
 
 @in_turn

@@ -63,10 +63,10 @@ def backend_of(arrays: Sequence[Any], verb: str, trees: Any) -> Compute:
         found = {name: found[name] for name in others}
     if len(found) > 1:
         refuse_mixture({name: path_of(array, trees) for name, array in found.items()})
-    return transforming(next(iter(found.values())), verb)
+    return transformer_of(next(iter(found.values())), verb)
 
 
-def transforming(array: Any, verb: str) -> Compute:
+def transformer_of(array: Any, verb: str) -> Compute:
     """Returns the adapter of an array, if its framework can transform functions."""
     adapter = owner_of(array)
     if not isinstance(adapter, Compute):

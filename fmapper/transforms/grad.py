@@ -20,7 +20,7 @@ from fmapper.transforms.arguments import (
     refuse_holders,
     refuse_mixture,
     refuse_untransformable,
-    transforming,
+    transformer_of,
 )
 from fmapper.transforms.static_key import (
     Change,
@@ -221,7 +221,7 @@ def _find_trained(
     if len(owners) > 1:
         trees = original_of(args, {})
         refuse_mixture({owner_of(x).name: path_of(x, trees) for x in owners.values()})
-    return transforming(next(iter(owners.values())), "differentiate"), found
+    return transformer_of(next(iter(owners.values())), "differentiate"), found
 
 
 def _why_untrained(trained: Trained, place: int, tree: Any) -> str:

@@ -108,7 +108,7 @@ def test_devices_are_numbered_as_the_hardware_is() -> None:
 
     def names(cards: list[Card], patch: pytest.MonkeyPatch) -> list[str]:
         patch.setattr(devices.jax, "local_devices", lambda backend=None: cards)
-        return [str(devices.named(card)) for card in cards]
+        return [str(devices.device_of(card)) for card in cards]
 
     with pytest.MonkeyPatch.context() as patch:
         assert names([Card(8, 0), Card(9, 1)], patch) == ["jax:gpu:0", "jax:gpu:1"]

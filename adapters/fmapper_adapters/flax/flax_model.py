@@ -140,7 +140,7 @@ class FlaxModel(Part):
         train = not self.deterministic
         variables = _variables(self)
         arrays = {name: _value(variable) for name, variable in variables.items()}
-        model = self._programs.bound(arrays, train=train)
+        model = self._programs.bind(arrays, train=train)
         takes_rngs = any(p.name == "rngs" for p in model.program.signature)
         rngs = None if takes_rngs else kwargs.pop("rngs", None)
         key = None
@@ -170,7 +170,7 @@ class FlaxModel(Part):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the arrays by the names that the module's own state dict has, ties under each."""
-        found: dict[str, Any] = bound(self).state_dict()
+        found: dict[str, Any] = bind(self).state_dict()
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -183,7 +183,7 @@ class FlaxModel(Part):
             StructureMismatchError: Names are missing or left over, or a shape differs.
             LossyCastError: A value does not fit into the dtype of the model.
         """
-        model = bound(self)
+        model = bind(self)
         before = {**model.params, **model.buffers}
         _write(_variables(self), before, model.load_state_dict(state))
 
@@ -233,12 +233,12 @@ def from_program(
 
 def evaluate(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Calls a model in evaluation mode, or in its only mode, without changing it."""
-    return bound(model).call(args, kwargs).output
+    return bind(model).call(args, kwargs).output
 
 
 def watch(model: FlaxModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Observation]:
     """Records every operation of such a call."""
-    found: list[Observation] = bound(model).watch(args, kwargs)
+    found: list[Observation] = bind(model).watch(args, kwargs)
     return found
 
 
@@ -267,10 +267,10 @@ def _is_number(name: str) -> bool:
 # --- variables ------------------------------------------------------------------------------------
 
 
-def bound(model: FlaxModel) -> Any:
+def bind(model: FlaxModel) -> Any:
     """Returns the `JaxModel` for evaluation with the arrays of a model."""
     programs: Programs = model._programs
-    return programs.bound(_arrays(model), train=programs.evaluation is None)
+    return programs.bind(_arrays(model), train=programs.evaluation is None)
 
 
 def _arrays(model: FlaxModel) -> dict[str, Any]:

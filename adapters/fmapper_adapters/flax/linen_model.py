@@ -76,7 +76,7 @@ class LinenModel(linen.Module):
         takes_train = any(p.name == "train" for p in programs.any.program.signature)
         train = self.train if takes_train else kwargs.pop("train", self.train)
         places, arrays = self._read()
-        model = programs.bound(arrays, train=train)
+        model = programs.bind(arrays, train=train)
         key = None
         if (train or model.is_random) and (self.has_rng("dropout") or self.is_initializing()):
             key = self.make_rng("dropout")

@@ -93,7 +93,7 @@ def of(
         known = {**parameters, **buffers}
         values = [known[aliases.get(name, name)] for name in in_order]
         filled = jax.tree.unflatten(structure, values)
-        with _noting_parts():
+        with _record_parts():
             output = module.apply(filled, *inner, **options, **named)
         if options.get("mutable", False) is False and not options.get("capture_intermediates"):
             return output, {}
@@ -116,7 +116,7 @@ def of(
     return source, rest
 
 
-def _noting_parts() -> Any:
+def _record_parts() -> Any:
     """Records the calls of submodules, where the recording wants them."""
     if not parts.is_noting():
         return contextlib.nullcontext()

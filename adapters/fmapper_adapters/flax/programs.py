@@ -54,7 +54,7 @@ class Programs:
         """One of the two, for what they have in common."""
         return self.training if self.evaluation is None else self.evaluation
 
-    def bound(self, arrays: Mapping[str, Any], *, train: bool) -> Any:
+    def bind(self, arrays: Mapping[str, Any], *, train: bool) -> Any:
         """Returns the `JaxModel` for a mode with these arrays.
 
         Raises:
@@ -77,7 +77,7 @@ class Programs:
 
     def whole(self, arrays: Mapping[str, Any]) -> Program:
         """Returns the program with these arrays, and the other one beside it if for training."""
-        found: Program = self.bound(arrays, train=self.training is not None).as_program()
+        found: Program = self.bind(arrays, train=self.training is not None).as_program()
         if self.training is not None and self.evaluation is not None:
             found.evaluation = self.evaluation.as_program()
         return found
@@ -125,10 +125,10 @@ def alone(model: Any) -> Any:
     if start is None:
         from fmapper_adapters.flax import flax_model as _model
 
-        return _model.bound(model)
+        return _model.bind(model)
     arrays = dict(pair for tree in start.variables.values() for pair in flatten(tree))
     programs: Programs = start.programs
-    return programs.bound(arrays, train=programs.evaluation is None)
+    return programs.bind(arrays, train=programs.evaluation is None)
 
 
 def load(path: Any, options: Mapping[str, Any]) -> Any:

@@ -86,7 +86,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
     def device(self, array: Any) -> Device:
         """Returns the device of an array: all by id if several; the default for tracers."""
         if isinstance(array, jax.core.Tracer):
-            return _devices.named(_default())
+            return _devices.device_of(_default())
         if isinstance(array, jax.ShapeDtypeStruct):
             return _META
         if array.is_deleted():
@@ -103,11 +103,11 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
 
     def devices(self) -> Sequence[Device]:
         """Returns the devices of this process: the CPUs first, then the other platforms."""
-        return list(map(_devices.named, _devices.local()))
+        return list(map(_devices.device_of, _devices.local()))
 
     def known_devices(self) -> Sequence[Device]:
         """Returns the devices if JAX is initialised, which would take most memory of a GPU."""
-        return list(map(_devices.named, _devices.started()))
+        return list(map(_devices.device_of, _devices.started_devices()))
 
     def may_have_gpu(self) -> bool:
         """Returns whether JAX has an accelerator, or a plugin for one if it has not started."""
@@ -119,8 +119,8 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
             (own,) = device.device_set
             memory = None if device.memory_kind is None else device.memory_kind
             usual = memory in (None, _devices.usual_memory(own))
-            return replace(_devices.named(own), memory=None if usual else memory)
-        return _devices.named(device) if isinstance(device, jax.Device) else None
+            return replace(_devices.device_of(own), memory=None if usual else memory)
+        return _devices.device_of(device) if isinstance(device, jax.Device) else None
 
     def in_memory(self, device: Device, memory: str | None) -> Device:
         """Returns one of the memories that JAX has on a device, such as `pinned_host`."""
@@ -144,7 +144,7 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
             return _META
         chosen = _devices.default()
         if index is None and chosen is not None:
-            default = _devices.named(chosen)
+            default = _devices.device_of(chosen)
             if default.kind == self.aliases.get(kind, kind):
                 return default
         return super().find_device(kind, index)

@@ -51,7 +51,7 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
     name = eqn.primitive.name
     if name in ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"):
         return _evaluate(eqn.params.get("jaxpr", eqn.params.get("call_jaxpr")), args)
-    params = {key: _turned_inside(value) for key, value in eqn.params.items()}
+    params = {key: _turn_inside(value) for key, value in eqn.params.items()}
     results = custom_derivatives.results_of(eqn.replace(params=params))(args)
     if name == "eig":  # the values, then one or two sides
         return [results[0], *(_turn_vectors(x, -1, 3 * i) for i, x in enumerate(results[1:]))]
@@ -64,14 +64,14 @@ def _results(eqn: Any, args: list[Any]) -> list[Any]:
     ]
 
 
-def _turned_inside(value: Any) -> Any:
+def _turn_inside(value: Any) -> Any:
     """Changes signs of vectors in the body of a loop or branch."""
     if isinstance(value, core.ClosedJaxpr):
         struct: Any = jax.ShapeDtypeStruct
         shapes = [struct(v.aval.shape, v.aval.dtype) for v in value.jaxpr.invars]
         return jax.make_jaxpr(lambda *args: _evaluate(value, args))(*shapes)
     if isinstance(value, tuple) and value and isinstance(value[0], core.ClosedJaxpr):
-        return tuple(map(_turned_inside, value))
+        return tuple(map(_turn_inside, value))
     return value
 
 

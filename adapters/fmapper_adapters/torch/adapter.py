@@ -219,7 +219,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         if isinstance(new, torch.nn.Parameter) or parameter_standin.stands_for(old) is None:
             return new
         if parameter_standin.is_differentiated(new):
-            return parameter_standin.standing_in(new, old)
+            return parameter_standin.stand_in(new, old)
         return parameters.as_parameter(new, old)
 
     def swap(self, old: Any, new: Any) -> tuple[Callable[[], object], Callable[[], object]] | None:

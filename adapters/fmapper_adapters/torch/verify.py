@@ -16,7 +16,7 @@ from fmapper_adapters.torch.from_fx import check, graph
 from fmapper_adapters.torch.record import export, obstacles
 from fmapper_adapters.torch.record.patches import encoders as _encoders
 from fmapper_adapters.torch.record.patches import foreign_classes
-from fmapper_adapters.torch.record.patches.restore import undone
+from fmapper_adapters.torch.record.patches.restore import restore_after
 
 
 def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -37,10 +37,10 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         is_ours = hasattr(model, "as_program")  # whoever compiles it wants to know about that
         with (
             contextlib.nullcontext() if is_ours else obstacles.run_uncompiled(),
-            _encoders.leaving_out(encoders),
+            _encoders.leave_padding_out(encoders),
             torch.no_grad(),
             check.attention(),
-            undone(model),
+            restore_after(model),
         ):
             return pytree.tree_map(keep, model(*args, **kwargs))
 
@@ -83,7 +83,7 @@ def watch(
             return iter(found)
     with export.mode(model, train=False), foreign_classes.register(model, (args, kwargs)):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
-        with _encoders.leaving_out(encoders):
+        with _encoders.leave_padding_out(encoders):
             exported, _ = export.record(model, args, dict(kwargs), None, whole=whole, again=True)
         inputs = _flat_inputs(exported, args, kwargs)
     return _run(exported, inputs, whole)

@@ -169,7 +169,7 @@ def _member(
     if found.hasobject or found.kind not in "biufcV":
         raise Misfit(f"{show(name)} holds objects or text: its pickle is not read")
     if dtype is not None:
-        wanted = numpy_dtype(_known(dtype))
+        wanted = numpy_dtype(_check_dtype(dtype))
         if wanted.itemsize != found.itemsize:
             raise Misfit(f"{show(name)} is no {show(dtype)}")
         found = wanted
@@ -190,7 +190,7 @@ def _member(
     return array.transpose(tuple(range(len(shape)))[::-1]) if fortran and len(shape) > 1 else array
 
 
-def _known(dtype: str) -> str:
+def _check_dtype(dtype: str) -> str:
     from fmapper.files.safetensors import DTYPES
 
     if dtype not in DTYPES and dtype not in ("int4", "uint4", "int2", "uint2", "float4_e2m1fn"):

@@ -44,7 +44,7 @@ class Safetensors(Format):
             return False
         if path.suffix == ENDING:
             return True
-        with _opened(path) as file:
+        with _open(path) as file:
             head = file.read(9)
         return head[4:] == b"\0\0\0\0{" and len(head) == 9
 
@@ -231,7 +231,7 @@ def _with_about(
 def _read_file(path: Path) -> tuple[dict[str, LazyArray], dict[str, Any]]:
     try:
         file = UrlFile(path) if isinstance(path, Url) else SourceFile(path)
-        with _opened(path) as handle:
+        with _open(path) as handle:
             header = read_header(handle, file.size)
     except (Misfit, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
@@ -247,7 +247,7 @@ def _is_there(path: Path) -> bool:
     return path.exists() if isinstance(path, Url) else os.path.lexists(path)
 
 
-def _opened(path: Path) -> AbstractContextManager[BinaryIO]:
+def _open(path: Path) -> AbstractContextManager[BinaryIO]:
     return path.open() if isinstance(path, Url) else open_regular(path)
 
 

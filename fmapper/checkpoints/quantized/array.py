@@ -81,12 +81,12 @@ class QuantizedArray:
     @property
     def shape(self) -> tuple[int, ...]:
         """Returns the shape of the array that it stands for."""
-        return self._described().shape
+        return self._as_lazy().shape
 
     @property
     def dtype(self) -> Any:
         """Returns NumPy's dtype of the array that it stands for."""
-        return self._described().dtype
+        return self._as_lazy().dtype
 
     @property
     def ndim(self) -> int:
@@ -95,7 +95,7 @@ class QuantizedArray:
 
     def __repr__(self) -> str:
         """Shows format, dtype and shape."""
-        array = self._described()
+        array = self._as_lazy()
         shape = ", ".join(map(str, array.shape))
         return f"QuantizedArray({self.layout.kind}, {array.dtype.name}[{shape}])"
 
@@ -110,7 +110,7 @@ class QuantizedArray:
     def _parts(self) -> tuple[Any, Any, Any, Any]:
         return self.values, self.scales, self.zeros, self.index
 
-    def _described(self) -> LazyArray:
+    def _as_lazy(self) -> LazyArray:
         return self._with(*(None if part is None else _outline(part) for part in self._parts()))
 
     def _with(

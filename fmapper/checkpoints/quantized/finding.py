@@ -78,7 +78,7 @@ def find_quantized(
         if new in result:
             raise CheckpointError(f"{new}: there is a quantised array of this name and another")
         if name in found:
-            result[new] = _made(found[name], arrays)
+            result[new] = _make(found[name], arrays)
         elif isinstance(array, Ggml):
             layout = QuantizedLayout("ggml", type=array.kind)
             result[new] = QuantizedArray(layout, array.operands[0])
@@ -120,7 +120,7 @@ def dequantize(
     return result
 
 
-def _made(one: _Found, arrays: Arrays) -> QuantizedArray:
+def _make(one: _Found, arrays: Arrays) -> QuantizedArray:
     parts = [arrays.get(name) for name in one.parts]
     for name, part in zip(one.parts[:2], parts, strict=False):
         if part is None:
@@ -192,7 +192,7 @@ def _as_torchao_says(layout: QuantizedLayout, name: str, text: str) -> Quantized
     return dataclasses.replace(layout, block=_sizes(block), dtype=dtype)
 
 
-def _packed(name: str, arrays: Arrays, config: Config) -> _Found | None:
+def _find_packed(name: str, arrays: Arrays, config: Config) -> _Found | None:
     parts = tuple(f"{name}.{part}" for part in ("qweight", "scales", "qzeros", "g_idx"))
     scales, weight = arrays.get(parts[1]), arrays[parts[0]]
     method = config.get("quant_method")
@@ -209,7 +209,7 @@ def _packed(name: str, arrays: Arrays, config: Config) -> _Found | None:
 
 
 _SUFFIXES: dict[str, Callable[[str, Arrays, Config], _Found | None]] = {
-    ".qweight": _packed,
+    ".qweight": _find_packed,
     "_blocks": _mxfp4,
     "_qdata": _torchao,
     "": _float8,

@@ -33,7 +33,7 @@ def _unpack(words: np.ndarray[Any, Any], shifts: Sequence[int], axis: int) -> np
     return found.reshape(shape)
 
 
-def _scaled(
+def _scale(
     codes: np.ndarray[Any, Any], scales: np.ndarray[Any, Any], at: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """Multiplies codes by the scales of their rows, in the dtype of the scales."""
@@ -91,7 +91,7 @@ class Awq(Dequantize):
         start, stop = box[0]
         at = np.arange(start, stop) // self.group - start // self.group
         shifts = [4 * place for place in _AWQ_ORDER]
-        return _scaled(_unpack(weight, shifts, 1) - _unpack(zeros, shifts, 1)[at], scales, at)
+        return _scale(_unpack(weight, shifts, 1) - _unpack(zeros, shifts, 1)[at], scales, at)
 
 
 class Gptq(Dequantize):
@@ -164,4 +164,4 @@ class Gptq(Dequantize):
         zero = _unpack(zeros, shifts, 1)[:, : scales.shape[1]]
         if self.version == 1:
             zero = (zero + 1) & ((1 << self.bits) - 1)
-        return _scaled(_unpack(weight, shifts, 0) - zero[at], scales, at)
+        return _scale(_unpack(weight, shifts, 0) - zero[at], scales, at)

@@ -141,10 +141,10 @@ class _Stores:
             if name not in self._open:
                 if len(self._open) > 1:
                     del self._open[next(iter(self._open))]
-                self._open[name] = self._opened(name, shape)
+                self._open[name] = self._open_array(name, shape)
             return self._open[name]
 
-    def _opened(self, name: str, shape: tuple[int, ...]) -> Any:
+    def _open_array(self, name: str, shape: tuple[int, ...]) -> Any:
         import tensorstore
 
         store: dict[str, Any] = {"driver": "file", "path": f"{self.folder / name}/"}

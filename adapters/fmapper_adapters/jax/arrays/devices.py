@@ -40,7 +40,7 @@ def local() -> list[Any]:
 
 
 @cache
-def named(device: Any) -> Device:
+def device_of(device: Any) -> Device:
     """Returns fmapper's device, numbered by hardware as in other frameworks.
 
     `device.id` counts through all processes; `local_hardware_id` is what CUDA counts, too, but
@@ -62,7 +62,7 @@ def home(array: jax.Array) -> Device:
     """Returns the device of an array (all by number, if several) and its memory."""
     sharding = array.sharding
     found = sorted(sharding.device_set, key=attrgetter("id"))
-    first = named(found[0])
+    first = device_of(found[0])
     memory = sharding.memory_kind
     memory = None if memory == usual_memory(found[0]) else memory
     if len(found) == 1:
@@ -91,7 +91,7 @@ def find(device: Device) -> Any:
         DeviceUnavailableError: This process has no such device.
     """
     for found in jax.local_devices(backend=device.kind):
-        if named(found).index == device.index:
+        if device_of(found).index == device.index:
             return found
     raise DeviceUnavailableError(f"{device} is not a device of this process.")
 
@@ -115,7 +115,7 @@ def default() -> Any | None:
         return None
 
 
-def started() -> list[Any]:
+def started_devices() -> list[Any]:
     """Returns the devices of this process; none if JAX is not initialised."""
     return local() if _private.has_started() else []
 

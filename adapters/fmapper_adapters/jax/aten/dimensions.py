@@ -270,7 +270,7 @@ def _join_but(own: Dimensions, at: int, a: Dims, b: Dims) -> None:
 
 
 @_says("transformers::grouped_mm_fallback", "_grouped_mm", "fmapper::grouped_mm")
-def _grouped(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
+def _group(own: Dimensions, call: Call, operands: list[Any], results: list[Dims]) -> None:
     x, w = operands[:2]
     (y,) = results
     own.expert(w[0])

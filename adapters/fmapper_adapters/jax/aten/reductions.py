@@ -342,16 +342,16 @@ def _logcumsumexp(x: Any, dim: int) -> jax.Array:
 @lowering("aten::cummax", int64="picks")
 def cummax(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
     """Returns running maxima and where the last of each is; after NaN all are NaN."""
-    return _running(x, dim, lambda new, old: new >= old)
+    return _run(x, dim, lambda new, old: new >= old)
 
 
 @lowering("aten::cummin", int64="picks")
 def cummin(x: Any, dim: int) -> tuple[jax.Array, jax.Array]:
     """Returns running minima and where the last of each is; after NaN all are NaN."""
-    return _running(x, dim, lambda new, old: new <= old)
+    return _run(x, dim, lambda new, old: new <= old)
 
 
-def _running(x: Any, dim: int, wins: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
+def _run(x: Any, dim: int, wins: Callable[..., Any]) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0:
         return x, jnp.zeros((), dtype_of("int64"))
     dim %= x.ndim

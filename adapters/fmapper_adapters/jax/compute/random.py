@@ -66,7 +66,7 @@ def put(array: Any, like: Any) -> Any:
     return jax.device_put(array, next(iter(devices)))
 
 
-def _counting() -> AbstractContextManager[object]:
+def _fix_counters() -> AbstractContextManager[object]:
     """Fixes how counters map to elements, which must be the same on every backend."""
     if _config.jax_threefry_partitionable:
         return nullcontext()
@@ -77,7 +77,7 @@ def _counting() -> AbstractContextManager[object]:
 def _partitionable(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @wraps(function)
     def call_partitionable(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with _counting():
+        with _fix_counters():
             return function(*args, **kwargs)
 
     return call_partitionable

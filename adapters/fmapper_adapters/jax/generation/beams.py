@@ -76,7 +76,7 @@ def advance(fixed: Fixed, knobs: Knobs, logits: Any, state: State) -> State:
     new["tokens"] = tokens.at[:rows].set(_take(texts, goes_on).reshape(rows, -1))
     new["last"] = tokens[:, 0].at[:rows].set(_take(token, goes_on).reshape(-1))
     new["at"], new["count"] = at + 1, count + 1
-    new |= _kept(fixed, knobs, state, texts, scores, ends)
+    new |= _keep_best(fixed, knobs, state, texts, scores, ends)
     guess = knobs.get("longest", knobs["lengths"][count + 1])
     worst = new["best_scores"].min(1, keepdims=True)
     worst = jnp.where(new["is_text"], worst, _NEVER)
@@ -90,7 +90,9 @@ def advance(fixed: Fixed, knobs: Knobs, logits: Any, state: State) -> State:
     return new
 
 
-def _kept(fixed: Fixed, knobs: Knobs, state: State, texts: Any, scores: Any, ends: Any) -> State:
+def _keep_best(
+    fixed: Fixed, knobs: Knobs, state: State, texts: Any, scores: Any, ends: Any
+) -> State:
     """Returns the best finished texts, old and new."""
     beams, length = fixed.beams, state["count"] + 1
     is_new = ends & (jnp.arange(scores.shape[1]) < beams)
@@ -124,9 +126,9 @@ def reorder(cache: Any, before: Any, source: Any) -> Any:
         source: Of which row each row goes on.
     """
 
-    def moved(one: Any, old: Any) -> Any:
+    def move(one: Any, old: Any) -> Any:
         if one is old or one.ndim == 0 or one.shape[0] != len(source):
             return one
         return one[source]
 
-    return jax.tree.map(moved, cache, before)
+    return jax.tree.map(move, cache, before)

@@ -213,7 +213,7 @@ def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen:
     """
     never = -jnp.inf
     if "bias" in knobs:
-        logits = _biased(logits, knobs["bias"], tokens, at)
+        logits = _add_biases(logits, knobs["bias"], tokens, at)
     if "prompt_penalty" in knobs:
         penalty = knobs["prompt_penalty"]
         other = jnp.where(logits < 0, logits * penalty, logits / penalty)
@@ -222,12 +222,12 @@ def process(logits: Any, fixed: Fixed, knobs: Knobs, tokens: Any, at: Any, seen:
         penalty = knobs["repetition_penalty"]
         logits = jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
     if fixed.ngram:
-        logits = jnp.where(_repeated(tokens, at, fixed.ngram, logits.shape[1]), never, logits)
+        logits = jnp.where(_find_repeats(tokens, at, fixed.ngram, logits.shape[1]), never, logits)
     if "prompt_ngrams" in knobs:
         known = knobs["prompt_ngrams"]
-        logits = jnp.where(_asked(known, tokens, at, logits.shape[1]), never, logits)
+        logits = jnp.where(_find_prompt_repeats(known, tokens, at, logits.shape[1]), never, logits)
     if "bad_words" in knobs:
-        logits = _biased(logits, knobs["bad_words"], tokens, at)
+        logits = _add_biases(logits, knobs["bad_words"], tokens, at)
     if "least" in knobs:
         logits = jnp.where(knobs["stops"] & (at < knobs["least"]), never, logits)
     if "forced_first" in knobs:
@@ -338,7 +338,7 @@ def _put_back(ordered: Any, order: Any) -> Any:
     return jnp.take_along_axis(ordered, jnp.argsort(order, axis=-1), -1)
 
 
-def _repeated(tokens: Any, at: Any, size: int, vocabulary: int) -> Any:
+def _find_repeats(tokens: Any, at: Any, size: int, vocabulary: int) -> Any:
     """Finds the tokens that would repeat an n-gram."""
     places = tokens.shape[1]
     if size > places:
@@ -360,7 +360,7 @@ def _last(tokens: Any, at: Any, count: int) -> Any:
     return jax.lax.dynamic_slice_in_dim(tokens, jnp.maximum(at - count, 0), count, 1)
 
 
-def _asked(known: Any, tokens: Any, at: Any, vocabulary: int) -> Any:
+def _find_prompt_repeats(known: Any, tokens: Any, at: Any, vocabulary: int) -> Any:
     """Finds the tokens that would repeat an n-gram of the prompt.
 
     Args:
@@ -376,7 +376,7 @@ def _asked(known: Any, tokens: Any, at: Any, vocabulary: int) -> Any:
     return found.at[jnp.arange(len(tokens))[:, None], known[..., -1]].max(same)
 
 
-def _biased(logits: Any, biases: Any, tokens: Any, at: Any) -> Any:
+def _add_biases(logits: Any, biases: Any, tokens: Any, at: Any) -> Any:
     """Adds the biases of sequences whose last token is still to come."""
     single, longer = biases
     bias = jnp.broadcast_to(single, logits.shape)

@@ -20,7 +20,7 @@ def group(program: Program) -> Program:
     calls = {call.name: call for call in program.graph.calls}
     found: list[Call] = []
     for call in program.graph.calls:
-        shared = _shared(call, calls)
+        shared = _find_shared(call, calls)
         if shared is None:
             found.append(call)
             continue
@@ -51,14 +51,14 @@ def _width(call: Call, calls: dict[str, Call]) -> Any:
     return calls[call.args[0].name].result[0][1][-1]
 
 
-def _shared(call: Call, calls: dict[str, Call]) -> tuple[str, str, tuple[int, ...]] | None:
+def _find_shared(call: Call, calls: dict[str, Call]) -> tuple[str, str, tuple[int, ...]] | None:
     """Returns the keys and values that heads share, and rows, groups and heads in a group."""
     if call.op != _ATTENTION or len(call.args) > 4 or call.kwargs.get("is_causal"):
         return None
     if not set(call.kwargs) <= {"scale", "is_causal", "dropout_p", "attn_mask"}:
         return None
     queries = calls.get(getattr(call.args[0], "name", ""))
-    pair = [_repeated(one, calls) for one in call.args[1:3]]
+    pair = [_find_repeat(one, calls) for one in call.args[1:3]]
     if queries is None or pair[0] is None or pair[1] is None:
         return None
     shape, mask = queries.result[0][1], call.kwargs.get("attn_mask", (*call.args, None)[3])
@@ -77,7 +77,7 @@ def _is_of_all_heads(mask: Any, calls: dict[str, Call]) -> bool:
     return made is not None and len(made.result[0][1]) == 4 and made.result[0][1][1:3] == (1, 1)
 
 
-def _repeated(value: Any, calls: dict[str, Call]) -> tuple[str, tuple[int, ...]] | None:
+def _find_repeat(value: Any, calls: dict[str, Call]) -> tuple[str, tuple[int, ...]] | None:
     """Recognises `view(expand(unsqueeze(x, 2)))`; returns x and how often it is repeated."""
     ops = ("aten::view.default", "aten::expand.default", "aten::unsqueeze.default")
     shapes: list[Any] = []

@@ -90,14 +90,14 @@ class JaxGenerator(Generator):
         given |= buffers or {}
         held = self._held
         if params is not None:
-            new = _updated(self.params, given, self.generation.step.aliases, strict=True)
+            new = _update(self.params, given, self.generation.step.aliases, strict=True)
             held = turned.turn(new, self._codes.turned)
         return JaxGenerator(
             self.generation,
             self.decoding,
             self._codes,
             held,
-            _updated(self.buffers, given, {}, strict=False),
+            _update(self.buffers, given, {}, strict=False),
             self.precision if precision is ... else precision,
         )
 
@@ -277,7 +277,7 @@ def _arrays_of(model: Any) -> Arrays:
     return dict(found())
 
 
-def _updated(old: Arrays, new: Arrays, aliases: Mapping[str, str], *, strict: bool) -> Arrays:
+def _update(old: Arrays, new: Arrays, aliases: Mapping[str, str], *, strict: bool) -> Arrays:
     missing = [name for name in old if name not in new]
     for alias, name in aliases.items():
         if name in missing and alias in new:

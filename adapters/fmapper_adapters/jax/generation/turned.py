@@ -43,7 +43,7 @@ def names(programs: Iterable[Program], params: Arrays, batch: int) -> frozenset[
         rest = _uses_beside_weights(program.graph)
         for label, name in label_of.items():
             (found if label in weights and label not in rest else others).add(name)
-    unused = {name for program in programs for name in _unused(program)}
+    unused = {name for program in programs for name in _find_unused(program)}
     own = frozenset(n for n in found - (others - unused) if params[n].ndim == 2)
     if sum(params[name].nbytes for name in found if name in params) > _CACHE:
         return frozenset()
@@ -66,7 +66,7 @@ def _uses_beside_weights(graph: Graph) -> frozenset[str]:
     return Graph(graph.inputs, bare, graph.outputs).uses()
 
 
-def _unused(program: Program) -> set[str]:
+def _find_unused(program: Program) -> set[str]:
     pairs = zip(program.graph.inputs, program.inputs, strict=True)
     return {str(one.target) for label, one in pairs if label not in program.graph.uses()}
 
@@ -102,8 +102,8 @@ def code(own: StaticProgram, which: frozenset[str]) -> StaticProgram:
     graph = Graph(program.graph.inputs, calls, program.graph.outputs, program.graph.kinds)
     linear = own.lowerings[_LINEAR].function
 
-    def of_turned(x: Any, weight: Any, bias: Any = None) -> Any:
+    def multiply(x: Any, weight: Any, bias: Any = None) -> Any:
         return linear(x, weight.T, bias)
 
-    lowerings = {**own.lowerings, _TURNED: Lowering(of_turned)}
+    lowerings = {**own.lowerings, _TURNED: Lowering(multiply)}
     return StaticProgram(dataclasses.replace(program, graph=graph), lowerings, own.constants)

@@ -76,7 +76,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
             elif name in _RULES:
                 found = _RULES[name](eqn, given)
         if found is None:
-            found = _bound(eqn, [_plain(x) for x in given], eqn.params)
+            found = _bind(eqn, [_plain(x) for x in given], eqn.params)
         env.update(zip(eqn.outvars, found, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -84,7 +84,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
 _INLINED = ("jit", "pjit")
 
 
-def _bound(eqn: Any, given: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+def _bind(eqn: Any, given: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     rest = eqn.primitive.get_bind_params(params)
     functions, rest = rest if isinstance(rest, tuple) else ((), rest)  # older releases of JAX
     with eqn.ctx.manager:
@@ -96,7 +96,7 @@ def _plain(x: Any) -> Any:
     return x.plain() if isinstance(x, Turned) else x
 
 
-def _laid(x: Any, order: Order) -> Any:
+def _lay(x: Any, order: Order) -> Any:
     """Returns x with its dimensions in an order."""
     if isinstance(x, Turned):
         if x.order == order:
@@ -130,13 +130,13 @@ def _convolve(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
     if count < 3 or {names.lhs_spec, names.out_spec} != {as_it_is}:
         return None
     last: Order = (0, count - 1, *range(1, count - 1))
-    images = _laid(x, last)
+    images = _lay(x, last)
     places = eqn.outvars[0].aval.shape[2:]
     if _is_simple(params, as_it_is) and conv_as_matmul.pays(images, weight, places):
         found = conv_as_matmul.convolve(images, weight, places, **params)
     else:
         params["dimension_numbers"] = names._replace(lhs_spec=last, out_spec=last)
-        (found,) = _bound(eqn, (images, weight), params)
+        (found,) = _bind(eqn, (images, weight), params)
     return [_turn(found, last)]
 
 
@@ -176,7 +176,7 @@ def _elementwise(eqn: Any, given: Sequence[Any]) -> list[Any] | None:
     order = next((x.order for x in given if isinstance(x, Turned) and x.shape == shape), None)
     if order is None or any(len(_shape(x)) not in (0, len(shape)) for x in given):
         return None
-    found = _bound(eqn, [_laid(x, order) for x in given], eqn.params)
+    found = _bind(eqn, [_lay(x, order) for x in given], eqn.params)
     return [_turn(y, order) for y in found]
 
 
@@ -198,7 +198,7 @@ def _drop(eqn: Any, given: Sequence[Any]) -> list[Any]:
     (x,) = given
     name = "axes" if "axes" in eqn.params else "dimensions"
     gone = tuple(sorted(x.order[i] for i in eqn.params[name]))
-    found = _bound(eqn, [x.array], {**eqn.params, name: gone})
+    found = _bind(eqn, [x.array], {**eqn.params, name: gone})
     left = [place for place in x.order if place not in gone]
     ranks = sorted(left)
     return [_turn(y, tuple(map(ranks.index, left))) for y in found]
@@ -213,20 +213,20 @@ def _along_each(eqn: Any, given: Sequence[Any]) -> list[Any]:
     """Permutes parameters that have one entry per dimension."""
     x, *others = given
     if not isinstance(x, Turned):  # a padding value
-        return _bound(eqn, [_plain(y) for y in given], eqn.params)
+        return _bind(eqn, [_plain(y) for y in given], eqn.params)
     back = _inverse(x.order)
     params = {
         name: tuple(value[i] for i in back) if name in _ALONG and value is not None else value
         for name, value in eqn.params.items()
     }
-    return [_turn(_bound(eqn, [x.array, *map(_plain, others)], params)[0], x.order)]
+    return [_turn(_bind(eqn, [x.array, *map(_plain, others)], params)[0], x.order)]
 
 
 @_rule("concatenate")
 def _concatenate(eqn: Any, given: Sequence[Any]) -> list[Any]:
     order = next(x.order for x in given if isinstance(x, Turned))
     params = {**eqn.params, "dimension": order[eqn.params["dimension"]]}
-    return [_turn(_bound(eqn, [_laid(x, order) for x in given], params)[0], order)]
+    return [_turn(_bind(eqn, [_lay(x, order) for x in given], params)[0], order)]
 
 
 @_rule("split", "rev")
@@ -237,7 +237,7 @@ def _at_axis(eqn: Any, given: Sequence[Any]) -> list[Any]:
         params["axis"] = x.order[params["axis"]]
     else:
         params["dimensions"] = tuple(x.order[i] for i in params["dimensions"])
-    return [_turn(y, x.order) for y in _bound(eqn, [x.array], params)]
+    return [_turn(y, x.order) for y in _bind(eqn, [x.array], params)]
 
 
 @_rule("reshape")

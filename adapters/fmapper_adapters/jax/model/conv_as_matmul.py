@@ -63,7 +63,7 @@ def convolve(
     else:
         sizes = zip(kernel, places, window_strides, rhs_dilation, strict=True)
         for i, (size, number, step, apart) in enumerate(sizes):
-            x = _seen_along(x, 1 + 2 * i, size, number, step, apart)
+            x = _split_axis(x, 1 + 2 * i, size, number, step, apart)
         inside = range(2, 2 + 2 * count, 2)
         x = x.transpose(0, *range(1, 1 + 2 * count, 2), 1 + 2 * count, *inside)
         x = x.reshape(x.shape[0], *places, weight.shape[1] * math.prod(kernel))
@@ -86,7 +86,7 @@ def _are_few(sizes: Sequence[Any]) -> bool:
 _FEW = 32
 
 
-def _seen_along(x: Any, axis: int, size: int, count: Any, step: int, apart: int) -> Any:
+def _split_axis(x: Any, axis: int, size: int, count: Any, step: int, apart: int) -> Any:
     """Splits an axis in two: places of the result, and the window of a filter there.
 
     One dimension at a time takes as many slices as a kernel is long, not as it has elements: 256

@@ -116,10 +116,10 @@ def _raise_unless(code: StaticProgram, checks: Any) -> None:
     rows = checks.reshape(-1, len(code.checks))  # one per element under jax.vmap
     for i, call in enumerate(code.checks):
         if not rows[:, i].all():
-            raise ProgramInputError(_broken(code, call))
+            raise ProgramInputError(_problem(code, call))
 
 
-def _broken(code: StaticProgram, call: Call) -> str:
+def _problem(code: StaticProgram, call: Call) -> str:
     message = call.args[1] if len(call.args) > 1 else "a condition does not hold"
     where = f" in {call.module}" if call.module else ""
     return (

@@ -157,7 +157,7 @@ class _Recording:
 
 
 @contextlib.contextmanager
-def noting(calls: PartCalls | None) -> Iterator[None]:
+def record_calls(calls: PartCalls | None) -> Iterator[None]:
     """Records the calls of parts within the block; `None` records nothing."""
     before, _Recording.calls = _Recording.calls, calls
     try:
@@ -166,7 +166,7 @@ def noting(calls: PartCalls | None) -> Iterator[None]:
         _Recording.calls = before
 
 
-def noted_call(
+def call_and_note(
     function: Any, skipped: int, args: Any, kwargs: Any, run: Any, options: Iterable[str] = ()
 ) -> Any:
     """Calls the whole model, and records the call where that is wanted.
@@ -243,7 +243,7 @@ def watch(parts: Callable[[], Iterable[tuple[str, Any]]]) -> Iterator[None]:
                 if not any(one[:2] == (owner, name) for one in changed):
                     original = vars(owner)[name]
                     changed.append((owner, name, original))
-                    type.__setattr__(owner, name, _noting(original, paths))
+                    type.__setattr__(owner, name, _wrap_call(original, paths))
         yield
     finally:
         for owner, name, original in changed:
@@ -264,7 +264,7 @@ def _methods(cls: type) -> Iterator[tuple[type, str]]:
                 yield owner, name
 
 
-def _noting(original: Any, paths: Mapping[int, str]) -> Any:
+def _wrap_call(original: Any, paths: Mapping[int, str]) -> Any:
     function = inspect.unwrap(original)
 
     @functools.wraps(function)

@@ -26,7 +26,7 @@ from fmapper.translation import statements_at
 from fmapper_adapters.jax.arrays import few_bits, prng_keys
 from fmapper_adapters.jax.record import dynamic_shapes as _dynamic
 from fmapper_adapters.jax.record import jaxpr, tracer_errors, treespec
-from fmapper_adapters.jax.record.parts import PartCalls, PartReader, noted_call, noting
+from fmapper_adapters.jax.record.parts import PartCalls, PartReader, call_and_note, record_calls
 
 
 @dataclass
@@ -119,7 +119,7 @@ def record(
     if strict is False:
         source.suspects = []
     calls = PartCalls() if parts else None
-    with noting(calls):
+    with record_calls(calls):
         return record_with_equations(
             source, args, kwargs, dynamic_shapes=dynamic_shapes, train=train, calls=calls
         )[0]
@@ -293,7 +293,7 @@ class Traced:
             return found
 
         source = self._source
-        output = noted_call(source.function, source.skipped, args, kwargs, run, source.defaults)
+        output = call_and_note(source.function, source.skipped, args, kwargs, run, source.defaults)
         flat, self.out_tree = jax.tree.flatten(output, is_leaf=_is_none)
         for leaf in flat:
             _check_leaf(leaf, "the output")

@@ -24,7 +24,7 @@ def training_steps(
 
     Dropout is left out.
     """
-    run = _prepared(source, args, kwargs)
+    run = _prepare(source, args, kwargs)
 
     def steps(rate: float, off: float) -> dict[str, Any]:
         with _without_dropout():
@@ -49,7 +49,7 @@ def _without_dropout() -> Iterator[None]:
             type.__setattr__(cls, "__call__", original)
 
 
-def _prepared(
+def _prepare(
     source: Source, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[float, float], dict[str, Any]]:
     args, kwargs = to_jax((tuple(args), dict(kwargs)), strict=False)
@@ -79,7 +79,7 @@ def _prepared(
     slope = jax.jit(jax.grad(loss, has_aux=True))
 
     def run(rate: float, off: float) -> dict[str, Any]:
-        now = {name: _moved(x, off) if off else x for name, x in learned.items()}
+        now = {name: _disturb(x, off) if off else x for name, x in learned.items()}
         outputs, _ = call(now, buffers)
         found = {f"output.{i}": np.asarray(x) for i, x in enumerate(outputs)}
         if not now or not any(jnp.issubdtype(x.dtype, jnp.floating) for x in outputs):
@@ -101,6 +101,6 @@ def _prepared(
     return run
 
 
-def _moved(x: Any, off: float) -> Any:
+def _disturb(x: Any, off: float) -> Any:
     waves = np.cos(np.arange(x.size)).reshape(x.shape)
     return (x * jnp.asarray(1 + off * waves, jnp.float32)).astype(x.dtype)

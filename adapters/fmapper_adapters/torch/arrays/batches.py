@@ -58,7 +58,7 @@ def to_device(
     known.update(zip(map(id, tensors), results, strict=True))
     for at, (old, new) in enumerate(zip(tensors, results, strict=True)):
         try:
-            wrappers.move_attributes(old, new, device, partial(_moved_inside, device, known))
+            wrappers.move_attributes(old, new, device, partial(_move_inside, device, known))
         except Exception as error:
             raise BatchError(at) from error
     yield from results
@@ -80,7 +80,7 @@ def _replace_all(
         yield parameters.replace(tensor, values, grad)
 
 
-def _moved_inside(
+def _move_inside(
     device: torch.device, known: dict[int, torch.Tensor], tensor: torch.Tensor
 ) -> torch.Tensor:
     """Moves a tensor inside another one to a device, once for all its places."""
@@ -113,7 +113,7 @@ def carry(
     except BatchError as error:
         raise BatchError(batch[error.index]) from error.__cause__
     results = dict(zip(batch, copies, strict=True))
-    inside = partial(_moved_inside, device, {} if known is None else known)
+    inside = partial(_move_inside, device, {} if known is None else known)
     for at, tensor in enumerate(tensors):
         if at not in results:
             try:

@@ -138,7 +138,7 @@ class _Pieces:
         self._stream = torch.accelerator.current_stream(device)
         self._under_way: deque[tuple[torch.Event, Callable[[], object]]] = deque()
 
-    def pinned(self, like: torch.Tensor) -> torch.Tensor:
+    def allocate(self, like: torch.Tensor) -> torch.Tensor:
         """Allocates pinned memory, once few enough pieces are in flight."""
         self._wait(UNDER_WAY - 1)
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
@@ -168,7 +168,7 @@ def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
     if sources[0].nbytes <= SMALL:
         flat = [_flat(_dense(source)) for source in sources]
         sizes = [part.numel() for part in flat]
-        piece = pieces.pinned(flat[0].new_empty(sum(sizes), device="meta"))
+        piece = pieces.allocate(flat[0].new_empty(sum(sizes), device="meta"))
         torch.cat(flat, out=piece)
         there = torch.empty_like(piece, device=pieces.device)
         pieces.start(there, piece)
@@ -180,7 +180,7 @@ def _send_up(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
         pieces.must_wait = True  # the device reads the source, which the caller may change then
         return
     for block, place in _blocks(source, result):
-        piece = pieces.pinned(block)
+        piece = pieces.allocate(block)
         piece.copy_(block)  # by as many threads as torch has
         pieces.start(place, piece)
 
@@ -189,14 +189,14 @@ def _send_down(pieces: _Pieces, sources: Tensors, results: Tensors) -> None:
     pieces.must_wait = True
     if sources[0].nbytes <= SMALL:
         there = torch.cat([_flat(_dense(source)) for source in sources])
-        piece = pieces.pinned(there)
+        piece = pieces.allocate(there)
         flat = [_flat(result) for result in results]
         sizes = [part.numel() for part in flat]
         pieces.start(piece, there, partial(torch.split_with_sizes_copy, piece, sizes, out=flat))
         return
     ((source,), (result,)) = sources, results
     for block, place in _blocks(source, result):
-        piece = pieces.pinned(block)
+        piece = pieces.allocate(block)
         pieces.start(piece, block, partial(place.copy_, piece))
 
 

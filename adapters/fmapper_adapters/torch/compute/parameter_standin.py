@@ -40,7 +40,7 @@ def stands_for(tensor: Any) -> tuple[type, bool] | None:
     return found
 
 
-def standing_in(new: Any, old: Any) -> Any:
+def stand_in(new: Any, old: Any) -> Any:
     """Makes `new` stand for the parameter that `old` is or stands for."""
     known = stands_for(old)
     if known is not None and new is not old:

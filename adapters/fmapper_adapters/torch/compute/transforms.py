@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import FakeTensor
 from fmapper_adapters.torch.arrays.parameters import as_parameter
-from fmapper_adapters.torch.compute.parameter_standin import here, standing_in
+from fmapper_adapters.torch.compute.parameter_standin import here, stand_in
 from fmapper_adapters.torch.compute.record_lock import turns
 
 Calls = Callable[[Sequence[Any]], "tuple[Any, list[Any]]"]
@@ -31,7 +31,7 @@ def value_and_grad(
     depth = here.depth
     if depth:
         # Another gradient is being taken through this one, and goes on through views of the arrays.
-        leaves = [standing_in(x.view_as(x), x) if x.requires_grad else _fresh(x) for x in arrays]
+        leaves = [stand_in(x.view_as(x), x) if x.requires_grad else _fresh(x) for x in arrays]
     else:
         # Parameters go in as they are, which spares making another module around others.
         serve = [x.requires_grad and x.is_leaf and not x.is_inference() for x in arrays]
@@ -40,7 +40,7 @@ def value_and_grad(
         leaves = [x if serves else _fresh(x) for x, serves in zip(arrays, serve, strict=True)]
     here.depth = depth + 1
     try:
-        with _recording():
+        with _enable_autograd():
             value, further = run(leaves)
             if value.requires_grad:
                 gradients = torch.autograd.grad(
@@ -65,11 +65,11 @@ def _fresh(array: torch.Tensor) -> torch.Tensor:
 def _fresh_like(values: torch.Tensor, array: torch.Tensor) -> torch.Tensor:
     if isinstance(array, torch.nn.Parameter):
         return as_parameter(values.detach(), array)
-    fresh: torch.Tensor = standing_in(values.detach().requires_grad_(), array)
+    fresh: torch.Tensor = stand_in(values.detach().requires_grad_(), array)
     return fresh
 
 
-def _recording() -> AbstractContextManager[object]:
+def _enable_autograd() -> AbstractContextManager[object]:
     """Enables autograd within the block, whatever the caller has switched off."""
     if torch.is_inference_mode_enabled():
         return torch.inference_mode(False)
@@ -84,7 +84,7 @@ def _functional(run: Calls, arrays: Sequence[Any]) -> tuple[Any, list[Any], Sequ
     """Calls `torch.func.grad_and_value`, within another function of torch.func."""
 
     def value_first(leaves: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        return run(list(map(standing_in, leaves, arrays)))
+        return run(list(map(stand_in, leaves, arrays)))
 
     gradients, (value, further) = torch.func.grad_and_value(value_first, has_aux=True)(
         tuple(arrays)
@@ -100,7 +100,7 @@ def vectorize(
 ) -> list[Any]:
     """Calls `torch.func.vmap`; random numbers differ from index to index."""
     mapped = torch.func.vmap(
-        lambda *given: tuple(run(list(map(standing_in, given, arrays)))),
+        lambda *given: tuple(run(list(map(stand_in, given, arrays)))),
         in_dims=tuple(axes),
         randomness="different",
     )

@@ -14,7 +14,7 @@ from fmapper import ConversionError
 from fmapper.backends import equals
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.patches import encoders
-from fmapper_adapters.torch.record.patches.restore import undone, unwound
+from fmapper_adapters.torch.record.patches.restore import restore_after, unwind
 
 _TOLERANCE = 1e-3  # of the largest value: the same kernels, but not always the same way to them
 
@@ -109,10 +109,10 @@ def run(
     """
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     with (
-        unwound(),
+        unwind(),
         torch.no_grad(),
         attention(),
-        undone(module) as before,
+        restore_after(module) as before,
         torch.random.fork_rng(devices=[]),
     ):
         torch.manual_seed(seed)

@@ -93,7 +93,7 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
         answer = ask(self, file, line)
         # C++ names its file; what is known without asking has no symbols
         if not file and threading.get_ident() == own and condition.free_symbols:
-            place = _asked_at(sys._getframe(1))
+            place = _line_asking(sys._getframe(1))
             if place is not None and self.shape_env is not None:
                 notes = _notes.setdefault(self.shape_env, _Notes())
                 notes.questions.append(_Question(condition, answer, place))
@@ -108,7 +108,7 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
                 places.setdefault(guard.expr, _line_of(sys._getframe(1)))
         return answer
 
-    def comparing(name: str, original: Any, relation: Any) -> Any:
+    def wrap(name: str, original: Any, relation: Any) -> Any:
         def compare(self: Any, other: Any) -> Any:
             result = original(self, other)
             # torch takes symbols for positive, so that n == 0 is False at once
@@ -135,7 +135,7 @@ def note_questions(dynamic_shapes: Any) -> Iterator[None]:
         ShapeEnv.evaluate_sym_node = evaluate_sym_node  # type: ignore[method-assign]
         _private.set_replace_symbol(set_replacement)
         for name in names:
-            setattr(SymNode, name, comparing(name, before[name], relations[_ASKS_FOR[name]]))
+            setattr(SymNode, name, wrap(name, before[name], relations[_ASKS_FOR[name]]))
         yield
     finally:
         SymNode.guard_bool = ask  # type: ignore[method-assign]
@@ -213,13 +213,13 @@ def of(
         if len(symbols) == 1 and sympy.diff(expression, *symbols).is_Integer:
             names.setdefault(str(*symbols), str(*symbols))  # which is worked out from that
     reader = _Reader(env, names, notes.questions)
-    for question in (*notes.questions, *_asked_by_torch(env, notes)):
+    for question in (*notes.questions, *_questions_of_torch(env, notes)):
         reader.read(question)
     fixed = dict.fromkeys([*_fixed_sizes(exported, env, notes, inputs, paths), *reader.fixed])
     return tuple(reader.guards.values()), tuple(fixed)
 
 
-def _asked_by_torch(env: Any, notes: _Notes) -> Iterator[_Question]:
+def _questions_of_torch(env: Any, notes: _Notes) -> Iterator[_Question]:
     """Yields torch's own questions; those of the model are recorded already.
 
     Where it asks whether sizes differ, that is for strides and broadcasting.
@@ -374,7 +374,7 @@ def _why(env: Any, notes: _Notes, symbol: Any, size: int) -> str:
     return "the code fixes it"
 
 
-def _asked_at(frame: FrameType | None) -> str | None:
+def _line_asking(frame: FrameType | None) -> str | None:
     """Returns the line of the model that asks about a size; None if torch itself asks."""
     while frame is not None:
         name = frame.f_code.co_filename

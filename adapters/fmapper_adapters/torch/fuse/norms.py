@@ -92,15 +92,15 @@ def _own_statistics(
         mean = look.mean_of(centred.args[1])
         if mean is not None and mean[0] == centred.args[0]:
             full, axes = mean
-            if look.variance_is(variance, full, axes) and _trailing(axes, shape):
+            if look.variance_is(variance, full, axes) and _are_trailing(axes, shape):
                 return _layer_norm(rewriter, full, axes, root, eps, scale, dtype, shape)
     squares = look.mean_of(variance)
-    if squares is not None and look.square_of(squares[0]) == x and _trailing(squares[1], shape):
+    if squares is not None and look.square_of(squares[0]) == x and _are_trailing(squares[1], shape):
         return _layer_norm(rewriter, x, squares[1], root, eps, scale, dtype, shape, centred=False)
     return None
 
 
-def _trailing(axes: tuple[int, ...], shape: tuple[Any, ...]) -> bool:
+def _are_trailing(axes: tuple[int, ...], shape: tuple[Any, ...]) -> bool:
     fixed = all(isinstance(shape[i], int) for i in axes)
     return fixed and axes == tuple(range(len(shape) - len(axes), len(shape)))
 

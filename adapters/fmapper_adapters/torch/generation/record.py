@@ -106,8 +106,8 @@ def _export(
     given = (logits.argmax(-1), cache)
     step = export_program(_Step(own), given, {}, dynamic_shapes=sizes, **settings)
     return Generation(
-        prefill=None if prefill is None else _renamed(prefill, prefix),
-        step=_renamed(step, prefix),
+        prefill=None if prefill is None else _rename(prefill, prefix),
+        step=_rename(step, prefix),
         decoding=Decoding(),
         unsupported=(),
         max_length=max_length,
@@ -204,7 +204,7 @@ def _most_columns(own: Any, max_length: int) -> int:
     return limit if isinstance(limit, int) and limit >= _LEAST else _MOST_COLUMNS
 
 
-def _renamed(program: Program, prefix: str) -> Program:
+def _rename(program: Program, prefix: str) -> Program:
     """Renames the arrays of a program as in the model."""
 
     def cut(name: Any) -> Any:

@@ -77,7 +77,7 @@ def _draw(key: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     return hash_words(*_halves(key, len(shape)), *counters(shape, key.device))
 
 
-def _drawn_in_halves(key: Tensor, count: int) -> Tensor:
+def _draw_in_halves(key: Tensor, count: int) -> Tensor:
     """Returns words as JAX draws them without `jax_threefry_partitionable`.
 
     The first half of the counters are the upper words, the second half the lower ones.
@@ -117,7 +117,7 @@ def hashed_bits(
             return (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
         return _narrow(high ^ low, width)
     size = math.prod(shape)
-    words = _drawn_in_halves(key, -(-width * size // 32))
+    words = _draw_in_halves(key, -(-width * size // 32))
     if width == 64:
         high, low = words.reshape(*key.shape[:-1], 2, size).unbind(-2)
         found = (high.to(torch.int64) << 32) | (low.to(torch.int64) & 0xFFFFFFFF)
@@ -182,7 +182,7 @@ def hashed_keys(key: Tensor, shape: Sequence[int], *, partitionable: bool = True
     """Returns the keys of `split`, by torch's own operations."""
     if partitionable:
         return torch.stack(_draw(key, shape), -1)
-    found = _drawn_in_halves(key, 2 * math.prod(shape))
+    found = _draw_in_halves(key, 2 * math.prod(shape))
     return found.reshape(*key.shape[:-1], *shape, 2)
 
 

@@ -263,7 +263,7 @@ class _Parameters(Fitting):
         ):
             return new
         if parameter_standin.is_differentiated(new):
-            return parameter_standin.standing_in(new, old)
+            return parameter_standin.stand_in(new, old)
         return as_parameter(new, old)
 
 
@@ -359,7 +359,7 @@ def _tensor(module: Any, name: str, old: Any, new: Any, keep: Keep) -> Any:
     ):
         return new
     if parameter_standin.is_differentiated(new):
-        return parameter_standin.standing_in(new, old)
+        return parameter_standin.stand_in(new, old)
     of, by = _wrapped.get(id(new), (None, None))
     wrapped = by() if by is not None and of is not None and of() is old else None
     if wrapped is None:
@@ -400,12 +400,12 @@ def _refer_anew(old: Any, new: Any, state: dict[str, Any], keep: Keep) -> None:
         for table in tables:
             hooks = state[table]
             for key, hook in hooks.items():
-                hooks[key] = references.rebound(hook, own)
+                hooks[key] = references.rebind(hook, own)
         for name in names:
             if isinstance(state[name], RemovableHandle):
                 state[name] = _handle(state[name], old, state)
             elif name in state:
-                state[name] = _rebound_items(state[name], own)
+                state[name] = _rebind_items(state[name], own)
 
     rebind(lambda x: x)
     at_end(keep, rebind)
@@ -423,12 +423,12 @@ def _may_refer(value: Any) -> bool:
     return isinstance(value, RemovableHandle) or references.refers(value)
 
 
-def _rebound_items(value: Any, new_of: Callable[[Any], Any]) -> Any:
+def _rebind_items(value: Any, new_of: Callable[[Any], Any]) -> Any:
     if type(value) in (list, tuple):
-        return type(value)([references.rebound(item, new_of) for item in value])
+        return type(value)([references.rebind(item, new_of) for item in value])
     if type(value) in (dict, OrderedDict):
-        return type(value)((key, references.rebound(item, new_of)) for key, item in value.items())
-    return references.rebound(value, new_of)
+        return type(value)((key, references.rebind(item, new_of)) for key, item in value.items())
+    return references.rebind(value, new_of)
 
 
 def _handle(handle: Any, old: Any, state: dict[str, Any]) -> Any:

@@ -31,7 +31,7 @@ def refers(value: Any) -> bool:
     return isinstance(value, (*_REFERRING, torch.Generator))
 
 
-def rebound(value: Any, new_of: NewOf) -> Any:
+def rebind(value: Any, new_of: NewOf) -> Any:
     """Redirects a value's references to old modules to the new ones.
 
     Args:

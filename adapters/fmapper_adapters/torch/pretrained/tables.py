@@ -51,12 +51,12 @@ def transformers_rules(
     if back:
         return _rules_back(made, state)
     if arrays is None:
-        saved = _rules_back(made, state).apply(_described(state))
+        saved = _rules_back(made, state).apply(_as_lazy(state))
         return _rules_forward(made, state, saved)
     return _rules_forward(made, state, arrays)
 
 
-def _described(tensors: Mapping[str, torch.Tensor]) -> dict[str, LazyArray]:
+def _as_lazy(tensors: Mapping[str, torch.Tensor]) -> dict[str, LazyArray]:
     return {name: LazyArray.full(tuple(x.shape), 0, "uint8") for name, x in tensors.items()}
 
 

@@ -25,12 +25,12 @@ from fmapper_adapters.torch.from_fx import (
     guards,
     overlaps,
 )
-from fmapper_adapters.torch.passes.static_sizes import remaining
+from fmapper_adapters.torch.passes.static_sizes import find_remaining
 from fmapper_adapters.torch.record import failures, obstacles, sizes
 from fmapper_adapters.torch.record.parts import PartCalls
 from fmapper_adapters.torch.record.patches import autograd, foreign_classes, keywords, packed
-from fmapper_adapters.torch.record.patches.encoders import leaving_out, that_leave_out
-from fmapper_adapters.torch.record.patches.restore import unwound
+from fmapper_adapters.torch.record.patches.encoders import leave_padding_out, that_leave_out
+from fmapper_adapters.torch.record.patches.restore import unwind
 from fmapper_adapters.torch.record.ways import (
     STRICTLY,
     WAYS,
@@ -97,12 +97,12 @@ def export_program(
         encoders, later = that_leave_out(recording, args, inputs)
         for path in later:
             warnings.warn(_padding_message(module, path), ConversionWarning, stacklevel=_level())
-        with leaving_out(encoders):
+        with leave_padding_out(encoders):
             recorded = record(recording, args, inputs, dynamic_shapes, **settings)
         found = graph.program(module, *recorded, train=train, whole=whole, calls=calls)
-        if specialize and remaining(found):
+        if specialize and find_remaining(found):
             ways = WAYS_FOR_VALUES[::-1]
-            with leaving_out(encoders):
+            with leave_padding_out(encoders):
                 recorded = record(recording, args, inputs, dynamic_shapes, **settings, ways=ways)
             found = graph.program(module, *recorded, train=train, whole=whole, calls=calls)
     _warn_of_sizes(found, specialize=specialize)
@@ -168,7 +168,7 @@ def record(
 
 def _warn_of_sizes(program: Program, *, specialize: bool) -> None:
     """Warns of sizes that keep a program from being compiled."""
-    calls = remaining(program)
+    calls = find_remaining(program)
     if not calls:
         return
     places: dict[str, set[str]] = {}
@@ -223,7 +223,7 @@ def _try_ways(
     while ways:
         way = ways.pop(0)
         try:
-            with unwound(), _without_hooks_left():
+            with unwind(), _without_hooks_left():
                 watch = (
                     contextlib.nullcontext() if calls is None or way is STRICTLY else calls.watch()
                 )

@@ -109,7 +109,7 @@ def _over_experts(
     while True:
         known = len(missing)
         try:
-            with examples.replaced_forward(module, expert_loops.over_all(module.forward, missing)):
+            with examples.replace_forward(module, expert_loops.over_all(module.forward, missing)):
                 return _plainly(module, args, kwargs, dynamic_shapes, grad=True, strict=False)
         except Exception:  # torch may have another one for what it was raised as
             if len(missing) == known:

@@ -150,7 +150,7 @@ def max_pool_with_indices(
     indices = _argmax(x, windows.starts(), windows.kernel, windows.dilation)
     if all(d == 1 for d in windows.dilation) and not windows.are_whole():
         return windows.reduce(x, _lowest(x.dtype), jax.lax.max), indices
-    return _looked_up(x, indices, count), indices
+    return _look_up(x, indices, count), indices
 
 
 lowering("aten::max_pool2d_with_indices")(partial(max_pool_with_indices, 2))
@@ -267,7 +267,7 @@ def _take(x: Any, places: Any, axis: int) -> Any:
     return jnp.take(x, places, axis, mode="clip")
 
 
-def _looked_up(x: Any, indices: Any, count: int) -> jax.Array:
+def _look_up(x: Any, indices: Any, count: int) -> jax.Array:
     """Looks up the elements of each plane at indices."""
     flat = x.reshape(*x.shape[: x.ndim - count], -1)
     at = indices.reshape(*flat.shape[:-1], -1)
@@ -289,7 +289,7 @@ def adaptive_max_pool(x: Any, output_size: Any) -> tuple[jax.Array, jax.Array]:
         shape = (*x.shape[: x.ndim - count], *output_size)
         return jnp.zeros(shape, x.dtype), jnp.zeros(shape, dtype_of("int64"))
     indices = _argmax_of(x, places)
-    return _looked_up(x, indices, count), indices
+    return _look_up(x, indices, count), indices
 
 
 @lowering("aten::fractional_max_pool2d", "aten::fractional_max_pool3d")
@@ -319,7 +319,7 @@ def fractional_max_pool(
 
     indices = jax.vmap(of_plane)(planes, samples)
     indices = indices.reshape(*x.shape[: x.ndim - count], *output_size)
-    return _looked_up(x, indices, count), indices
+    return _look_up(x, indices, count), indices
 
 
 def _fractional_starts(size: Any, kernel: int, outputs: int, sample: Any) -> jax.Array:

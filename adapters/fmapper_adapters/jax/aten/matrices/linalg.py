@@ -111,7 +111,7 @@ def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.A
     Where none of them is left to be summed in a product of matrices torch multiplies element by
     element, and takes other dtypes together.
     """
-    if len(operands) == 2 and (alone := _summed_alone(equation, *operands)) is not None:
+    if len(operands) == 2 and (alone := _find_lone_sums(equation, *operands)) is not None:
         widened = [
             cast(x, dtype_of("int64")) if summed and category(x.dtype) in ("bool", "int") else x
             for x, summed in zip(operands, alone, strict=True)
@@ -125,7 +125,7 @@ def einsum(equation: str, operands: Sequence[Any], *, path: Any = None) -> jax.A
     return jnp.einsum(equation, *operands, optimize=pairs)
 
 
-def _summed_alone(equation: str, x: Any, y: Any) -> tuple[bool, bool] | None:
+def _find_lone_sums(equation: str, x: Any, y: Any) -> tuple[bool, bool] | None:
     """Returns which operand has dimensions summed before the product; None if not all are."""
     terms, arrow, output = equation.replace(" ", "").partition("->")
     pair = terms.split(",")

@@ -34,14 +34,14 @@ def in_opmath(*operands: Any, to_float: bool = False, exact: bool = False) -> tu
     inner = wide(dtype)
     ranked = any(np.ndim(x) for x in operands if x is not None)
 
-    def entering(x: Any) -> Any:
+    def widen(x: Any) -> Any:
         if x is None:
             return None
         if inner == dtype or (exact and (is_number(x) or (ranked and x.ndim == 0))):
             return cast(x, inner)
         return cast(cast(x, dtype), inner)
 
-    return dtype, tuple(map(entering, operands))
+    return dtype, tuple(map(widen, operands))
 
 
 def _factor(number: Any, dtype: Any) -> Any:

@@ -29,7 +29,7 @@ def of(eqn: Any) -> Check | None:
         return None
     branches = eqn.params["branches"]
     for wrong, branch in enumerate(branches):
-        raising = _raising(branch)
+        raising = _find_raise(branch)
         if raising is not None:
             return Check(_message(raising), wrong, branches[1 - wrong])
     return None
@@ -42,7 +42,7 @@ def holds_one(eqn: Any) -> bool:
     return any(of(inner) is not None for inner in eqn.params["call_jaxpr"].jaxpr.eqns)
 
 
-def _raising(branch: Any) -> Any | None:
+def _find_raise(branch: Any) -> Any | None:
     """Returns the Python function that a branch calls to raise an error."""
     for eqn in branch.jaxpr.eqns:
         if eqn.primitive.name == "pure_callback":

@@ -189,10 +189,10 @@ def gather(
     if mask.ndim:
         for place in sorted(offsets):
             mask = mask.unsqueeze(place)
-    return torch.where(mask, result, _filling(fill_value, avals.results[0][0]))
+    return torch.where(mask, result, _fill_value(fill_value, avals.results[0][0]))
 
 
-def _filling(value: Any, dtype: str) -> Any:
+def _fill_value(value: Any, dtype: str) -> Any:
     if value is None:
         if dtype == "bool":
             return True
@@ -218,7 +218,7 @@ def _take(x: Any, found: Places) -> tuple[Any, list[Any]]:
         x, labels = torch.narrow(x, d, 0, found.widths[d]), [("window", i) for i in range(x.ndim)]
         return (x.expand((*found.batch, *x.shape)) if rank else x), [*batch, *labels]
     if len(dims) == 1:
-        return _taken_along(x, dims[0], tensors[0], [*batch, *(("window", d) for d in wide)])
+        return _take_along(x, dims[0], tensors[0], [*batch, *(("window", d) for d in wide)])
     along = _along_axis(found, dims, rest)
     if along is not None:
         d, position = along
@@ -230,7 +230,7 @@ def _take(x: Any, found: Places) -> tuple[Any, list[Any]]:
     return result, labels
 
 
-def _taken_along(x: Any, d: int, at: Any, own: list[Any]) -> tuple[Any, list[Any]]:
+def _take_along(x: Any, d: int, at: Any, own: list[Any]) -> tuple[Any, list[Any]]:
     """Returns rows along one dimension, by an index of any shape."""
     before, after = range(d), range(d + 1, x.ndim)
     labels = [*(("window", i) for i in before), *own, *(("window", i) for i in after)]

@@ -204,7 +204,7 @@ def _in_turn(found: Rows, graph: Graph) -> Any:
     return operand
 
 
-def _combining(name: str, combine: Callable[[Rows, Avals], Any]) -> None:
+def _register(name: str, combine: Callable[[Rows, Avals], Any]) -> None:
     @lax(name, takes_avals=True)
     def lowering(
         x: Any,
@@ -246,7 +246,7 @@ def _multiply(found: Rows, avals: Avals) -> Any:
     if found.operand.dtype is torch.bool:
         return _reduce(found, "amin", True)
     if found.operand.is_complex():
-        return _combined_by(found, torch.mul)
+        return _combine_by(found, torch.mul)
     return _reduce(found, "prod", 1)
 
 
@@ -269,7 +269,7 @@ def _extreme(how: str) -> Callable[[Rows, Avals], Any]:
         if dtype is torch.bool:
             return _reduce(found, how, not largest)
         if dtype.is_complex:
-            return _combined_by(
+            return _combine_by(
                 found, element_functions.larger if largest else element_functions.smaller
             )
         if dtype.is_floating_point:
@@ -286,7 +286,7 @@ def _extreme(how: str) -> Callable[[Rows, Avals], Any]:
     return combine
 
 
-def _combined_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:
+def _combine_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:
     """Updates by an associative function that torch has no scatter for.
 
     Those for the same row are brought together by sorting, and are combined in a scan whose steps
@@ -315,8 +315,8 @@ def _combined_by(found: Rows, combine: Callable[[Any, Any], Any]) -> Any:
     return torch.narrow(torch.index_copy(longer, 0, at, values), 0, 0, count)
 
 
-_combining("scatter-add", _add)
-_combining("scatter-sub", _subtract)
-_combining("scatter-mul", _multiply)
-_combining("scatter-min", _extreme("amin"))
-_combining("scatter-max", _extreme("amax"))
+_register("scatter-add", _add)
+_register("scatter-sub", _subtract)
+_register("scatter-mul", _multiply)
+_register("scatter-min", _extreme("amin"))
+_register("scatter-max", _extreme("amax"))

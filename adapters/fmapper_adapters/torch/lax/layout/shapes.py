@@ -180,11 +180,11 @@ def pad_with(x: Any, value: Any, config: Any) -> Any:
         return torch.constant_pad_nd(x, amounts, value)
     for d, (low, high, inside) in enumerate(config):
         if (low, high, inside) != (0, 0, 0):
-            x = _padded_along(x, value, d, low, high, inside)
+            x = _pad_along(x, value, d, low, high, inside)
     return x
 
 
-def _padded_along(x: Any, value: Any, d: int, low: int, high: int, inside: int) -> Any:
+def _pad_along(x: Any, value: Any, d: int, low: int, high: int, inside: int) -> Any:
     size, step = x.shape[d], inside + 1
     long = low + size + high if not inside else low + max(size - 1, 0) * step + min(size, 1) + high
     if low >= 0 and high >= 0:

@@ -10,7 +10,7 @@ from fmapper_adapters.torch.lax.pointwise.numbers import (
     as_tensor,
     is_number,
     lowest,
-    shifted_right,
+    shift_right,
     tensor_first,
     widen,
 )
@@ -67,7 +67,7 @@ def shift_right_logical(x: Any, y: Any) -> Any:
     x = as_tensor(x, y)
     dtype, bits = x.dtype, bits_of(x.dtype)
     if is_number(y):
-        return shifted_right(x, y) if 0 <= y < bits else torch.zeros_like(x)
+        return shift_right(x, y) if 0 <= y < bits else torch.zeros_like(x)
     if dtype is torch.uint8:
         return x >> y
     if bits < 64:
@@ -88,7 +88,7 @@ def count_leading_zeros(x: Any) -> Any:
     wide = x if bits >= 32 else widen(x, torch.int32, bits)
     step = 1
     while step < bits:  # all bits below the highest one are set
-        wide = wide | shifted_right(wide, step)
+        wide = wide | shift_right(wide, step)
         step *= 2
     return (bits - _ones(wide)).to(x.dtype)
 

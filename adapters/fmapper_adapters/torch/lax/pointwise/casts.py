@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch.lax import types
-from fmapper_adapters.torch.lax.pointwise.numbers import shifted_right, widen
+from fmapper_adapters.torch.lax.pointwise.numbers import shift_right, widen
 
 
 def convert(x: Any, source: str, dtype: torch.dtype, target: str = "") -> Any:
@@ -65,5 +65,5 @@ def _from_unsigned(x: Any, dtype: torch.dtype) -> Any:
     bits = types.bits_of(x.dtype)
     if bits < 64:
         return widen(x, torch.int64, bits).to(dtype)
-    half = shifted_right(x, 1) | (x & 1)  # which rounds as all of the bits would
+    half = shift_right(x, 1) | (x & 1)  # which rounds as all of the bits would
     return torch.where(x < 0, half.to(dtype) * 2, x.to(dtype))

@@ -57,7 +57,7 @@ def widen(x: Any, dtype: torch.dtype, bits: int) -> Any:
     return x & mask if is_number(x) else x.to(dtype) & mask
 
 
-def shifted_right(x: Any, count: Any) -> Any:
+def shift_right(x: Any, count: Any) -> Any:
     """Shifts the bits of a signed tensor right by a number, filling with zeros.
 
     Args:
@@ -107,7 +107,7 @@ def _unsigned_quotient(x: Any, y: Any, dtype: torch.dtype) -> Any:
     if bits < 64:
         wide = widen(y, torch.int64, bits).clamp(min=1)
         return torch.div(widen(x, torch.int64, bits), wide, rounding_mode="trunc").to(dtype)
-    half = torch.div(shifted_right(x, 1), y.clamp(min=1), rounding_mode="trunc") * 2
+    half = torch.div(shift_right(x, 1), y.clamp(min=1), rounding_mode="trunc") * 2
     found = half + ~unsigned_less(x - half * y, y, dtype)  # by at most one too small
     return torch.where(y < 0, (~unsigned_less(x, y, dtype)).to(dtype), found)
 

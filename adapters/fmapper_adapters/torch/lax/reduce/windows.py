@@ -209,7 +209,7 @@ def _pool(x: Any, windows: Windows) -> Any:
         x = pad_with(x, float("-inf"), still)
     while moving:
         moving, part = moving[:-3], moving[-3:]
-        x = _pooled_over(x, part, windows, [padding[d][0] for d in part])
+        x = _pool_over(x, part, windows, [padding[d][0] for d in part])
     return x
 
 
@@ -219,7 +219,7 @@ def _is_inner(windows: Windows, d: int) -> bool:
     return low == high and 0 <= low <= windows.sizes[d] // 2
 
 
-def _pooled_over(x: Any, part: list[int], windows: Windows, padding: list[int]) -> Any:
+def _pool_over(x: Any, part: list[int], windows: Windows, padding: list[int]) -> Any:
     chosen = [[what[d] for d in part] for what in (windows.sizes, windows.strides)]
     dilation = [windows.dilation[d] for d in part]
     pool = _MAX_POOL[len(part)]

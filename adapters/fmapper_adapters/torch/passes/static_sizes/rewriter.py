@@ -36,7 +36,7 @@ def fix_sizes(program: Program, facts: SizeFacts) -> Program:
         return program
 
 
-def remaining(program: Program) -> list[Call]:
+def find_remaining(program: Program) -> list[Call]:
     """Returns the calls whose results have sizes that depend on values."""
     return [
         call

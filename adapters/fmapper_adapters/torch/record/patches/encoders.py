@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fmapper_adapters.torch import _private
-from fmapper_adapters.torch.record.patches.restore import undone
+from fmapper_adapters.torch.record.patches.restore import restore_after
 
 _leaving_out: ContextVar[tuple[Any, ...]] = ContextVar("encoders that leave out", default=())
 
@@ -74,7 +74,7 @@ def _find_encoders(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]
         _private.set_nesting(see, lambda *_: True)  # others of it may be
         with (
             warnings.catch_warnings(action="ignore"),  # of nested tensors
-            undone(module),
+            restore_after(module),
             torch.random.fork_rng(devices=[]),
             drop,
             unseen_modes(),
@@ -101,7 +101,7 @@ def unseen_modes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leaving_out(encoders: list[Any]) -> Iterator[None]:
+def leave_padding_out(encoders: list[Any]) -> Iterator[None]:
     """Makes the recording of these encoders return zeros at padded places."""
     token = _leaving_out.set(tuple(encoders))
     try:

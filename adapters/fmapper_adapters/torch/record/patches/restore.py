@@ -16,7 +16,7 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
-def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+def restore_after(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """Restores buffers and parameters that calls within the block change.
 
     Only those parameters that are changed are copied, since all of them may be too much.
@@ -45,7 +45,7 @@ def undone(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
 
 
 @contextlib.contextmanager
-def unwound() -> Iterator[None]:
+def unwind() -> Iterator[None]:
     """Exits levels of `torch.func` transformations that have failed."""
     depth = _private.count_levels()
     had_hooks = _private.has_saved_tensors_hooks()

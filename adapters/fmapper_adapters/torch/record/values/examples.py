@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from fmapper_adapters.torch._private import pytree
 from fmapper_adapters.torch.record.patches import unaware
-from fmapper_adapters.torch.record.patches.restore import undone
+from fmapper_adapters.torch.record.patches.restore import restore_after
 from fmapper_adapters.torch.record.values import asserts
 
 _Place = tuple[str, str, int]
@@ -57,14 +57,14 @@ def record_values(
         with kept, _Informer({place: calls.copy() for place, calls in seen.items()}):
             return forward(*args, **kwargs)
 
-    with replaced_forward(module, inform):
+    with replace_forward(module, inform):
         return torch.export.export(
             module, args, dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
         )
 
 
 @contextlib.contextmanager
-def replaced_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def replace_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replaces a module's forward within the block."""
     before, own = module.forward, "forward" in vars(module)
     try:
@@ -83,7 +83,7 @@ def _observe_values(
     """Returns the values that a call of the module reads, without changing the module."""
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     observer = _Observer()
-    with torch.no_grad(), undone(module), torch.random.fork_rng(devices=[]), observer:
+    with torch.no_grad(), restore_after(module), torch.random.fork_rng(devices=[]), observer:
         module(*args, **kwargs)
     return observer.seen
 
