@@ -98,14 +98,15 @@ def _like(node: Any, spec: TreeSpec, new: Any) -> Any:
     kind = kind_of(type(node))
     if not isinstance(kind, NodeType) or not kind.pytree:
         return new
-    values = {
-        name: _like(getattr(node, name), child, new[i])
-        for i, (name, child) in enumerate(_parts(spec))
-    }
+    names = [name for name, _ in _parts(spec)]
+    values = [_like(getattr(node, name), own, new[i]) for i, (name, own) in enumerate(_parts(spec))]
+    return _replace(node, kind, dict(zip(names, values, strict=True)))
+
+
+def _replace(node: Any, kind: NodeType, values: dict[str, Any]) -> Any:
+    """Returns a node with other children and attributes."""
     children = kind.children(node)
-    made = kind.rebuild(
-        node, children | {name: values[name] for name in values if name in children}
-    )
+    made = kind.rebuild(node, children | {key: values[key] for key in values.keys() & children})
     for name in values.keys() - children.keys():
         object.__setattr__(made, name, values[name])
     return made

@@ -19,7 +19,7 @@ from fmapper.transforms.arguments import (
 from fmapper.transforms.static_key import Structure, structure_of
 from fmapper.tree.children import children
 from fmapper.tree.nodes import sync
-from fmapper.tree.walk import class_of, visit
+from fmapper.tree.walk import class_of, visit, walk
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,24 +104,22 @@ def _axes(structure: Structure, spec: Any, what: str) -> list[int | None]:
     if spec is None or isinstance(spec, int):
         return [spec] * len(structure.arrays)
     known: dict[int, int | None] = {}
-
-    def look(spec: Any, tree: Any) -> None:
-        if spec is None or isinstance(spec, int):
-            for _, leaf, kind in visit(tree, once=True):
-                if kind is None and known.setdefault(id(leaf), spec) != spec:
+    for _, axis, _, part in walk(spec, once=False, state=structure.tree, down=_part_below):
+        if axis is None or isinstance(axis, int):
+            for _, leaf, kind in visit(part, once=True):
+                if kind is None and known.setdefault(id(leaf), axis) != axis:
                     raise TransformError(f"there are two axes for one tied array of {what}.")
-            return
-        axes, have = children(spec), children(tree)
-        if axes.keys() != have.keys():
+        elif children(axis).keys() != (have := children(part)).keys():
             raise TransformError(
-                f"the axes {spec!r} do not fit {what}: there is {class_of(tree)} with the children "
+                f"the axes {axis!r} do not fit {what}: there is {class_of(part)} with the children "
                 f"{', '.join(map(repr, have)) or 'none'}."
             )
-        for key, axis in axes.items():
-            look(axis, have[key])
-
-    look(spec, structure.tree)
     return [known[id(array)] for array in structure.arrays]
+
+
+def _part_below(part: Any, _: Any, key: Any, __: Any) -> Any:
+    """Returns the child of a part for a child of its axes."""
+    return children(part)[key]
 
 
 def _move_axes(new: list[Any], axes: Sequence[int | None]) -> list[Any]:

@@ -237,8 +237,6 @@ WALKS = {
     "fmapper.backends.registries._pattern": "plain containers only",
     "fmapper.backends.registries._contents": "plain containers only",
     "fmapper.backends.registries._wrap": "plain containers only",
-    "fmapper.transforms.vmap.look": "axes beside a tree",
-    "fmapper.programs.echoes._like": "results beside inputs",
 }
 
 
