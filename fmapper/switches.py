@@ -6,7 +6,7 @@ import os
 
 
 class Settings:
-    """What fmapper shows beside results.
+    """Switches for what fmapper shows beside results.
 
     Attributes:
         progress: Whether work that takes more than two seconds says on stderr what it does, in one

@@ -1,4 +1,4 @@
-"""What fmapper knows of each framework, one package per framework, loaded with it."""
+"""The adapters: one package per framework, loaded with it."""
 
 # Frameworks with classes to take apart, and no arrays of their own: they are no backends. It says
 # so here because asking their adapters would import the frameworks.

@@ -1,4 +1,4 @@
-"""What fmapper asks of a framework, for authors of adapters.
+"""The contract between fmapper and a framework, for authors of adapters.
 
 An adapter derives from the facets that its framework has, `Arrays`, `Nodes`, `Compute` and
 `Models`, or from `Adapter`, which is all four; it is found through the entry point group

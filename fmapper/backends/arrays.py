@@ -33,7 +33,7 @@ USUAL_GPU: Final = next(word for word, general in DEVICE_KINDS.items() if word !
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where arrays live: whose they are, the kind of device, which of that kind, in which memory.
+    """The place of an array: backend, kind of device, index and memory.
 
     Attributes:
         backend: numpy, torch, jax, or what an adapter adds.
@@ -73,7 +73,7 @@ HOST: Final = Device("numpy", "cpu")
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What is known of a device at one moment; None for what is not known.
+    """A description of a device at one moment; None for unknown fields.
 
     Attributes:
         device: The device.
@@ -112,7 +112,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Where a strided array lies, in bytes: what tells a view and its base.
+    """The memory of a strided array, in bytes, by which views are recognised.
 
     Attributes:
         start: Address of the element with index zero in every dimension.

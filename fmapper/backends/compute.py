@@ -17,7 +17,7 @@ Run: TypeAlias = "Callable[[Sequence[Any], Any], tuple[list[Any], Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one run of a model asks of an accelerator.
+    """The operations, bytes and launches of one run of a model.
 
     Attributes:
         launches: How many kernels it starts.

@@ -35,7 +35,7 @@ _SPEC = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """What a device string asks for; the backend is open where the string does not say."""
+    """A parsed device string; the backend may be open."""
 
     backend: str | None
     kind: str
@@ -115,7 +115,7 @@ def good_strings() -> list[str]:
 
 
 class _Devices(list[Device]):
-    """What `devices` returns: a list, which notebooks show as a table."""
+    """The result of `devices`: a list that notebooks show as a table."""
 
     def _repr_html_(self) -> str:
         headings = ("device", "backend", "kind", "index")

@@ -1,4 +1,4 @@
-"""How adapters are found: built-in ones, entry points, and those added by hand."""
+"""Discovery of adapters: built-in ones, entry points, and those added by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every facet of an adapter says: whose it is."""
+"""The base of all facets of an adapter: its name."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from fmapper.tree.node_type import Item
 
 
 class Aside(enum.Enum):
-    """What a mover is to do with a leaf that does not go with the others."""
+    """A rule for a leaf that does not move like the others."""
 
     STAYS = "it stays where it is and what it is"
     UNCAST = "it moves, but keeps its dtype"
 
 
 class Facts(TypedDict, total=False):
-    """What a `NodeType` is told beside how its nodes are taken apart.
+    """Optional facts about a `NodeType`.
 
     Attributes:
         carried: `node -> [(name, value)]`, what the node holds beside its children; movers see to
@@ -52,7 +52,7 @@ class Facts(TypedDict, total=False):
 
 
 class NodeType(node_type.NodeType):
-    """How instances of a class are taken apart and rebuilt, and what moves and transforms ask.
+    """A node type with the facts that moves and transforms ask for.
 
     Args:
         children: `node -> {key: child}`, in order.

@@ -29,7 +29,7 @@ from fmapper.tree.walk import visit
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PyTreeRules:
-    """What a pytree registry takes for what.
+    """The rules by which a pytree registry classifies objects.
 
     Attributes:
         is_dynamic: Whether an object is an array, or a node that the registry enters.

@@ -1,4 +1,4 @@
-"""What `load` gives where no model is given: the arrays of a checkpoint by name, not yet read."""
+"""Checkpoints as mappings of names to arrays that are not read yet, as `load` returns them."""
 
 from __future__ import annotations
 

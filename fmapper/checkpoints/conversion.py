@@ -38,7 +38,7 @@ _PLAN, _JOURNAL, _OUT = "plan.json", "journal.txt", "out"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a conversion has done.
+    """The result of a conversion.
 
     Attributes:
         path: The new checkpoint.

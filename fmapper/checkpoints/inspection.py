@@ -1,4 +1,4 @@
-"""What is in a checkpoint, from its headers alone; and what differs between two."""
+"""Lists the contents of a checkpoint from its headers, and compares two checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ArrayRow:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is in a checkpoint.
+    """The contents of a checkpoint, as a table.
 
     Attributes:
         path: The file or folder.
@@ -97,7 +97,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
 
 @dataclass(frozen=True, slots=True)
 class ArrayDifference:
-    """How two arrays of one name differ.
+    """The difference of two arrays of one name.
 
     Attributes:
         name: Their name.
@@ -125,7 +125,7 @@ class ArrayDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs between two checkpoints; false if nothing does.
+    """The differences between two checkpoints; false if there are none.
 
     Attributes:
         differences: One for each array, number or string that differs.

@@ -224,7 +224,7 @@ class Reshape(Operation):
 
 
 class _Rows(NamedTuple):
-    """What a reshape reads for one group of dimensions.
+    """The rows that a reshape reads for one group of dimensions.
 
     Attributes:
         box: The range of each of the operand's dimensions.

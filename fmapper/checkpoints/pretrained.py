@@ -42,7 +42,7 @@ _MOST_SETTINGS = 20_000_000  # bytes of a configuration
 
 @dataclass
 class Pretrained:
-    """What an adapter knows of a folder with a pretrained model.
+    """A folder with a pretrained model, as an adapter reads it.
 
     Attributes:
         model: The model without memory for its parameters.

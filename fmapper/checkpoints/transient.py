@@ -1,4 +1,4 @@
-"""Which arrays of a tree checkpoints leave out."""
+"""Arrays of a tree that checkpoints leave out."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _FIRST_KINDS = 8  # of operations that are printed
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """What parameters or buffers amount to; tied ones count once.
+    """The totals of parameters or buffers; tied ones count once.
 
     Attributes:
         arrays: How many arrays.
@@ -54,7 +54,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What was seen while a model was converted.
+    """The measurements of a conversion.
 
     Attributes:
         model: The class of the model.

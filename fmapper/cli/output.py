@@ -1,4 +1,4 @@
-"""What commands print and write: reports, files that appear whole."""
+"""Output of commands: reports, and files that are written atomically."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class GgufEntry(NamedTuple):
 
 @dataclass
 class GgufHeader:
-    """What stands at the beginning of a file.
+    """The header of a file.
 
     Attributes:
         values: Numbers, bools and texts by name; lists are left out.

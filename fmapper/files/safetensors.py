@@ -48,7 +48,7 @@ _SIZES = {code: int("".join(filter(str.isdigit, code.split("_")[0])) or 8) // 8 
 
 
 class Entry(NamedTuple):
-    """Where an array lies in a file, in bytes from its beginning, its dtype and its shape."""
+    """The place, dtype and shape of an array in a file."""
 
     start: int
     end: int
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class Header:
-    """What stands at the beginning of a file.
+    """The header of a file.
 
     Attributes:
         entries: The arrays by name, in the order of the header.

@@ -22,7 +22,7 @@ _LONG_NUMBER = b"0" * 26
 
 
 class Misfit(Exception):
-    """What is in a file is not what it should be; the place is completed on the way out.
+    """Raised for malformed contents; the place is completed on the way out.
 
     Attributes:
         message: What is wrong.

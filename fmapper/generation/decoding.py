@@ -1,4 +1,4 @@
-"""How the next token is chosen, as plain data."""
+"""The settings by which tokens are chosen, as plain data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmapper.suggest import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How tokens are chosen; the names are those of `GenerationConfig` in transformers.
+    """The settings of generation, by the names of `GenerationConfig` in transformers.
 
     What is done to the logits is done in the order of these attributes.
 

@@ -1,4 +1,4 @@
-"""What a generator consists of: the programs of a model for a prompt and for a step."""
+"""The data of a generator: the programs of a model for a prompt and for a step."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _move_here(source: Iterator[Any], mover: Callable[[Any], Any]) -> Iterator[A
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
-    """What the thread hands to the consumer: a batch, an error in its place, or the end."""
+    """A message to the consumer: a batch, an error, or the end."""
 
     batch: Any = _END
     error: BaseException | None = None

@@ -133,7 +133,7 @@ class Mover(Router):
 
     @property
     def on_report(self) -> Callable[[Plan], object] | None:
-        """What `report=` was given."""
+        """The function given as `report=`."""
         return self.report
 
     def groups(self, leaves: Sequence[Any], where: Where) -> Iterable[tuple[Mover, Sequence[int]]]:

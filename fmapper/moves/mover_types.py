@@ -1,4 +1,4 @@
-"""What a mover takes and returns, for type checkers: no program imports this.
+"""Types of the arguments and results of movers, for type checkers only.
 
 An array becomes an array of another class where its framework changes; so do arrays right in a
 dict, list or tuple. Any other tree stays of its class, whatever becomes of the arrays in it.
@@ -26,7 +26,7 @@ New = TypeVar("New")
 
 
 class Options(TypedDict, total=False):
-    """What every mover takes beside a tree."""
+    """The options of every mover."""
 
     dtype: Any
     copy: bool | None
@@ -35,13 +35,13 @@ class Options(TypedDict, total=False):
 
 
 class More(Options, total=False):
-    """What a mover takes that chooses a backend."""
+    """The options of a mover that chooses a backend."""
 
     device: Any
 
 
 class Array(Protocol):
-    """What NumPy, torch and JAX all have, and no model does."""
+    """The attributes of arrays of NumPy, torch and JAX that no model has."""
 
     @property
     def shape(self) -> Any: ...  # noqa: D102

@@ -111,7 +111,7 @@ _TAKEN: Final[_Positions] = frozenset({-1})  # the rule has matched here or abov
 
 
 class _State:
-    """How far every rule has come at one place of a tree; equal states are one object."""
+    """The progress of every rule at one place of a tree; equal states are one object."""
 
     __slots__ = ("after", "inside", "rules", "winner")
 
@@ -151,7 +151,7 @@ class Rules:
 
 
 class Found:
-    """What rules have found in one tree.
+    """The matches of rules in one tree.
 
     Attributes:
         rules: For each object, by its id: the first of its places under each rule that takes it

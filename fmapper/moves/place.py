@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Keep:
-    """What `keep` is: in the rules of `place` and `cast` it leaves leaves as they are.
+    """The class of `keep`, which leaves leaves as they are in the rules of `place` and `cast`.
 
     Put a rule with it before one that would take them.
     """
@@ -114,7 +114,7 @@ class Placement(Router):
 
     @property
     def on_report(self) -> Callable[[Plan], object] | None:
-        """What `report=` was given."""
+        """The function given as `report=`."""
         return self.report
 
     def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:
@@ -245,7 +245,7 @@ class _Placing(Router):
 
     @property
     def on_report(self) -> Callable[[Plan], object] | None:
-        """What the placement was given."""
+        """The function given to the placement."""
         return self.placement.report
 
     def mover_of_node(self, node: Any) -> Mover | None:

@@ -1,4 +1,4 @@
-"""What a mover would do to a tree: said before anything is allocated."""
+"""Plans of moves, made before anything is allocated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHOWN = 40  # leaves in the table that `print` gives
 
 @dataclass(frozen=True, slots=True)
 class PlannedLeaf:
-    """What becomes of one leaf.
+    """The plan of one leaf.
 
     Attributes:
         path: Where it is; a tied leaf is there once, with its first path.
@@ -60,7 +60,7 @@ class PlannedLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a mover does to each leaf of a tree; made by `plan`, and given to `report=`.
+    """The plan of a move, leaf by leaf; made by `plan`, and given to `report=`.
 
     Printing it gives a table; `leaves` has the same as data.
 

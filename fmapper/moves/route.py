@@ -1,4 +1,4 @@
-"""Whose a leaf becomes and where; for NumPy arrays on their way to a GPU that takes a choice."""
+"""Chooses the target backend and device of each leaf."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmapper.errors import DeviceError, DeviceUnavailableError
 
 
 class Target(NamedTuple):
-    """Whose array a leaf becomes, where, and why it stays if there was no such device."""
+    """The target of a leaf, and why it stays if there was no such device."""
 
     adapter: Arrays
     device: Device

@@ -1,4 +1,4 @@
-"""What every mover does with a tree: collect the leaves, route each, carry them; `fmap` refills."""
+"""The steps of every move: collect the leaves, route them, carry them; `fmap` refills the tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Router:
 
     @property
     def on_report(self) -> Callable[[Plan], object] | None:
-        """What is called after a move with the `Plan` of what was done."""
+        """The function that is called after a move, with its `Plan`."""
         return None
 
     def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:

@@ -1,4 +1,4 @@
-"""What neural networks need beyond the array API standard: `fmapper.nn.functional`.
+"""Functions of neural networks beyond the array API standard: `fmapper.nn.functional`.
 
 functional     all of it, as users import it
 arguments      what is asked of arguments: one backend, shapes, axes

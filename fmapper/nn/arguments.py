@@ -1,4 +1,4 @@
-"""What the neural functions make of their arguments: whose kernels, and plain tuples."""
+"""Normalises the arguments of neural functions: backends, sizes, paddings."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _PCIE = {3: 15.75e9, 4: 31.5e9, 5: 63e9}  # 16 lanes, one direction, after the l
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What a prediction needs to know of an accelerator: peaks, shares of them, and fixed costs.
+    """The facts about an accelerator that predictions use: peaks, achieved shares, fixed costs.
 
     The peaks are those of the data sheet, without sparsity. The shares and costs are ranges: what
     programs are seen to reach, at the least, likely and at the most. Where an accelerator is here,

@@ -1,4 +1,4 @@
-"""What a device really does: the numbers of a data sheet, measured on the one that is here."""
+"""Measures the numbers of a data sheet on the device that is here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run would take on an accelerator that is not here, and from which batch size it pays."""
+"""Predicts the time of a run on an accelerator that is not here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Bound = str
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What goes over the link in one run.
+    """The bytes that cross the link in one run.
 
     Attributes:
         bytes_in: Bytes of the inputs.

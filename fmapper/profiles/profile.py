@@ -1,4 +1,4 @@
-"""Where the time of a model goes: on each device, at each batch size."""
+"""Measures the time of a model on each device at each batch size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profile found out: times by device and batch size, what pays from where, and why."""
+"""The results of a profile: times by device and batch size, and verdicts on accelerators."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ProfileCell:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an accelerator pays, from which batch size, and why.
+    """The verdict on an accelerator: from which batch size it pays, and why.
 
     Attributes:
         device: The accelerator.
@@ -101,7 +101,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Where the time of a model goes; made by `profile`. It prints as a table.
+    """The profile of a model, made by `profile`. It prints as a table.
 
     Attributes:
         model: What was profiled.

@@ -1,4 +1,4 @@
-"""Whether an accelerator pays, from which batch size, and what keeps it from it."""
+"""Decides whether an accelerator pays, from which batch size, and why."""
 
 from __future__ import annotations
 

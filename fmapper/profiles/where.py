@@ -19,7 +19,7 @@ from fmapper.tree.walk import visit
 
 @dataclass(slots=True)
 class Places:
-    """Where to measure and what to predict.
+    """The devices to measure and the accelerators to predict.
 
     Attributes:
         measured: Devices that are here.

@@ -15,7 +15,7 @@ Steps: TypeAlias = "tuple[Any, ...]"
 
 
 class Echoes:
-    """What of the output is of a class and a structure that one of the arguments has.
+    """Outputs that have the class and structure of an argument.
 
     A program gives records in place of foreign classes. A cache that goes through a loop must come
     out as what it went in: where the caller gave an object of the class, the output is one, too.

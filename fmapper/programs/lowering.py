@@ -24,7 +24,7 @@ them. `picks`: moves, and its second result are their places. `casts`: moves if 
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """How one operation is computed in a target framework.
+    """The function that computes an operation in a target framework, and facts about it.
 
     Attributes:
         function: Takes the arguments of the operation as its schema has them, arrays as the

@@ -275,7 +275,7 @@ RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """What a model computes, with its arrays.
+    """The computation of a model, with its arrays.
 
     Attributes:
         graph: The calls.

@@ -14,7 +14,7 @@ from fmapper.errors import StructureMismatchError
 
 @dataclass(frozen=True, slots=True)
 class TreeSpec:
-    """How leaves are put together: tuples, lists, dicts and records.
+    """The structure of a tree: tuples, lists, dicts and records.
 
     Attributes:
         kind: leaf, tuple, list, dict or record.

@@ -44,7 +44,7 @@ TIES = "the same elements from other places, as there are equal ones"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far one array of `b` is from that of `a`.
+    """The difference between an array of `b` and that of `a`.
 
     Attributes:
         path: Where it is: the output, or the operation that gives it.
@@ -84,7 +84,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` has found; true if all outputs agree, and there was something to compare.
+    """The result of `verify`; true if something was compared and all outputs agree.
 
     Attributes:
         outputs: One difference per array of the output; per number or text where there is no array.
@@ -264,7 +264,7 @@ def _arrays(x: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the models, and what it is called with."""
+    """One of the models with its inputs."""
 
     model: Any
     adapter: Models | None

@@ -1,4 +1,4 @@
-"""What is at every place of a tree: the data of a summary."""
+"""The inventory of a tree: the data of a summary."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SummaryRow:
 
 
 class Total(NamedTuple):
-    """What the arrays of one dtype on one device come to; each is counted once."""
+    """The total of the arrays of one dtype on one device, each counted once."""
 
     arrays: int
     numbers: int

@@ -146,7 +146,7 @@ def _default(default: Default | None, name: str, old: Any) -> Any:
 
 
 class _Filling:
-    """What is to be filled with what, and all that is wrong with it.
+    """The assignment of values to abstract arrays, with all its problems.
 
     Attributes:
         sources: For each array to fill, by identity: its name, its place, itself, the new values.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Summary:
-    """What is in a tree; made by `summary`. It prints as a tree, in notebooks, too.
+    """The summary of a tree, made by `summary`. It prints as a tree, also in notebooks.
 
     Attributes:
         rows: Every place of the tree, parents first. Nothing is folded or left out here.

@@ -1,4 +1,4 @@
-"""What all transformations of functions ask of their arguments: whose arrays, and where."""
+"""Checks the arguments of transformed functions: their backends and paths."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def jit(fun: Any = None, *, static_argnums: int | Sequence[int] = ()) -> Any:
 
 
 class _Reasons(threading.local):
-    """Why the call that this thread is in could not be compiled."""
+    """The reasons why the current call of this thread could not be compiled."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

@@ -1,4 +1,4 @@
-"""Which arrays of a tree are trained: the others are carried along."""
+"""Finds the arrays of a tree that are trained."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _rule_below(rule: Predicate | None, node: Any, key: Any, child: Any) -> Pred
 
 
 class _Said(NamedTuple):
-    """What a class says about training.
+    """The declaration of a class about training.
 
     Attributes:
         rule: Which arrays below it are trained, as its framework has it; None: it does not say.

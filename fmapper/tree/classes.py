@@ -1,4 +1,4 @@
-"""What a class says of its attributes, without asking its metaclass or an instance."""
+"""Attributes of a class, read without its metaclass or an instance."""
 
 from __future__ import annotations
 

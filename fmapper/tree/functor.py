@@ -1,4 +1,4 @@
-"""How a class says what its children are: `@functor`, `@leaf`, and the registry behind them."""
+"""Declarations of classes: `@functor`, `@leaf`, and the registry behind them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTAINERS: tuple[type, ...] = (tuple, list, dict, deque)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a class has said of itself.
+    """The declaration of a class.
 
     Attributes:
         cls: The class that was declared; its subclasses inherit the declaration.

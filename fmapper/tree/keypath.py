@@ -1,4 +1,4 @@
-"""Where a child sits: key paths, and how they are printed and parsed."""
+"""Key paths: where a child sits in a tree, printed and parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in a gradient where a model has something that is not trained."""
+"""The placeholder in a gradient for a part of the model that is not trained."""
 
 from __future__ import annotations
 

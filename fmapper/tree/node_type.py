@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 
 
 class Kind(enum.Enum):
-    """What an object is to a walk if it is not a node with children."""
+    """The kind of an object that is not a node with children."""
 
     LEAF = "given to f, and remembered"
     ATOM = "given to f every time: numbers and strings have no identity"
@@ -39,7 +39,7 @@ class Fitting(dict[Any, Any]):
 
 
 class Kept(list[Any]):
-    """What must outlive a walk, and what is left to do at its end.
+    """Objects that must outlive a walk, and what is left to do at its end.
 
     Attributes:
         at_end: Called with a function that gives what an object of the tree has become, and the
@@ -83,7 +83,7 @@ _EMPTY = ()
 
 
 class NodeType:
-    """How instances of a class are flattened and rebuilt; adapters make these for theirs.
+    """The functions that flatten and rebuild instances of a class; adapters make their own.
 
     The attributes that stand here with their defaults are for others: see `fmapper.backends`.
 

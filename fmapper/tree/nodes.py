@@ -33,7 +33,7 @@ _PLAIN_LEAVES = frozenset(
 
 
 class Source:
-    """One that the look-up asks beside the declarations: the adapters, the pytree registries."""
+    """A source of node types beside the declarations: adapters and pytree registries."""
 
     def look(self) -> None:
         """Notices new frameworks and registrations; called before every walk."""

@@ -46,7 +46,7 @@ Resolve = Callable[[type], "Opener | Kind"]
 
 
 class Default(enum.Enum):
-    """What stands for an argument that was not given."""
+    """The default of an argument that was not given."""
 
     UNSET = "not given"
 
@@ -319,7 +319,7 @@ class TreeMap:
 
 
 class _Cursor:
-    """Where a walk with paths, several trees or a walk of the user's is."""
+    """The position of a walk that has paths, several trees or a walk of the user's."""
 
     __slots__ = ("f", "is_leaf", "keep", "link", "others", "with_path")
 

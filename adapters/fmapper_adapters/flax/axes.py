@@ -1,4 +1,4 @@
-"""What variables of NNX and boxes of Linen say of how their arrays are divided on a mesh."""
+"""Axes of a mesh in the metadata of NNX variables and Linen boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which attributes of a module are its children, and which are settings."""
+"""Sorts the attributes of a module into children and settings."""
 
 from __future__ import annotations
 

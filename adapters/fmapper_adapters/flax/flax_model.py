@@ -1,4 +1,4 @@
-"""What `convert` gives for Flax: an `nnx.Module` with the names of the module it comes from."""
+"""Converted models for Flax: an `nnx.Module` with the names of its source."""
 
 from __future__ import annotations
 

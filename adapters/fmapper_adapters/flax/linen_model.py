@@ -1,4 +1,4 @@
-"""What `convert` gives for Flax Linen: a module whose `init` gives the converted arrays."""
+"""Converted models for Flax Linen: a module whose `init` returns the converted arrays."""
 
 from __future__ import annotations
 

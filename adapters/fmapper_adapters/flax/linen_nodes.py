@@ -1,4 +1,4 @@
-"""How Flax Linen is taken apart: modules with what is bound to them, and frozen dicts."""
+"""Node types of Flax Linen: bound modules and frozen dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Flax NNX is taken apart: modules and all that derives from their base, variables, states.
+"""Node types of Flax NNX: modules and other pytrees, variables, states.
 
 Three releases of NNX have three layouts: the base class of modules is `Pytree` or `Object`, its
 bookkeeping is in `_pytree__*` or `_object__*`, and the value of a variable in `_raw_value` or

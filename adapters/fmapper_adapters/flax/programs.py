@@ -21,7 +21,7 @@ _STATISTICS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 
 
 class Programs:
-    """What a converted model computes, without its arrays.
+    """The programs of a converted model, without its arrays.
 
     Attributes:
         training: A `JaxModel` without arrays, or None.
@@ -51,7 +51,7 @@ class Programs:
 
     @property
     def any(self) -> Any:
-        """One of the two, for what they have in common."""
+        """Either program, for what they have in common."""
         return self.training if self.evaluation is None else self.evaluation
 
     def bind(self, arrays: Mapping[str, Any], *, train: bool) -> Any:

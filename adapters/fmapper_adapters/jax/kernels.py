@@ -1,4 +1,4 @@
-"""How many kernels XLA makes of a program, as far as its jaxpr tells: what fuses, and what not."""
+"""Estimates the kernels that XLA makes of a program, from what fuses in its jaxpr."""
 
 from __future__ import annotations
 

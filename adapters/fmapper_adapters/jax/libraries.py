@@ -1,4 +1,4 @@
-"""What the adapter of a library upon JAX builds on; it uses nothing else of this package.
+"""The face of this package for adapters of libraries that build on JAX.
 
 `JaxModels` is the facet of models that JAX computes. The other names belong to recording them; they
 are imported when they are asked for.

@@ -1,4 +1,4 @@
-"""What `fmapper.nn.functional` calls for NumPy: the forward pass, in vectorised NumPy.
+"""Kernels of `fmapper.nn.functional` for NumPy: the forward pass, vectorised.
 
 float16 and bfloat16 are computed in float32 and rounded once.
 """

@@ -1,4 +1,4 @@
-"""What `fmapper.random` calls for NumPy: the numbers that `jax.random` draws, bit for bit."""
+"""Kernels of `fmapper.random` for NumPy: the numbers of `jax.random`, bit for bit."""
 
 from __future__ import annotations
 

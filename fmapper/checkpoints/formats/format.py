@@ -1,4 +1,4 @@
-"""What a format of checkpoints is, and which ones there are: ours, and those of adapters."""
+"""The interface of checkpoint formats, and the list of them: ours, and those of adapters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_BYTES_OF_A_SHARD = 5_000_000_000  # as the Hub has them
 
 @dataclass
 class Contents:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
         arrays: The arrays by name; one that is tied stands under its first name only.

@@ -174,7 +174,7 @@ def in_order(work: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
 
 
 class Writer:
-    """What a format writes through: files that are filled a piece at a time.
+    """The writer of a format: files that are filled a piece at a time.
 
     With a journal, pieces that an earlier run has written are not written again. Every file is
     read back when it is complete, and compared with what was to be written.
@@ -322,7 +322,7 @@ def _panels(name: str, array: LazyArray) -> Iterator[Piece]:
 
 
 class Journal:
-    """What of a checkpoint has been written, in a text file beside it: a line for each piece."""
+    """A record of the pieces that have been written, in a text file beside a checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self._done: set[tuple[str, int, int]] = set()

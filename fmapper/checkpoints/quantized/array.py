@@ -20,7 +20,7 @@ Kind: TypeAlias = Literal["float8", "integers", "mxfp4", "awq", "gptq", "ggml"]
 
 @dataclass(frozen=True)
 class QuantizedLayout:
-    """How the parts of a quantised array lie.
+    """The layout of the parts of a quantised array.
 
     Attributes:
         kind: The format.

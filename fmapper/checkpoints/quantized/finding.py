@@ -1,4 +1,4 @@
-"""Which arrays of a checkpoint are one quantised array, by their names and its configuration."""
+"""Recognises quantised arrays by the names of their parts and the checkpoint's configuration."""
 
 from __future__ import annotations
 

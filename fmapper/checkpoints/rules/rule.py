@@ -16,7 +16,7 @@ Arrays: TypeAlias = Mapping[str, LazyArray]
 
 
 class Change(NamedTuple):
-    """What takes the place of some arrays.
+    """A replacement of some arrays by others.
 
     Attributes:
         names: The names of the arrays that go; the new ones come where the first of them was.

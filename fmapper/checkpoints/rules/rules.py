@@ -13,7 +13,7 @@ from fmapper.errors import CheckpointError
 
 
 class Rules:
-    """What becomes of the arrays of a checkpoint: rules, each for what those before it have made.
+    """Rules for the arrays of a checkpoint, applied in order.
 
     What no rule matches stays as it is. Nothing is read: the result is described by what was given.
 

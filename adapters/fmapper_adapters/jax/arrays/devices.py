@@ -1,4 +1,4 @@
-"""What JAX knows of its devices, why one is not here, and which settings go with a thread."""
+"""JAX's devices, the reasons why one is missing, and thread-local settings."""
 
 from __future__ import annotations
 

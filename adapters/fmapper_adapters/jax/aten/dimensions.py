@@ -1,4 +1,4 @@
-"""What operations of ATen do with the dimensions of arrays: which of their operands are one.
+"""Rules for which dimensions an operation of ATen shares among operands and results.
 
 Rules for meshes follow from that. An operation that is not here needs its operands whole.
 """

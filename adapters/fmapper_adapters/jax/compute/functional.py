@@ -1,4 +1,4 @@
-"""What `fmapper.nn.functional` calls for JAX: `jax.lax` and `jax.nn`.
+"""Kernels of `fmapper.nn.functional` for JAX, by `jax.lax` and `jax.nn`.
 
 What takes several primitives is jitted, so that outside of `jax.jit` a call is one dispatch.
 float16 and bfloat16 are summed in float32, as torch does.

@@ -1,4 +1,4 @@
-"""What `fmapper.random` calls for JAX: `jax.random` itself."""
+"""Kernels of `fmapper.random` for JAX, by `jax.random`."""
 
 from __future__ import annotations
 

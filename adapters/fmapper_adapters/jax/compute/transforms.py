@@ -27,7 +27,7 @@ def vectorize(
 
 
 class _Rest:
-    """What results belong into; equal to itself alone."""
+    """The structure of results; equal to itself alone."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

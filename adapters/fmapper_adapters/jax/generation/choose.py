@@ -20,7 +20,7 @@ Knobs = dict[str, Any]
 
 
 class Fixed(NamedTuple):
-    """What is compiled into the loop.
+    """The settings that are compiled into the loop.
 
     Attributes:
         sample: Whether tokens are drawn.

@@ -35,12 +35,12 @@ class Codes:
 
     @functools.cached_property
     def run_first(self) -> StaticProgram | None:
-        """What runs the first."""
+        """The compiled function for the first token."""
         return None if self.first is None else turned.code(self.first, self.turned)
 
     @functools.cached_property
     def run_step(self) -> StaticProgram:
-        """What runs a step."""
+        """The compiled function for a step."""
         return turned.code(grouped.code(self.step), self.turned)
 
 

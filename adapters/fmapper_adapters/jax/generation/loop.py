@@ -1,4 +1,4 @@
-"""What is compiled: a prompt, the first token, and the loop over all others.
+"""The compiled parts: a prompt, the first token, and the loop over all others.
 
 The state of the loop is a dict of arrays. Its cache is donated: each step writes where the one
 before has written.

@@ -1,4 +1,4 @@
-"""Which argument of a call is which input of the program, found out once per kind of call."""
+"""Routes the arguments of a call to the inputs of the program, once per kind of call."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Turned:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Of the value."""
+        """The shape of the value."""
         return tuple(self.array.shape[i] for i in self.order)
 
     def plain(self) -> Any:

@@ -1,4 +1,4 @@
-"""Whether a program was recorded for the leaves of a call."""
+"""Checks the leaves of a call against the inputs of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `convert` gives for JAX: a pytree of parameters and buffers, called like the module."""
+"""Converted models for JAX: a pytree of parameters and buffers, called like the module."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
 
 class Outcome(NamedTuple):
-    """What a call gives beside its output.
+    """The output of a call, and the arrays that it has changed.
 
     Attributes:
         output: The output.
@@ -87,7 +87,7 @@ class JaxModel:
 
     @property
     def program(self) -> Program:
-        """What the model computes, as data."""
+        """The program of the model."""
         return self._code.program
 
     @property

@@ -1,4 +1,4 @@
-"""What a model that was converted to JAX is beside its arrays."""
+"""The static part of a converted model: everything but its arrays."""
 
 from __future__ import annotations
 

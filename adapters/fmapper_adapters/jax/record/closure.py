@@ -1,4 +1,4 @@
-"""What a callable holds: its arrays by name, and the same callable with others in their place."""
+"""Finds the arrays that a callable closes over, and replaces them."""
 
 from __future__ import annotations
 

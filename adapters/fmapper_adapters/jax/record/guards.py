@@ -45,7 +45,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(?!\w*\()")
 
 @dataclass
 class _Range:
-    """What answers say of one expression, each with the question that was asked first."""
+    """The range of an expression by the answers so far, each with its first question."""
 
     low: tuple[int, str] | None = None
     high: tuple[int, str] | None = None

@@ -1,4 +1,4 @@
-"""Why a model cannot be recorded, in short, with the place and the usual way out."""
+"""Explains why a model cannot be traced, with the line and the usual remedy."""
 
 from __future__ import annotations
 

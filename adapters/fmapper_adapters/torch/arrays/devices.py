@@ -1,4 +1,4 @@
-"""What torch knows of its devices, why one is not here, and how memory of theirs is handed over."""
+"""Torch's devices, the reasons why one is missing, and the exchange of their memory."""
 
 from __future__ import annotations
 

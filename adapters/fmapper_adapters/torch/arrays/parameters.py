@@ -1,4 +1,4 @@
-"""What replaces a leaf of autograd: parameters stay parameters, with all that hangs on them."""
+"""Replaces autograd leaves: parameters keep their class, gradients and attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's adapter says about files: formats, folders of transformers, what is not saved."""
+"""The facet of torch's adapter for files: formats, folders of transformers, transient buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fmapper.nn.functional` calls for torch: `torch.nn.functional`."""
+"""Kernels of `fmapper.nn.functional` for torch, by `torch.nn.functional`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fmapper.random` calls for torch: threefry2x32 as in JAX, in int64 with masks.
+"""Kernels of `fmapper.random` for torch: threefry2x32 as in JAX, in int64 with masks.
 
 torch has uint32 but next to no arithmetic for it. Nothing here is in place and nothing looks at
 values, so that torch.compile and torch.func.vmap can trace it; nor are bits viewed as another

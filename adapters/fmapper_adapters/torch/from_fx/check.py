@@ -1,4 +1,4 @@
-"""Whether what torch has recorded computes what the module computes."""
+"""Compares a recorded program with its module."""
 
 from __future__ import annotations
 

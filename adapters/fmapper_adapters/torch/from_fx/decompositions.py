@@ -1,4 +1,4 @@
-"""Which ATen operations are taken apart before lowering, and which the target lowers whole.
+"""Chooses which ATen operations are decomposed, and which the target lowers whole.
 
 Torch runs them itself, on its own graph with tensors that have no values: they need more than a
 program has.

@@ -49,7 +49,7 @@ _LONGEST = 500
 
 @dataclass(frozen=True)
 class _Question:
-    """What was asked: a condition, its answer, and the line that asked."""
+    """A question: a condition, its answer, and the line that asked."""
 
     condition: Any
     answer: bool
@@ -58,7 +58,7 @@ class _Question:
 
 @dataclass
 class _Notes:
-    """What was asked of the sizes of one recording.
+    """The questions about the sizes of one recording.
 
     Attributes:
         questions: In order.

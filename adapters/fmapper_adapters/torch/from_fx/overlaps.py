@@ -39,7 +39,7 @@ _UNTAGGED |= {"__ixor__", "__ilshift__", "__irshift__", "floor_divide_", "floor_
 
 
 class _Layout(NamedTuple):
-    """Where the elements of a tensor lie in its storage, in bytes."""
+    """The layout of a tensor in its storage, in bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

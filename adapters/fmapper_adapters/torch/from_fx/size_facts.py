@@ -1,4 +1,4 @@
-"""What torch knows of sizes that depend on values; of which a program has only the names."""
+"""Facts of torch about sizes that depend on values, of which a program has only names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sizes = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SizeFacts:
-    """What torch knows of the sizes in a graph.
+    """Torch's facts about the sizes in a graph.
 
     Attributes:
         shapes: The shape of each array, with symbols.

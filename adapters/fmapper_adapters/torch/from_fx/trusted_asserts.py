@@ -1,4 +1,4 @@
-"""Whether a program asserts what was taken for granted about values while it was recorded.
+"""Checks that a program asserts what its recording assumed about values.
 
 It goes by torch's symbols, of which a program has the names alone.
 """

@@ -11,7 +11,7 @@ from fmapper_adapters.torch.fuse.graph_index import Look
 
 @dataclass(frozen=True)
 class Part:
-    """Where a gate has its numbers in a constant of the loop.
+    """The place of a gate's numbers in a constant of the loop.
 
     Attributes:
         name: The constant, a matrix or a vector.

@@ -24,7 +24,7 @@ from fmapper_adapters.torch.fuse.graph_index import Look
 
 
 class Rewriter:
-    """What a recogniser works with: a look at the graph, and a place for new calls.
+    """The context of a recogniser: the graph, and a place for new calls.
 
     Args:
         graph: The graph.

@@ -23,7 +23,7 @@ _NO_WINDOW = 1 << 30
 
 
 class Places(NamedTuple):
-    """Where the positions of a prompt are among its columns.
+    """The columns of a prompt's positions.
 
     Attributes:
         begin: The column of position 0.
@@ -170,7 +170,7 @@ class _Ring(_Full):
 
 
 class _Positions:
-    """What masks add to the numbers of slots, to get the positions in them."""
+    """The offsets that masks add to slots to get positions."""
 
     def __init__(self, positions: torch.Tensor) -> None:
         self.positions = positions

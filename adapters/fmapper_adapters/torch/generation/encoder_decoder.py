@@ -20,7 +20,7 @@ _CROSS = "cross."
 
 @dataclass
 class _Encoded(BaseModelOutput):
-    """What an encoder gives, and what models with experts look for beside it, which is not used."""
+    """The output of an encoder, with an unused field that models with experts look for."""
 
     router_logits: Any = None
     router_probs: Any = None

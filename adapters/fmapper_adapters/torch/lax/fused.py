@@ -1,4 +1,4 @@
-"""What torch has whole, where a program of JAX was seen to spell it out."""
+"""Lowerings of fused calls: functions that torch has whole and JAX spells out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gives its operands as they are: hints to compilers, marks for transformations."""
+"""Primitives that return their operands: hints to compilers, marks for transformations."""
 
 from __future__ import annotations
 

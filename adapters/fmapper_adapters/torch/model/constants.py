@@ -1,4 +1,4 @@
-"""What a graph computes from nothing, computed once where that costs little.
+"""Hoists constants: values that depend on no input, computed once where that is cheap.
 
 As with `fx_passes`, that is what lowerings have written: torch's graph and not the program.
 """

@@ -1,4 +1,4 @@
-"""How the weights of convolutions lie in memory: as torch reads them, whatever their shape is."""
+"""Lays out the weights of convolutions in memory as torch reads them."""
 
 from __future__ import annotations
 

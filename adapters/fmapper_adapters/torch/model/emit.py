@@ -255,12 +255,12 @@ class Emitter:
 
     @property
     def fused(self) -> bool:
-        """Whether what torch has whole is to be used."""
+        """Whether fused functions of torch are used."""
         return self._fused
 
     @property
     def device(self) -> Any:
-        """Where the inputs are."""
+        """The device of the inputs."""
         if self._anchor is None:
             return None
         if self._device is None:

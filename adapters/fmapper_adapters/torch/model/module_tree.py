@@ -48,7 +48,7 @@ class Part(torch.nn.Module):
 
 
 class Places:
-    """Where arrays of a program are put in a tree of modules, by names that modules allow."""
+    """The places of a program's arrays in a tree of modules, by names that modules allow."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self.names: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What `convert` gives for torch: a module with the names of the source and torch's functions."""
+"""Converted models for torch: a module with the names of its source."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class TorchModel(Part):
 
     @property
     def program(self) -> Program:
-        """What the model computes in its present mode, as data."""
+        """The program of the model in its present mode."""
         return self._code.program
 
     @property

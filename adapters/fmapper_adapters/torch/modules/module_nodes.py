@@ -1,4 +1,4 @@
-"""How `torch.nn.Module` is taken apart."""
+"""The node type of `torch.nn.Module`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How optimizers, schedulers of learning rates and gradient scalers are taken apart."""
+"""Node types of optimizers, learning rate schedulers and gradient scalers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What refers to a module without being its child: bound methods, closures, weak references."""
+"""References to a module other than as a child: bound methods, closures, weak references."""
 
 from __future__ import annotations
 

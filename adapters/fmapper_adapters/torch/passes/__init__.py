@@ -1,1 +1,1 @@
-"""What happens to a program that torch recorded before it is given away; `order` has the list."""
+"""Passes over programs that torch recorded; `order` has the list."""

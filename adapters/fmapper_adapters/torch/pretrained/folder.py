@@ -1,4 +1,4 @@
-"""What a folder in the Hub's layout holds: a class of transformers, its configuration, no code."""
+"""Reads a folder in the Hub's layout: a class of transformers and its configuration, no code."""
 
 from __future__ import annotations
 

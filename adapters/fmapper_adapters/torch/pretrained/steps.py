@@ -1,4 +1,4 @@
-"""What was recorded, as one rule for each array."""
+"""Recorded operations as one rule per array."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from fmapper_adapters.torch.record.ways import (
 
 
 class Recording(NamedTuple):
-    """What torch has recorded.
+    """The result of a recording by torch.
 
     Attributes:
         exported: The program.

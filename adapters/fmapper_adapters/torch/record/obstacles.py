@@ -1,4 +1,4 @@
-"""What keeps a module from being recorded: said before torch fails, or taken out of the way.
+"""Obstacles to recording a module: reported before torch fails, or removed.
 
 Weights without values, weights that others keep on a disk, quantised weights, compiled parts.
 """

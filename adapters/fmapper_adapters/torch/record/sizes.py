@@ -1,4 +1,4 @@
-"""Which sizes may vary, as users say it, in the form that torch.export takes."""
+"""Translates the varying sizes that users name to the form of torch.export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a module gives, its gradients, and a few steps of descent: what a translation must match."""
+"""Results, gradients and a few steps of descent, which a translation must match."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def adaptive_avg_pool(x: Any, output_size: Any) -> jax.Array:
 
 
 class _Windows:
-    """Where the windows of a pooling are.
+    """The windows of a pooling.
 
     Attributes:
         count: The number of spatial dimensions.

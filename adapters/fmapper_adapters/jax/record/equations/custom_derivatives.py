@@ -40,7 +40,7 @@ class Function:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is one of JAX's own, so that what it computes says which one it is."""
+        """Whether it is one of JAX's own."""
         return self.name.startswith("jax::")
 
 

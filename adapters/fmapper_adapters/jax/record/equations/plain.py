@@ -1,4 +1,4 @@
-"""What an equation says in plain data: dtypes and shapes, numbers, the place that it comes from."""
+"""Equations as plain data: dtypes and shapes, numbers, source lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the primitives of JAX are to a program that is read from a jaxpr."""
+"""Facts about the primitives of JAX that reading a jaxpr needs."""
 
 from __future__ import annotations
 

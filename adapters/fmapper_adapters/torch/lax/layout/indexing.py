@@ -15,7 +15,7 @@ from fmapper_adapters.torch.lax.table import Avals, lax
 
 @dataclass
 class Places:
-    """Where the windows of a gather or a scatter are in an operand.
+    """The windows of a gather or a scatter in an operand.
 
     Attributes:
         at: Dimension of the operand -> the indices along it: a number, or a tensor with the batch

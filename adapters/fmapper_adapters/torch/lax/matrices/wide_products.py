@@ -110,7 +110,7 @@ def _by_matrices(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """It keeps the halves for its derivative, which is computed in blocks, too."""
+    """A product that keeps the halves for its derivative, also computed in blocks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:

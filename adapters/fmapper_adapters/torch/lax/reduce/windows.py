@@ -32,7 +32,7 @@ _MAX_POOL: dict[int, Any] = {
 
 @dataclass(frozen=True)
 class Windows:
-    """Where windows are, dimension by dimension.
+    """Windows, dimension by dimension.
 
     Attributes:
         sizes: Of a window.

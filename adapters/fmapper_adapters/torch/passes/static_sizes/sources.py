@@ -1,4 +1,4 @@
-"""Where rows come from whose number depends on values: each gets as many as there can be."""
+"""Sources of rows whose number depends on values: each is padded to its largest size."""
 
 from __future__ import annotations
 

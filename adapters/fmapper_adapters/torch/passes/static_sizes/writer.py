@@ -1,4 +1,4 @@
-"""What is known of the arrays of a graph, which of them have padding, and the calls so far."""
+"""The state of a graph that is rewritten: its arrays, their padding, the calls so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Remains(Exception):
 
 
 class Writer:
-    """What is known of the arrays of a graph that is rewritten, and the calls that it has so far.
+    """The arrays and calls of a graph that is being rewritten.
 
     Attributes:
         calls: The new calls.

@@ -1,1 +1,1 @@
-"""What is other than usual in torch while a module is recorded, so that all it does is recorded."""
+"""Patches of torch while a module is recorded, so that everything it does is recorded."""

@@ -196,7 +196,7 @@ def _forward(
 
 
 class _Context(FunctionCtx):
-    """What `forward` leaves for `backward`."""
+    """The context that `forward` leaves for `backward`."""
 
     materialize_grads = True
     to_save: Any = ()

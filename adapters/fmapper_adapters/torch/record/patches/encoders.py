@@ -1,4 +1,4 @@
-"""What `nn.TransformerEncoder` gives at padded places, which depends on the mode it is called in.
+"""Makes `nn.TransformerEncoder` treat padded places alike in all modes.
 
 Without gradients it leaves padded places out of its layers and gives zeros there, if each sequence
 is padded at its end. With gradients it gives what the layers make of the padding. A program has one

@@ -75,7 +75,7 @@ def _enter(cls: type) -> None:
 
 
 class Rest:
-    """What an object is beside its children: their names, and the attributes that hold no tensor.
+    """The static part of an object: the names of its children, and other attributes.
 
     Attributes:
         names: The names of the children.

@@ -1,4 +1,4 @@
-"""What forward takes in `**kwargs`, as parameters of its own: torch.export loses it otherwise."""
+"""Spells out `**kwargs` of forward as parameters, which torch.export would lose."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _not: Any = torch.sym_not
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """What was seen of one call of a function.
+    """A call of a function that was observed.
 
     Attributes:
         results: Of each result its shape, or the integer or bool that it is; else None.

@@ -135,7 +135,7 @@ class _Loops(TorchFunctionMode):
 
 
 class _Turns:
-    """What is iterated over instead of the places."""
+    """The iterable that replaces the places in a loop."""
 
     def __init__(self, loops: _Loops, hit: _Tensor, frame: types.FrameType) -> None:
         self.loops, self.hit, self.frame = loops, hit, frame
