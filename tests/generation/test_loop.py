@@ -1,7 +1,8 @@
-"""How the loop computes on the CPU: weights the other way round, heads in groups."""
+"""How the loop computes on the CPU: weights in blocks, heads in groups."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,13 +14,23 @@ pytest.importorskip("torch")
 jax = pytest.importorskip("jax")
 pytest.importorskip("transformers")
 
-from support.generating import prompts, tiny  # noqa: E402
+from support.generating import in_torch, prompts, tiny  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def generator() -> Any:
-    model = tiny("LlamaForCausalLM", tie_word_embeddings=True)
-    return fmapper.generator(model, max_length=20, batch=2)
+def model() -> Any:
+    """One layer whose last block is not full, and a table that is the weight of the head, too."""
+    sizes = {"intermediate_size": 150, "vocab_size": 130, "num_hidden_layers": 1}
+    return tiny("LlamaForCausalLM", **sizes, tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def generator(model: Any) -> Any:
+    return blocks_of(model)
+
+
+def blocks_of(model: Any) -> Any:
+    return fmapper.generator(model, max_length=20, batch=2, check=False)
 
 
 def text_of_loop(generator: Any) -> str:
@@ -39,22 +50,70 @@ def text_of_loop(generator: Any) -> str:
     return kept[0]
 
 
-def test_weights_are_turned_but_those_that_others_use(generator: Any) -> None:
-    own = generator._codes.turned
-    assert "model.layers.0.mlp.up_proj.weight" in own
-    assert "model.embed_tokens.weight" not in own
-    assert generator.params["model.layers.0.mlp.up_proj.weight"].shape == (64, 32)
-    assert generator._held["model.layers.0.mlp.up_proj.weight"].shape == (32, 64)
+def test_weights_lie_in_blocks_of_columns(model: Any, generator: Any) -> None:
+    held = generator._held
+    assert held["model.embed_tokens.weight"].shape == (3, 32, 64)
+    assert held["model.layers.0.mlp.up_proj.weight"].shape == (3, 32, 64)
+    assert held["model.layers.0.mlp.down_proj.weight"].shape == (1, 150, 32)
+    for name, array in model.state_dict().items():
+        if name in generator.params:
+            assert np.array_equal(generator.params[name], array.numpy())
+    tokens, mask = prompts(2)
+    assert np.array_equal(
+        generator(tokens, mask, max_new_tokens=8), in_torch(model, tokens, mask, 8)
+    )
 
 
-def test_weights_that_leave_the_cache_of_the_processor_stay_as_they_are(generator: Any) -> None:
-    from fmapper_adapters.jax.generation import turned
+def test_weights_of_gpt2_lie_in_blocks() -> None:
+    model = tiny("GPT2LMHeadModel", num_hidden_layers=1)
+    generator = blocks_of(model)
+    assert generator._held["transformer.h.0.mlp.c_fc.weight"].shape == (2, 32, 64)
+    assert generator.params["transformer.h.0.mlp.c_fc.weight"].shape == (32, 128)
+    tokens, mask = prompts(2)
+    assert np.array_equal(
+        generator(tokens, mask, max_new_tokens=8), in_torch(model, tokens, mask, 8)
+    )
 
-    programs = [generator.generation.prefill, generator.generation.step]
-    assert turned.names(programs, generator.params, 2) == generator._codes.turned != frozenset()
+
+@pytest.mark.parametrize(("batch", "width"), [(1, None), (12, 64), (13, 200)])
+def test_blocks_go_by_the_rows_of_a_step(generator: Any, batch: int, width: int | None) -> None:
+    from fmapper_adapters.jax.generation import blocks
+
     name = "model.layers.0.mlp.up_proj.weight"
-    large = generator.params | {name: jax.numpy.zeros((2049, 1024))}
-    assert turned.names(programs, large, 2) == frozenset()
+    params = generator.params | {name: jax.numpy.zeros((200, 32))}
+    generation = dataclasses.replace(generator.generation, batch=batch)
+    layout = blocks.choose(generation, params)
+    assert layout.get(name) == (None if width is None else blocks.Block(200, width, True))
+
+
+def test_weights_that_other_operations_use_stay_as_they_are() -> None:
+    import torch
+
+    class Bigrams(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.randn(50, 50))
+
+        def step(self, tokens: Any, cache: Any) -> Any:
+            x = torch.nn.functional.embedding(tokens, self.table)
+            return torch.nn.functional.linear(x, self.table) + self.table.sum(), cache
+
+        def prefill(self, tokens: Any, mask: Any) -> Any:
+            return self.step(tokens[:, -1], {"last": tokens[:, -1]})
+
+    assert blocks_of(Bigrams())._held["table"].shape == (50, 50)
+
+
+def test_many_rows_are_multiplied_with_all_blocks_at_once() -> None:
+    from fmapper_adapters.jax.generation import blocks
+
+    x, weight = np.random.default_rng(0).standard_normal((2, 200, 130))
+    block = blocks.Block(200, 64, True)
+    held = blocks._cut(weight, block)
+    assert held.shape == (4, 130, 64)
+    for rows in (3, 200):
+        found = blocks._product(x[:rows], held, None, 200)
+        np.testing.assert_allclose(found, x[:rows] @ weight.T, rtol=1e-4, atol=1e-4)
 
 
 def test_keys_and_values_are_not_repeated_for_each_head(generator: Any) -> None:

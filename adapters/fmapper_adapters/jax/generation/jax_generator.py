@@ -14,7 +14,7 @@ import numpy as np
 from fmapper import ConversionError, ProgramInputError, to_jax
 from fmapper.generation import Decoding, Generated, Generation, Generator, Prompts
 from fmapper.programs import Lowering
-from fmapper_adapters.jax.generation import choose, grouped, loop, turned
+from fmapper_adapters.jax.generation import blocks, choose, grouped, loop
 from fmapper_adapters.jax.model import execute, jax_model
 from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
 
@@ -26,22 +26,22 @@ class Codes:
     Attributes:
         first: The program of a prompt, if there is one.
         step: The program of one token more.
-        turned: The weights that both take the other way round.
+        layout: How both take weights that are not as the model has them.
     """
 
     first: StaticProgram | None
     step: StaticProgram
-    turned: frozenset[str]
+    layout: blocks.Layout
 
     @functools.cached_property
     def run_first(self) -> StaticProgram | None:
         """The compiled function for the first token."""
-        return None if self.first is None else turned.code(self.first, self.turned)
+        return None if self.first is None else blocks.code(self.first, self.layout)
 
     @functools.cached_property
     def run_step(self) -> StaticProgram:
         """The compiled function for a step."""
-        return turned.code(grouped.code(self.step), self.turned)
+        return blocks.code(grouped.code(self.step), self.layout)
 
 
 class JaxGenerator(Generator):
@@ -70,7 +70,7 @@ class JaxGenerator(Generator):
     @property
     def params(self) -> Arrays:
         """The trained arrays of the model by the names of its state dict."""
-        return turned.turn(self._held, self._codes.turned)
+        return blocks.restore(self._held, self._codes.layout)
 
     def replace(
         self, *, params: Any = None, buffers: Any = None, precision: Any = ...
@@ -88,14 +88,17 @@ class JaxGenerator(Generator):
         """
         given = {} if params is None else _arrays_of(params)
         given |= buffers or {}
-        held = self._held
+        held, codes = self._held, self._codes
         if params is not None:
             new = _update(self.params, given, self.generation.step.aliases, strict=True)
-            held = turned.turn(new, self._codes.turned)
+            layout = blocks.choose(self.generation, new)
+            if layout != codes.layout:  # as where arrays lie on several devices now
+                codes = Codes(codes.first, codes.step, layout)
+            held = blocks.lay_out(new, layout)
         return JaxGenerator(
             self.generation,
             self.decoding,
-            self._codes,
+            codes,
             held,
             _update(self.buffers, given, {}, strict=False),
             self.precision if precision is ... else precision,
@@ -329,10 +332,9 @@ def from_generation(
         prefill=None if first is None else first.program,
         step=step.program,
     )
-    bare_programs = [p for p in (bare.prefill, bare.step) if p is not None]
-    which = turned.names(bare_programs, params, generation.batch)
-    held = turned.turn(params, which)
-    return JaxGenerator(bare, decoding, Codes(first, step, which), held, buffers, precision)
+    layout = blocks.choose(bare, params)
+    held = blocks.lay_out(params, layout)
+    return JaxGenerator(bare, decoding, Codes(first, step, layout), held, buffers, precision)
 
 
 def _refuse(code: StaticProgram) -> None:

@@ -1,0 +1,213 @@
+"""Weights of linear layers in blocks of columns, which XLA reads in order on the CPU.
+
+A step multiplies few rows with each weight, so that it is as fast as weights are read. torch keeps
+a weight as (out, in), of which XLA makes a product at a fifth of the speed of memory. Held as
+(blocks, in, 64), a product per block reads everything once and in order, at two thirds of that
+speed. Where rows are many a product is bound by arithmetic, and (in, out) as a single block is
+best. On accelerators it makes no difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fmapper.generation import Generation
+from fmapper.programs import Call, Graph, Lowering, Program, Ref
+from fmapper_adapters.jax.aten.matrices.linalg import of_one_dtype
+from fmapper_adapters.jax.aten.types import cast
+from fmapper_adapters.jax.model.static_program import Arrays, StaticProgram
+
+_PRODUCT = "fmapper::product_with_blocks"
+_ROWS = "fmapper::rows_of_blocks"
+_WIDTH = 64  # columns of a block: 32 and 128 are slower
+_FEW = 12  # rows of a step, up to which blocks pay
+_MANY = 192  # rows of a product, from which blocks are put together first
+
+# Where operations that take a weight have it, and whether it is (out, in).
+_WEIGHTS = {
+    "aten::linear.default": (1, True),
+    "aten::addmm.default": (2, False),
+    "aten::mm.default": (1, False),
+    "aten::matmul.default": (1, False),
+}
+_LOOKUP = "aten::embedding.default"
+
+
+class Block(NamedTuple):
+    """How one weight is held.
+
+    Attributes:
+        outputs: How many columns it has.
+        width: How many of them a block has; the last one is filled up with zeros.
+        turned: Whether the model has it as (out, in).
+    """
+
+    outputs: int
+    width: int
+    turned: bool
+
+
+Layout = Mapping[str, Block]
+
+
+def choose(generation: Generation, params: Arrays) -> Layout:
+    """Returns the layout of the weights that products and lookups alone use."""
+    if generation.batch == 1 or not all(map(_is_on_one_cpu, params.values())):
+        return {}
+    found: dict[str, bool] = {}
+    others: set[str] = set()
+    for program in filter(None, (generation.prefill, generation.step)):
+        turned = _turned(program.graph)
+        rest = _uses_otherwise(program.graph)
+        for label, name in _names(program).items():
+            if label in rest or len(turned.get(label, ())) > 1:
+                others.add(name)
+            elif label in turned:
+                (is_turned,) = turned[label]
+                if found.setdefault(name, is_turned) != is_turned:
+                    others.add(name)
+    kept = {n: t for n, t in found.items() if n not in others and params[n].ndim == 2}
+    return {n: _block(params[n], t, generation.batch) for n, t in kept.items()}
+
+
+def _block(weight: Any, turned: bool, batch: int) -> Block:
+    outputs = weight.shape[0 if turned else 1]
+    is_wide = outputs >= 2 * _WIDTH and batch <= _FEW and weight.dtype.itemsize >= 4
+    return Block(outputs, _WIDTH if is_wide else outputs, turned)
+
+
+def _is_on_one_cpu(array: Any) -> bool:
+    devices = getattr(array, "devices", set)()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+
+
+def _names(program: Program) -> dict[str, str]:
+    """Returns the names of the parameters in a model by those in the graph."""
+    pairs = zip(program.graph.inputs, program.inputs, strict=True)
+    return {label: str(one.target) for label, one in pairs if one.kind == "parameter"}
+
+
+def _weight_of(call: Call) -> tuple[str, bool] | None:
+    """Returns the weight that a call multiplies with, and whether it is (out, in)."""
+    at, turned = _WEIGHTS.get(call.op, (0, False))
+    if call.op not in _WEIGHTS or call.kwargs or not isinstance(call.args[at], Ref):
+        return None
+    return call.args[at].name, turned
+
+
+def _turned(graph: Graph) -> dict[str, set[bool]]:
+    found: dict[str, set[bool]] = {}
+    for call in graph.calls:
+        weight = _weight_of(call)
+        if weight is not None:
+            found.setdefault(weight[0], set()).add(weight[1])
+    return found
+
+
+def _uses_otherwise(graph: Graph) -> frozenset[str]:
+    """Returns the names that a graph uses other than as weights or tables."""
+
+    def bare(call: Call) -> Call:
+        at = 0 if call.op == _LOOKUP else _WEIGHTS.get(call.op, (None,))[0]
+        if at is None or (call.op != _LOOKUP and _weight_of(call) is None):
+            return call
+        return dataclasses.replace(call, args=(*call.args[:at], None, *call.args[at + 1 :]))
+
+    return Graph(graph.inputs, [bare(call) for call in graph.calls], graph.outputs).uses()
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+def lay_out(params: Arrays, layout: Layout) -> Arrays:
+    """Puts weights into blocks."""
+    return params | {name: _cut(params[name], block) for name, block in layout.items()}
+
+
+def restore(held: Arrays, layout: Layout) -> Arrays:
+    """Puts the blocks of weights together, as the model has them."""
+    return held | {name: _join(held[name], block) for name, block in layout.items()}
+
+
+@partial(jax.jit, static_argnums=1)
+def _cut(weight: Any, block: Block) -> Any:
+    weight = weight.T if block.turned else weight
+    missing = -block.outputs % block.width
+    weight = jnp.pad(weight, ((0, 0), (0, missing)))
+    return weight.reshape(len(weight), -1, block.width).swapaxes(0, 1)
+
+
+@partial(jax.jit, static_argnums=1)
+def _join(blocks: Any, block: Block) -> Any:
+    weight = _whole(blocks)[:, : block.outputs]
+    return weight.T if block.turned else weight
+
+
+def _whole(blocks: Any) -> Any:
+    return blocks.swapaxes(0, 1).reshape(blocks.shape[1], -1)
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+def code(own: StaticProgram, layout: Layout) -> StaticProgram:
+    """Returns code that runs a program with its weights in blocks."""
+    program = own.program
+    known = {label: layout[n] for label, n in _names(program).items() if n in layout}
+    if not known:
+        return own
+    calls = [_with_blocks(call, known) for call in program.graph.calls]
+    graph = Graph(program.graph.inputs, calls, program.graph.outputs, program.graph.kinds)
+    more = {_PRODUCT: Lowering(_product), _ROWS: Lowering(_rows)}
+    new = dataclasses.replace(program, graph=graph)
+    return StaticProgram(new, {**own.lowerings, **more}, own.constants)
+
+
+def _with_blocks(call: Call, known: Mapping[str, Block]) -> Call:
+    weight = _weight_of(call)
+    if weight is not None and weight[0] in known:
+        x, bias = call.args[0], None
+        if call.op == "aten::addmm.default":
+            bias, x = call.args[:2]
+        elif call.op == "aten::linear.default":
+            bias = (*call.args, None)[2]
+        args = (x, Ref(weight[0]), bias, known[weight[0]].outputs)
+        return dataclasses.replace(call, op=_PRODUCT, args=args)
+    table = call.args[0] if call.op == _LOOKUP else None
+    if isinstance(table, Ref) and table.name in known:
+        args = (table, call.args[1], known[table.name].turned)
+        return dataclasses.replace(call, op=_ROWS, args=args, kwargs={})
+    return call
+
+
+def _product(x: Any, blocks: Any, bias: Any, outputs: int) -> jax.Array:
+    """Computes `x @ weight + bias`."""
+    x, blocks = of_one_dtype(x, blocks)
+    count, inner, _ = blocks.shape
+    rows = math.prod(x.shape[:-1])
+    flat = x.reshape(rows, inner)
+    if count == 1 or rows > _MANY:
+        y = flat @ (blocks[0] if count == 1 else _whole(blocks))
+    else:
+        # Each block has the rows for itself: a product of two batches stays where it is, and one
+        # without would turn all blocks to get a matrix.
+        each = jnp.broadcast_to(flat, (count, rows, inner))
+        y = (each @ blocks).swapaxes(0, 1).reshape(rows, -1)
+    y = y[:, :outputs].reshape(*x.shape[:-1], outputs)
+    return y if bias is None else y + cast(bias, y.dtype)
+
+
+def _rows(blocks: Any, indices: Any, turned: bool) -> jax.Array:
+    """Looks rows of a table up, which are columns of its blocks where it is turned."""
+    width = blocks.shape[2]
+    if turned:
+        return blocks[indices // width, :, indices % width]
+    found = jnp.take(blocks, indices, axis=1)
+    return jnp.moveaxis(found, 0, -2).reshape(*indices.shape, -1)
