@@ -297,6 +297,13 @@ class Arrays(Framework):
             f"{replace(device, memory=memory)} is not available: {self.name} has one memory there."
         )
 
+    def host_memory(self, device: Device) -> Device | None:
+        """Returns memory of the host from which a device copies by itself; None if there is none.
+
+        Arrays there are still arrays of this backend, and wait for their use.
+        """
+        return None
+
     @abstractmethod
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None

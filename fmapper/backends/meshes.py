@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -124,3 +125,16 @@ class Meshes(Framework):
             op: The operation, without its overload: `aten::linear`.
         """
         return None
+
+
+def uneven_dimension(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) -> int | None:
+    """Returns the first dimension that does not divide evenly; None if all do."""
+    for at, (axes, size) in enumerate(zip(spec, shape, strict=True)):
+        if size % parts_of(axes, mesh):
+            return at
+    return None
+
+
+def parts_of(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
+    """Returns into how many parts axes divide a dimension."""
+    return math.prod(mesh[axis] for axis in axes)

@@ -133,6 +133,10 @@ class Models(Framework):
         """Returns the program of a converted model; None for any other model."""
         return None
 
+    def options_of(self, model: Any) -> Mapping[str, Any] | None:
+        """Returns the options with which `from_program` made a model; None for one of others."""
+        return None
+
     def export_program(
         self,
         model: Any,

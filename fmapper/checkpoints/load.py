@@ -173,7 +173,7 @@ def _place_as_before(old: Any, new: Any) -> Any:
     adapter = adapter_of(old)
     if not isinstance(adapter, Meshes) or adapter.layout(old) is None:
         return None
-    from fmapper.meshes.sharding import place_as  # for few trees
+    from fmapper.moves.onto_mesh import place_as  # for few trees
 
     return place_as(old, new)
 

@@ -8,7 +8,8 @@ For users beside `fmapper.shard`.
     derivation  rules that follow from a program
     dimensions  which dimensions of the arrays of a program are one
     plan        what sharding would do, and what it takes
-    device_map  whole parts on one device each, planned by bytes
+    device_maps whole parts on one device each, planned by bytes
+    streaming   what runs so, with layers that are brought ahead of their use
 """
 
 from typing import TYPE_CHECKING
@@ -17,11 +18,12 @@ from fmapper.lazy import surface as _surface
 
 if TYPE_CHECKING:
     from fmapper.meshes.derivation import Derivation, derive
-    from fmapper.meshes.device_map import DeviceMap, PlacedPart, device_map
+    from fmapper.meshes.device_maps import DeviceMap, PlacedPart, device_map
     from fmapper.meshes.dimensions import DimensionRule, Dimensions, Dims
     from fmapper.meshes.layout import box_at
     from fmapper.meshes.plan import PlannedShard, ShardPlan
     from fmapper.meshes.sharding import Sharding
+    from fmapper.meshes.streaming import OffloadedModel, offload
 
 __all__ = [
     "Derivation",
@@ -29,6 +31,7 @@ __all__ = [
     "DimensionRule",
     "Dimensions",
     "Dims",
+    "OffloadedModel",
     "PlacedPart",
     "PlannedShard",
     "ShardPlan",
@@ -36,13 +39,15 @@ __all__ = [
     "box_at",
     "derive",
     "device_map",
+    "offload",
 ]
 
 _PLACES = {
     "fmapper.meshes.derivation": "Derivation derive",
-    "fmapper.meshes.device_map": "DeviceMap PlacedPart device_map",
+    "fmapper.meshes.device_maps": "DeviceMap PlacedPart device_map",
     "fmapper.meshes.dimensions": "DimensionRule Dimensions Dims",
     "fmapper.meshes.layout": "box_at",
+    "fmapper.meshes.streaming": "OffloadedModel offload",
     "fmapper.meshes.plan": "PlannedShard ShardPlan",
     "fmapper.meshes.sharding": "Sharding",
 }

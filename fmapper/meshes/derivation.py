@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fmapper.backends.discovery import adapters
-from fmapper.backends.meshes import Meshes
+from fmapper.backends.meshes import Meshes, parts_of
 from fmapper.backends.models import Models
 from fmapper.errors import PlacementError
 from fmapper.meshes.dimensions import DimensionRule, Dimensions, Group
-from fmapper.meshes.layout import Axes, mesh_sizes, parts_of, read_names
+from fmapper.meshes.layout import Axes, mesh_sizes, read_names
 from fmapper.programs.program import Program
 
 _SMALL = 2  # parameters of fewer dimensions, which do not pay for what is sent

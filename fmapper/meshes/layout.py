@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fmapper.backends.discovery import adapters
-from fmapper.backends.meshes import Box, Meshes, Spec
+from fmapper.backends.meshes import Box, Meshes, Spec, parts_of
 from fmapper.errors import PlacementError
 
 Axes: TypeAlias = tuple[Any, ...]
@@ -135,19 +134,6 @@ def _entry(entry: Any) -> tuple[str, ...]:
         if all(isinstance(part, str) for part in parts):
             return parts
     raise PlacementError(f"{entry!r} is not an axis, a tuple of axes or None")
-
-
-def uneven_dimension(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) -> int | None:
-    """Returns the first dimension that does not divide evenly; None if all do."""
-    for at, (axes, size) in enumerate(zip(spec, shape, strict=True)):
-        if size % parts_of(axes, mesh):
-            return at
-    return None
-
-
-def parts_of(axes: Iterable[str], mesh: Mapping[str, int]) -> int:
-    """Returns into how many parts axes divide a dimension."""
-    return math.prod(mesh[axis] for axis in axes)
 
 
 def shard_shape(spec: Spec, shape: Sequence[int], mesh: Mapping[str, int]) -> tuple[int, ...]:

@@ -198,7 +198,7 @@ class Found:
         found = derive_axes(program, parts)
         self.sums += found.sums
         self.moves += found.moves
-        arrays = _arrays_of(node)
+        arrays = arrays_of(node)
         return [(name, arrays[name], own) for name, own in found.axes.items() if name in arrays]
 
 
@@ -221,7 +221,7 @@ def _said(node: Any) -> Said:
     return [*next(filter(None, said), ())]
 
 
-def _arrays_of(model: Any) -> Mapping[str, Any]:
+def arrays_of(model: Any) -> Mapping[str, Any]:
     """Returns the arrays of a converted model by the names that its program has for them."""
     found = (adapter.weights(model) for adapter in adapters(Models))
     weights = next(filter(None, found), None)

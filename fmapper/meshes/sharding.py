@@ -7,21 +7,20 @@ from typing import Any, Literal, TypeVar
 
 from fmapper.backends.arrays import Arrays
 from fmapper.backends.discovery import adapter_of
-from fmapper.backends.meshes import Box, Meshes, Spec
+from fmapper.backends.meshes import Meshes, Spec, parts_of, uneven_dimension
 from fmapper.errors import CopyNeededError, FmapperError, PlacementError
 from fmapper.meshes import rules as _rules
 from fmapper.meshes.layout import (
     adapter_of_mesh,
     mesh_sizes,
-    parts_of,
     read_names,
     read_spec,
-    uneven_dimension,
 )
 from fmapper.meshes.plan import ShardPlan, planned
 from fmapper.moves.carry import UNTOUCHED
 from fmapper.moves.collect import Leaves
-from fmapper.moves.mover import Mover, to_numpy
+from fmapper.moves.mover import Mover
+from fmapper.moves.onto_mesh import bring
 from fmapper.moves.place import Keep
 from fmapper.moves.router import Router
 from fmapper.tracebacks import short_traceback, shorten_traceback
@@ -139,13 +138,13 @@ class Sharding(Router):
             assert isinstance(adapter, Arrays)
             if spec is None:
                 return _arrays(old).like(Mover("load", _arrays(old).name)(new), old)
-            return adapter.like(self._bring(new, spec, adapter), old)
+            return adapter.like(bring(new, self.mesh, spec, adapter, copy=self.copy), old)
 
         return place
 
     def bring(self, array: Any, spec: Spec) -> Any:
         """Returns an array of any backend on the mesh, divided as a spec says."""
-        return self._bring(array, spec, self._needs_mesh())
+        return bring(array, self.mesh, spec, self._needs_mesh(), copy=self.copy)
 
     # --- what rules say -------------------------------------------------------------------------
 
@@ -233,7 +232,7 @@ class Sharding(Router):
         for at, array in enumerate(arrays):
             if _arrays(array) is not adapter:
                 try:
-                    results[at] = self._bring(array, specs[at], adapter)
+                    results[at] = bring(array, self.mesh, specs[at], adapter, copy=self.copy)
                 except CopyNeededError as error:
                     raise CopyNeededError(f"{where(array)}: {error}. {UNTOUCHED}") from error
                 except (FmapperError, TypeError) as error:
@@ -244,48 +243,6 @@ class Sharding(Router):
         for at, one in zip(own, new, strict=True):
             results[at] = adapter.like(one, arrays[at])
         return results
-
-    def _bring(self, array: Any, spec: Spec, adapter: Meshes) -> Any:
-        """Returns an array of another backend on the mesh: the parts that belong here are read."""
-        assert isinstance(adapter, Arrays)
-        source = _arrays(array)
-        if source is adapter:
-            return next(iter(adapter.shard([array], self.mesh, [spec], lambda _: "")))
-        shape, dtype = source.shape(array), source.dtype(array)
-        if isinstance(source, Meshes) and source.layout(array) is not None:
-            return self._bridge(array, source, spec, adapter)
-        if source.device(array).kind == "meta":
-            hollow = adapter.abstract(shape, adapter.storable(dtype) or dtype)
-            return next(iter(adapter.shard([hollow], self.mesh, [spec], lambda _: "")))
-        if adapter.storable(dtype) != dtype:
-            whole = Mover("shard", adapter.name)(array)
-            return next(iter(adapter.shard([whole], self.mesh, [spec], lambda _: "")))
-
-        def read(box: Box) -> Any:
-            return source.read_box(array, box)
-
-        return adapter.assemble(shape, dtype, self.mesh, spec, read)
-
-    def _bridge(self, array: Any, source: Meshes, spec: Spec, adapter: Meshes) -> Any:
-        """Returns an array that lies on a mesh of another framework, on this one.
-
-        Each process makes it of the parts that it holds; nothing is sent.
-        """
-        assert isinstance(source, Arrays)
-        assert isinstance(adapter, Arrays)
-        shape, held = source.shape(array), source.held(array)
-        move = Mover("shard", adapter.name, copy=self.copy)
-        parts = {}
-        for box in adapter.own_boxes(self.mesh, shape, spec):
-            if box in held:
-                parts[box] = move(held[box])
-            elif self.copy is False:
-                raise CopyNeededError(
-                    f"copy=False: this process holds {[*held]}, and is to hold {box} in one piece"
-                )
-            else:
-                parts[box] = move(_paste(box, held, str([*held])))
-        return adapter.join(shape, self.mesh, spec, parts)
 
 
 @short_traceback
@@ -352,44 +309,6 @@ def shard(
     return Sharding(
         mesh, rules, names=names, uneven=uneven, copy=copy, strict=strict, report=report
     )(tree)
-
-
-def place_as(old: Any, new: Any) -> Any:
-    """Returns new values, divided as an array on a mesh is; None where that is not even."""
-    adapter = _arrays(old)
-    assert isinstance(adapter, Meshes)
-    found = adapter.layout(old)
-    assert found is not None
-    mesh, spec = found
-    sharding = Sharding(mesh, _rules.LAYOUT)
-    if uneven_dimension(spec, _shape(old), sharding.axes) is not None:
-        return None
-    return adapter.like(sharding.bring(new, spec), old)
-
-
-def _paste(box: Box, held: Mapping[Box, Any], where: str) -> Any:
-    """Returns a part that several others make up, as an array of the host.
-
-    Raises:
-        PlacementError: They lack some of it.
-    """
-    import numpy as np
-
-    parts = {own: to_numpy(array) for own, array in held.items()}
-    new = np.empty([stop - start for start, stop in box], next(iter(parts.values())).dtype)
-    filled = np.zeros(new.shape, bool)
-    for own, values in parts.items():
-        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, own, strict=True)]
-        if all(start < stop for start, stop in common):
-            to = tuple(slice(s - a, e - a) for (s, e), (a, _) in zip(common, box, strict=True))
-            of = tuple(slice(s - c, e - c) for (s, e), (c, _) in zip(common, own, strict=True))
-            new[to], filled[to] = values[of], True
-    if not filled.all():
-        raise PlacementError(
-            f"process holds {where}, and is to hold {box}: other processes have the rest. Divide "
-            "it so in its own framework first."
-        )
-    return new
 
 
 def _arrays(array: Any) -> Arrays:

@@ -6,6 +6,7 @@ import sys
 import types
 import typing
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,21 @@ def test_a_name_says_which_face_it_is_imported_from(face):
         assert value.__doc__ or typing.get_origin(value) is typing.Literal, name
         if hasattr(value, "__qualname__"):
             assert value.__module__ == face.__name__, name
+
+
+def test_no_public_name_is_that_of_a_file_beside_it():
+    # Once such a file is imported its package has the module under that name, and no function.
+    for folder in (Path(fmapper.__file__).parent, *Path(fmapper.__file__).parent.glob("*/")):
+        name = "fmapper" if folder.name == "fmapper" else f"fmapper.{folder.name}"
+        if not (folder / "__init__.py").exists():
+            continue
+        package = importlib.import_module(name)
+        files = {path.stem for path in folder.glob("*.py")} | {
+            path.name for path in folder.iterdir() if path.is_dir()
+        }
+        places = getattr(package, "_PLACES", {})
+        public = {one for names in places.values() for one in names.split()}
+        assert not files & public, name
 
 
 def test_names_that_have_moved_to_another_face_are_found_where_they_were():

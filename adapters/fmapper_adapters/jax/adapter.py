@@ -135,6 +135,12 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
             )
         return replace(device, memory=None if memory == _devices.usual_memory(own) else memory)
 
+    def host_memory(self, device: Device) -> Device | None:
+        """Returns `pinned_host`, which every release that has memories has on every device."""
+        if "pinned_host" not in _devices.memories(_devices.find(device)):
+            return None
+        return self.in_memory(device, "pinned_host")
+
     def find_device(self, kind: str, index: int | None) -> Device:
         """Finds a device; without an index, the default one if it is of that kind.
 
@@ -436,6 +442,10 @@ class JaxAdapter(JaxMeshes, JaxModels, Compute, Nodes):
     def program_of(self, model: Any) -> Program | None:
         """Returns the program of a converted model."""
         return model.program if self.is_model(model) else None
+
+    def options_of(self, model: Any) -> Mapping[str, Any] | None:
+        """Returns the precision of a converted model."""
+        return {"precision": model.precision} if self.is_model(model) else None
 
     def axes(self, node: Any) -> Sequence[tuple[str, Any, tuple[Any, ...]]]:
         """Returns the axes that the source module of a converted model names."""

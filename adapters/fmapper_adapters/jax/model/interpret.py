@@ -14,6 +14,9 @@ from fmapper_adapters.jax.aten import types
 
 Observer = Callable[[Call, Any], None]
 
+_Space: Any = getattr(getattr(jax, "memory", None), "Space", None)  # since JAX 0.8
+_typeof: Any = getattr(jax, "typeof", None)
+
 
 @dataclass(slots=True)
 class Run:
@@ -49,6 +52,7 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
     """
     env = dict(zip(graph.inputs, inputs, strict=True))
     dead = graph.last_uses()
+    away = {name for name, value in env.items() if _is_on_host(value)}
 
     def resolve(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -65,6 +69,9 @@ def evaluate(graph: Graph, inputs: Sequence[Any], run: Run) -> Any:
 
     for call in graph.calls:
         lowering = run.lowerings[call.op]
+        for name in away.intersection(call.refs()) if away else ():
+            env[name] = jax.device_put(env[name], _Space.Device)
+            away.remove(name)
         try:
             kwargs = {key: resolve(value) for key, value in call.kwargs.items()}
             if lowering.random:
@@ -102,6 +109,16 @@ def _problems(call: Call, result: Any) -> Iterator[str]:
         dtype = np.result_type(array) if np.isscalar(array) else array.dtype
         if dtype != types.dtype_of(name):
             yield f"{_at(call)} gives {dtype} for {name}"
+
+
+def _is_on_host(value: Any) -> bool:
+    """Tells whether an array is in memory of the host that operations do not take, `pinned_host`.
+
+    It is brought to the device at its first use; XLA brings it ahead of that, where it can.
+    """
+    if _Space is None or not isinstance(value, jax.Array):
+        return False
+    return getattr(_typeof(value), "memory_space", None) is _Space.Host
 
 
 def _function(graph: Graph, run: Run) -> Callable[..., Any]:

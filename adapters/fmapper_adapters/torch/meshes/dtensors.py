@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 
+# Layer -> the dimension of its weight over which it adds up.
+_ADDED: dict[type, int] = {torch.nn.Embedding: 0, torch.nn.EmbeddingBag: 0, torch.nn.Linear: 1}
+
+
 class TorchMeshes(Meshes):
     """A part of the adapter: `DeviceMesh`es, and tensors on them."""
 
@@ -78,15 +82,16 @@ class TorchMeshes(Meshes):
         return _as_dtensor(local.to(mesh.device_type), mesh, wanted, tuple(shape))
 
     def prepare(self, nodes: Iterable[Any]) -> None:
-        """Has embeddings whose rows are divided add up what each process has looked up.
+        """Has layers whose sums are divided add up at once what each process has of them.
 
-        What they give is a sum that is not yet made, of which torch can make it once only.
+        An embedding whose rows are divided gives a sum that is not yet made, of which torch can
+        make it once only; that of a product torch would make in part here and in part there.
         """
         for node in nodes:
-            if isinstance(node, torch.nn.Embedding | torch.nn.EmbeddingBag):
-                found = self.layout(node.weight)
-                if found is not None and found[1][0]:
-                    node.register_forward_hook(add_up)
+            dim = next((dim for cls, dim in _ADDED.items() if isinstance(node, cls)), None)
+            found = None if dim is None else self.layout(node.weight)
+            if found is not None and found[1][dim]:
+                node.register_forward_hook(add_up)
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
         """Returns mesh and placements of a `DTensor`."""

@@ -118,6 +118,7 @@ def device_map(
     *,
     no_split: Sequence[str] | None = None,
     dtype: str | None = None,
+    ahead: int = 0,
 ) -> DeviceMap:
     """Plans which part of a model lies on which device, by bytes, before any of it is loaded.
 
@@ -137,6 +138,8 @@ def device_map(
         no_split: Names of classes whose instances stay whole; by default what a model of
             transformers says. A converted model has no classes: give names of parts.
         dtype: Plans for floating-point arrays of this dtype, such as "bfloat16", not of their own.
+        ahead: How many layers are brought while the one before is computed. The first device keeps
+            room for as many more; with 0 what `offload` has on its way is smaller than a layer.
 
     Returns:
         The plan; nothing is moved.
@@ -156,12 +159,14 @@ def device_map(
         filling = _Filling({**budget, first: budget[first] - room}, whole)
         plan = filling.fill(root, room)
         away = (one.size() for one in root.layers(whole) if filling.is_away(one, first))
-        needed = max(away, default=0)
-        if first in OFFLOADED or needed <= room:
+        largest = max(away, default=0)
+        needed = largest * (1 + ahead)
+        if first == "disk" or needed <= room:
             return plan
         if needed > budget[first]:
+            more = f", {1 + ahead} are to be there at once" if ahead else ""
             raise PlacementError(
-                f"the largest layer has {readable_bytes(needed)}, and {first} may take "
+                f"the largest layer has {readable_bytes(largest)}{more}, and {first} may take "
                 f"{readable_bytes(int(budget[first]))}: no layer could be brought there. Give it "
                 "more in max_memory=, or name fewer classes in no_split=."
             )

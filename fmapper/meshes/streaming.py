@@ -1,0 +1,446 @@
+"""`offload`: a converted model whose layers lie elsewhere, and are brought ahead of their use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fmapper.backends.arrays import Arrays, Device
+from fmapper.backends.device import parse_device
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.models import Models
+from fmapper.errors import DeviceError, DeviceUnavailableError, PlacementError, ProgramInputError
+from fmapper.meshes.device_maps import OFFLOADED, DeviceMap
+from fmapper.meshes.stages import Stage, split
+from fmapper.moves.loader import DeviceLoader
+from fmapper.moves.mover import Mover
+from fmapper.programs.echoes import Echoes
+from fmapper.programs.program import Program, Ref
+from fmapper.render import readable_bytes
+from fmapper.states.materialize import is_abstract
+from fmapper.tracebacks import short_traceback
+
+_FILE = "offloaded.safetensors"
+
+
+@short_traceback
+def offload(
+    model: Any,
+    plan: DeviceMap,
+    *,
+    state: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    room: int | None = None,
+) -> OffloadedModel:
+    """Returns a converted model that runs with its arrays where a plan has them.
+
+    What lies on devices stays there. What lies on "cpu" or "disk" is brought to the first device
+    while what comes before it is computed, and let go of after its use. All that is brought takes
+    no more than the plan's room at any time: two pieces of half the room, one that is used and one
+    that is on its way, where layers are small enough for that. Where JAX has memory for it, what
+    lies on "cpu" is in `pinned_host`, from which devices copy by themselves.
+
+    Args:
+        model: A converted model, of JAX, Flax or torch, for evaluation. Its arrays may have shapes
+            and no values, if `state` has those.
+        plan: Where its parts lie; see `device_map`. Devices are named as frameworks name them, as
+            "gpu:1", or by the number of a GPU.
+        state: Arrays by name where the model has none: of any backend, or of a checkpoint, of which
+            those for "disk" are left where they are.
+        folder: A folder for what is to lie on "disk" and lies in memory now.
+        room: Bytes of the first device for what is brought; None for the plan's.
+
+    Returns:
+        A model that is called as the given one, for its outputs alone: it is not differentiated,
+        and not compiled as a whole. It does not follow later changes of the given one.
+
+    Raises:
+        PlacementError: The model has no program, or arrays have no values and `state` lacks them; a
+            device is not one; there is no folder; or an operation takes more than the room.
+        ConversionError: The program changes arrays, as in training, or draws random numbers.
+
+    Examples:
+        >>> import fmapper, torch
+        >>> from fmapper.meshes import device_map, offload
+        >>> net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+        >>> model = fmapper.convert(net, "jax", (torch.ones(2, 8),))
+        >>> plan = device_map(model, {"cpu:0": 900, "cpu": None})
+        >>> small = offload(model, plan)
+        >>> small(torch.ones(2, 8).numpy()).shape, small.room
+        ((2, 8), 288)
+    """
+    program, own = _program(model), _own_arrays(model)
+    arrays = _filled(program, own, state or {})
+    options = _options(model)
+    return OffloadedModel(
+        program, arrays, plan, backend=_adapter(own), folder=folder, room=room, options=options
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A stage with its model and the device that it runs on; `resident` by name, the rest comes."""
+
+    stage: Stage
+    model: Any
+    mover: Mover
+    device: Device
+    resident: dict[str, Any]
+    brought: dict[str, Any] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+class OffloadedModel:
+    """A converted model whose arrays lie where a plan has them; made by `offload`.
+
+    Attributes:
+        program: What it computes.
+        plan: Where its parts lie.
+        room: Bytes that arrays which are brought take on their device, at most.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        arrays: Mapping[str, Any],
+        plan: DeviceMap,
+        *,
+        backend: Arrays,
+        folder: str | Path | None,
+        room: int | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.program, self.plan = program, plan
+        self.room = plan.room if room is None else room
+        self._echoes = Echoes(program)
+        self._adapter = backend
+        self._devices = _Devices(backend, plan)
+        self._stages = self._place(_written(arrays, plan, folder), dict(options))
+        self._last = _last_uses(self._stages, program)
+
+    def __repr__(self) -> str:
+        away = sum(one.nbytes for one in self._stages)
+        return (
+            f"OffloadedModel({self.program.name}, {readable_bytes(away)} brought in "
+            f"{len(self._stages)} stages, at most {readable_bytes(self.room)} at a time)"
+        )
+
+    # --- where everything lies ------------------------------------------------------------------
+
+    def _place(self, arrays: Mapping[str, Any], options: dict[str, Any]) -> list[_Placed]:
+        """Divides the program, and brings what stays on devices to them."""
+        sizes = {name: _nbytes(array) for name, array in arrays.items()}
+
+        def ends(so_far: Sequence[str], more: Sequence[str]) -> bool:
+            if self._device(so_far) != self._device(more):
+                return True
+            before, after = set(filter(self._is_away, so_far)), set(filter(self._is_away, more))
+            if not (before and after):
+                return before != after
+            return sum(map(sizes.__getitem__, before | after)) > self.room // 2
+
+        from fmapper.programs.convert import convert
+
+        there: dict[Any, Any] = {}
+        models: dict[str, Any] = {}
+        found = []
+        for stage in split(self.program, ends):
+            key = self._device(stage.arrays)
+            mover, device = self._devices.of(key)
+            resident, brought = {}, {}
+            for name in stage.arrays:
+                if self._is_away(name) and key == self._devices.first:
+                    brought[name] = self._waiting(name, arrays[name], there)
+                else:
+                    if (name, key) not in there:
+                        there[name, key] = mover(arrays[name])
+                    resident[name] = there[name, key]
+            if stage.form not in models:
+                models[stage.form] = convert(stage.program, self._adapter.name, **options)
+            nbytes = sum(map(sizes.__getitem__, brought))
+            if nbytes > self.room:
+                raise PlacementError(
+                    f"{next(iter(brought))} and what is used with it take {readable_bytes(nbytes)}"
+                    f", and there is room for {readable_bytes(self.room)}: give more, room=, or "
+                    "plan with more memory for the first device."
+                )
+            placed = _Placed(stage, models[stage.form], mover, device, resident, brought, nbytes)
+            found.append(placed)
+        return found
+
+    def _is_away(self, name: str) -> bool:
+        device = self.plan.device_of(name)
+        return device in OFFLOADED and device != self._devices.first
+
+    def _device(self, names: Sequence[str]) -> Any:
+        """Returns where a stage with these arrays runs."""
+        first = next(iter(names), None)
+        if first is None or self._is_away(first):
+            return self._devices.first
+        return self.plan.device_of(first)
+
+    def _waiting(self, name: str, array: Any, there: dict[Any, Any]) -> Any:
+        """Returns an array as it waits for its use; what is on a disk is read for each."""
+        if self.plan.device_of(name) == "disk":
+            return array
+        if (name, "cpu") not in there:
+            there[name, "cpu"] = self._devices.waiting(array)
+        return there[name, "cpu"]
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the output for the arguments of the model's forward.
+
+        Raises:
+            ProgramInputError: The program was recorded for other inputs, or an argument only stands
+                for an array, as inside of `jax.jit`.
+        """
+        values = self._bind(args, kwargs)
+        gate = _Gate(self.room)
+        coming = iter(DeviceLoader(self._source(gate), _bring, prefetch=1))
+        try:
+            for at, placed in enumerate(self._stages):
+                self._run(at, placed, values, coming, gate)
+        finally:
+            gate.close()
+            coming.close()  # type: ignore[attr-defined]
+        outputs = [values[v.name] if isinstance(v, Ref) else v for v in self.program.graph.outputs]
+        output = self.program.out_spec.unflatten(outputs)
+        return self._echoes.put(output, args, kwargs)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        program = self.program
+        users = [
+            (name, spec)
+            for name, spec in zip(program.graph.inputs, program.inputs, strict=True)
+            if spec.kind in ("user", "static")
+        ]
+        values: dict[str, Any] = {}
+        paths, leaves = program.input_paths(), program.bind(args, kwargs)
+        for (name, spec), path, leaf in zip(users, paths, leaves, strict=True):
+            where = f"{program.name}: {path}"
+            if spec.kind == "static" and not spec.accepts(leaf):
+                raise ProgramInputError(
+                    f"{where} is {leaf!r}, but the program was recorded for {spec.value!r} and "
+                    "does what that means. Convert the model with the other value."
+                )
+            adapter = adapter_of(leaf)
+            if adapter is not None and adapter.is_traced(leaf):
+                raise ProgramInputError(
+                    f"{where} only stands for an array: a model whose layers are brought runs "
+                    "outside of what is compiled, differentiated or mapped. Call it there."
+                )
+            values[name] = leaf
+        return values
+
+    def _run(
+        self, at: int, placed: _Placed, values: dict[str, Any], coming: Iterator[Any], gate: _Gate
+    ) -> None:
+        """Runs a stage: its outputs join the values, and what nobody needs any more leaves."""
+        brought = next(coming) if placed.brought else {}
+        arrays = [placed.resident.get(n, brought.get(n)) for n in placed.stage.arrays]
+        given = [
+            values[name] if adapter_of(values[name]) is None else placed.mover(values[name])
+            for name in placed.stage.values
+        ]
+        outputs = placed.model(*given, *arrays)
+        if placed.brought:
+            self._adapter.wait(placed.device, outputs)
+            del arrays, brought, given
+            gate.give(placed.nbytes)
+        values.update(zip(placed.stage.outputs, outputs, strict=True))
+        for name in self._last.get(at, ()):
+            values.pop(name, None)
+
+    def _source(self, gate: _Gate) -> Iterator[tuple[Mover, dict[str, Any]]]:
+        for placed in self._stages:
+            if placed.brought and not gate.take(placed.nbytes):
+                return
+            if placed.brought:
+                yield placed.mover, placed.brought
+
+
+class _Gate:
+    """Lets as many bytes on the way as there is room for."""
+
+    def __init__(self, room: int) -> None:
+        self._free = room
+        self._is_open = True
+        self._changed = threading.Condition()
+
+    def take(self, nbytes: int) -> bool:
+        """Waits until there is room; returns False when nobody wants anything any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: nbytes <= self._free or not self._is_open)
+            self._free -= nbytes
+            return self._is_open
+
+    def give(self, nbytes: int) -> None:
+        with self._changed:
+            self._free += nbytes
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+
+
+class _Devices:
+    """The devices of a plan, as those of a framework."""
+
+    def __init__(self, adapter: Arrays, plan: DeviceMap) -> None:
+        self._adapter = adapter
+        self.first = next(iter(plan.nbytes))
+        self._known = {key: self._find(key) for key in plan.nbytes if self._computes(key)}
+        host = Mover("offload", adapter.name, spec=parse_device("cpu"))
+        pinned = adapter.host_memory(self._known[self.first][1])
+        self.waiting = host if pinned is None else self._mover(str(pinned))
+
+    def of(self, key: Any) -> tuple[Mover, Device]:
+        """Returns what brings arrays to a device of the plan, and the device."""
+        return self._known[key]
+
+    def _computes(self, key: Any) -> bool:
+        return key == self.first or key not in OFFLOADED
+
+    def _find(self, key: Any) -> tuple[Mover, Device]:
+        if key == "disk":
+            raise PlacementError("the first device of the plan is the disk: nothing computes there")
+        text = f"gpu:{key}" if isinstance(key, int) else str(key)
+        try:
+            mover = self._mover(text)
+            assert mover.spec is not None
+            return mover, self._adapter.find_device(mover.spec.kind, mover.spec.index)
+        except (DeviceError, DeviceUnavailableError) as error:
+            raise PlacementError(f"the device {key!r} of the plan: {error}") from error
+
+    def _mover(self, text: str) -> Mover:
+        spec = parse_device(text)
+        if spec.backend not in (None, self._adapter.name):
+            raise PlacementError(f"{text} is not a device of {self._adapter.name}")
+        return Mover("offload", self._adapter.name, spec=spec)
+
+
+def _bring(batch: tuple[Mover, dict[str, Any]]) -> dict[str, Any]:
+    mover, arrays = batch
+    moved: dict[str, Any] = mover(arrays)
+    return moved
+
+
+def _program(model: Any) -> Program:
+    from fmapper.meshes.derivation import program_of
+
+    program = program_of(model) or getattr(model, "program", None)
+    if not isinstance(program, Program):
+        raise PlacementError(
+            f"a {type(model).__name__} has no program that could run in stages: convert it. Models "
+            "of transformers that are not converted take the plan as device_map=dict(plan)."
+        )
+    return program
+
+
+def _own_arrays(model: Any) -> Mapping[str, Any]:
+    """Returns parameters and buffers of a converted model by the names in its program."""
+    from fmapper.meshes.rules import arrays_of
+
+    if not hasattr(model, "as_program"):
+        return arrays_of(model)
+    filled = model.as_program()
+    return {**filled.parameters, **filled.buffers}
+
+
+def _filled(program: Program, own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arrays that a program takes, with values.
+
+    Raises:
+        PlacementError: Some have none.
+    """
+    if program.few_bits:
+        raise PlacementError(
+            f"{next(iter(program.few_bits))} has integers of fewer bits than a byte, which are not "
+            "brought yet: convert the model with weights of other dtypes"
+        )
+    others: dict[str, list[str]] = {}
+    for alias, name in program.aliases.items():
+        others.setdefault(name, []).append(alias)
+    found, missing = {}, []
+    for name in (str(i.target) for i in program.inputs if i.kind in ("parameter", "buffer")):
+        names = (name, *others.get(name, ()))
+        array = next((state[n] for n in names if n in state), own.get(name))
+        if array is None or is_abstract(array):
+            missing.append(name)
+        else:
+            found[name] = array
+    if missing:
+        more = f" and {len(missing) - 5} more" * (len(missing) > 5)
+        raise PlacementError(
+            f"{', '.join(missing[:5])}{more} have no values: give those by name, state=, as "
+            "fmapper.load(path) does"
+        )
+    return found
+
+
+def _options(model: Any) -> Mapping[str, Any]:
+    from fmapper.backends.discovery import adapters
+
+    found = (adapter.options_of(model) for adapter in adapters(Models))
+    return next((one for one in found if one is not None), {})
+
+
+def _adapter(arrays: Mapping[str, Any]) -> Arrays:
+    """Returns the framework that computes."""
+    for array in arrays.values():
+        adapter = adapter_of(array)
+        if isinstance(adapter, Models):
+            return adapter
+    raise PlacementError("none of the arrays is of a framework that computes")
+
+
+def _nbytes(array: Any) -> int:
+    adapter = adapter_of(array)
+    assert adapter is not None
+    return adapter.nbytes(array)
+
+
+def _written(
+    arrays: Mapping[str, Any], plan: DeviceMap, folder: str | Path | None
+) -> Mapping[str, Any]:
+    """Returns the arrays, with those for the disk in a file."""
+    from fmapper.checkpoints.load import load
+    from fmapper.checkpoints.save import save
+
+    away = {n: a for n, a in arrays.items() if plan.device_of(n) == "disk" and not _is_stored(a)}
+    if not away:
+        return arrays
+    if folder is None:
+        raise PlacementError(
+            f"{next(iter(away))} is to lie on the disk, and lies in memory: say in which folder, "
+            "folder=, or give the arrays of a checkpoint, state=fmapper.load(path)."
+        )
+    path = Path(folder) / _FILE
+    save(away, path)
+    stored = load(path)
+    return {**arrays, **{name: stored[name] for name in away}}
+
+
+def _is_stored(array: Any) -> bool:
+    from fmapper.checkpoints.lazy import LazyArray
+
+    return isinstance(array, LazyArray)
+
+
+def _last_uses(stages: Sequence[_Placed], program: Program) -> dict[int, tuple[str, ...]]:
+    """Returns for each stage the values that nobody needs after it."""
+    seen = {value.name for value in program.graph.outputs if isinstance(value, Ref)}
+    found = {}
+    for at in reversed(range(len(stages))):
+        stage = stages[at].stage
+        names = dict.fromkeys((*stage.values, *stage.outputs))
+        found[at] = tuple(name for name in names if name not in seen)
+        seen.update(names)
+    return found

@@ -1,0 +1,114 @@
+"""An array of any backend onto a mesh: the parts that belong here are read, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fmapper.backends.arrays import Arrays
+from fmapper.backends.discovery import adapter_of
+from fmapper.backends.meshes import Box, Meshes, Spec, uneven_dimension
+from fmapper.errors import CopyNeededError, PlacementError
+from fmapper.moves.mover import Mover, to_numpy
+
+
+def bring(array: Any, mesh: Any, spec: Spec, adapter: Meshes, *, copy: bool | None = None) -> Any:
+    """Returns an array of any backend on a mesh.
+
+    Args:
+        array: The array.
+        mesh: The mesh.
+        spec: Which axes of the mesh divide each dimension.
+        adapter: The adapter whose mesh it is.
+        copy: False shares the memory of shards with another framework, and raises where that
+            cannot be.
+
+    Raises:
+        CopyNeededError: `copy=False`, and the memory of a shard cannot be shared.
+        PlacementError: This process lacks some of what it is to hold.
+    """
+    assert isinstance(adapter, Arrays)
+    source = _arrays(array)
+    if source is adapter:
+        return next(iter(adapter.shard([array], mesh, [spec], lambda _: "")))
+    shape, dtype = source.shape(array), source.dtype(array)
+    if isinstance(source, Meshes) and source.layout(array) is not None:
+        return _bridge(array, source, mesh, spec, adapter, copy)
+    if source.device(array).kind == "meta":
+        hollow = adapter.abstract(shape, adapter.storable(dtype) or dtype)
+        return next(iter(adapter.shard([hollow], mesh, [spec], lambda _: "")))
+    if adapter.storable(dtype) != dtype:
+        whole = Mover("shard", adapter.name)(array)
+        return next(iter(adapter.shard([whole], mesh, [spec], lambda _: "")))
+
+    def read(box: Box) -> Any:
+        return source.read_box(array, box)
+
+    return adapter.assemble(shape, dtype, mesh, spec, read)
+
+
+def place_as(old: Any, new: Any) -> Any:
+    """Returns new values, divided as an array on a mesh is; None where that is not even."""
+    adapter = _arrays(old)
+    assert isinstance(adapter, Meshes)
+    found = adapter.layout(old)
+    assert found is not None
+    mesh, spec = found
+    if uneven_dimension(spec, _arrays(old).shape(old), adapter.mesh_axes(mesh) or {}) is not None:
+        return None
+    return _arrays(old).like(bring(new, mesh, spec, adapter), old)
+
+
+def _bridge(
+    array: Any, source: Meshes, mesh: Any, spec: Spec, adapter: Meshes, copy: bool | None
+) -> Any:
+    """Returns an array that lies on a mesh of another framework, on this one.
+
+    Each process makes it of the parts that it holds; nothing is sent.
+    """
+    assert isinstance(source, Arrays)
+    assert isinstance(adapter, Arrays)
+    shape, held = source.shape(array), source.held(array)
+    move = Mover("shard", adapter.name, copy=copy)
+    parts = {}
+    for box in adapter.own_boxes(mesh, shape, spec):
+        if box in held:
+            parts[box] = move(held[box])
+        elif copy is False:
+            raise CopyNeededError(
+                f"copy=False: this process holds {[*held]}, and is to hold {box} in one piece"
+            )
+        else:
+            parts[box] = move(_paste(box, held, str([*held])))
+    return adapter.join(shape, mesh, spec, parts)
+
+
+def _paste(box: Box, held: Mapping[Box, Any], where: str) -> Any:
+    """Returns a part that several others make up, as an array of the host.
+
+    Raises:
+        PlacementError: They lack some of it.
+    """
+    import numpy as np
+
+    parts = {own: to_numpy(array) for own, array in held.items()}
+    new = np.empty([stop - start for start, stop in box], next(iter(parts.values())).dtype)
+    filled = np.zeros(new.shape, bool)
+    for own, values in parts.items():
+        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, own, strict=True)]
+        if all(start < stop for start, stop in common):
+            to = tuple(slice(s - a, e - a) for (s, e), (a, _) in zip(common, box, strict=True))
+            of = tuple(slice(s - c, e - c) for (s, e), (c, _) in zip(common, own, strict=True))
+            new[to], filled[to] = values[of], True
+    if not filled.all():
+        raise PlacementError(
+            f"process holds {where}, and is to hold {box}: other processes have the rest. Divide "
+            "it so in its own framework first."
+        )
+    return new
+
+
+def _arrays(array: Any) -> Arrays:
+    found = adapter_of(array)
+    assert found is not None
+    return found
