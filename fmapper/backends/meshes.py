@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fmapper.backends.framework import Framework
 
@@ -24,9 +24,13 @@ class Meshes(Framework):
     """A framework whose arrays can be divided among the devices of a mesh.
 
     Every process calls the same methods in the same order, and holds its own shards only.
+
+    Attributes:
+        divides_unevenly: Its arrays may lie so that the last devices have less; see `box_at`.
     """
 
     lacking = "meshes"
+    divides_unevenly: ClassVar[bool] = False
 
     def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
         """Returns the axis sizes of a mesh by name; None if it is not a mesh of this framework.
@@ -79,8 +83,15 @@ class Meshes(Framework):
         """
         raise NotImplementedError
 
-    def prepare(self, nodes: Iterable[Any]) -> None:
-        """Prepares the nodes of a new tree, of this process alone, to compute with its shards."""
+    def prepare(self, nodes: Iterable[tuple[str, Any]]) -> None:
+        """Prepares the nodes of a new tree, of this process alone, to compute with its shards.
+
+        Args:
+            nodes: The nodes, and what errors call each.
+
+        Raises:
+            PlacementError: The framework does not compute with what was divided so; names it.
+        """
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
         """Returns the mesh of an array and its division there; None for an array without a mesh."""

@@ -156,14 +156,17 @@ def box_at(
         >>> mesh = {"data": 2, "model": 2}
         >>> box_at((("data", "model"), ()), (8, 3), mesh, {"data": 1, "model": 0})
         ((4, 6), (0, 3))
+        >>> box_at((("data",),), (5,), mesh, {"data": 1, "model": 0})
+        ((3, 5),)
     """
     box = []
     for axes, size in zip(spec, shape, strict=True):
-        at = 0
-        for axis in axes:
-            at = at * mesh[axis] + place[axis]
-        step = size // parts_of(axes, mesh)
-        box.append((at * step, at * step + step))
+        start, stop = 0, size
+        for axis in axes:  # where that is not even the last devices get less, as in torch
+            step = -(-(stop - start) // mesh[axis])
+            start = min(start + place[axis] * step, stop)
+            stop = min(start + step, stop)
+        box.append((start, stop))
     return tuple(box)
 
 

@@ -25,7 +25,7 @@ from fmapper.moves.place import Keep
 from fmapper.moves.router import Router
 from fmapper.tracebacks import short_traceback, shorten_traceback
 from fmapper.tree.fmap import fmap
-from fmapper.tree.keypath import KeyPath
+from fmapper.tree.keypath import KeyPath, format_link
 from fmapper.tree.nodes import sync
 from fmapper.tree.walk import visit
 
@@ -89,7 +89,8 @@ class Sharding(Router):
         try:
             new = fmap(self, tree)
             if self._adapter is not None:
-                self._adapter.prepare(node for _, node, kind in visit(new, once=True) if kind)
+                nodes = ((link, node) for link, node, kind in visit(new, once=True) if kind)
+                self._adapter.prepare((format_link(link), node) for link, node in nodes)
             return new
         except Exception as error:
             shorten_traceback(error)

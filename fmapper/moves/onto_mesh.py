@@ -54,7 +54,9 @@ def place_as(old: Any, new: Any) -> Any:
     found = adapter.layout(old)
     assert found is not None
     mesh, spec = found
-    if uneven_dimension(spec, _arrays(old).shape(old), adapter.mesh_axes(mesh) or {}) is not None:
+    axes = adapter.mesh_axes(mesh) or {}
+    at = uneven_dimension(spec, _arrays(old).shape(old), axes)
+    if at is not None and not adapter.divides_unevenly:
         return None
     return _arrays(old).like(bring(new, mesh, spec, adapter), old)
 

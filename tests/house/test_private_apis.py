@@ -411,3 +411,13 @@ def test_where_a_recording_is():
     last = [node for node in made.values() if node.op == "call_function"][-1]
     assert _private.line_of_node(last).startswith(__file__)
     assert _private.name_of_place("L__self__a.b@3", "L['self'].a.b") == ("a.b@3", "a.b")
+
+
+def test_placements_of_fully_shard():
+    from torch.distributed.tensor import Replicate, Shard
+
+    strided = _private.strided_shard(1, 4)
+    assert strided.dim == 1
+    assert _private.parts_before(strided) == 4
+    assert _private.parts_before(Shard(1)) is None
+    assert _private.parts_before(Replicate()) is None

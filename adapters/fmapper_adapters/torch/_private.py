@@ -421,6 +421,24 @@ def marks_of_recording(graph: torch.fx.Graph) -> dict[str, str]:
     return {name: node for name, (_, node) in found.items()}
 
 
+# --- torch.distributed, 2.6 to 2.15 ---------------------------------------------------------------
+
+
+def strided_shard(dim: int, parts: int) -> Any:
+    """Returns a placement by which an axis divides what `parts` parts of later axes are."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    make: Any = _StridedShard
+    return make(dim, split_factor=parts)
+
+
+def parts_before(placement: Any) -> int | None:
+    """Returns the `parts` of such a placement; None for another one."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return int(placement.split_factor) if isinstance(placement, _StridedShard) else None
+
+
 # --- transformers ---------------------------------------------------------------------------------
 
 

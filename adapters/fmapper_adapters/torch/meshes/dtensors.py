@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from fmapper import PlacementError
 from fmapper.backends import Box, Meshes, Spec
 from fmapper.meshes import box_at
+from fmapper_adapters.torch import _private
 from fmapper_adapters.torch.arrays import tensors, wrappers
 from fmapper_adapters.torch.meshes import tp_plan
 
@@ -24,8 +26,16 @@ if TYPE_CHECKING:
 _ADDED: dict[type, int] = {torch.nn.Embedding: 0, torch.nn.EmbeddingBag: 0, torch.nn.Linear: 1}
 
 
+_Convolution = (
+    *(torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d),
+    *(torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d),
+)
+
+
 class TorchMeshes(Meshes):
     """A part of the adapter: `DeviceMesh`es, and tensors on them."""
+
+    divides_unevenly = True
 
     def mesh_axes(self, mesh: Any) -> Mapping[str, int] | None:
         """Returns the dimensions of a `DeviceMesh`, which must have names."""
@@ -75,23 +85,35 @@ class TorchMeshes(Meshes):
         """Makes a `DTensor` of the part of this process."""
         import numpy as np  # torch works without
 
-        wanted = placements(mesh, spec, "an array")
+        wanted = placements(mesh, spec, "an array", any_order=True)
         boxes = self.own_boxes(mesh, shape, spec)
         part = read(boxes[0]) if boxes else np.empty(0, np.float32)
         local = tensors.from_numpy(part)
         return _as_dtensor(local.to(mesh.device_type), mesh, wanted, tuple(shape))
 
-    def prepare(self, nodes: Iterable[Any]) -> None:
+    def prepare(self, nodes: Iterable[tuple[str, Any]]) -> None:
         """Has layers whose sums are divided add up at once what each process has of them.
 
         An embedding whose rows are divided gives a sum that is not yet made, of which torch can
         make it once only; that of a product torch would make in part here and in part there.
         """
-        for node in nodes:
+        for where, node in nodes:
+            if isinstance(node, _Convolution):
+                self._check_convolution(where, node)
             dim = next((dim for cls, dim in _ADDED.items() if isinstance(node, cls)), None)
             found = None if dim is None else self.layout(node.weight)
             if found is not None and found[1][dim]:
                 node.register_forward_hook(add_up)
+
+    def _check_convolution(self, where: str, node: Any) -> None:
+        for name, tensor in node.named_parameters(recurse=False):
+            found = self.layout(tensor)
+            if found is not None and any(found[1]):
+                raise PlacementError(
+                    f"{where}.{name}: torch's convolutions take DTensors that are divided by no "
+                    "channels, and give wrong shapes for others. Leave it whole, by a rule None "
+                    f"before the others, and divide the batch; in JAX it may be divided so."
+                )
 
     def layout(self, array: Any) -> tuple[Any, Spec] | None:
         """Returns mesh and placements of a `DTensor`."""
@@ -101,11 +123,19 @@ class TorchMeshes(Meshes):
 
         mesh = array.device_mesh
         spec: list[tuple[str, ...]] = [()] * array.ndim
-        for name, placement in zip(mesh.mesh_dim_names or (), array.placements, strict=True):
-            if not (placement.is_replicate() or type(placement) is Shard):
-                raise TypeError(_not_in_parts(array))
-            if placement.is_shard():
+        sizes = self.mesh_axes(mesh) or {}
+        for name, placement in reversed([*zip(sizes, array.placements, strict=True)]):
+            if placement.is_replicate():
+                continue
+            before = _private.parts_before(placement)
+            if before is not None and before == math.prod(
+                sizes[axis] for axis in spec[placement.dim]
+            ):
                 spec[placement.dim] = (*spec[placement.dim], name)
+            elif type(placement) is Shard:
+                spec[placement.dim] = (name, *spec[placement.dim])
+            else:
+                raise TypeError(_not_in_parts(array))
         return mesh, tuple(spec)
 
     def process(self) -> tuple[int, int]:
@@ -176,8 +206,17 @@ def is_dtensor(tensor: Any) -> bool:
     return isinstance(own, DTensor)
 
 
-def placements(mesh: DeviceMesh, spec: Spec, where: str) -> tuple[Placement, ...]:
+def placements(
+    mesh: DeviceMesh, spec: Spec, where: str, *, any_order: bool = False
+) -> tuple[Placement, ...]:
     """Returns what torch says for a spec: for each axis of the mesh which dimension it divides.
+
+    Args:
+        mesh: The mesh.
+        spec: The axes of the mesh that divide each dimension.
+        where: What errors call the array.
+        any_order: Whether an axis may divide what later ones have divided, as `fully_shard` does;
+            such tensors are kept, and hardly computed with.
 
     Raises:
         PlacementError: Axes divide a dimension in another order than the mesh has them.
@@ -188,6 +227,12 @@ def placements(mesh: DeviceMesh, spec: Spec, where: str) -> tuple[Placement, ...
     found: list[Placement] = [Replicate()] * len(names)
     for dim, axes in enumerate(spec):
         order = [names.index(axis) for axis in axes]
+        if any_order and order != sorted(order) and order[:-1] == sorted(order[:-1]):
+            *first, last = order
+            before = math.prod(mesh.shape[at] for at in first)
+            if last < first[0]:
+                found[last] = _private.strided_shard(dim, before)
+                order = first
         if order != sorted(order):
             raise PlacementError(
                 f"{where}: dimension {dim} is divided by {', '.join(axes)}, and a DTensor is "
@@ -231,7 +276,9 @@ def _divide(
     else:
         box = box_at(spec, own.shape, sizes, dict(zip(names, place, strict=True)))
         local = own[tuple(itertools.starmap(slice, box))]
-    if own.device.type != "meta":
+    if own.device.type == "meta":
+        local = torch.empty_like(local, memory_format=torch.contiguous_format)
+    else:
         local = local.to(mesh.device_type, copy=True).contiguous()
     return _as_dtensor(local, mesh, wanted, tuple(own.shape))
 

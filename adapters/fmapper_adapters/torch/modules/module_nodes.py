@@ -34,6 +34,7 @@ Module = torch.nn.Module
 _INTERNAL = frozenset(vars(Module()))
 _OWN_STATE = len(_INTERNAL)
 _COMPILED = "_compiled_call_impl"
+_COMPOSABLE = "__composable_api_state_key"  # what `fully_shard` has of a module
 _OWN_NAMES = _INTERNAL | {_COMPILED}
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(
@@ -56,6 +57,7 @@ def node_type(cls: type) -> NodeType | None:
         return NodeType.opening(_refuse_script, _refuse_script)
     numbered = issubclass(cls, _SEQUENCES)
     wrapper = _is_compiled(cls)
+    is_fsdp = _is_fsdp(cls)
     lazy = issubclass(cls, torch.nn.modules.lazy.LazyModuleMixin)
     settings_only = _settings_only_of_class()
 
@@ -80,6 +82,8 @@ def node_type(cls: type) -> NodeType | None:
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
         known = module.__dict__
+        if is_fsdp:
+            _refuse_fsdp(module)
         if lazy:
             _refuse_lazy(module)
         state = known.copy()
@@ -189,7 +193,7 @@ def _extra(state: dict[str, Any]) -> list[tuple[str, Any]]:
                 )
                 error.placed = False
                 raise error
-            if name != _COMPILED and _is_child(value):
+            if name != _COMPILED and not name.startswith(_COMPOSABLE) and _is_child(value):
                 found.append((name, value))
     return found
 
@@ -447,6 +451,23 @@ def _refuse_script(module: Any, keep: Any = None) -> Any:
         f"{type(module).__name__} is a program of TorchScript, which cannot be taken apart. Move "
         "the module that it was made of and script or trace the result; or move it in place with "
         "its own .to(...) and declare what holds it with @fmapper.functor(children=...)."
+    )
+    error.placed = False
+    raise error
+
+
+def _is_fsdp(cls: type) -> bool:
+    """Tells whether a class is one that `fully_shard` has made, without importing that."""
+    places = ((base.__name__, base.__module__) for base in cls.__mro__)
+    return any(n == "FSDPModule" and m.startswith("torch.distributed") for n, m in places)
+
+
+def _refuse_fsdp(module: Any) -> None:
+    error = RebuildError(
+        f"{type(module).__name__} is a module after fully_shard, which keeps its parameters "
+        "itself: a new one would not be divided. Move, divide or fill the module first and call "
+        "fully_shard on the result; or fill this one, module.load_state_dict(fmapper.load(path, "
+        "like=module.state_dict()), assign=True), which reads the shards of this process alone."
     )
     error.placed = False
     raise error
