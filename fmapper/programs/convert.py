@@ -181,12 +181,22 @@ def convert(
         raise ConversionError(f"{type(model).__name__} is a model of {to} already")
     if source is None and (example_inputs or example_kwargs or _is_called(model)):
         source = source_of_callable(model, target)
-        if source is None and _is_called(model) and not _holds_arrays(model):
+        if source is None and _is_called(model):
             raise ConversionError(_why_no_source(model, to))
     elif source is not None and family_of(source) == family_of(target):
-        source = None  # a program of the same framework: only the arrays are to be moved
+        return _move_within(model, source, target)
     if source is None:
-        return _move(model, target)
+        is_called = bool(example_inputs or example_kwargs)
+        if is_called and not callable(model):
+            raise ConversionError(
+                f"example_inputs are for a model, and a {class_of(model)} is none that is called: "
+                "convert each model in it, give (function, params), or leave the inputs out to "
+                "have the arrays moved."
+            )
+        moved = _move(model, target)
+        if is_called:
+            _check_moved(moved, target, example_inputs, example_kwargs or {})
+        return moved
     if not _lowers(target):
         raise _no_target(to)
     if verify and train and not target.has_modes:
@@ -326,6 +336,53 @@ def _move(tree: Any, target: Models) -> Any:
             f"convert to {target.name}"
         )
     return moved
+
+
+def _move_within(model: Any, source: Models, target: Models) -> Any:
+    """Moves the arrays of a model whose program is one of the framework already.
+
+    Raises:
+        ConversionError: They are there, so that nothing would be converted; or the target has
+            models of its own, and this is none.
+    """
+    family = family_of(target)
+    if target.name == family:
+        moved = _move(model, target)
+        if any(new is not old for new, old in zip(fleaves(moved), fleaves(model), strict=True)):
+            return moved
+    name = type(model[0] if isinstance(model, tuple) else model).__name__
+    raise ConversionError(
+        f"{name} is a model of {source.name} already, which computes with {family}: there is "
+        f"nothing to convert to {target.name}. fmapper.to_{family} moves arrays; what was "
+        "converted is converted anew from its source."
+    )
+
+
+def _check_moved(
+    moved: Any, target: Models, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Calls a functor whose arrays have been moved: its code may be one of another framework.
+
+    Raises:
+        ConversionError: It does not compute with the arrays of the target.
+    """
+    from fmapper.programs.verify import inputs_for
+
+    family = family_of(target)
+    given, named = inputs_for(target, args, kwargs)
+    try:
+        found = [adapter_of(leaf) for leaf in fleaves(moved(*given, **named))]
+        problem = ""
+        if any(own is not None and family_of(own) != family for own in found):
+            problem = "it gives arrays of another framework"
+    except Exception as error:  # whatever the code of a user raises
+        problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    if problem:
+        raise ConversionError(
+            f"{type(moved).__name__} was moved to {target.name} and does not compute there "
+            f"({problem}), since no framework can record its code: write it with "
+            "fmapper.array_namespace, or without example_inputs have its arrays moved only."
+        )
 
 
 def _check(model: Any, converted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -365,6 +365,9 @@ def _differences(
     if len(ours) != len(theirs):
         yield Difference(path, math.inf, 0.0, 0.0, f"{len(ours)} and {len(theirs)} parts")
         return
+    if type(a) is type(b) is dict and set(ours) != set(theirs):
+        yield Difference(path, math.inf, 0.0, 0.0, f"the keys {list(ours)} and {list(theirs)}")
+        return
     for i, (key, value) in enumerate(ours.items()):
         other = theirs[key] if key in theirs else list(theirs.values())[i]
         at = f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]"

@@ -59,6 +59,62 @@ def test_functions_are_not_given_back(to, inputs):
         fmapper.convert(lambda x=W: jnp.sin(x), to, inputs)
 
 
+def in_torch(params, x=2.0):
+    return torch.sin(torch.as_tensor(params["w"]) * x)
+
+
+@pytest.mark.parametrize("to", ["jax", "flax"])
+@pytest.mark.parametrize("inputs", [(), (torch.ones(3),)])
+@pytest.mark.parametrize("params", [torch.ones(3), np.ones(3), W])
+def test_functions_with_parameters_are_not_given_back(to, inputs, params):
+    if to == "flax":
+        pytest.importorskip("flax")
+    with pytest.raises(fmapper.ConversionError, match="no framework can record it"):
+        fmapper.convert((in_torch, {"w": params}), to, inputs)
+
+
+@pytest.mark.parametrize("model", [{"a": (scaled, W)}, [scaled, W], (scaled, W, W)])
+def test_functions_in_a_tree_are_not_called(model):
+    with pytest.raises(fmapper.ConversionError, match=r"convert each .* or leave the inputs out"):
+        fmapper.convert(model, "torch", (W,))
+
+
+@pytest.mark.parametrize("to", ["jax", "flax"])
+def test_a_model_that_computes_with_the_target_already_is_refused(to):
+    nnx = pytest.importorskip("flax.nnx")
+    linear = torch.nn.Linear(2, 3)
+    x = torch.ones(1, 2)
+    for model in (
+        fmapper.convert(linear, "jax", (x,)),
+        fmapper.convert(linear, "flax", (x,)),
+        nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
+    ):
+        with pytest.raises(fmapper.ConversionError, match="is a model of (jax|flax) already"):
+            fmapper.convert(model, to, (jnp.ones((1, 2)),))
+
+
+def test_arrays_of_a_model_are_moved_to_where_it_computes():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    moved = fmapper.convert(fmapper.to_numpy(model), "jax")
+    assert all(isinstance(leaf, jax.Array) for leaf in fmapper.fleaves(moved))
+
+
+def test_a_functor_that_is_moved_computes_there_or_is_refused():
+    @fmapper.functor
+    class Scale:
+        def __init__(self, function):
+            self.w, self.function = torch.ones(3), function
+
+        def __call__(self, x):
+            return self.function(x * self.w)
+
+    assert isinstance(fmapper.convert(Scale(abs), "jax", (torch.ones(3),)), Scale)
+    for function in (torch.sin, lambda x: torch.ones(3)):
+        with pytest.raises(fmapper.ConversionError, match="does not compute there"):
+            fmapper.convert(Scale(function), "jax", (torch.ones(3),))
+
+
 @pytest.mark.parametrize("to", ["torch", "jax", "numpy"])
 @pytest.mark.parametrize("nothing", ["text", 3, None, {}, [1, 2.0]])
 def test_what_holds_no_arrays_is_refused(nothing, to):

@@ -130,6 +130,13 @@ def test_structures_and_plain_values_are_compared():
     assert not fmapper.verify(lambda: np.ones(1), lambda: None)
 
 
+def test_dicts_with_other_keys_differ():
+    report = fmapper.verify(lambda x: {"a": x}, lambda x: {"b": x}, jnp.ones(2))
+    assert not report
+    assert "the keys ['a'] and ['b']" in str(report)
+    assert fmapper.verify(lambda x: {"a": x}, lambda x: [x], jnp.ones(2))
+
+
 def test_what_may_differ_is_relative_to_the_largest_element_and_by_dtype():
     big = np.array([1000.0, 1.0], np.float32)
     near = np.array([1000.0, 1.05], np.float32)
@@ -195,3 +202,15 @@ def test_a_program_whose_constant_is_nan_takes_that_and_no_other(saved, tmp_path
     assert fmapper.verify(Scaled(), defaults, x)
     left_out = fmapper.convert(Scaled(), "jax", (x,))
     assert fmapper.verify(Scaled(), left_out, x, float("nan"), 0.0)
+
+
+def test_a_constant_is_told_from_that_with_another_sign():
+    class Net(torch.nn.Module):
+        def forward(self, x, fill=0.0):
+            return torch.full_like(x, fill)
+
+    x = torch.ones(2)
+    model = fmapper.convert(Net(), "jax", (x, 0.0))
+    model(np.ones(2, np.float32), 0.0)
+    with pytest.raises(fmapper.ProgramInputError, match=r"fill is -0\.0"):
+        model(np.ones(2, np.float32), -0.0)

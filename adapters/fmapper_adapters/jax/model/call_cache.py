@@ -82,6 +82,8 @@ def _call_kind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 def _kind(value: Any) -> Any:
     shape = getattr(value, "shape", None)
+    if type(value) is float:
+        return float, repr(value)  # `==` tells no 0.0 from -0.0
     if shape is None:
         return type(value), value
     return type(value), shape, value.dtype
