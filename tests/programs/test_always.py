@@ -89,7 +89,7 @@ def test_a_model_that_computes_with_the_target_already_is_refused(to):
         fmapper.convert(linear, "flax", (x,)),
         nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
     ):
-        with pytest.raises(fmapper.ConversionError, match="is a model of (jax|flax) already"):
+        with pytest.raises(fmapper.ConversionError, match=r"is a model of (jax|flax) already"):
             fmapper.convert(model, to, (jnp.ones((1, 2)),))
 
 
