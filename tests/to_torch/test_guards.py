@@ -1,7 +1,9 @@
 """What Python asks of sizes that vary: decided for the examples, checked at each call."""
 
 import functools
+import io
 import itertools
+import logging
 import math
 import threading
 
@@ -51,6 +53,33 @@ def rows(x):
 
 
 # A function, the size of the examples, and the sizes for which the program holds.
+logger = logging.Logger("alone")
+logger.addHandler(logging.StreamHandler(io.StringIO()))
+
+
+def shown(x):
+    print(x.shape, x.shape[0])
+    logger.error("a batch of %s", x.shape)
+    return x * 2
+
+
+def of_a_class(x):
+    match x.shape[0]:
+        case int():
+            return x * 2
+    return x
+
+
+@functools.singledispatch
+def of_a_kind(size):
+    return 2.0
+
+
+@of_a_kind.register
+def _(size: int):
+    return 3.0
+
+
 QUESTIONS = {
     "even": (lambda x: x * 2 if x.shape[0] % 2 == 0 else x, 4, {0, 2, 4, 6, 8}),
     "odd": (lambda x: x * 2 if x.shape[0] % 2 == 0 else x, 5, {1, 3, 5, 7}),
@@ -83,6 +112,14 @@ QUESTIONS = {
     "a number": (lambda x: x * math.log2(x.shape[0]), 4, {4}),
     "a cache": (lambda x: x * remembered(x.shape[0]), 4, set(range(9))),
     "nothing": (lambda x: x * 2 if x.shape[0] == "n" else x, 4, set(range(9))),
+    "text": (lambda x: x * 2 if str(x.shape[0]) == "4" else x, 4, {4}),
+    "a name": (lambda x: x * {"n4": 2.0}.get(f"n{x.shape[0]}", 7.0), 5, {5}),
+    "text of a half": (lambda x: x * {"2": 2.0}.get(f"{x.shape[0] // 2}", 7.0), 4, {4, 5}),
+    "a shape as text": (lambda x: x * {"(4, 3)": 2.0}.get(repr(x.shape), 7.0), 4, {4}),
+    "is shown": (shown, 4, set(range(9))),
+    "an integer": (lambda x: x * 2 if isinstance(x.shape[0], int) else x, 4, set(range(9))),
+    "a class": (of_a_class, 4, set(range(9))),
+    "dispatched": (lambda x: x * of_a_kind(x.shape[0]), 4, set(range(9))),
     "first": (lambda x: x[0], 4, set(range(1, 9))),
     "positions": (lambda x: x + jnp.ones((6, 3))[: x.shape[0]], 4, set(range(7))),
     "one hot": (lambda x: jax.nn.one_hot(jnp.arange(3), x.shape[0]) @ x, 4, set(range(9))),

@@ -1,16 +1,23 @@
-"""Tells which library a file of Python code belongs to, by the folders that packages lie in."""
+"""Tells which library a file of Python code belongs to, and what a frame is about to call.
+
+A file belongs to the package in whose folder it lies.
+"""
 
 from __future__ import annotations
 
+import dis
 import functools
 import importlib.util
 import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 # Libraries that are written in JAX: their lines are shown where no line of the user's own is there.
 OF_FLAX_AND_ALIKE = ("flax", "equinox", "haiku", "optax")
+_LOADS = ("LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
 _OWN = ("fmapper", "fmapper_adapters")
 
 
@@ -58,3 +65,21 @@ def _places(package: str) -> Iterator[str]:
     except (ImportError, ValueError):
         return
     yield from map(os.path.abspath, (spec and spec.submodule_search_locations) or ())
+
+
+def called_name(frame: FrameType) -> str | None:
+    """Returns the name of what a frame calls at this moment.
+
+    Returns:
+        The name, empty where it has none; None if the frame does something else.
+    """
+    done = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
+    if not done or "CALL" not in done[-1].opname:
+        return None
+    start = _start(done[-1])
+    names = [one.argval for one in done[:-1] if one.opname in _LOADS and _start(one) == start]
+    return str(names[-1]) if names else ""
+
+
+def _start(instruction: Any) -> tuple[Any, Any]:
+    return instruction.positions.lineno, instruction.positions.col_offset

@@ -1,15 +1,15 @@
 """Decides what Python asks of sizes that vary, and keeps each answer as a guard of the program.
 
 `jax.export` has symbols for sizes that vary. Python cannot branch on a symbol: `n == 4` and looking
-`n` up in a dict are answered with "not equal" whatever `n` is, `bool(n % 2)` with True, and `n > 3`
-with an error. Here code of the user gets the answer that holds for the examples, and the program is
-guarded by it. JAX itself gets the answers that it gives: its own code is written for symbols. Where
-that does not do, a second recording answers JAX for the examples, too (`deep`).
+`n` up in a dict are answered with "not equal" whatever `n` is, `bool(n % 2)` with True, `str(n)`
+with a name, and `n > 3` with an error. Here code of the user gets the answer that holds for the
+examples, and the program is guarded by it. JAX itself gets the answers that it gives: its own code
+is written for symbols. Where that does not do, a second recording answers JAX for the examples, too
+(`deep`).
 """
 
 from __future__ import annotations
 
-import dis
 import math
 import operator
 import re
@@ -23,6 +23,7 @@ from typing import Any
 from jax import export
 
 from fmapper.programs import Guard, size_of
+from fmapper_adapters.jax.record.frames import called_name
 
 _Symbol: Any = type(export.symbolic_shape("n")[0])
 _ABSENT: Any = object()
@@ -36,7 +37,8 @@ _LOOKUPS = frozenset({
     "dict", "fromkeys", "Counter", "union", "intersection", "difference", "issubset", "issuperset",
     "__hash__", "__getitem__", "__contains__", "__setitem__",
 })  # fmt: skip
-_LOADS = ("LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")
+# Calls that show a text to people and do nothing with it.
+_SHOWS = frozenset({"print", "pprint", "debug", "info", "warning", "error", "exception", "log"})
 _ITERATIONS = frozenset({"_iter", "__iter__", "iterate"})  # functions of JAX behind `for row in x`
 _VARIABLE = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
 _DIFFERENCE = re.compile(r"([A-Za-z_]\w*) - ([A-Za-z_]\w*)")
@@ -197,6 +199,19 @@ class Questions:
             return original(one)
         return self._fix(one, f"{one} is used as a number", frame)
 
+    def text(self, one: Any, method: str) -> str:
+        """Writes a size as text, as in the name of something that is chosen by it."""
+        frame = self._user()
+        if frame is None or _name(frame) in _FOR_JAX or called_name(frame) in _SHOWS:
+            found: str = _ORIGINAL[method](one)
+            return found
+        return str(self._fix(one, f"{one} is written as text", frame))
+
+    def class_of(self, one: Any) -> type:
+        """Returns the class that `isinstance` sees: code of users knows sizes as integers."""
+        frame = self._user()
+        return type(one) if frame is None or _name(frame) in _FOR_JAX else int
+
     # --- what they are made of ---
 
     def _value(self, expression: Any) -> int:
@@ -337,20 +352,7 @@ def _describe_question(question: str, frame: FrameType | None) -> str:
 
 def _looks_up(frame: FrameType) -> bool:
     """Returns whether the running instruction hashes for a lookup by equality."""
-    before: list[Any] = []
-    for one in dis.get_instructions(frame.f_code):
-        if one.offset == frame.f_lasti:
-            if "CALL" not in one.opname:
-                return True
-            start = _start(one)
-            names = [i.argval for i in before if i.opname in _LOADS and _start(i) == start]
-            return not names or names[-1] in _LOOKUPS
-        before.append(one)
-    return True
-
-
-def _start(instruction: Any) -> tuple[Any, Any]:
-    return instruction.positions.lineno, instruction.positions.col_offset
+    return (called_name(frame) or "get") in _LOOKUPS
 
 
 # --- the class of JAX that is asked ---------------------------------------------------------------
@@ -361,8 +363,10 @@ _RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 _NAMES = ("__eq__", "__ne__", *_METHODS.values(), "__hash__", "__bool__", "__int__", "__index__")
 _LARGER = ("max", "rmax", "min", "rmin")
+_TEXTS = ("__str__", "__repr__")
 _ORIGINAL: dict[str, Any] = {
-    name: _Symbol.__dict__.get(name, _ABSENT) for name in (*_NAMES, *_LARGER)
+    name: _Symbol.__dict__.get(name, _ABSENT)
+    for name in (*_NAMES, *_LARGER, *_TEXTS, "__getattribute__")
 }
 _INCONCLUSIVE = _inconclusive()
 _lock = threading.Lock()
@@ -426,6 +430,23 @@ def _one_of_both(method: str) -> Callable[[Any, Any], Any]:
     return choose
 
 
+def _text(method: str) -> Callable[[Any], str]:
+    def write(self: Any) -> str:
+        questions = _of(self)
+        if questions is None:
+            found: str = _ORIGINAL[method](self)
+            return found
+        return questions.text(self, method)
+
+    return write
+
+
+def _attribute(self: Any, name: str) -> Any:
+    if name != "__class__" or (questions := _of(self)) is None:
+        return object.__getattribute__(self, name)
+    return questions.class_of(self)
+
+
 def _hash(self: Any) -> int:
     questions = _of(self)
     if questions is None:
@@ -461,6 +482,8 @@ _ANSWERING: dict[str, Any] = {
     "__ne__": _ne,
     **{method: _order(relation) for relation, method in _METHODS.items()},
     **{method: _one_of_both(method) for method in _LARGER},
+    **{method: _text(method) for method in _TEXTS},
+    "__getattribute__": _attribute,
     "__hash__": _hash,
     "__bool__": _bool,
     "__int__": _int,
