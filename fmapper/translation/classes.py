@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fmapper.translation.align import align
 from fmapper.translation.code import identifier, text
 
 
@@ -83,6 +84,9 @@ def _numbers(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
         if isinstance(one, ast.Constant) and type(one.value) in (int, float):
             yield one, keyword
             return
+        if isinstance(one, ast.Constant) and type(one.value) is bool and keyword:
+            yield one, keyword
+            return
         if isinstance(one, ast.Call):
             yield from visit(one.func, "")
             for i, argument in enumerate(one.args):
@@ -105,7 +109,10 @@ def _masked(node: ast.AST) -> str:
 
 
 def merge(
-    sketches: Sequence[Sketch], taken: set[str], names: Mapping[str, Sequence[str]]
+    sketches: Sequence[Sketch],
+    taken: set[str],
+    names: Mapping[str, Sequence[str]],
+    defaults: Mapping[str, Mapping[str, object]],
 ) -> list[Class]:
     """Returns the classes for submodules; those that are alike get one.
 
@@ -113,7 +120,9 @@ def merge(
         sketches: What each submodule needs.
         taken: Names that are not free; those of the classes are added.
         names: Classes of the target -> the names of the parameters of their constructors.
+        defaults: Classes of the target -> what their keywords are where they are not given.
     """
+    align(sketches, defaults)
     groups: dict[str, list[Sketch]] = {}
     for sketch in sketches:
         groups.setdefault(sketch.shape(), []).append(sketch)
@@ -202,13 +211,27 @@ def _generalised(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
 _INDEX = re.compile(r"self((?:\.\w+|\[\d+\])*\.\w+)\[(\d+)\]")
 
 
-def with_loops(lines: list[str], lengths: dict[str, int]) -> list[str]:
+def with_loops(
+    lines: list[str], lengths: dict[str, int], titles: Mapping[str, str] | None = None
+) -> list[str]:
     """Writes what is done with each part of a list in turn as a loop.
 
     Args:
         lines: The statements of a function.
         lengths: The lists, as `self.layers` -> how many parts they have.
+        titles: What the classes of their parts are called.
     """
+    titles = titles or {}
+    *_, before, last = "", "", *lines
+    target, code = before.partition(" = ")[0], last.removeprefix("return ")
+    if code != last and target.isidentifier() and _INDEX.search(code) and _INDEX.search(before):
+        whole = _loops([*lines[:-1], f"{target} = {code}", f"return {target}"], lengths, titles)
+        if len(whole) < len(lines):
+            return whole
+    return _loops(lines, lengths, titles)
+
+
+def _loops(lines: list[str], lengths: dict[str, int], titles: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     lines = list(lines)
     at = 0
@@ -224,7 +247,7 @@ def with_loops(lines: list[str], lengths: dict[str, int]) -> list[str]:
             at += 1
             continue
         period, count, first, owners = run
-        found += _loop(lines[at : at + period], owners, first, count, lengths)
+        found += _loop(lines[at : at + period], owners, first, count, lengths, titles)
         at += period * count
     return found
 
@@ -271,12 +294,17 @@ def _shifted(group: list[str], by: int) -> list[str]:
 
 
 def _loop(
-    group: list[str], owners: list[str], first: int, count: int, lengths: dict[str, int]
+    group: list[str],
+    owners: list[str],
+    first: int,
+    count: int,
+    lengths: dict[str, int],
+    titles: Mapping[str, str],
 ) -> list[str]:
     used = set(re.findall(r"\w+", " ".join(group)))
     variables = []
     for owner in owners:
-        variable = identifier(_singular(owner.rpartition(".")[2]), used)
+        variable = identifier(_singular(owner.rpartition(".")[2], titles.get(owner, "")), used)
         used.add(variable)
         variables.append(variable)
     sources = [
@@ -295,9 +323,18 @@ def _loop(
     return ["\n".join(lines)]
 
 
-def _singular(plural: str) -> str:
+def _singular(plural: str, title: str) -> str:
+    """Returns what to call a part of a list, after the list or else after the class of the part.
+
+    Examples:
+        >>> _singular("layers", "GPTBlock"), _singular("h", "GPTBlock"), _singular("stack", "")
+        ('layer', 'block', 'one_stack')
+    """
     if plural.endswith("ies"):
         return f"{plural[:-3]}y"
     if plural.endswith("s") and not plural.endswith("ss") and len(plural) > 2:
         return plural[:-1]
+    words = re.findall(r"[A-Z][a-z]+", title)
+    if words:
+        return words[-1].lower()
     return f"one_{plural}" if plural else "one"

@@ -31,6 +31,8 @@ class Layer:
         kind: The class, as the code names it.
         name: What to call it where the source has no submodule for it.
         drops: Values that it gives beside, which it keeps itself, as running statistics.
+        results: Where it gives a tuple: the values in it; empty for those that nobody uses.
+        inner: The layers in it whose arrays these are, by their paths there -> the class.
     """
 
     made: ast.expr
@@ -40,6 +42,12 @@ class Layer:
     kind: str
     name: str = ""
     drops: frozenset[str] = frozenset()
+    results: tuple[str, ...] = ()
+    inner: Mapping[str, str] = field(default_factory=dict)
+
+    def gives(self) -> tuple[str, ...]:
+        """Returns the values that it gives."""
+        return tuple(filter(None, self.results)) or (self.output,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +75,15 @@ CHECK_SHAPES = '''def check_shapes(*expected):
 
 
 class Dialect(ABC):
-    """How a target writes models."""
+    """How a target writes models.
+
+    Attributes:
+        parameters: Classes of the target -> the names of the parameters of their constructors.
+        defaults: Classes of the target -> what their keywords are where they are not given.
+    """
 
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {}
+    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
     @abstractmethod
     def reserved(self) -> frozenset[str]:

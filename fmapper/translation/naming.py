@@ -57,7 +57,8 @@ def is_plain(statement: str) -> bool:
 def fallback(value: str, op: str = "") -> str:
     """Returns a name for a value that has none in the model's code, after what computes it."""
     kind, _, base = op.partition("::")
-    base = base.partition(".")[0] if kind == "aten" else base.rpartition(".")[2]
+    base = base.partition(".")[0] if kind == "aten" else base.removesuffix(".default")
+    base = base.rpartition(".")[2]
     base = base or value
     base = re.sub(r"^_+|_+$|_\d+$", "", base)
     return _BETTER.get(base, base) or "value"
@@ -73,6 +74,7 @@ _BETTER = {
     "convolution": "x", "squeeze": "x", "softmax": "weights", "bmm": "product", "mm": "product",
     "matmul": "product", "addmm": "x", "stack": "stacked", "relu": "x", "gelu": "x", "silu": "x",
     "pow": "power", "sum": "total", "reshape": "x", "transpose": "x", "truediv": "quotient",
+    "scaled_dot_product_attention_with_dropout": "attended",
     "and": "both", "or": "either", "movedim": "x", "index_select": "picked", "conv2d": "x",
 }  # fmt: skip
 

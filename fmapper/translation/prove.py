@@ -157,7 +157,7 @@ def _learned(run: Callable[[float, float], dict[str, Any]]) -> tuple[dict[str, A
         own = dict.fromkeys(words.values(), 0.0)
         for key, value in found.items():
             kind = key.partition(".")[0]
-            apart = _distance(other[key], value, least[kind])
+            apart = _distance(other.get(key, value), value, least[kind])
             if kind == "after" and not np.isfinite(value).all():
                 apart = 1.0  # it has left the numbers
             own[words[kind]] = max(own[words[kind]], apart)

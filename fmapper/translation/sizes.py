@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import re
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from fmapper.programs.sizes import size_of
 from fmapper.translation.code import Value, expr, text
-
-_SYMBOL = re.compile(r"[A-Za-z_]\w*")
-_FUNCTIONS = {"max", "min", "floordiv", "mod", "Mod", "FloorDiv", "Max", "Min", "PythonMod"}
 
 
 class Sizes:
@@ -24,11 +24,16 @@ class Sizes:
     def __init__(self, given: dict[str, ast.expr]) -> None:
         self._known: dict[str, ast.expr] = dict(given)
         self._fixed = set(given)
+        self._costly: dict[str, ast.expr] = {}  # of arrays that would be computed for it
         self.asked: Counter[str] = Counter()
 
     def is_named(self, symbol: str) -> bool:
         """Tells whether a symbol is a variable or a parameter."""
         return symbol in self._fixed
+
+    def symbols(self) -> frozenset[str]:
+        """Returns the sizes that are known."""
+        return frozenset(self._known)
 
     def call(self, symbol: str, node: ast.expr) -> None:
         """Makes a symbol a variable that stays."""
@@ -37,33 +42,47 @@ class Sizes:
 
     def learn(self, value: Value) -> None:
         """Learns what the sizes of an array tell."""
+        known = self._known if _is_at_hand(value.node) else self._costly
         for i, size in enumerate(value.shape):
             if isinstance(size, str) and size not in self._known:
-                self._known[size] = expr("{0}.shape[{1}]", value.node, i)
+                known[size] = expr("{0}.shape[{1}]", value.node, i)
 
     def forget(self, variable: str) -> None:
         """Forgets what a variable told that holds something else from now on."""
-        for symbol, node in list(self._known.items()):
-            if symbol not in self._fixed and variable in _names(node):
-                del self._known[symbol]
+        for known in (self._known, self._costly):
+            for symbol, node in list(known.items()):
+                if symbol not in self._fixed and variable in _names(node):
+                    del known[symbol]
 
     def rename(self, change: ast.NodeTransformer) -> None:
         """Gives variables other names."""
         self._known = {symbol: change.visit(node) for symbol, node in self._known.items()}
+        self._costly = {symbol: change.visit(node) for symbol, node in self._costly.items()}
 
     def code(self, expression: str) -> ast.expr | str:
         """Returns the code for an expression of symbols, or the symbol that is not known."""
-        for symbol in _SYMBOL.findall(expression):
-            self.asked[symbol] += 1
+        found = self._code(expression)
+        if isinstance(found, str) and self._costly:
+            cheap, self._known = self._known, self._costly | self._known
+            found = self._code(expression)
+            self._known = cheap
+        return found
+
+    def _code(self, expression: str) -> ast.expr | str:
         if expression in self._known:
+            self.asked[expression] += 1
             known: ast.expr = copy.deepcopy(self._known[expression])
             return known
-        symbols = set(_SYMBOL.findall(expression)) - _FUNCTIONS
-        for symbol in sorted(symbols):
+        tree = ast.parse(_python(expression), mode="eval").body
+        told = {_canonical(size): size for size in self._known if not size.isidentifier()}
+        needed = _needed(tree, told)
+        for symbol in sorted(needed):
             if symbol not in self._known and not self._solve(symbol):
                 return str(symbol)
-        tree = ast.parse(_python(expression), mode="eval").body
-        filled: ast.expr = _Fill(self._known).visit(tree)
+        self.asked.update(needed)
+        fill = _Fill({key: self._known[size] for key, size in told.items()} | self._known)
+        filled: ast.expr = fill.visit(tree)
+        self.asked.update(told[key] for key in fill.used if key in told)
         return _simple(filled)
 
     def _solve(self, symbol: str) -> bool:
@@ -86,16 +105,77 @@ class Sizes:
 
 
 def _python(expression: str) -> str:
-    expression = expression.replace("^", "**")
-    return re.sub(r"\b(FloorDiv|floordiv)\b", "floordiv", expression)
+    return expression.replace("^", "**")
+
+
+@functools.lru_cache(maxsize=4096)
+def _canonical(expression: str) -> str:
+    """Returns what is the same for expressions that differ in the order of terms and factors.
+
+    Examples:
+        >>> _canonical("1 + (s0//4)*(s1//4)") == _canonical("(s1//4)*(s0//4) + 1")
+        True
+    """
+    try:
+        return _ordered(ast.parse(_python(expression), mode="eval").body)
+    except SyntaxError:
+        return expression
+
+
+def _ordered(node: ast.expr) -> str:
+    if isinstance(node, ast.BinOp):
+        for kinds, sign in (((ast.Add, ast.Sub), " + "), ((ast.Mult,), "*")):
+            if isinstance(node.op, kinds):
+                return f"({sign.join(sorted(_parts(node, kinds)))})"
+        known = {ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**"}
+        sign = known.get(type(node.op), "?")
+        return f"({_ordered(node.left)}{sign}{_ordered(node.right)})"
+    if isinstance(node, ast.Call):
+        args = [_ordered(one) for one in node.args]
+        kind = _OPERATORS.get(text(node.func))
+        return f"({kind.join(args)})" if kind else f"{text(node.func)}({', '.join(args)})"
+    return text(node)
+
+
+def _parts(node: ast.expr, kinds: tuple[type, ...], sign: str = "") -> list[str]:
+    """Returns the terms of a sum, or the factors of a product."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, kinds):
+        is_less = isinstance(node.op, ast.Sub)
+        other = ("" if sign else "-") if is_less else sign
+        return [*_parts(node.left, kinds, sign), *_parts(node.right, kinds, other)]
+    return [sign + _ordered(node)]
+
+
+_OPERATORS = {
+    "floordiv": "//", "FloorDiv": "//", "mod": "%", "Mod": "%", "PythonMod": "%",
+}  # fmt: skip
+
+
+def _needed(node: ast.expr, told: Mapping[str, str]) -> set[str]:
+    """Returns the symbols in an expression outside of those parts that are told."""
+    if not isinstance(node, ast.Name) and _ordered(node) in told:
+        return set()
+    if isinstance(node, ast.Name):
+        return {node.id}
+    inner = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+    return {name for one in inner if isinstance(one, ast.expr) for name in _needed(one, told)}
 
 
 class _Fill(ast.NodeTransformer):
-    def __init__(self, known: dict[str, ast.expr]) -> None:
-        self._known = known
+    """Puts the code for sizes in their places, that of whole expressions before that of symbols."""
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return copy.deepcopy(self._known.get(node.id, node))
+    def __init__(self, known: Mapping[str, ast.expr]) -> None:
+        self._known = known
+        self.used: list[str] = []
+
+    def visit(self, node: ast.AST) -> Any:
+        """Returns the code for an expression, or that for its parts."""
+        if isinstance(node, ast.BinOp | ast.Call | ast.Name):
+            found = self._known.get(key := _ordered(node))
+            if found is not None:
+                self.used.append(key)
+                return copy.deepcopy(found)
+        return super().visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         kind = text(node.func)
@@ -127,6 +207,13 @@ def _simple(node: ast.expr) -> ast.expr:
                 return left
         return ast.BinOp(left, node.op, right)
     return node
+
+
+def _is_at_hand(node: ast.expr) -> bool:
+    """Tells whether code is a name, or an attribute or item of one."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 def _names(node: ast.expr) -> set[str]:

@@ -229,12 +229,17 @@ class _Writer:
 
         def visit(unit: Unit) -> None:
             form = self.forms.get(id(unit))
-            if form is not None and form.layer is not None:
+            if form is not None and (form.layer is not None or form.body is not None):
                 return
             for step in unit.steps:
                 if isinstance(step, Unit):
                     visit(step)
-            if form is not None:
+            if unit.path in self.sequences and self._takes_sizes(unit):
+                del self.sequences[unit.path]
+                others = [one for one in root.units() if one.path == unit.path]
+                for one in others:
+                    self.forms.pop(id(one), None)
+            if unit.path in self.sequences:
                 return
             form = writer.write(unit, self._returns(unit))
             assert form.body is not None
@@ -242,6 +247,10 @@ class _Writer:
             self.forms[id(unit)] = form
 
         visit(root)
+
+    def _takes_sizes(self, unit: Unit) -> bool:
+        """Tells whether parts of a unit are given sizes, which parts of a sequence cannot be."""
+        return any(isinstance(step, Unit) and self.forms[id(step)].sizes for step in unit.steps)
 
     def _returns(self, unit: Unit) -> Any:
         if unit.parent is None:
@@ -332,7 +341,7 @@ class _Writer:
         height(self.root)
         for level in sorted(levels):
             sketches = [self._sketch(node, made) for node in levels[level]]
-            for cls in merge(sketches, taken, self.dialect.parameters):
+            for cls in merge(sketches, taken, self.dialect.parameters, self.dialect.defaults):
                 classes.append(cls)
                 for path, arguments in cls.arguments.items():
                     made[path] = self.dialect.make(cls.name, arguments)
@@ -390,10 +399,13 @@ class _Writer:
         sketch = Sketch(node.path, title)
         for key, child in node.children.items():
             sketch.made.append((identifier(key), self._made(child, made)))
-        lengths = self._lengths(node)
+        lengths, titles = self._lists(node)
         for method, body in self.bodies.get(node.path, []):
-            lines = with_loops(body.lines(), lengths)
+            lines = with_loops(body.lines(), lengths, titles)
             sketch.methods.append(Method(method or "__call__", body.parameters, lines))
+            taken, checks = body.checks
+            if checks:
+                sketch.methods.append(Method("check_inputs", taken, [str(one) for one in checks]))
         sketch.ties = self._ties(node)
         return sketch
 
@@ -434,18 +446,22 @@ class _Writer:
             raise ConversionError(f"{target} is the state of a generator: it has no source")
         return self.dialect.frozen(program.buffers[target], kind="Buffer")
 
-    def _lengths(self, node: _Node) -> dict[str, int]:
-        found = {}
+    def _lists(self, node: _Node) -> tuple[dict[str, int], dict[str, str]]:
+        """Returns the lists in a submodule -> how many parts they have, and the class of those."""
+        lengths: dict[str, int] = {}
+        titles: dict[str, str] = {}
 
         def visit(one: _Node, code: str) -> None:
             for key, child in one.children.items():
                 inner = f"{code}[{key}]" if key.isdigit() else f"{code}.{identifier(key)}"
                 if self._is_list(child):
-                    found[inner] = 1 + max(map(int, child.children))
+                    lengths[inner] = 1 + max(map(int, child.children))
+                    kinds = [self.program.types.get(o.path, "") for o in child.children.values()]
+                    titles[inner] = kinds[0].rpartition(".")[2]
                 visit(child, inner)
 
         visit(node, "self")
-        return found
+        return lengths, titles
 
     def _ties(self, node: _Node) -> list[str]:
         """Returns the statements that give a submodule the other paths by which it is called."""
@@ -476,7 +492,8 @@ class _Writer:
         node: _Node | None = self.root
         for step in path.split(".") if path else []:
             indexed = node is not None and (node.path in self.sequences or self._is_list(node))
-            found.append(step if indexed and node is not self.root else identifier(step))
+            indexed = (indexed and node is not self.root) or node is None or node.layer is not None
+            found.append(step if indexed else identifier(step))
             node = node.children.get(step) if node is not None else None
         return tuple(found)
 

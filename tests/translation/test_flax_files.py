@@ -395,6 +395,24 @@ def test_steps_of_a_model_that_multiplies_roundings_are_small_enough_to_be_compa
     assert steep.errors["train steps"] < 1e-3
 
 
+def test_statistics_of_batches_after_steps_are_those_of_the_model():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.norm = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            return self.norm(self.linear(x))
+
+    source, _, proof = translate(
+        Normed(), "flax", (torch.randn(8, 3),), dynamic_shapes=None, train=True, proved=True
+    )
+    assert {"train.after.norm.running_mean", "train.after.norm.running_var"} <= {*proof.data}
+    assert proof, proof
+    assert "BatchNorm(3, momentum=0.9, rngs=rngs)" in source.code
+
+
 def test_a_model_may_be_as_far_off_as_it_is_from_itself_and_no_further():
     from fmapper.translation.prove import Proof
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
-from fmapper.programs.program import Call, Ref, refs_in
+from fmapper.programs.program import Call, Guard, Ref, refs_in
 from fmapper.translation import naming
 from fmapper.translation.code import attribute, expr, identifier, literal, name
 from fmapper.translation.functions.expressions import Expressions
 from fmapper.translation.functions.flow import Flow
 from fmapper.translation.functions.forms import Body, Form, Statement, at, is_flat, places
 from fmapper.translation.functions.variables import DIMENSIONS, UnknownSize, Variables
+from fmapper.translation.sizes import Sizes
 from fmapper.translation.units import (
     Structure,
     Unit,
@@ -74,6 +75,9 @@ class BodyWriter:
             try:
                 body = run.write(returns)
             except UnknownSize as error:
+                if error.symbol not in named and error.symbol in run.told_at_first:
+                    named |= {error.symbol}  # what told it is gone: a variable of its own keeps it
+                    continue
                 if error.symbol in sizes:
                     raise ConversionError(f"{unit.path}: the size {error.symbol}") from None
                 sizes = (*sizes, error.symbol)
@@ -120,7 +124,7 @@ class BodyWriter:
             if isinstance(step, Call):
                 layer = self._dialect.layer_of_call(self._structure, unit, step)
                 checks = step.op.partition("::")[2].startswith("_assert")
-                if step.name in found or checks or (layer and layer.output in found):
+                if step.name in found or checks or (layer and found & {*layer.gives()}):
                     found.update(refs_of(step))
             else:
                 form = self._forms[id(step)]
@@ -161,6 +165,7 @@ class _Run(Variables, Expressions, Flow):
         self._wanted = wanted
         self._layers = self._find_layers()
         self._whole: dict[Any, str] = {}  # tuples -> the variables that hold them
+        self.told_at_first: frozenset[str] = frozenset()  # sizes that the parameters tell
 
     # --- what there is ------------------------------------------------------------------------
 
@@ -238,6 +243,10 @@ class _Run(Variables, Expressions, Flow):
             yield from refs_in((structure,))
 
     def _take_parameters(self) -> None:
+        self._bind_parameters()
+        self.told_at_first = self._sizes.symbols()
+
+    def _bind_parameters(self) -> None:
         for parameter, _ in self._given:
             self._names.holds[parameter] = f"parameter {parameter}"
         for parameter, structure in self._given:
@@ -334,25 +343,40 @@ class _Run(Variables, Expressions, Flow):
         )
 
     def _check_sizes(self) -> None:
-        """Writes what is asked of the model's inputs: their sizes, and what was decided by them."""
+        """Writes what is asked of the model's inputs: their sizes, and what was decided by them.
+
+        If that is more than their shapes, it has a method of its own.
+        """
         program = self._structure.program
         arrays = []
+        sizes = Sizes({})
         for value, given in zip(program.graph.inputs, program.inputs, strict=True):
             if given.kind == "user" and given.is_array() and given.shape and value in self._env:
-                sizes = [
+                words = [
                     self._size_word(size, i, given.shape) for i, size in enumerate(given.shape)
                 ]
-                arrays.append((self._env[value].node, " ".join(sizes)))
+                arrays.append((self._env[value].node, " ".join(words)))
+                sizes.learn(self._env[value])
+        statements = []
         if arrays:
-            self._body.statements.append(Statement((), self._dialect.check_shapes(arrays)))
-        asked = self._sizes.asked.copy()  # for these alone sizes need no names
-        for guard in program.guards:
-            condition = expr(
-                f"{{0}} {guard.relation} {{1}}", self._size(guard.expression), guard.value
-            )
+            statements.append(Statement((), self._dialect.check_shapes(arrays)))
+        for guard in _strictest(program.guards):
+            size = sizes.code(guard.expression)
+            size = self._size(guard.expression) if isinstance(size, str) else size
+            condition = expr(f"{{0}} {guard.relation} {{1}}", size, guard.value)
             message = guard.question.rpartition(" at ")[0] or guard.question
-            self._body.statements.append(Statement((), self._dialect.check(condition, message)))
-        self._sizes.asked = asked
+            statements.append(Statement((), self._dialect.check(condition, message)))
+        names = {
+            one.id for s in statements for one in ast.walk(s.node) if isinstance(one, ast.Name)
+        }
+        taken = tuple(key for key, _ in self._given if key in names)
+        local = names & (self._names.holds.keys() - {*taken})
+        if len(statements) > 1 and not local:
+            self._body.checks = (taken, statements)
+            call = ast.Call(expr("self.check_inputs"), [name(one) for one in taken], [])
+            statements = [Statement((), call)]
+        at = 0 if not local else len(self._body.statements)
+        self._body.statements[at:at] = statements
 
     def _size_word(self, size: int | str, at: int, shape: tuple[int | str, ...]) -> str:
         if isinstance(size, int):
@@ -383,7 +407,10 @@ class _Run(Variables, Expressions, Flow):
         if form.layer is not None:
             inputs = [self._use(value) for value in form.layer.inputs]
             node = ast.Call(target, inputs, [])
-            self._define(form.layer.output, node, unit.part.source, "")
+            if form.layer.results:
+                self._take_results(node, tuple(map(Ref, form.layer.results)), unit)
+            else:
+                self._define(form.layer.output, node, unit.part.source, "")
             return
         if form.method:
             target = ast.Attribute(target, form.method, ast.Load())
@@ -446,3 +473,16 @@ class _Run(Variables, Expressions, Flow):
 
     def _held_by_layer(self, target: str) -> bool:
         return target in self._writer._owners
+
+
+def _strictest(guards: Iterable[Guard]) -> list[Guard]:
+    """Returns conditions without those that others of the same expression imply."""
+    least: dict[str, int] = {}
+    for guard in guards:
+        if guard.relation == ">=":
+            least[guard.expression] = max(guard.value, least.get(guard.expression, guard.value))
+    return [
+        guard
+        for guard in dict.fromkeys(guards)
+        if guard.relation != ">=" or guard.value == least.pop(guard.expression, None)
+    ]

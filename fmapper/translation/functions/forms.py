@@ -58,6 +58,8 @@ class Body:
         constants: Arrays of the code that it holds, by name.
         randoms: Whether it draws random numbers.
         written: Buffers that it gives new values.
+        checks: What it asks of what it is given, if that is a method of its own: the parameters,
+            and the statements.
     """
 
     parameters: tuple[str, ...]
@@ -67,6 +69,7 @@ class Body:
     constants: dict[str, str] = field(default_factory=dict)
     randoms: bool = False
     written: list[str] = field(default_factory=list)
+    checks: tuple[tuple[str, ...], list[Statement]] = ((), [])
 
     def lines(self) -> list[str]:
         """Returns the statements as text."""

@@ -55,7 +55,20 @@ class FlaxDialect(Dialect):
         "GroupNorm": ("num_features", "num_groups"),
         "Conv": ("in_features", "out_features", "kernel_size"),
         "ConvTranspose": ("in_features", "out_features", "kernel_size"),
+        "GroupedConvTranspose": ("in_features", "out_features", "kernel_size"),
+        "Recurrent": ("cell", "in_features", "features"),
+        "LSTMCell": ("in_features", "features"),
+        "GRUCell": ("in_features", "features"),
+        "RNNCell": ("in_features", "features"),
         "nnx.Dropout": ("rate",),
+    }
+
+    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "nnx.Linear": {"use_bias": True},
+        "nnx.LayerNorm": {"use_scale": True, "use_bias": True},
+        "BatchNorm": {"momentum": 0.99, "epsilon": 1e-05, "use_scale": True, "use_bias": True},
+        "Conv": {"use_bias": True, "strides": 1, "kernel_dilation": 1, "feature_group_count": 1},
+        "ConvTranspose": {"use_bias": True, "strides": 1, "kernel_dilation": 1},
     }
 
     def __init__(self) -> None:
@@ -279,20 +292,26 @@ _ARRAYS = {
     "BatchNorm": ("scale", "weight"),
     "Conv": ("kernel", "weight"),
     "ConvTranspose": ("kernel", "weight"),
+    "GroupedConvTranspose": ("kernel", "weight"),
 }
 
 
 def _loading(draft: Any, root: Class) -> str:
     """Returns `load_weights`, with the tables that it goes by."""
-    kinds: dict[str, Layer] = {}
-    by_path: dict[str, Layer] = {}
+    by_path: dict[str, str] = {}
+    arrays: dict[str, dict[str, Any]] = {}  # classes of layers -> their arrays -> the order
     for path, layer in _layers(draft.root, ""):
-        kinds.setdefault(layer.kind, layer)
-        by_path[path] = layer
-    table = {}
-    for kind, layer in kinds.items():
-        names = {}
+        by_path[path] = layer.kind
+        by_path |= {
+            f"{path}.{inner}" if path else inner: kind for inner, kind in layer.inner.items()
+        }
         for attr, order in layer.arrays.values():
+            owner, _, last = attr.rpartition(".")
+            arrays.setdefault(layer.inner.get(owner, layer.kind), {}).setdefault(last, order)
+    table = {}
+    for kind, held in arrays.items():
+        names = {}
+        for attr, order in held.items():
             known, source = _ARRAYS.get(kind, (attr, attr))
             name = source if attr == known else attr
             name = {"mean": "running_mean", "var": "running_var"}.get(attr, name)
@@ -304,10 +323,7 @@ def _loading(draft: Any, root: Class) -> str:
     everything: dict[str, str] = {}
     for path, (target, order) in draft._arrays().items():
         owner, _, attr = path.rpartition(".")
-        layer = by_path.get(owner)
-        expected, layout = attr, None
-        if layer is not None:
-            expected, layout = table.get(layer.kind, {}).get(attr, (attr, None))
+        expected, layout = table.get(by_path.get(owner, ""), {}).get(attr, (attr, None))
         wanted = ".".join((*draft.place(owner), identifier(expected)))
         everything[wanted] = target
         if wanted != target:

@@ -10,11 +10,141 @@ _CHANNELS = '''class {name}(nnx.{name}):
     def __call__(self, x):
         return jnp.moveaxis(super().__call__(jnp.moveaxis(x, 1, -1)), -1, 1)'''
 
+_CELL = '''class {name}(nnx.Module):
+    """{what}, with the biases and the order of gates of PyTorch."""
+
+    def __init__(self, in_features, features, *, use_bias=True, rngs: nnx.Rngs, {more}**options):
+        self.features = features{kept}
+        options |= {{"use_bias": use_bias, "rngs": rngs}}
+        self.ih = nnx.Linear(in_features, {gates}features, **options)
+        self.hh = nnx.Linear(features, {gates}features, **options)
+
+    def __call__(self, x, *state):
+        """Returns the next state; one of zeros is what it begins with."""
+        return self.step(self.ih(x), state or self.zeros(x))
+
+    def zeros(self, x):
+        return {zeros}
+
+    def step(self, given, state):
+        {step}'''
+
+RECURRENT = {
+    "LSTMCell": Helper(
+        _CELL.format(
+            name="LSTMCell",
+            what="A cell of long short-term memory",
+            gates="4 * ",
+            more="",
+            kept="",
+            zeros="(zeros := jnp.zeros((x.shape[0], self.features), x.dtype)), zeros",
+            step="""hidden, cell = state
+        i, f, g, o = jnp.split(given + self.hh(hidden), 4, axis=-1)
+        cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return jax.nn.sigmoid(o) * jnp.tanh(cell), cell""",
+        )
+    ),
+    "GRUCell": Helper(
+        _CELL.format(
+            name="GRUCell",
+            what="A gated recurrent cell",
+            gates="3 * ",
+            more="",
+            kept="",
+            zeros="(jnp.zeros((x.shape[0], self.features), x.dtype),)",
+            step="""(hidden,) = state
+        reset, update, new = jnp.split(given, 3, axis=-1)
+        r, z, n = jnp.split(self.hh(hidden), 3, axis=-1)
+        update = jax.nn.sigmoid(update + z)
+        new = jnp.tanh(new + jax.nn.sigmoid(reset + r) * n)
+        return ((1 - update) * new + update * hidden,)""",
+        )
+    ),
+    "RNNCell": Helper(
+        _CELL.format(
+            name="RNNCell",
+            what="A recurrent cell",
+            gates="",
+            more="activation=jnp.tanh, ",
+            kept="\n        self.activation = activation",
+            zeros="(jnp.zeros((x.shape[0], self.features), x.dtype),)",
+            step="return (self.activation(given + self.hh(state[0])),)",
+        )
+    ),
+    "Recurrent": Helper('''class Recurrent(nnx.Module):
+    """Layers of recurrent cells over sequences, in one direction or both."""
+
+    def __init__(
+        self, cell, in_features, features, *, num_layers=1, bidirectional=False, batch_first=False,
+        dropout=0.0, rngs: nnx.Rngs, **options
+    ):
+        self.directions = 2 if bidirectional else 1
+        self.batch_first = batch_first
+        widths = [in_features] + [features * self.directions] * (num_layers - 1)
+        self.cells = nnx.List(
+            cell(width, features, rngs=rngs, **options)
+            for width in widths for _ in range(self.directions)
+        )
+        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+
+    def __call__(self, x, *states):
+        """Returns the outputs and the last states of all cells; the first states may be given."""
+        x = x.swapaxes(0, 1) if self.batch_first else x
+        lasts = []
+        for at in range(0, len(self.cells), self.directions):
+            x = self.dropout(x) if at else x
+            outputs = []
+            for direction in range(self.directions):
+                cell = self.cells[at + direction]
+                state = tuple(one[at + direction] for one in states) or cell.zeros(x[0])
+                last, output = self.run(cell, x, state, reverse=direction == 1)
+                outputs.append(output)
+                lasts.append(last)
+            x = jnp.concatenate(outputs, axis=-1)
+        x = x.swapaxes(0, 1) if self.batch_first else x
+        return x, *map(jnp.stack, zip(*lasts, strict=True))
+
+    def run(self, cell, x, state, *, reverse):
+        def step(state, given):
+            state = cell.step(given, state)
+            return state, state[0]
+
+        return jax.lax.scan(step, state, cell.ih(x), reverse=reverse)'''),
+}
+
 HELPERS = {
     "Conv": Helper(_CHANNELS.format(name="Conv", what="A convolution")),
     "ConvTranspose": Helper(
         _CHANNELS.format(name="ConvTranspose", what="A transposed convolution")
     ),
+    "GroupedConvTranspose": Helper('''class GroupedConvTranspose(nnx.ConvTranspose):
+    """A transposed convolution of groups of channels, which are the first dimension."""
+
+    def __init__(self, in_features, out_features, kernel_size, *, groups, rngs, **options):
+        each = out_features // groups
+        options["transpose_kernel"] = True
+        super().__init__(in_features, each, kernel_size, rngs=rngs, **options)
+        self.groups = groups
+        if self.bias is not None:
+            self.bias = nnx.Param(jnp.zeros((out_features,), self.bias[...].dtype))
+
+    def __call__(self, x):
+        spatial = "DHW"[3 - (x.ndim - 2) :]
+        layout = f"NC{spatial}", f"{spatial}OI", f"NC{spatial}"
+        parts = jnp.split(x, self.groups, axis=1)
+        kernels = jnp.split(self.kernel[...], self.groups, axis=-1)
+        options = {
+            "strides": np.broadcast_to(self.strides or 1, len(spatial)).tolist(),
+            "padding": self.padding,
+            "rhs_dilation": np.broadcast_to(self.kernel_dilation or 1, len(spatial)).tolist(),
+            "dimension_numbers": layout,
+            "transpose_kernel": True,
+        }
+        pairs = zip(parts, kernels, strict=True)
+        y = jnp.concatenate([jax.lax.conv_transpose(*pair, **options) for pair in pairs], axis=1)
+        if self.bias is None:
+            return y
+        return y + self.bias[...].reshape(1, -1, *(1,) * len(spatial))'''),
     "GroupNorm": Helper(_CHANNELS.format(name="GroupNorm", what="Normalisation of groups")),
     "BatchNorm": Helper('''class BatchNorm(nnx.BatchNorm):
     """Normalisation of batches, with the channels first and running statistics as in PyTorch."""
@@ -54,6 +184,7 @@ HELPERS = {
         empty = jnp.all(jnp.isneginf(logits), axis=-1, keepdims=True)
         weights = jnp.where(empty, 0, jax.nn.softmax(jnp.where(empty, 0, logits), axis=-1))
         return self.dropout(weights) @ value'''),
+    **RECURRENT,
     "Sequential": Helper('''class Sequential(nnx.List):
     """Parts that are called one after the other."""
 

@@ -55,8 +55,16 @@ def names(model):
                 yield full, order, variable
 
 
+def leaves(value):  # dicts in their own order, as the source has them; JAX would sort them
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [leaf for one in value for leaf in leaves(one)]
+    return [value] if hasattr(value, "dtype") else []
+
+
 def outputs(model):
-    return [x for x in jax.tree.leaves(model(*args, **kwargs)) if hasattr(x, "dtype")]
+    return leaves(model(*args, **kwargs))
 
 
 def loss(model):

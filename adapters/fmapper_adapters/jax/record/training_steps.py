@@ -96,7 +96,12 @@ def _prepare(
             if step == 0:
                 found |= {f"gradient.{name}": np.asarray(one) for name, one in gradients.items()}
             now = {name: x - rate * gradients[name] for name, x in now.items()}
-        return found | {f"after.{name}": np.asarray(x) for name, x in now.items()}
+        found |= {f"after.{name}": np.asarray(x) for name, x in now.items()}
+        for name, x in state.items():  # such as the statistics of batches
+            new, old = np.asarray(x), np.asarray(buffers[name])
+            if new.dtype.kind == "f" and not np.array_equal(new, old):
+                found[f"after.{name}"] = new
+        return found
 
     return run
 

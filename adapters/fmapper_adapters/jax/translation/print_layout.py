@@ -56,7 +56,15 @@ def view(p: Printing, x: Value, size: Any) -> Any:
         return x
     if 0 in p.shape:
         size = sizes_of(p, p.shape)
-    return method(x, "reshape", *(size or ((),)))
+    return method(x, "reshape", *(_with_rest(p, size) or ((),)))
+
+
+def _with_rest(p: Printing, sizes: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns sizes with -1 for one that is worked out, as people write it."""
+    computed = [i for i, size in enumerate(sizes) if isinstance(size, ast.BinOp)]
+    if len(computed) != 1 or 0 in p.shape or any(size in (0, -1) for size in sizes):
+        return tuple(sizes)
+    return (*sizes[: computed[0]], -1, *sizes[computed[0] + 1 :])
 
 
 def _bits(dtype: str) -> int:
@@ -67,7 +75,8 @@ def _bits(dtype: str) -> int:
 @prints("aten::flatten")
 def flatten(p: Printing, x: Value, start_dim: int = 0, end_dim: int = -1) -> Any:
     """Prints `x.reshape(...)`."""
-    return x if p.shape == x.shape else method(x, "reshape", *sizes_of(p, p.shape))
+    sizes = _with_rest(p, sizes_of(p, p.shape))
+    return x if p.shape == x.shape else method(x, "reshape", *sizes)
 
 
 @prints("aten::permute", "aten::permute_copy")

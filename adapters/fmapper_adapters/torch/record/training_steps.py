@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ def training_steps(
 
     Dropout is left out. The module stays as it is.
     """
-    model = copy.deepcopy(model)
+    model = _copy(model)
     model.train(train)
     for inner in model.modules():
         if _is_noise(inner):
@@ -30,9 +31,44 @@ def training_steps(
 
     def run(rate: float, off: float) -> dict[str, Any]:
         with _WithoutDropout():
-            return _run(copy.deepcopy(model), args, inputs, rate, off)
+            return _run(_copy(model), args, inputs, rate, off)
 
     return run
+
+
+def _copy(model: torch.nn.Module) -> torch.nn.Module:
+    """Returns a deep copy of a module, with the functions among its attributes.
+
+    `copy.deepcopy` leaves functions as they are, so that one which a module keeps, as
+    `self.mlp_of = lambda x: mlp(x)`, would go on calling the submodules of the original.
+    """
+    known: dict[int, Any] = {}
+    copied: torch.nn.Module = copy.deepcopy(model, known)
+    for old, new in zip(model.modules(), copied.modules(), strict=True):
+        for name, value in vars(old).items():
+            if isinstance(value, types.FunctionType) and value.__closure__:
+                vars(new)[name] = _copy_closure(value, known)
+    return copied
+
+
+def _copy_closure(function: types.FunctionType, known: dict[int, Any]) -> types.FunctionType:
+    """Returns a function that sees the copies of what it has closed over."""
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            other = known.get(id(cell.cell_contents))
+        except ValueError:  # nothing is in it yet
+            other = None
+        cells.append(cell if other is None else types.CellType(other))
+    copied = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells),
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
 
 
 def _is_noise(module: torch.nn.Module) -> bool:
@@ -44,11 +80,14 @@ def _is_noise(module: torch.nn.Module) -> bool:
 def _run(model: torch.nn.Module, args: Any, inputs: Any, rate: float, off: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    before = {
+        name: b.clone() for name, b in model.named_buffers() if b.is_floating_point() and b.numel()
+    }
     with torch.no_grad():
         for parameter in learned.values() if off else ():
             waves = torch.cos(torch.arange(parameter.numel(), dtype=torch.float64))
             parameter.mul_(1 + off * waves.reshape(parameter.shape))
-        for i, output in enumerate(_outputs(copy.deepcopy(model), args, inputs)):
+        for i, output in enumerate(_outputs(_copy(model), args, inputs)):
             found[f"output.{i}"] = output.numpy()
     for step in range(_STEPS if learned else 0):
         loss = _loss(_outputs(model, args, inputs))
@@ -65,6 +104,9 @@ def _run(model: torch.nn.Module, args: Any, inputs: Any, rate: float, off: float
     for name, parameter in learned.items():
         if f"gradient.{name}" in found:
             found[f"after.{name}"] = parameter.detach().numpy()
+    for name, buffer in model.named_buffers():  # such as the statistics of batches
+        if name in before and not torch.equal(buffer, before[name]):
+            found[f"after.{name}"] = buffer.detach().numpy()
     return found
 
 

@@ -74,6 +74,15 @@ class TorchDialect(Dialect):
         functions: The functions of fmapper that the program calls, by operation.
     """
 
+    defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "nn.Linear": {"bias": True},
+        "nn.LayerNorm": {"eps": 1e-05, "elementwise_affine": True, "bias": True},
+        **{
+            name: {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
+            for dims in (1, 2, 3)
+            for name in (f"nn.Conv{dims}d", f"Conv{dims}dLast")
+        },
+    }
     parameters: ClassVar[Mapping[str, Sequence[str]]] = {
         "nn.Linear": ("in_features", "out_features"),
         "nn.Embedding": ("num_embeddings", "embedding_dim"),

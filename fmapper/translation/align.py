@@ -1,0 +1,68 @@
+"""Writes the keywords that one of several like classes has into the others, with their defaults."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fmapper.translation.code import literal, text
+
+if TYPE_CHECKING:
+    from fmapper.translation.classes import Sketch
+
+Defaults = Mapping[str, Mapping[str, object]]
+
+
+def align(sketches: Sequence[Sketch], defaults: Defaults) -> None:
+    """Gives constructors the keywords of like submodules, where that makes them one class.
+
+    Args:
+        sketches: What each submodule needs; what its constructor sets is changed.
+        defaults: Classes of the target -> what their keywords are where they are not given.
+    """
+    alike: dict[tuple[object, ...], list[Sketch]] = {}
+    for sketch in sketches:
+        key = (sketch.title, *(name for name, _ in sketch.made))
+        alike.setdefault(key, []).append(sketch)
+    for group in alike.values():
+        if len({sketch.shape() for sketch in group}) == 1:
+            continue
+        before = [list(sketch.made) for sketch in group]
+        for at, (attr, _) in enumerate(group[0].made):
+            nodes = _aligned([sketch.made[at][1] for sketch in group], defaults)
+            for sketch, node in zip(group, nodes, strict=True):
+                sketch.made[at] = (attr, node)
+        if len({sketch.shape() for sketch in group}) > 1:
+            for sketch, made in zip(group, before, strict=True):
+                sketch.made[:] = made
+
+
+def _aligned(nodes: Sequence[ast.expr], defaults: Defaults) -> list[ast.expr]:
+    """Returns code with the same keywords in all, as far as their defaults are known."""
+    found = [copy.deepcopy(node) for node in nodes]
+    _align(found, defaults)
+    return found
+
+
+def _align(nodes: Sequence[ast.expr], defaults: Defaults) -> None:
+    lists = [node for node in nodes if isinstance(node, ast.List | ast.Tuple)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    if len(lists) == len(nodes) and len({len(one.elts) for one in lists}) == 1:
+        for parts in zip(*(one.elts for one in lists), strict=True):
+            _align(parts, defaults)
+    if len(calls) < len(nodes) or len({(text(one.func), len(one.args)) for one in calls}) > 1:
+        return
+    for parts in zip(*(one.args for one in calls), strict=True):
+        _align(parts, defaults)
+    known = defaults.get(text(calls[0].func), {})
+    order = dict.fromkeys(key.arg for one in calls for key in one.keywords)
+    for call in calls:
+        given = {key.arg: key for key in call.keywords}
+        for key in order:
+            if key in known and key not in given:
+                given[key] = ast.keyword(key, literal(known[str(key)]))
+        usual = [key for key in order if key in known]
+        others = [key for key in order if key not in known]
+        call.keywords = [given[key] for key in (*usual, *others) if key in given]
