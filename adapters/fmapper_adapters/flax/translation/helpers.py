@@ -130,7 +130,7 @@ HELPERS = {
 
     def __call__(self, x):
         spatial = "DHW"[3 - (x.ndim - 2) :]
-        layout = f"NC{spatial}", f"{spatial}OI", f"NC{spatial}"
+        layout = f"NC{spatial}", f"{spatial}IO", f"NC{spatial}"
         parts = jnp.split(x, self.groups, axis=1)
         kernels = jnp.split(self.kernel[...], self.groups, axis=-1)
         options = {

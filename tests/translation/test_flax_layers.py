@@ -1,0 +1,175 @@
+"""Layers, sizes and loops of torch as files for Flax NNX have them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("jax")
+nnx = pytest.importorskip("flax.nnx")
+
+from torch import nn  # noqa: E402
+
+from fmapper.translation.source import translate  # noqa: E402
+
+
+def translated(module, *inputs, shapes=None):
+    """Returns the source of a module after its file has computed what the module does."""
+    module.eval()
+    source, program, _ = translate(module, "flax", inputs, dynamic_shapes=shapes)
+    space = {"__name__": "translated"}
+    exec(compile(source.code, "translated.py", "exec"), space)
+    model = space[source.name](rngs=nnx.Rngs(0))
+    arrays = {**program.parameters, **program.buffers}
+    space["load_weights"](model, {name: x.detach().numpy() for name, x in arrays.items()})
+    model.eval()
+    found = model(*[x.numpy() for x in inputs])
+    np.testing.assert_allclose(np.asarray(found), module(*inputs).detach().numpy(), atol=1e-5)
+    return source
+
+
+class Last(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        y, state = self.layers(x)
+        cell = state[1] if isinstance(state, tuple) else state
+        return y.sum(1) + cell[-1].mean()
+
+
+@pytest.mark.parametrize(
+    ("layers", "made"),
+    [
+        (
+            nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True),
+            "Recurrent(LSTMCell, 3, 4, num_layers=2, bidirectional=True, batch_first=True",
+        ),
+        (nn.GRU(3, 4, batch_first=True), "Recurrent(GRUCell, 3, 4, batch_first=True"),
+        (nn.RNN(3, 4, nonlinearity="relu", bias=False), "activation=jax.nn.relu"),
+    ],
+)
+def test_recurrent_layers_are_cells_of_linear_layers(layers, made):
+    source = translated(Last(layers), torch.randn(2, 5, 3))
+    assert made in source.code
+    assert source.layers[0] == source.layers[1]
+
+
+class Steps(nn.Module):
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        state = self.cell(x)
+        state = self.cell(x, state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@pytest.mark.parametrize("cell", [nn.LSTMCell(3, 4), nn.GRUCell(3, 4), nn.RNNCell(3, 4)])
+def test_cells_begin_with_zeros_or_with_what_they_are_given(cell):
+    source = translated(Steps(cell), torch.randn(2, 3))
+    assert f"self.cell = {type(cell).__name__}(3, 4, rngs=rngs)" in source.code
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "made"),
+    [
+        (nn.ConvTranspose1d(2, 4, 3, 2, 1, 1, dilation=2), (2, 2, 5), "ConvTranspose(2, 4, (3,)"),
+        (nn.ConvTranspose2d(4, 6, (3, 2), 2, groups=2), (2, 4, 5, 5), "GroupedConvTranspose(4, 6"),
+        (nn.Conv2d(2, 4, (3, 2), padding="same", bias=False), (2, 2, 5, 5), "padding='SAME'"),
+    ],
+)
+def test_convolutions_are_layers(module, shape, made):
+    source = translated(nn.Sequential(module, nn.Flatten()), torch.randn(*shape))
+    assert made in source.code.replace('"', "'")
+    assert source.layers[0] == source.layers[1]
+
+
+class Patches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patch = nn.Conv2d(1, 4, 2, 2)
+        self.rows = nn.ModuleList(Row() for _ in range(2))
+
+    def forward(self, x):
+        x = self.patch(x).flatten(2).transpose(1, 2)
+        for row in self.rows:
+            x = row(x)
+        return x
+
+
+class Row(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x):
+        batch, count, _ = x.shape
+        y = self.mix(x).reshape(batch, count, 2, 2).transpose(1, 2)
+        return x + y.reshape(batch, 2, count, 2).transpose(1, 2).reshape(batch, count, 4)
+
+
+def test_a_size_that_is_worked_out_is_asked_of_an_array_that_has_it():
+    source = translated(Patches(), torch.randn(2, 1, 8, 8), shapes="auto")
+    assert "def __call__(self, x):\n        batch, length = x.shape[:2]\n" in source.code
+    assert source.parameters == ("x",)
+    assert "def check_inputs(self, x):" in source.code
+    assert "reshape(x.shape[0], 4, -1)" in source.code
+
+
+def test_parts_of_a_sequence_that_ask_for_sizes_are_called_one_after_the_other():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.Sequential(nn.Conv2d(1, 2, 2, 2), nn.Flatten(), nn.ReLU())
+
+        def forward(self, x):
+            return self.parts(x)
+
+    source = translated(Outer(), torch.randn(2, 1, 6, 8), shapes="auto")
+    assert "input.reshape(input.shape[0], -1)" in source.code
+
+
+class Dilated(nn.Module):
+    def __init__(self, dilation):
+        super().__init__()
+        self.conv = nn.Conv1d(2, 2, 2, dilation=dilation)
+        self.dilation = dilation
+
+    def forward(self, x):
+        return torch.tanh(self.conv(nn.functional.pad(x, (self.dilation, 0))))
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h = nn.ModuleList(Dilated(2**i) for i in range(3))
+
+    def forward(self, given):
+        x = self.h[0](given)
+        return self.h[2](self.h[1](x))
+
+
+def test_blocks_that_differ_in_an_option_are_one_class():
+    code = translated(Stack(), torch.randn(2, 2, 9)).code
+    assert code.count("class Dilated") == 1
+    assert "nnx.List([Dilated(1, rngs=rngs), Dilated(2, rngs=rngs), Dilated(4" in code
+    assert "kernel_dilation=kernel_dilation" in code
+
+
+def test_a_loop_over_parts_may_end_with_what_is_returned():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.h = nn.ModuleList(Row() for _ in range(3))
+
+        def forward(self, given):
+            for row in self.h:
+                given = row(given)
+            return given
+
+    code = translated(Pair(), torch.randn(2, 3, 4)).code
+    assert "for row in self.h:\n            " in code
