@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fmapper.translation.code import identifier
@@ -10,6 +11,23 @@ from fmapper.translation.units import Structure, Unit, local_array
 
 if TYPE_CHECKING:
     from fmapper.translation.dialect import Layer
+
+
+@dataclass(slots=True)
+class Node:
+    """A place in the tree of submodules.
+
+    Attributes:
+        path: The path in the source.
+        children: By the last part of their paths.
+        layer: The layer that it is.
+        array: The array that it is.
+    """
+
+    path: str
+    children: dict[str, Node] = field(default_factory=dict)
+    layer: Layer | None = None
+    array: str = ""
 
 
 def place_of_layer(structure: Structure, unit: Unit, layer: Layer, taken: Container[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fmapper.errors import ConversionError
@@ -16,7 +16,7 @@ from fmapper.translation.code import attribute, expr, identifier, literal, text
 from fmapper.translation.functions import changes
 from fmapper.translation.functions.bodies import BodyWriter
 from fmapper.translation.functions.forms import Body, Form, Made
-from fmapper.translation.places import common_path, is_item, place_of_layer
+from fmapper.translation.places import Node, common_path, is_item, place_of_layer
 from fmapper.translation.units import (
     Unit,
     dissolve,
@@ -54,23 +54,6 @@ class Source:
     parameters: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Node:
-    """A place in the tree of submodules.
-
-    Attributes:
-        path: The path in the source.
-        children: By the last part of their paths.
-        layer: The layer that it is.
-        array: The array that it is.
-    """
-
-    path: str
-    children: dict[str, _Node] = field(default_factory=dict)
-    layer: Layer | None = None
-    array: str = ""
-
-
 def write(program: Program, dialect: Dialect) -> Source:
     """Returns a program with its parts as source code.
 
@@ -90,7 +73,7 @@ class _Writer:
         self.owners: dict[str, tuple[str, tuple[int, ...] | None]] = {}
         self.records: dict[str, tuple[str, ...]] = {}
         self.bodies: dict[str, list[tuple[str, Body]]] = {}
-        self.root = _Node("")
+        self.root = Node("")
         self.sequences: dict[str, int] = {}  # their paths -> how many parts they have
         self.places: dict[str, str] = {}  # calls that are layers -> where those are
         self.functions: dict[str, ast.expr] = {}  # parts of sequences without a class
@@ -301,11 +284,11 @@ class _Writer:
 
     # --- the tree of submodules ---------------------------------------------------------------
 
-    def _node(self, path: str) -> _Node:
+    def _node(self, path: str) -> Node:
         node, walked = self.root, ""
         for step in path.split(".") if path else []:
             walked = f"{walked}.{step}" if walked else step
-            node = node.children.setdefault(step, _Node(walked))
+            node = node.children.setdefault(step, Node(walked))
         return node
 
     def _build_tree(self) -> None:
@@ -330,9 +313,9 @@ class _Writer:
         taken = {*self.records, *self.dialect.reserved()}
         classes: list[Class] = []
         made: dict[str, ast.expr] = {}
-        levels: dict[int, list[_Node]] = {}
+        levels: dict[int, list[Node]] = {}
 
-        def height(node: _Node) -> int:
+        def height(node: Node) -> int:
             found = 1 + max((height(child) for child in node.children.values()), default=-1)
             if self._is_class(node):
                 levels.setdefault(found, []).append(node)
@@ -375,7 +358,7 @@ class _Writer:
                 else:
                     self.functions[path] = expr(f"lambda {parameter}: {{0}}", code)
 
-    def _is_class(self, node: _Node) -> bool:
+    def _is_class(self, node: Node) -> bool:
         return not (
             node.array
             or node.layer is not None
@@ -384,14 +367,14 @@ class _Writer:
             or self._is_list(node)
         )
 
-    def _is_list(self, node: _Node) -> bool:
+    def _is_list(self, node: Node) -> bool:
         return (
             bool(node.children)
             and node.path not in self.bodies
             and all(key.isdigit() for key in node.children)
         )
 
-    def _sketch(self, node: _Node, made: Mapping[str, ast.expr]) -> Sketch:
+    def _sketch(self, node: Node, made: Mapping[str, ast.expr]) -> Sketch:
         kind = self.program.types.get(node.path, "")
         title = identifier(kind.rpartition(".")[2] or self.program.name or "Model")
         if not node.path:
@@ -409,7 +392,7 @@ class _Writer:
         sketch.ties = self._ties(node)
         return sketch
 
-    def _made(self, node: _Node, made: Mapping[str, ast.expr]) -> ast.expr:
+    def _made(self, node: Node, made: Mapping[str, ast.expr]) -> ast.expr:
         if node.layer is not None:
             return node.layer.made
         if node.array:
@@ -446,12 +429,12 @@ class _Writer:
             raise ConversionError(f"{target} is the state of a generator: it has no source")
         return self.dialect.frozen(program.buffers[target], kind="Buffer")
 
-    def _lists(self, node: _Node) -> tuple[dict[str, int], dict[str, str]]:
+    def _lists(self, node: Node) -> tuple[dict[str, int], dict[str, str]]:
         """Returns the lists in a submodule -> how many parts they have, and the class of those."""
         lengths: dict[str, int] = {}
         titles: dict[str, str] = {}
 
-        def visit(one: _Node, code: str) -> None:
+        def visit(one: Node, code: str) -> None:
             for key, child in one.children.items():
                 inner = f"{code}[{key}]" if key.isdigit() else f"{code}.{identifier(key)}"
                 if self._is_list(child):
@@ -463,7 +446,7 @@ class _Writer:
         visit(node, "self")
         return lengths, titles
 
-    def _ties(self, node: _Node) -> list[str]:
+    def _ties(self, node: Node) -> list[str]:
         """Returns the statements that give a submodule the other paths by which it is called."""
         found: dict[str, None] = {}
         for unit in self.structure.root.units():
@@ -489,7 +472,7 @@ class _Writer:
     def place(self, path: str) -> tuple[str, ...]:
         """Returns the attributes and indices by which a part is found in the model."""
         found: list[str] = []
-        node: _Node | None = self.root
+        node: Node | None = self.root
         for step in path.split(".") if path else []:
             indexed = node is not None and (node.path in self.sequences or self._is_list(node))
             indexed = (indexed and node is not self.root) or node is None or node.layer is not None
