@@ -449,6 +449,12 @@ def test_gradients_of_hypot_beside_infinities():
     check_gradients(torch.hypot, torch.tensor([1.0, 3.0, 0.0]), torch.tensor([-inf, 4.0, 2.0]))
 
 
+@pytest.mark.parametrize("median", [torch.median, torch.nanmedian])
+def test_equal_elements_share_the_gradient_of_a_median(median):
+    check_gradients(median, torch.tensor([[2.0, 1.0, 2.0], [3.0, 2.0, 1.0]]))
+    check_gradients(median, torch.tensor([inf, inf, 1.0]))
+
+
 def test_gradients_of_the_next_number():
     check_gradients(torch.nextafter, torch.tensor([1.0, 2.0, 5.0]), torch.tensor([3.0, 0.0, 5.0]))
 

@@ -373,25 +373,35 @@ def _run(x: Any, dim: int, wins: Callable[..., Any]) -> tuple[jax.Array, jax.Arr
 
 
 @lowering("aten::median.default")
-def median(x: Any) -> jax.Array:
+def median(x: Any, ignore_nan: bool = False) -> jax.Array:
     """Returns the lower median; NaN if there is one among the elements, or none at all."""
+    if x.size == 0 and is_floating(x):
+        return cast(math.nan, x.dtype)
     if x.size == 0:
-        return cast(math.nan, x.dtype) if is_floating(x) else _no_elements(x)
-    return median_dim(x.reshape(-1), 0)[0]
+        least = True if x.dtype == bool else np.iinfo(x.dtype).min if is_integral(x) else 0
+        return jnp.asarray(least, x.dtype)
+    value, _ = _median(x.reshape(-1), 0, keepdim=False, ignore_nan=ignore_nan)
+    return _share_slope(x, value) if is_floating(x) else value
 
 
 @lowering("aten::nanmedian.default")
 def nanmedian(x: Any) -> jax.Array:
     """Returns the lower median without NaN."""
-    if x.size == 0:
-        return cast(math.nan, x.dtype) if is_floating(x) else _no_elements(x)
-    return nanmedian_dim(x.reshape(-1), 0)[0]
+    return median(x, ignore_nan=True)
 
 
-def _no_elements(x: Any) -> jax.Array:
-    if x.dtype == bool:
-        return jnp.asarray(True)
-    return jnp.asarray(np.iinfo(x.dtype).min if is_integral(x) else 0, x.dtype)
+@jax.custom_jvp
+def _share_slope(x: Any, value: Any) -> jax.Array:
+    """Returns `value`, an element of `x`; its gradient is shared by all equal ones, as in torch."""
+    return value
+
+
+@_share_slope.defjvp
+def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, value = primals
+    equal = jnp.where(is_nan(value), is_nan(x), x == value)
+    slope = jnp.sum(jnp.where(equal, tangents[0], 0)) / jnp.sum(equal)
+    return value, slope.astype(value.dtype)
 
 
 @lowering("aten::median.dim")
