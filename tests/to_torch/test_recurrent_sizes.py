@@ -36,6 +36,18 @@ def scanned(weights, x):
     return jax.lax.scan(step, start, x.swapaxes(0, 1))[1].swapaxes(0, 1) @ weights["out"]
 
 
+def with_length(weights, x):
+    """As Haiku's `dynamic_unroll`, which tells JAX's scan how many steps there are."""
+
+    def step(h, at):
+        h = jnp.tanh(at @ weights["w"] + h @ weights["u"])
+        return h, h
+
+    start = jnp.zeros((x.shape[0], HIDDEN))
+    x = x.swapaxes(0, 1)
+    return jax.lax.scan(step, start, x, x.shape[0], False)[1].swapaxes(0, 1) @ weights["out"]
+
+
 def backwards(weights, x):
     def step(h, at):
         h = jnp.tanh(at @ weights["w"] + h @ weights["u"])
@@ -83,6 +95,7 @@ def bound(cell, both=False):
 SLOW = pytest.mark.slow
 MODELS = [
     pytest.param(lambda: functools.partial(scanned, WEIGHTS), id="scan"),
+    pytest.param(lambda: functools.partial(with_length, WEIGHTS), id="scan, length"),
     pytest.param(lambda: functools.partial(backwards, WEIGHTS), id="scan, backwards"),
     pytest.param(lambda: functools.partial(looped, WEIGHTS), id="fori_loop"),
     pytest.param(lambda: Recurrent(nnx.SimpleCell), id="nnx"),

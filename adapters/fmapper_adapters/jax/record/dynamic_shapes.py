@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -94,7 +96,7 @@ def _trace_with_guards(
         sizes = _check(symbolic, shapes, symbols)
         questions = _guards.Questions(scope, sizes, deep=deep)
         try:
-            with questions:
+            with questions, _scans_take_sizes():
                 found.jaxpr = trace(symbolic)
         except ConversionError:
             if (
@@ -113,6 +115,34 @@ def _trace_with_guards(
                     for d, size in enumerate(struct.shape) if str(size) == name
                 ]  # fmt: skip
             texts = [text and re.sub(rf"\b{name}\b", str(value), text) for text in texts]
+
+
+@contextlib.contextmanager
+def _scans_take_sizes() -> Iterator[None]:
+    """Has JAX's scan read its length from `xs` where it is told a symbol, as Haiku tells it one.
+
+    JAX asks for a number there, though it takes a symbol for the length of `xs`.
+    """
+    scan: Any = jax.lax.scan
+
+    @functools.wraps(scan)
+    def without_symbol(
+        f: Any, init: Any, xs: Any = None, length: Any = None, *rest: Any, **options: Any
+    ) -> Any:
+        lengths = [size for x in jax.tree.leaves(xs) for size in getattr(x, "shape", ())[:1]]
+        if _is_symbol(length) and any(_is_symbol(size) and size == length for size in lengths):
+            length = None
+        return scan(f, init, xs, length, *rest, **options)
+
+    setattr(jax.lax, "scan", without_symbol)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(jax.lax, "scan", scan)  # noqa: B010
+
+
+def _is_symbol(size: Any) -> bool:
+    return export.is_symbolic_dim(size)
 
 
 def _check(symbolic: list[Any], shapes: list[Any], bounds: Symbols) -> dict[str, int]:
