@@ -125,6 +125,24 @@ class Assigns(Routed):
         return found
 
 
+class ByLayers(Routed):
+    """As Mixtral's first: a name stands for the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(E))
+
+    def forward(self, x: Any) -> Any:
+        weights, mask, hit = self.route(x)
+        found = torch.zeros_like(x)
+        for expert in hit:
+            layer = self.layers[expert]
+            rank, token = torch.where(mask[expert].squeeze(0))
+            rows = layer(x[None, token].reshape(-1, D)) * weights[token, rank, None]
+            found.index_add_(0, token, rows)
+        return found
+
+
 class NegativeMask(Routed):
     """A sum of zero does not mean that there is none."""
 
@@ -138,7 +156,7 @@ class NegativeMask(Routed):
 
 
 @pytest.mark.parametrize(
-    "kind", [ByParameters, WithDropped, LeavesOutEmpty, ByNames, Assigns, NegativeMask]
+    "kind", [ByParameters, WithDropped, LeavesOutEmpty, ByNames, Assigns, ByLayers, NegativeMask]
 )
 def test_inputs_that_hit_other_experts(kind: Any) -> None:
     module = kind()
@@ -290,6 +308,164 @@ def test_loops_that_do_more_are_right_or_refused(kind: Any) -> None:
         converting.compare(found, module(given))
         right += 1
     assert right
+
+
+class Chosen(torch.nn.Module):
+    """Each row goes to one layer, by its first number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(2))
+
+    def are(self, x: Any, expert: int) -> Any:
+        return x[:, 0] > 0 if expert else x[:, 0] < 0
+
+
+class LeavesOutWithoutPlaces(Chosen):
+    def forward(self, x: Any) -> Any:
+        found = torch.zeros_like(x)
+        for expert in range(2):
+            (token,) = torch.where(self.are(x, expert))
+            if token.shape[0] == 0:
+                continue
+            layer = self.layers[expert]
+            found.index_add_(0, token, layer(x[token]))
+        return found
+
+
+class LooksForPlaces(Chosen):
+    def forward(self, x: Any) -> Any:
+        found = torch.zeros_like(x)
+        for expert, layer in enumerate(self.layers):
+            token = self.are(x, expert).nonzero().squeeze(-1)
+            if len(token) > 0:
+                found[token] += layer(x[token])
+        return found
+
+
+class LooksForTrue(Chosen):
+    def forward(self, x: Any) -> Any:
+        found = torch.zeros_like(x)
+        for expert, layer in enumerate(self.layers):
+            chosen = self.are(x, expert)
+            if chosen.any():
+                found[chosen] = layer(x[chosen])
+        return found
+
+
+class LeavesOutWithoutTrue(Chosen):
+    def forward(self, x: Any) -> Any:
+        found = torch.zeros_like(x)
+        for expert, layer in enumerate(self.layers):
+            chosen = self.are(x, expert)
+            if chosen.sum().item() == 0:
+                continue  # noqa: E701
+            token = chosen.nonzero().flatten()
+            found[token] += layer(x[token])
+        return found
+
+
+class LooksOnce(Chosen):
+    def forward(self, x: Any) -> Any:
+        chosen = self.are(x, 0)
+        found = x.clone()
+        if torch.any(chosen):
+            found[chosen] = self.layers[0](x[chosen])
+        return found * 2
+
+
+class AsksForOne(Chosen):
+    """A row more or less changes what is done."""
+
+    def forward(self, x: Any) -> Any:
+        chosen = self.are(x, 0)
+        found = x.clone()
+        if chosen.sum() > 1:
+            found[chosen] = self.layers[0](x[chosen])
+        return found
+
+
+class LooksForOthers(Chosen):
+    def forward(self, x: Any) -> Any:
+        chosen, others = self.are(x, 0), self.are(x, 1)
+        found = x.clone()
+        if chosen.any():
+            found[others] = self.layers[0](x[others])
+        return found
+
+
+class LooksAndAddsToAll(Chosen):
+    def forward(self, x: Any) -> Any:
+        chosen = self.are(x, 0)
+        found = x.clone()
+        if chosen.any():
+            found.add_(x[chosen].sum() + 1)
+        return found
+
+
+class LooksAndNames(Chosen):
+    def forward(self, x: Any) -> Any:
+        chosen = self.are(x, 0)
+        found = x.clone()
+        if chosen.any():
+            found = found + 1
+        return found
+
+
+class LooksAndKeeps(Chosen):
+    def forward(self, x: Any) -> Any:
+        chosen = self.are(x, 0)
+        found, last = x.clone(), x.sum(0)
+        if chosen.any():
+            last = self.layers[0](x[chosen]).sum(0)
+        return found + last
+
+
+class LooksElse(Chosen):
+    def forward(self, x: Any) -> Any:
+        chosen = self.are(x, 0)
+        found = x.clone()
+        if chosen.any():
+            found[chosen] = self.layers[0](x[chosen])
+        else:
+            found = found + 1
+        return found
+
+
+ASKS_FOR_ROWS = [
+    LeavesOutWithoutPlaces, LooksForPlaces, LooksForTrue, LeavesOutWithoutTrue, LooksOnce,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ASKS_FOR_ROWS)
+def test_conditions_that_ask_for_a_row(kind: Any) -> None:
+    module, x = kind(), torch.randn(5, D)
+    model = fmapper.convert(module, "jax", (x,))
+    compiled = jax.jit(lambda params, x: model.replace(params=params)(x))
+    for given in (x, -x, x.abs() + 1, -x.abs() - 1, torch.zeros(5, D)):
+        converting.compare(compiled(model.params, given.numpy()), module(given).detach())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AsksForOne, LooksForOthers, LooksAndAddsToAll, LooksAndNames, LooksAndKeeps, LooksElse,
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::fmapper.NotCompiledWarning")
+def test_conditions_that_decide_more_are_right_or_refused(kind: Any) -> None:
+    module, x = kind(), torch.randn(5, D)
+    x[0] = -x[0].abs() - 1
+    x[1] = -x[1].abs() - 1
+    model = fmapper.convert(module, "jax", (x,))
+    converting.compare(model(x.numpy()), module(x).detach())
+    for given in (-x, x.abs() + 1, -x.abs() - 1, torch.zeros(5, D)):
+        try:
+            found = model(given.numpy())
+        except fmapper.ProgramInputError:
+            continue
+        converting.compare(found, module(given).detach())
 
 
 class OneMore(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Records loops over the experts that were hit for all experts, so that any inputs may hit others.
+"""Records what is done for experts that were hit for all experts, so that inputs may hit others.
 
     hit = torch.greater(mask.sum((-1, -2)), 0).nonzero()
     for expert in hit:
@@ -9,6 +9,7 @@ The body runs for each expert; for one that is not hit `torch.where` finds no pl
 same program only if a body does nothing else than to add rows of those places. It is proved for
 each loop, or the recording is given up: by the code, that no name is handed from one turn to
 another; by what is computed, that no tensor is, and that only such rows are written to others.
+What a condition guards that asks whether there is such a row (`row_questions`) is one turn.
 """
 
 from __future__ import annotations
@@ -27,14 +28,18 @@ from torch.overrides import TorchFunctionMode
 
 from fmapper_adapters.torch import _private
 from fmapper_adapters.torch._private import pytree
-from fmapper_adapters.torch.record.values import asserts, loop_proof
+from fmapper_adapters.torch.record.values import asserts, loop_proof, row_questions
 from fmapper_adapters.torch.record.values.loop_proof import NotProved
+from fmapper_adapters.torch.record.values.row_questions import Question
 
 _Tensor = torch.Tensor
 _Place: TypeAlias = tuple[types.CodeType, int, int]
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NONZERO: set[Any] = {torch.nonzero, _Tensor.nonzero}
 _PLACES: set[Any] = {torch.where, _Tensor.where, *_NONZERO}
+_SHAPE: Any = _Tensor.shape.__get__  # type: ignore[attr-defined] # another object each time
+_SIZES: set[Any] = {_Tensor.numel, _Tensor.size, _Tensor.__len__, _SHAPE}
+_ASKS: set[Any] = {*_SIZES, _Tensor.any, _Tensor.sum, torch.any, torch.sum}
 _ADDS: set[Any] = {_Tensor.index_add_, _Tensor.index_put_, _Tensor.__setitem__}
 
 
@@ -56,7 +61,7 @@ def _has_loop(cls: type) -> bool:
         source = inspect.getsource(cls)
     except (OSError, TypeError):
         return False
-    return "nonzero" in source
+    return "nonzero" in source or row_questions.are_asked(source)
 
 
 def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[..., Any]:
@@ -78,8 +83,9 @@ def over_all(forward: Callable[..., Any], missing: set[_Place]) -> Callable[...,
         try:
             with loops:
                 result = forward(*args, **kwargs)
+            loops.end_turn()
         except IndexError as error:
-            if loops.turn is None or loops.turn.place in missing:
+            if loops.turn is None or loops.turn.place in (None, *missing):
                 raise
             missing.add(loops.turn.place)
             raise Beyond(str(error)) from error
@@ -115,6 +121,10 @@ class _Loops(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _ASKS and (known := self._asked(func, args)) is not None:
+            return known
+        if self.turn is not None and self.turn.is_over():
+            self.end_turn()
         if self.turn is not None:
             return self.turn.call(func, args, kwargs)
         self.refuse_own((args, kwargs))
@@ -127,6 +137,44 @@ class _Loops(TorchFunctionMode):
         if is_row and isinstance(args[0].shape[0], int):
             self.hits[id(result)] = (result, args[0])
         return result
+
+    def _asked(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Answers whether there is a row where not asking is the same; then a turn begins."""
+        if self.turn is not None and self.turn.lines is None:
+            return None
+        frame = _caller()
+        question = row_questions.question_at(frame)
+        if question is None or frame.f_locals.get(question.name) is not args[0]:
+            return None
+        rows = args[0]
+        if (func in _SIZES) == question.is_mask:
+            return None
+        if question.is_mask:
+            if rows.dtype is not torch.bool:
+                return None
+        elif not rows.ndim or not _is_unbacked(_size(rows)):
+            return None
+        if self.turn is not None:
+            if not self.turn.is_over(asking=True):
+                return None
+            self.end_turn()
+        self.refuse_own(rows)
+        self.met = True
+        self.turn = _Turn(self, None, frame, set(), None, question)
+        if question.is_mask:
+            self.turn.masks.append(rows)
+        else:
+            self.turn.rows.add(_size(rows))
+        if func == _SHAPE:
+            return (_Some(1), *rows.shape[1:])
+        return _Some(1)
+
+    def end_turn(self) -> None:
+        """Ends the turn that is running: no tensor of it may be used from now on."""
+        if self.turn is not None:
+            self.past |= self.turn.own
+            self.kept += self.turn.kept
+        self.turn = None
 
     def refuse_own(self, tree: Any) -> None:
         """Raises where a tensor of one iteration is used in another."""
@@ -155,18 +203,25 @@ class _Turns:
             turn = _Turn(loops, hit[expert], self.frame, self.asked, place)
             loops.turn = turn
             yield index
-            loops.turn = None
-            loops.past |= turn.own
-            loops.kept += turn.kept
+            loops.end_turn()
+
+
+class _Some(int):
+    """A number that is not zero, as what a tensor counts: that there is something."""
+
+    def item(self) -> int:
+        return int(self)
 
 
 class _Turn:
-    """One expert's turn.
+    """One expert's turn, or what is done if there is a row.
 
     Attributes:
-        is_hit: Whether the expert is hit.
+        is_hit: Whether the expert is hit; None in what a condition guards.
         asked: The lines that go on with the next expert where there is no row.
         place: The code and the line of the loop, and which expert it is.
+        lines: Those that a condition guards.
+        masks: Masks with a true element for each row.
         own: The memory of what was computed in it.
         others: The memory of what it was given.
         rows: The sizes of the places that it looks at.
@@ -176,18 +231,37 @@ class _Turn:
     def __init__(
         self,
         loops: _Loops,
-        is_hit: _Tensor,
+        is_hit: _Tensor | None,
         frame: types.FrameType,
         asked: set[int],
-        place: _Place,
+        place: _Place | None,
+        question: Question | None = None,
     ) -> None:
         self.loops, self.is_hit, self.frame, self.asked = loops, is_hit, frame, asked
         self.place = place
+        self.lines = None if question is None else question.lines
+        self.masks: list[_Tensor] = []
         self.own: set[int] = set()
         self.others: set[int] = set()
         self.kept: list[_Tensor] = []
         self.rows: set[Any] = set()
         self.left_out: set[Any] = set()
+
+    def is_over(self, *, asking: bool = False) -> bool:
+        """Tells whether what a condition guards is done.
+
+        Args:
+            asking: The frame asks anew, which it may do in a line that is guarded.
+        """
+        if self.lines is None:
+            return False
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        if frame is None:
+            return True
+        first, last = self.lines
+        return not first <= frame.f_lineno <= last or (asking and _caller() is frame)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = _tensors((args, kwargs))
@@ -202,9 +276,12 @@ class _Turn:
             return format(number, *args[1:])
         before = [_private.version_of(x) for x in given]
         looks = func in _PLACES and len(args) == 1 and not kwargs.keys() - {"as_tuple"}
-        if looks:
+        if looks and self.is_hit is not None:
             condition = args[0] if args[0].dtype is torch.bool else args[0] != 0
             args = (condition & self.is_hit,)
+        elif self.is_hit is None:
+            looks = looks or func is _Tensor.__getitem__
+            looks = looks and any(self._is_mask(x) for x in args[:2])
         result = func(*args, **kwargs)
         made = _tensors(result)
         if looks:
@@ -229,10 +306,15 @@ class _Turn:
             indices: tuple[Any, ...] = args[2:3]
         else:
             indices = tuple(args[1]) if isinstance(args[1], tuple | list) else args[1:2]
+        if any(self._is_mask(x) for x in indices):
+            return sum(isinstance(x, _Tensor) for x in indices) == 1
         sizes = {_size(x) for x in indices if isinstance(x, _Tensor) and x.ndim == 1}
         if not sizes & self.rows:
             return False
         return not self.left_out or self.left_out == sizes & self.rows
+
+    def _is_mask(self, x: Any) -> bool:
+        return any(x is one for one in self.masks)
 
     def _asked_for_rows(self, x: _Tensor) -> int | None:
         """Returns 1 in a line that ends an iteration without rows."""
@@ -250,6 +332,11 @@ def _size(x: _Tensor) -> Any:
     size = x.shape[0]
     found = size.node.expr if isinstance(size, torch.SymInt) else None
     return found if isinstance(found, sympy.Symbol) else object()
+
+
+def _is_unbacked(size: Any) -> bool:
+    """Tells whether a size depends on values."""
+    return isinstance(size, sympy.Symbol) and str(size)[:1] == "u"
 
 
 def _tensors(tree: Any) -> list[_Tensor]:

@@ -41,8 +41,8 @@ def prove(frame: types.FrameType) -> set[int]:
     (loop,) = found
     if not isinstance(loop.target, ast.Name) or loop.orelse:
         raise NotProved("the loop has several names, or an else")
-    stored = {loop.target.id, *_names(loop.body, ast.Store)}
-    body = _Body(frame, stored)
+    stored = {loop.target.id, *names(loop.body, ast.Store)}
+    body = Body(frame, stored)
     body.block(loop.body, {loop.target.id})
     inside = {id(one) for part in loop.body for one in ast.walk(part)}
     outer = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
@@ -63,18 +63,21 @@ def _is_nonzero(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and node.func.attr == "nonzero"
 
 
-def _names(parts: Iterable[ast.AST], context: type) -> list[str]:
+def names(parts: Iterable[ast.AST], context: type) -> list[str]:
+    """Returns the names in some code that are stored, or loaded."""
     nodes = [node for part in parts for node in ast.walk(part)]
     return [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, context)]
 
 
-class _Body:
-    """Goes through the statements of a loop."""
+class Body:
+    """Goes through statements that do nothing but to set their own names and to add rows."""
 
     def __init__(self, frame: types.FrameType, stored: set[str]) -> None:
         self.frame = frame
         self.stored = stored
         self.asked: set[int] = set()
+        self.modules: set[str] = set()  # names that are modules called alike, and all others
+        self.others: set[str] = set()
 
     def block(self, body: list[ast.stmt], known: set[str]) -> set[str] | None:
         """Returns the names set after some statements; None where they end the iteration."""
@@ -86,12 +89,16 @@ class _Body:
         return known
 
     def statement(self, one: ast.stmt, known: set[str]) -> set[str] | None:
+        """Returns the names that are set after a statement; None where it ends the turn."""
         if isinstance(one, ast.Pass):
             return known
         if isinstance(one, ast.Continue):  # as its condition, which is known, says of this expert
             return None
         if isinstance(one, ast.Assign):
             self.expression(one.value, known)
+            for target in one.targets:
+                is_module = isinstance(target, ast.Name) and self.is_one_of_several(one.value)
+                (self.modules if is_module else self.others).update(names([target], ast.Store))
             return known.union(*[self.target(target, known) for target in one.targets])
         if isinstance(one, ast.AugAssign):
             self.expression(one.value, known)
@@ -123,6 +130,7 @@ class _Body:
         raise NotProved(f"line {one.lineno} is a statement that may do something else")
 
     def target(self, target: ast.expr, known: set[str]) -> set[str]:
+        """Returns the names that are set by what is assigned to."""
         if isinstance(target, ast.Name):
             return {target.id}
         if isinstance(target, ast.Tuple):
@@ -142,10 +150,12 @@ class _Body:
         return name not in self.stored and isinstance(self.frame.f_locals.get(name), _Tensor)
 
     def read(self, name: str, known: set[str]) -> None:
+        """Raises NotProved where a name may be what another turn has set."""
         if name in self.stored and name not in known:
             raise NotProved(f"{name} goes from one turn to the next")
 
     def expression(self, value: ast.expr, known: set[str]) -> None:
+        """Raises NotProved where an expression may do more than to compute."""
         for node in ast.walk(value):
             if isinstance(node, ast.Name):
                 self.read(node.id, known)
@@ -159,12 +169,10 @@ class _Body:
 
     def callee(self, func: ast.expr) -> None:
         """Accepts only a module, a function of torch, or a method of a tensor as what is called."""
-        if isinstance(func, ast.Name) and func.id in _BUILTINS:
+        if isinstance(func, ast.Name) and func.id in _BUILTINS | self.modules - self.others:
             return
-        if isinstance(func, ast.Subscript):  # a module out of several
-            owner = self.value(func.value)
-            several = isinstance(owner, torch.nn.ModuleList | torch.nn.ModuleDict)
-            if several and all(_is_called_alike(inner) for inner in owner.children()):
+        if isinstance(func, ast.Subscript):
+            if self.is_one_of_several(func):
                 return
         elif (value := self.value(func)) is not None:
             if _is_called_alike(value):
@@ -177,6 +185,12 @@ class _Body:
             if (is_own or not isinstance(func.value, ast.Name)) and hasattr(_Tensor, func.attr):
                 return
         raise NotProved(f"line {func.lineno} calls {ast.unparse(func)}")
+
+    def is_one_of_several(self, node: ast.expr) -> bool:
+        """Tells whether it is a module out of a list or dict, each of which is called alike."""
+        owner = self.value(node.value) if isinstance(node, ast.Subscript) else None
+        several = isinstance(owner, torch.nn.ModuleList | torch.nn.ModuleDict)
+        return several and all(_is_called_alike(inner) for inner in owner.children())
 
     def value(self, node: ast.expr) -> Any:
         """Returns the value of a name or attribute outside of the loop; None if unknown."""

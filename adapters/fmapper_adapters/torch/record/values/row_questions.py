@@ -1,0 +1,161 @@
+"""Reads conditions that ask whether there is a row: `if rows.numel() > 0`, `if mask.any()`.
+
+    chosen = (index == expert).any(-1)
+    if not chosen.any():
+        continue
+    out[chosen] += expert(x[chosen])
+
+What such a condition decides may be computed without asking where it does nothing if there is no
+row: that is proved as for a loop over experts (`expert_loops`).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+import types
+from dataclasses import dataclass
+
+from fmapper_adapters.torch.record.values.loop_proof import Body, NotProved, names
+
+_COUNTS = {"numel": False, "any": True, "sum": True}  # methods -> whether a mask is asked
+# A comparison of a count with a number -> what it is wherever there is something.
+_COMPARED = {
+    (ast.Eq, 0): False, (ast.LtE, 0): False, (ast.Lt, 1): False,
+    (ast.NotEq, 0): True, (ast.Gt, 0): True, (ast.GtE, 1): True,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Question:
+    """A condition that asks whether there is a row.
+
+    Attributes:
+        name: The local that is asked about.
+        is_mask: Whether it is a mask with a true element for each row, and not the rows' places.
+        lines: The first line and the last of what is done only if there is a row.
+    """
+
+    name: str
+    is_mask: bool
+    lines: tuple[int, int]
+
+
+def question_at(frame: types.FrameType) -> Question | None:
+    """Returns the question that a frame asks in its line, if not asking it is the same."""
+    tree = _tree(frame.f_code)
+    if tree is None:
+        return None
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.If) or not _has_line(node.test, frame.f_lineno):
+            continue
+        if (asked := _asked(node.test)) is None or node.orelse:
+            return None
+        name, is_mask, answer = asked
+        statements = node.body if answer else _rest_of_turn(tree, node)
+        if not statements:
+            return None
+        try:
+            _prove(frame, tree, statements)
+        except NotProved:
+            return None
+        last = statements[-1].end_lineno or statements[-1].lineno
+        return Question(name, is_mask, (statements[0].lineno, last))
+    return None
+
+
+@functools.cache
+def are_asked(source: str) -> bool:
+    """Tells whether code looks as if it had such questions."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:
+        return False
+    return any(isinstance(node, ast.If) and _asked(node.test) for node in ast.walk(tree))
+
+
+@functools.cache
+def _tree(code: types.CodeType) -> ast.Module | None:
+    try:
+        lines, first = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError):
+        return None
+    ast.increment_lineno(tree, first - 1)
+    return tree
+
+
+def _has_line(node: ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _asked(test: ast.expr) -> tuple[str, bool, bool] | None:
+    """Returns the name that is asked about, whether it is a mask, and the answer for some rows."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = _asked(test.operand)
+        return None if inner is None else (*inner[:2], not inner[2])
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        (limit,) = test.comparators
+        value = limit.value if isinstance(limit, ast.Constant) else None
+        answer = _COMPARED.get((type(test.ops[0]), value)) if type(value) is int else None
+        counted = _counted(test.left)
+        return None if counted is None or answer is None else (*counted, answer)
+    counted = _counted(test)
+    return None if counted is None else (*counted, True)
+
+
+def _counted(node: ast.expr) -> tuple[str, bool] | None:
+    """Returns what `x.numel()`, `x.size(0)`, `x.shape[0]`, `len(x)`, `x.any()`, `x.sum()` count."""
+    if isinstance(node, ast.Subscript):
+        shape = node.value
+        is_first = isinstance(node.slice, ast.Constant) and node.slice.value == 0
+        if is_first and isinstance(shape, ast.Attribute) and shape.attr == "shape":
+            return _named(shape.value, False)
+        return None
+    if not isinstance(node, ast.Call) or node.keywords:
+        return None
+    if isinstance(node.func, ast.Name) and node.func.id == "len" and len(node.args) == 1:
+        return _named(node.args[0], False)
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    if node.func.attr == "item" and not node.args:
+        inner = node.func.value
+        return _counted(inner) if isinstance(inner, ast.Call) else None
+    if node.func.attr == "size" and [getattr(a, "value", None) for a in node.args] == [0]:
+        return _named(node.func.value, False)
+    owner = node.func.value
+    if isinstance(owner, ast.Name) and owner.id == "torch" and node.func.attr in ("any", "sum"):
+        return _named(node.args[0], True) if len(node.args) == 1 else None
+    if node.func.attr in _COUNTS and not node.args:
+        return _named(owner, _COUNTS[node.func.attr])
+    return None
+
+
+def _named(node: ast.expr, is_mask: bool) -> tuple[str, bool] | None:
+    return (node.id, is_mask) if isinstance(node, ast.Name) else None
+
+
+def _rest_of_turn(tree: ast.Module, condition: ast.If) -> list[ast.stmt]:
+    """Returns what a loop does after `if …: continue`; nothing if the condition is not that."""
+    if len(condition.body) != 1 or not isinstance(condition.body[0], ast.Continue):
+        return []
+    for loop in ast.walk(tree):
+        if isinstance(loop, ast.For) and condition in loop.body:
+            return loop.body[loop.body.index(condition) + 1 :]
+    return []
+
+
+def _prove(frame: types.FrameType, tree: ast.Module, statements: list[ast.stmt]) -> None:
+    """Raises NotProved where statements may hand something on but what they write to tensors."""
+    stored = set(names(statements, ast.Store))
+    Body(frame, stored).block(statements, set())
+    if stored & {*frame.f_code.co_cellvars, *frame.f_code.co_freevars}:
+        raise NotProved("names are read by other functions")
+    inside = {id(one) for part in statements for one in ast.walk(part)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global | ast.Nonlocal):
+            raise NotProved("names of other scopes are written")
+        if isinstance(node, ast.Name) and id(node) not in inside and node.id in stored:
+            raise NotProved(f"{node.id} is used elsewhere")
