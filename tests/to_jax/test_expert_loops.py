@@ -360,7 +360,7 @@ class LeavesOutWithoutTrue(Chosen):
         for expert, layer in enumerate(self.layers):
             chosen = self.are(x, expert)
             if chosen.sum().item() == 0:
-                continue  # noqa: E701
+                continue
             token = chosen.nonzero().flatten()
             found[token] += layer(x[token])
         return found
