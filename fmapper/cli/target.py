@@ -84,7 +84,7 @@ def _run(file: str) -> Any:
     if not path.is_file():
         raise TargetError(f"there is no file {file}.")
     if path.suffix != _SUFFIX:
-        raise TargetError(f"{file} is no Python file: its name does not end in {_SUFFIX}.")
+        raise TargetError(f"{file} is not a Python file: its name does not end in {_SUFFIX}.")
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path) and module.__name__ != "__main__":
             return module

@@ -75,7 +75,7 @@ def read_json(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise Misfit(f"is no JSON: {error}") from None
+        raise Misfit(f"is not JSON: {error}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def read_json_file(path: Path, most: int = 100_000_000) -> Any:
     try:
         return read_json(text.decode())
     except UnicodeDecodeError:
-        raise Misfit("is no text") from None
+        raise Misfit("is not text") from None
 
 
 def member(folder: Path, name: str) -> Path:

@@ -62,7 +62,7 @@ def check_indices(function: str, name: str, x: Any) -> None:
     """Raises for indices that are not integers.
 
     Raises:
-        TypeError: They are no integers.
+        TypeError: They are not integers.
     """
     dtype = _dtype(x)
     if _is_inexact(dtype):

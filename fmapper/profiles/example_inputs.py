@@ -133,7 +133,7 @@ def at_batch_size(inputs: tuple[Any, ...], size: int) -> tuple[Any, ...]:
     """Returns inputs with the arrays cut, or repeated, along their first axis to a batch size.
 
     Args:
-        inputs: NumPy arrays (n, ...) in any tree; arrays without axes, and what is no array, stay
+        inputs: NumPy arrays (n, ...) in any tree; scalar arrays and other leaves stay
             as they are.
         size: The length of the first axes afterwards.
 

@@ -27,8 +27,8 @@ def refuse_difference(
 ) -> None:
     """Compares both on the example inputs; a model with random numbers is only run.
 
-    Outputs that rounding alone can have made so, as float64 tells, are no difference, and neither
-    are those that differ by the order of equal elements, of which it warns.
+    Outputs that rounding alone can have made so, as float64 tells, do not count as a difference,
+    nor do those that differ by the order of equal elements, of which it warns.
 
     Raises:
         ConversionError: They differ; says where first.

@@ -74,7 +74,7 @@ class _ForTorch(_Options, total=False):
     fused: bool
 
 
-# A tree that nobody can call is no model: it is moved, and stays of its class.
+# A tree that nobody can call is not a model: it is moved, and keeps its class.
 # fmt: off
 @overload
 def convert(model: Model, to: Literal["jax"], example_inputs: Inputs = ..., example_kwargs: Keywords = ..., **options: Unpack[_ForJax]) -> JaxModel: ...  # noqa: E501

@@ -46,7 +46,7 @@ _DTYPE = re.compile(
     r"bool|u?int(?:1|2|4|8|16|32|64)|float(?:16|32|64)|bfloat16|complex(?:64|128)|float0"
     r"|float(?:4|6|8)_e[0-9]m[0-9][a-z0-9]{0,8}|key<\w{1,40}>"
 )
-_NUMBERS = ("int", "float", "boolean")  # dtypes of inputs that are no arrays
+_NUMBERS = ("int", "float", "boolean")  # dtypes of inputs that are not arrays
 _ARRAYS = ("parameter", "buffer", "constant")
 _DUNDER = re.compile(r"__.*__")
 

@@ -124,7 +124,7 @@ def structure_of(
     what it cannot say (ties, attributes of named tuples, what is an array); this takes 234 us.
 
     Args:
-        tree: Anything; cycles and ties are no obstacle.
+        tree: Anything, with cycles and ties.
         is_array: Which leaves are arrays.
         numbers: Numbers in nothing but builtin containers count as arrays, each time they occur.
         shown: The tree whose paths errors name, if that is another one with the same nodes.

@@ -22,7 +22,7 @@ def has_class_attribute(cls: type, name: str) -> bool:
 def attribute_names(cls: type) -> tuple[str, ...] | None:
     """Returns the fields of a dataclass, attrs class or named tuple, or None.
 
-    A plain subclass of a dataclass decides for itself too: its attributes may be no fields.
+    Instances of a plain subclass of a dataclass may have attributes that are not fields.
     """
     if "__dataclass_fields__" in cls.__dict__:
         return tuple(field.name for field in dataclasses.fields(cls))

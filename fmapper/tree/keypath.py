@@ -17,7 +17,7 @@ _TOKEN = re.compile(
 
 
 class BoxKey(str):
-    """The key of what a box holds, where the box is no level of its own to its users.
+    """The key of what a box holds, where the box is not a level of its own to its users.
 
     A `flax.nnx.Param` is a box: its array is at `layers[0].kernel.value`, and is looked up and
     printed so; `state` leaves the key out and calls the array `layers.0.kernel`.

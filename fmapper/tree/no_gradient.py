@@ -28,7 +28,7 @@ nothing but tensors, have None in its place.
 """
 
 filling_gradient: ContextVar[bool] = ContextVar("fmapper_filling_gradient", default=False)
-"""Whether the tree that is being rebuilt is a gradient: tensors in it are no parameters."""
+"""Whether the tree that is being rebuilt is a gradient: tensors in it are not parameters."""
 
 
 def is_gradient() -> bool:

@@ -124,7 +124,7 @@ def fleaves(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[
 def fcollect(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """Collects all nodes and leaves of a tree, depth first, parents first, each object once.
 
-    Numbers and strings have no identity and are listed at every place. Cycles are no obstacle.
+    Numbers and strings have no identity and are listed at every place. Cycles are followed once.
 
     Examples:
         >>> import fmapper

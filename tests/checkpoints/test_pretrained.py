@@ -184,9 +184,9 @@ def change(folder, tmp_path, **settings):
     ("settings", "said"),
     [
         ({"model_type": "of-my-own"}, "Code that comes with a folder is not run"),
-        ({"architectures": ["os"]}, "is no class of the installed transformers"),
-        ({"architectures": ["LlamaConfig"]}, "is no class of the installed transformers"),
-        ({"architectures": 3}, "is no class of the installed transformers"),
+        ({"architectures": ["os"]}, "is not a class of the installed transformers"),
+        ({"architectures": ["LlamaConfig"]}, "is not a class of the installed transformers"),
+        ({"architectures": 3}, "is not a class of the installed transformers"),
     ],
 )
 def test_what_is_not_known_is_refused(folders, tmp_path, settings, said):

@@ -388,7 +388,7 @@ def test_json_is_bounded(tmp_path):
     deep = written(header, about, arrays)
     for inner, match in (
         ("[" * 10**6, "nested too deeply"),
-        ('"' + "\\" * 10**6, "is no JSON"),
+        ('"' + "\\" * 10**6, "is not JSON"),
         ("9" * 10**6, "too long"),
         (text.replace('"train"', '"train": false, "train"'), "has a key twice"),
         (text.replace('"train": false', '"train": NaN'), "NaN is not a number"),

@@ -24,7 +24,7 @@ class Buffer(nnx.Variable[Any]):
 
 
 class FrozenParam(nnx.Variable[Any]):
-    """A parameter that is not trained: `requires_grad` was False. It is no `nnx.Param`."""
+    """A parameter that is not trained: `requires_grad` was False. It is not an `nnx.Param`."""
 
 
 _CLASSES: dict[str, Any] = {

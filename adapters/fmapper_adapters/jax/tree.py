@@ -45,7 +45,7 @@ def keyed_children(node: Any) -> list[tuple[Any, Any]]:
 def registered_type(cls: type) -> NodeType | None:
     """Returns the node type of a class that is in JAX's registry: Equinox, flax.struct, chex ...
 
-    Also of one whose objects are no pytrees, but give and take their state as one.
+    Also of one whose objects are not pytrees, but give and take their state as one.
     """
     if any(_GET_STATE in base.__dict__ for base in cls.__mro__):
         return _variable_type()

@@ -14,7 +14,7 @@ from fmapper.errors import CheckpointError
 from fmapper.files.gguf import MAGIC, GgufEntry, read_gguf_header
 from fmapper.files.untrusted import Misfit, open_regular, show
 
-_PLAIN = {  # types of arrays that are no blocks
+_PLAIN = {  # types of arrays without blocks
     0: "float32",
     1: "float16",
     24: "int8",

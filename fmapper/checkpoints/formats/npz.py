@@ -171,7 +171,7 @@ def _member(
     if dtype is not None:
         wanted = numpy_dtype(_check_dtype(dtype))
         if wanted.itemsize != found.itemsize:
-            raise Misfit(f"{show(name)} is no {show(dtype)}")
+            raise Misfit(f"{show(name)} is not of dtype {show(dtype)}")
         found = wanted
     if found.kind == "V" and dtype is None:
         raise Misfit(f"{show(name)} has a dtype that is not of numbers")

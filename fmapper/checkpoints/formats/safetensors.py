@@ -263,7 +263,7 @@ def _json_of_url(url: Url) -> Any:
     try:
         return read_json(url.read_range(0, size).decode())
     except UnicodeDecodeError:
-        raise Misfit("is no text") from None
+        raise Misfit("is not text") from None
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -80,7 +80,7 @@ def same_captures(rule: Rule, names: Iterable[str], over: str = "") -> None:
     """Checks that patterns have the same captures, so that each name determines the other.
 
     Raises:
-        CheckpointError: They have not, or are no patterns.
+        CheckpointError: They have not, or are not patterns.
     """
     wanted = None
     for name in names:

@@ -121,7 +121,7 @@ class Rules:
             source: The text, or the path of a file: a `Path`, or a string that ends in `.toml`.
 
         Raises:
-            CheckpointError: The text is not TOML, or says what is no rule.
+            CheckpointError: The text is not TOML, or an entry is not a rule.
             OSError: There is no such file, or it may not be read.
         """
         from fmapper.checkpoints.rules.toml import read_file, read_toml

@@ -154,7 +154,7 @@ class _Reader:
         for _ in range(self._size(size)):
             key = self.item((), contents)
             if not isinstance(key, str | int) or str(key) in names:
-                raise self.misfit("a key that is no text, or is there twice")
+                raise self.misfit("a key that is not text, or occurs twice")
             names.add(str(key))
             if _CHUNKED in names:
                 self.value((str(key),), inner)

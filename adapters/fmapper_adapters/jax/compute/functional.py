@@ -328,8 +328,8 @@ def cross_entropy(
         target = target.astype(np.int32)  # or ignore, too, would be taken modulo 256
     known = ignore >= 0 or jnp.issubdtype(target.dtype, np.signedinteger)
     counted = target != ignore if known else jnp.ones(target.shape, bool)
-    # An index that is no class gives NaN: a compiled program cannot raise. Below 0 jax counts from
-    # the end.
+    # An index out of range gives NaN: a compiled program cannot raise. Below 0 jax counts from the
+    # end.
     none = jnp.asarray(x.shape[axis], target.dtype)
     at = jnp.expand_dims(jnp.where(counted, jnp.where(target < 0, none, target), 0), axis)
     losses = -jnp.take_along_axis(logs, at, axis, mode="fill").squeeze(axis)

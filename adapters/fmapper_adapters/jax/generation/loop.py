@@ -57,7 +57,7 @@ def prefill_by_steps(
 ) -> tuple[Any, Any, Any]:
     """Does what `prefill` does, one token after the other.
 
-    Where a row has no token yet, its cache stays as it is. What is no row of a cache counts, for
+    Where a row has no token yet, its cache stays as it is. What is not a row of a cache counts, for
     all rows.
 
     Args:

@@ -17,7 +17,7 @@ class Routes:
     """Calls that were checked, so that calls like them need not be.
 
     Two calls are alike if they give arrays of the same classes, shapes and dtypes, and the same
-    other values, in the same places. Only arguments that are no trees are looked at, and programs
+    other values, in the same places. Only arguments that are not trees are looked at, and programs
     that take no numbers that vary; there are then no more kinds of calls than compiled programs.
     """
 

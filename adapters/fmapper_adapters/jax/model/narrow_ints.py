@@ -24,7 +24,7 @@ def narrow(array: Any, where: str) -> Any:
     """Narrows an array to the dtype that JAX holds without `jax_enable_x64`.
 
     Raises:
-        LossyCastError: An integer does not fit into 32 bits, and is no end of int64.
+        LossyCastError: An integer does not fit into 32 bits, and is not a limit of int64.
     """
     if not _is_wide(array) or types.dtype_of("int64").itemsize == 8:
         return array

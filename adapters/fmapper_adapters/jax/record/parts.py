@@ -173,11 +173,11 @@ def call_and_note(
 
     Args:
         function: Whose signature it has.
-        skipped: How many of its first parameters are no arguments of the model.
+        skipped: How many of its first parameters are not arguments of the model.
         args: What it is called with.
         kwargs: What it is called with by keyword.
         run: What is called.
-        options: Keywords that are no arguments of the model, as Linen's `rngs`.
+        options: Keywords that are not arguments of the model, as Linen's `rngs`.
     """
     calls = _Recording.calls
     if calls is None:
@@ -299,7 +299,7 @@ def _caller(within: tuple[str, int, int, str] | None) -> str:
     """Returns the line that has called a part, as `file:line`.
 
     Args:
-        within: The lines of the function that calls it; None for a caller that is no part.
+        within: The lines of the function that calls it; None for a caller that is not a part.
     """
     frame: Any = sys._getframe(2)
     while frame is not None:

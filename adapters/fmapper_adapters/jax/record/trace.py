@@ -45,7 +45,7 @@ class Source:
             has them.
         axes: Names of arrays -> how the model says that they are divided on a mesh.
         function: Whose signature the model has.
-        skipped: How many of its first parameters are no arguments of the model.
+        skipped: How many of its first parameters are not arguments of the model.
         signature: The signature itself, where it is known.
         defaults: Parameters of the signature that may be left out -> what they are then.
         name: What errors call it.

@@ -25,7 +25,7 @@ def of(
 
     Args:
         function: The function.
-        skipped: How many of its first parameters are no arguments of the model.
+        skipped: How many of its first parameters are not arguments of the model.
         args: What it is called with by position.
         own: An object whose attributes may say the same: a parameter whose default is None is no
             mode then.

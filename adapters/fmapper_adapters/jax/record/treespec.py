@@ -16,7 +16,7 @@ _LEAF = TreeSpec("leaf")
 
 def tree_spec(tree: Any) -> TreeSpec:
     """Returns the plain form of a `PyTreeDef`; registered classes become records with fields."""
-    if tree_util.treedef_is_leaf(tree) and tree.num_leaves:  # an empty tuple is no leaf
+    if tree_util.treedef_is_leaf(tree) and tree.num_leaves:  # an empty tuple is not a leaf
         return _LEAF
     children = tuple(tree_spec(child) for child in tree.children())
     cls, data = tree.node_data()

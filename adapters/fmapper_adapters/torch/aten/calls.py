@@ -1,6 +1,6 @@
 """Calls of torch's own operations in a graph, for programs that were recorded from torch.
 
-Devices, layouts and memory formats are no part of a program, so tensors are made where the inputs
+Devices, layouts and memory formats are not part of a program, so tensors are made where the inputs
 are, and a view of what may lie in memory in another order is a reshape.
 """
 

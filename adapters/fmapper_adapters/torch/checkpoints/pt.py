@@ -126,7 +126,7 @@ class PtFolder(Format):
             places = read_settings(file_in(path, _INDEX)).get("weight_map")
             names = sorted({*places.values()}) if isinstance(places, dict) else []
             if not names or not all(re.fullmatch(r"[\w.=+-]{1,200}\.bin", str(n)) for n in names):
-                raise CheckpointError(f"{path / _INDEX}: names what is no file of the folder")
+                raise CheckpointError(f"{path / _INDEX}: names a file that is not in the folder")
         whole = Contents({}, files=tuple(path / name for name in names))
         for name in names:
             part = PtFile().read(file_in(path, name))

@@ -230,7 +230,7 @@ class _Names:
             return Input("static", position, "", (), getattr(spec.arg, "value", value))
         raise ConversionError(
             f"{node.name}: an input of kind {kind} ({spec.target}) cannot leave torch. Keep "
-            "objects that are no tensors out of the forward."
+            "objects that are not tensors out of the forward."
         )
 
     def _array(self, kind: str, name: str, value: Any, arrays: Mapping[str, Any]) -> Input:

@@ -113,7 +113,7 @@ def _class(folder: Path, settings: dict[str, Any], config: Any) -> Any:
     if type(config) in MODEL_MAPPING and not names:
         return MODEL_MAPPING[type(config)]
     raise CheckpointError(
-        f"{folder / _CONFIG}: architectures {str(names)[:80]} is no class of the installed "
+        f"{folder / _CONFIG}: architectures {str(names)[:80]} is not a class of the installed "
         f"transformers ({transformers.__version__}). Make the module yourself and use "
         "fmapper.load(folder, like=module)."
     )

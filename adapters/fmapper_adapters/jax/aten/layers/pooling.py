@@ -93,7 +93,7 @@ class _Windows:
         """Reduces the windows, without dilation.
 
         The only window of a dimension needs no padding, which it may have a lot of: it may be
-        hundreds of times as large as the image. Sums of it are no windows to XLA; the largest
+        hundreds of times as large as the image. Sums of it are not windows to XLA; the largest
         element is one, since then the first of several equal ones has the gradient.
         """
         start = np.asarray(value, x.dtype)  # known while tracing: only then there is a gradient

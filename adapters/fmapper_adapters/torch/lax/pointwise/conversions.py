@@ -49,7 +49,7 @@ def reduce_precision(x: Any, *, exponent_bits: int, mantissa_bits: int) -> Any:
     """Rounds floats to fewer bits; what is too small for them is zero, too large infinite."""
     _, exponent, mantissa = _FORMATS[x.dtype]
     if exponent_bits < 1 or mantissa_bits < 0:
-        raise ValueError(f"{exponent_bits} and {mantissa_bits} bits are no floating format")
+        raise ValueError(f"{exponent_bits} and {mantissa_bits} bits are not a floating format")
     if exponent_bits >= exponent and mantissa_bits >= mantissa:
         return x
     if x.dtype is torch.float32 and (exponent_bits, mantissa_bits) == (8, 7):

@@ -110,7 +110,7 @@ def _longest_first(names: list[str]) -> list[str]:
     """Sorts names so that prefixes come after longer names.
 
     torch replaces them in this order in the code of its checks, and knows no end of a name:
-    `cumulative_length` before `cumulative_length_int` would leave what is no code.
+    `cumulative_length` before `cumulative_length_int` would leave invalid code.
     """
     ordered: list[str] = []
     for name in names:
