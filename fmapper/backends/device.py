@@ -187,7 +187,7 @@ def device_info(device: Any) -> DeviceInfo:
     return adapter.device_info(adapter.find_device(spec.kind, spec.index))
 
 
-def missing() -> dict[str, str]:
+def missing_devices() -> dict[str, str]:
     """Explains why a backend offers nothing but the CPU, or is missing altogether."""
     reasons: dict[str, str] = {}
     for name in known_backends():

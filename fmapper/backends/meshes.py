@@ -111,7 +111,7 @@ class Meshes(Framework):
         """
         return None
 
-    def held(self, array: Any) -> Mapping[Box, Any]:
+    def held_parts(self, array: Any) -> Mapping[Box, Any]:
         """Returns the parts of an array on a mesh that this process holds, each as an array.
 
         They are arrays of this framework on one device each, on the memory of the array itself.

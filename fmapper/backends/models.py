@@ -108,7 +108,7 @@ class Models(Framework):
 
     # pretrained models
 
-    def pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
+    def read_pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
         """Reads a folder if it holds a pretrained model of this framework; else returns None.
 
         Nothing in the folder is run, and the model has no memory for its parameters.

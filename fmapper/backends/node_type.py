@@ -78,7 +78,7 @@ class NodeType(node_type.NodeType):
         self._learn(facts)
 
     @classmethod
-    def opening(
+    def from_opener(
         cls,
         open: node_type.Opener,
         items: Callable[[Any], Iterable[Item]],
@@ -93,7 +93,7 @@ class NodeType(node_type.NodeType):
             plain: As above.
             facts: As above.
         """
-        made = super().opening(open, items, plain)
+        made = super().from_opener(open, items, plain)
         made._learn(facts)
         return made
 

@@ -37,7 +37,7 @@ class Nodes(Framework):
         """
         return False
 
-    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+    def training_rule(self, cls: type) -> Callable[[Any], bool] | None:
         """Returns a rule for which arrays below a node of a class are trained.
 
         It holds until a class further down says otherwise; None for a class that does not say.

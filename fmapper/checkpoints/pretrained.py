@@ -175,7 +175,7 @@ def _find(folder: Path, dtype: str | None) -> Pretrained:
         )
     for adapter in all_adapters():
         if isinstance(adapter, Models):
-            found = adapter.pretrained(folder, dtype)
+            found = adapter.read_pretrained(folder, dtype)
             if found is not None:
                 return found
     raise CheckpointError(f"{folder}: has no config.json of a model that is known here")

@@ -147,7 +147,7 @@ def example_kwargs(text: str | None) -> dict[str, Any]:
         found = found[0]
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise TargetError(
-            f"--example-kwargs {text}: a dict by name is wanted, as \"{{'x': randn(1, 3)}}\""
+            f"--example-kwargs {text}: expected a dict by name, such as \"{{'x': randn(1, 3)}}\""
         )
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from fmapper.backends.arrays import Device, DeviceInfo
-from fmapper.backends.device import device_info, missing
+from fmapper.backends.device import device_info, missing_devices
 from fmapper.backends.device import devices as every_device
 from fmapper.backends.discovery import memory_advice
 
@@ -33,7 +33,7 @@ def devices() -> None:
         console.print("No backend is installed.")
     for advice in memory_advice():
         console.print(Text(advice), soft_wrap=True)
-    for backend, reason in missing().items():
+    for backend, reason in missing_devices().items():
         # One line each, however narrow: the commands in it are there to be copied.
         console.print(Text(f"{backend}: {reason}"), soft_wrap=True)
 

@@ -236,7 +236,7 @@ def _number(
     name: str, value: Any, *, low: float, high: float = math.inf, open_low: bool = False
 ) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name}={value!r}: a number is wanted")
+        raise ValueError(f"{name}={value!r} must be a number")
     if not (low < value if open_low else low <= value) or not value <= high:
         raise ValueError(f"{name}={value!r} is out of range")
     if not math.isfinite(value):
@@ -256,7 +256,7 @@ def _count(name: str, value: Any) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ValueError(f"{name}={value!r}: a number of tokens is wanted")
+        raise ValueError(f"{name}={value!r} must be a number of tokens")
     return value
 
 
@@ -270,7 +270,7 @@ def _limit(name: str, value: Any) -> int | None:
 
 def _token(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ValueError(f"{name}={value!r}: a token is wanted, a number from 0 on")
+        raise ValueError(f"{name}={value!r} must be a token, a number from 0 on")
     return value
 
 
@@ -287,7 +287,7 @@ def _tokens(name: str, value: Any) -> tuple[int, ...]:
 
 def _sequence(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"{name} has {value!r}: a list of tokens is wanted")
+        raise ValueError(f"{name} has {value!r}, which must be a list of tokens")
     return tuple(_token(name, one) for one in value)
 
 
@@ -295,7 +295,7 @@ def _sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{name}={value!r}: a list of lists of tokens is wanted")
+        raise ValueError(f"{name}={value!r} must be a list of lists of tokens")
     return tuple(_sequence(name, one) for one in value)
 
 
@@ -306,7 +306,7 @@ def _biases(name: str, value: Any) -> tuple[tuple[tuple[int, ...], float], ...]:
     if not isinstance(pairs, list | tuple) or any(
         not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs
     ):
-        raise ValueError(f"{name}={value!r}: pairs of a list of tokens and a number are wanted")
+        raise ValueError(f"{name}={value!r} must be pairs of a list of tokens and a number")
     found = {_sequence(name, own): _number(name, bias, low=-math.inf) for own, bias in pairs}
     return tuple(found.items())
 
@@ -315,7 +315,7 @@ def _decay(name: str, value: Any) -> tuple[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ValueError(f"{name}={value!r}: a number of tokens and a factor are wanted")
+        raise ValueError(f"{name}={value!r} must be a number of tokens and a factor")
     return _count(name, value[0]), _number(name, value[1], low=-math.inf)
 
 
@@ -323,13 +323,13 @@ def _check_stopping(name: str, value: Any) -> bool | str:
     if value is None or isinstance(value, bool):
         return bool(value)
     if value != "never":
-        raise ValueError(f"{name}={value!r}: True, False or 'never' is wanted")
+        raise ValueError(f"{name}={value!r} must be True, False or 'never'")
     return "never"
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r}: True or False is wanted")
+        raise ValueError(f"{name}={value!r} must be True or False")
     return value
 
 

@@ -18,7 +18,7 @@ from fmapper.errors import (
 from fmapper.generation import prompts
 from fmapper.generation.decoding import Decoding, options_of
 from fmapper.generation.generation import Generation
-from fmapper.programs.lowering import added_for
+from fmapper.programs.lowering import user_lowerings
 from fmapper.programs.steps import in_turn, source_of
 from fmapper.progress import step
 from fmapper.tracebacks import short_traceback
@@ -232,7 +232,7 @@ def generator(
     """
     for name, value in (("max_length", max_length), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConversionError(f"{name}={value!r}: a number from 1 on is wanted")
+            raise ConversionError(f"{name}={value!r} must be a number from 1 on")
     if max_length < 2:
         raise ConversionError("max_length=1 has no place for a new token")
     Decoding().with_options(options_of(options))  # says what is wrong before it takes time
@@ -262,7 +262,7 @@ def _record(
     check: bool,
     options: dict[str, Any],
 ) -> Generation:
-    whole = target.lowers_whole(added_for(target))
+    whole = target.lowers_whole(user_lowerings(target))
     return source.export_generation(
         model, max_length=max_length, batch=batch, check=check, whole=whole, options=options
     )
@@ -286,7 +286,7 @@ def make(generation: Generation, target: Models, options: dict[str, Any]) -> Gen
             f"{generation.name}: its generation_config asks for what is not done here:\n{lines}",
             ConversionWarning,
         )
-    return target.from_generation(generation, decoding, added_for(target), **others)
+    return target.from_generation(generation, decoding, user_lowerings(target), **others)
 
 
 def _target(to: str | None) -> Models:

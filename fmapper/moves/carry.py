@@ -149,7 +149,7 @@ class _Batch:
             f"{UNTOUCHED}{way_out}"
         )
 
-    def done(self, results: Callable[[], Iterable[Any]]) -> list[Any]:
+    def finish(self, results: Callable[[], Iterable[Any]]) -> list[Any]:
         """Returns the results, or raises the error of the first array without one."""
         found: list[Any] = []
         try:
@@ -276,12 +276,12 @@ def _portions(sizes: Sequence[int], most: int) -> Iterable[list[int]]:
 
 def _move_at_once(batch: _Batch, copy: bool | None) -> list[Any]:
     if batch.device.kind == "meta" and copy is not False:
-        return batch.done(lambda: _abstract(batch, copy))
+        return batch.finish(lambda: _abstract(batch, copy))
     if batch.source is batch.target:
-        return batch.done(lambda: _within(batch, copy))
+        return batch.finish(lambda: _within(batch, copy))
     exchange = _exchange(batch, copy)
     target = batch.target
-    new = batch.done(lambda: target.take(exchange, batch.device, share=copy is False))
+    new = batch.finish(lambda: target.take(exchange, batch.device, share=copy is False))
     if not batch.is_cast:
         return new
     wrong = [at for at, array in enumerate(new) if target.dtype(array) != batch.route(at).held]

@@ -70,7 +70,7 @@ def _bridge(
     """
     assert isinstance(source, Arrays)
     assert isinstance(adapter, Arrays)
-    shape, held = source.shape(array), source.held(array)
+    shape, held = source.shape(array), source.held_parts(array)
     move = Mover("shard", adapter.name, copy=copy)
     parts = {}
     for box in adapter.own_boxes(mesh, shape, spec):

@@ -141,7 +141,7 @@ class Rules:
             _Path(text)
         self.order = sorted(range(len(self.patterns)), key=lambda at: self.patterns[at] == "*")
 
-    def found_in(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Found:
+    def find_matches(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Found:
         """Finds the rules that match the nodes and leaves of a tree.
 
         Raises:

@@ -119,7 +119,7 @@ class Placement(Router):
 
     def for_tree(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Router:
         """Returns the placement for one tree, with its rules resolved."""
-        return _Placing(self, self._rules.found_in(tree, is_leaf))
+        return _Placing(self, self._rules.find_matches(tree, is_leaf))
 
 
 def _placement(rules: dict[Any, Any], strict: Any, report: Any) -> Placement:

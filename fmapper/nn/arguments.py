@@ -41,7 +41,7 @@ def kernels(function: str, x: Any) -> Any:
     return found
 
 
-def floating(function: str, x: Any, name: str = "x") -> Any:
+def floating_kernels(function: str, x: Any, name: str = "x") -> Any:
     """Returns the kernels of a floating or complex array; raises for integers.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fmapper.nn.arguments import common, floating, shape_error
+from fmapper.nn.arguments import common, floating_kernels, shape_error
 
 
 def scaled_dot_product_attention(
@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
         Of shape (..., L, V); zeros for a query that may look nowhere by a bool mask.
     """
     name = "scaled_dot_product_attention"
-    floating(name, query, "query")
+    floating_kernels(name, query, "query")
     found = common(name, query, ("key", key), ("value", value), ("attn_mask", attn_mask))
     ranks = len(query.shape), len(key.shape), len(value.shape)
     if (

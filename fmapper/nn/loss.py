@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmapper.nn.arguments import check_indices, common, floating, shape_error
+from fmapper.nn.arguments import check_indices, common, floating_kernels, shape_error
 
 _REDUCTIONS = ("none", "mean", "sum")
 
@@ -30,7 +30,7 @@ def cross_entropy(
     Returns:
         A scalar, or for "none" an array of the shape of the indices.
     """
-    floating("cross_entropy", x)
+    floating_kernels("cross_entropy", x)
     found = common("cross_entropy", x, ("target", target))
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing={label_smoothing} is not in [0, 1]")
@@ -58,7 +58,7 @@ def mse_loss(x: Any, target: Any, *, reduction: str = "mean") -> Any:
         target: Of the same shape.
         reduction: "mean", "sum", or "none".
     """
-    floating("mse_loss", x)
+    floating_kernels("mse_loss", x)
     found = common("mse_loss", x, ("target", target))
     _check_reduction("mse_loss", reduction)
     if tuple(x.shape) != tuple(target.shape):

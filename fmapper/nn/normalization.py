@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fmapper import random
-from fmapper.nn.arguments import Ints, common, floating, kernels, shape_error
+from fmapper.nn.arguments import Ints, common, floating_kernels, kernels, shape_error
 
 
 def layer_norm(
@@ -21,7 +21,7 @@ def layer_norm(
         bias: What is added, of that shape.
         eps: Added to the variance.
     """
-    floating("layer_norm", x)
+    floating_kernels("layer_norm", x)
     found = common("layer_norm", x, ("weight", weight), ("bias", bias))
     shape = _last("layer_norm", x, normalized_shape, weight=weight, bias=bias)
     return found.layer_norm(x, shape, weight, bias, eps)
@@ -36,7 +36,7 @@ def rms_norm(x: Any, normalized_shape: Ints, weight: Any = None, eps: float | No
         weight: The scale, of that shape.
         eps: Added to the mean square; the machine epsilon of x's dtype if it is None.
     """
-    floating("rms_norm", x)
+    floating_kernels("rms_norm", x)
     found = common("rms_norm", x, ("weight", weight))
     shape = _last("rms_norm", x, normalized_shape, weight=weight)
     return found.rms_norm(x, shape, weight, eps)
@@ -64,7 +64,7 @@ def group_norm(
         bias: What is added, of shape (channels,).
         eps: Added to the variance.
     """
-    floating("group_norm", x)
+    floating_kernels("group_norm", x)
     found = common("group_norm", x, ("weight", weight), ("bias", bias))
     if len(x.shape) < 2 or num_groups < 1 or x.shape[1] % num_groups:
         raise shape_error(
@@ -104,7 +104,7 @@ def batch_norm(
         The result, the new running mean and the new running variance. Without `training` the last
         two are those that were given.
     """
-    floating("batch_norm", x)
+    floating_kernels("batch_norm", x)
     found = common(
         "batch_norm",
         x,
@@ -156,6 +156,6 @@ def dropout(x: Any, rate: float, key: Any, *, training: bool = True) -> Any:
         raise ValueError(f"dropout: rate={rate} is not a probability")
     if not training or rate == 0:
         return x
-    floating("dropout", x)
+    floating_kernels("dropout", x)
     kept = random.bernoulli(key, 1 - rate, tuple(x.shape), like=x)
     return found.dropout(x, kept, 0.0 if rate == 1 else 1 / (1 - rate))

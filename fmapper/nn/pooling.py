@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fmapper.nn.arguments import Ints, check_windows, floating, kernels, shape_error, sizes
+from fmapper.nn.arguments import Ints, check_windows, floating_kernels, kernels, shape_error, sizes
 
 
 def max_pool1d(x: Any, kernel_size: Ints, stride: Any = None, padding: Ints = 0) -> Any:
@@ -89,7 +89,7 @@ def _pool(
     padding: Ints,
     count_include_pad: bool | None = None,
 ) -> Any:
-    found = (kernels if count_include_pad is None else floating)(function, x)
+    found = (kernels if count_include_pad is None else floating_kernels)(function, x)
     rank = len(x.shape)
     if not count < rank <= count + 2:
         raise shape_error(function, f"x (batch, channels, {count} sizes)", x=x)

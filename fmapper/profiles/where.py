@@ -8,7 +8,7 @@ from typing import Any
 
 from fmapper.backends.arrays import DEVICE_KINDS, Device
 from fmapper.backends.compute import Compute
-from fmapper.backends.device import DeviceSpec, missing, parse_device
+from fmapper.backends.device import DeviceSpec, missing_devices, parse_device
 from fmapper.backends.discovery import adapters, get_adapter, installed_backends
 from fmapper.backends.models import Models
 from fmapper.errors import DeviceError, DeviceUnavailableError, ProfileError
@@ -70,7 +70,7 @@ def places_for(
     if not places.measured:
         raise ProfileError("there is no device to profile on: give at least one.")
     backends = {device.backend for device in places.measured}
-    reasons = missing()
+    reasons = missing_devices()
     for adapter in usable:
         if adapter.name not in backends or adapter.host_only or _accelerators(adapter):
             continue

@@ -48,7 +48,7 @@ def bind(
             if sparing and _is_spare(program, name, at, count):
                 leaves += [None] * count
                 continue
-            value = _left_out(program, name, spec, static[at : at + 1])
+            value = _value_of_omitted(program, name, spec, static[at : at + 1])
         try:
             leaves += spec.flatten(value, str(name))
         except StructureMismatchError as error:
@@ -115,7 +115,7 @@ def _is_spare(program: Program, name: Any, at: int, count: int) -> bool:
     return all(kind == "user" and label not in program.graph.uses() for label, kind in own)
 
 
-def _left_out(program: Program, name: Any, spec: TreeSpec, static: list[Any]) -> Any:
+def _value_of_omitted(program: Program, name: Any, spec: TreeSpec, static: list[Any]) -> Any:
     default = next((p for p in program.signature if p.name == name and not p.required), None)
     if spec.kind == "leaf" and static and static[0] is not _MISSING:
         is_default = default is not None and equals(default.default, static[0])

@@ -262,7 +262,7 @@ def lowering(
     return add
 
 
-def added_for(target: Models) -> dict[str, Lowering]:
+def user_lowerings(target: Models) -> dict[str, Lowering]:
     """Returns the user's lowerings to a framework, by operation."""
     family = get_adapter(target.lowers_like or target.name, Models)
     return {

@@ -374,7 +374,7 @@ class Program:
             have: The shape that is given.
             sizes: The sizes that are known so far; those that `have` tells are added.
         """
-        shown = f"shape {tuple(have)} was given, {tuple(wanted)} is wanted"
+        shown = f"expected shape {tuple(wanted)}, got {tuple(have)}"
         if len(wanted) != len(have):
             return shown
         for size, given in zip(wanted, have, strict=True):

@@ -18,7 +18,7 @@ from fmapper.errors import (
     FmapperError,
     UnsupportedOpsError,
 )
-from fmapper.programs.lowering import added_for
+from fmapper.programs.lowering import user_lowerings
 from fmapper.programs.program import Program
 from fmapper.progress import step
 
@@ -80,7 +80,7 @@ def record_program(
                 train=train,
                 check=check,
                 strict=strict,
-                whole=target.lowers_whole(added_for(target)),
+                whole=target.lowers_whole(user_lowerings(target)),
                 **({"specialize": True} if specialize else {}),
                 **({"parts": True} if parts else {}),
             )
@@ -105,7 +105,7 @@ def lower(program: Program, target: Models, **options: Any) -> Any:
     """Lowers a program to a model of the target framework."""
     try:
         with step(f"lowering {len(program.graph.calls):,} operations"):
-            return target.from_program(program, added_for(target), **options)
+            return target.from_program(program, user_lowerings(target), **options)
     except FmapperError:
         raise
     except Exception as error:  # of what a call says: a file may say anything

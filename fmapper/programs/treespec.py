@@ -82,7 +82,7 @@ class TreeSpec:
             if not isinstance(tree, Mapping) or set(tree) != set(self.keys):
                 have = list(tree) if isinstance(tree, Mapping) else type(tree).__name__
                 raise StructureMismatchError(
-                    f"{path}: a dict with the keys {list(self.keys)} is wanted, {have} was given"
+                    f"{path}: expected a dict with the keys {list(self.keys)}, got {have}"
                 )
             for key, spec in zip(self.keys, self.children, strict=True):
                 yield f"{path}[{key!r}]", tree[key], spec
@@ -97,7 +97,7 @@ class TreeSpec:
             size = len(tree) if isinstance(tree, list | tuple) else type(tree).__name__
             what = self.name or self.kind
             raise StructureMismatchError(
-                f"{path}: a {what} of {len(self.children)} is wanted, {size} was given"
+                f"{path}: expected a {what} of {len(self.children)}, got {size}"
             )
         for i, spec in enumerate(self.children):
             yield f"{path}[{i}]", tree[i], spec

@@ -15,7 +15,7 @@ from fmapper.backends.models import Models, Observation
 from fmapper.errors import ConversionError, NotAFunctorError
 from fmapper.moves.mover import mover_to, to_numpy
 from fmapper.plots import draw_differences
-from fmapper.programs.lowering import added_for
+from fmapper.programs.lowering import user_lowerings
 from fmapper.programs.steps import in_turn, source_of_callable
 from fmapper.progress import step
 from fmapper.render import as_html, table
@@ -281,7 +281,7 @@ class _Side:
         if self.adapter is None or other is None:
             return None
         given = inputs_for(self.adapter, self.args, self.kwargs)
-        whole = other.lowers_whole(added_for(other))
+        whole = other.lowers_whole(user_lowerings(other))
         return self.adapter.watch(self.model, *given, whole=whole)
 
     def output_in_float64(self) -> Any | None:

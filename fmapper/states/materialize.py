@@ -103,7 +103,7 @@ def fill(
     for name, (link, old) in named.items():
         if name in state:
             filling.add(name, link, old, state[name])
-    missing = filling.missing_in(named)
+    missing = filling.find_missing(named)
     for names in missing:
         values = {name: _default(default, name, named[name][1]) for name in names}
         for name, value in values.items():
@@ -128,7 +128,7 @@ def fill(
             + "\n".join(f"  {line}" for line in filling.problems)
             + (way_out if missing and strict else "")
         )
-    filled = filling.done()
+    filled = filling.finish()
     identities = {name: identity_of(name, array) for name, (_, array) in named.items()}
     return refill(tree, lambda link, leaf: filled.get(identities.get(name_of(link)), leaf))
 
@@ -163,7 +163,7 @@ class _Filling:
         self.sources: dict[Any, tuple[str, Link, Any, Any]] = {}
         self.problems: list[str] = []
 
-    def missing_in(self, named: Mapping[str, tuple[Link, Any]]) -> list[list[str]]:
+    def find_missing(self, named: Mapping[str, tuple[Link, Any]]) -> list[list[str]]:
         """Returns the names of abstract arrays that still lack values."""
         names: dict[Any, list[str]] = {}
         for name, (_, old) in named.items():
@@ -209,7 +209,7 @@ class _Filling:
         way_out = "; dtype= casts" if is_inexact(own) and is_inexact(wanted) else ""
         return f"dtype {own} in the state, {wanted} in the tree{way_out}"
 
-    def done(self) -> dict[Any, Any]:
+    def finish(self) -> dict[Any, Any]:
         """Returns the new arrays by the id of those that they replace."""
         self._untie()
         groups: dict[tuple[Mover, str | None], list[Any]] = {}

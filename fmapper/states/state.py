@@ -97,7 +97,7 @@ def load_state(tree: T, state: Mapping[str, Any], *, strict: bool = True) -> T:
         elif (difference := _other_shape(adapter, old, source, new)) is not None:
             problems.append(f"{name}: {difference}")
         elif (identity := identity_of(name, old)) not in steps:
-            route = _loading(len(steps), adapter, old, source, new)
+            route = _route_to(len(steps), adapter, old, source, new)
             steps[identity] = name, link, route
         elif not equal_arrays(state[steps[identity][0]], new):
             problems.append(f"{name}: tied to {steps[identity][0]}, but the state has other values")
@@ -315,7 +315,7 @@ def _plain_values(tree: Any) -> dict[str, Any]:
     }
 
 
-def _loading(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:
+def _route_to(place: int, adapter: Arrays, old: Any, source: Arrays, new: Any) -> Route:
     """Returns a mover to the backend, device and dtype of the old array."""
     dtype = adapter.dtype(old)
     return Route(

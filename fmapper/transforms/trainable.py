@@ -151,7 +151,7 @@ def _say(cls: type) -> _Said:
     try:
         return _known[cls]
     except KeyError:
-        rules = (adapter.trained_below(cls) for adapter in adapters(Nodes))
+        rules = (adapter.training_rule(cls) for adapter in adapters(Nodes))
         declaration = declaration_of(cls)
         names = None if declaration is None else declaration.trainable
         found = _Said(next(filter(None, rules), None), names, has_computed_children(cls))

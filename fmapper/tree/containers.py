@@ -55,7 +55,7 @@ def _list_like(cls: type) -> NodeType:
 
         return new, enumerate(source), source.copy(), finish
 
-    return NodeType.opening(open, lambda node: enumerate(native.__iter__(node)), list)
+    return NodeType.from_opener(open, lambda node: enumerate(native.__iter__(node)), list)
 
 
 def _dict_like(cls: type) -> NodeType:
@@ -78,7 +78,7 @@ def _dict_like(cls: type) -> NodeType:
 
         return new, iter(source.items()), source.copy(), finish
 
-    return NodeType.opening(open, native.items)
+    return NodeType.from_opener(open, native.items)
 
 
 def _tuple_like(cls: type) -> NodeType:
@@ -107,7 +107,7 @@ def _tuple_like(cls: type) -> NodeType:
         slots: Any = [None] * len(node) if fields is None else dict.fromkeys(fields)
         return PENDING, iter(items(node)), slots, functools.partial(finish, node)
 
-    return NodeType.opening(open, items, tuple if fields is None else dict)
+    return NodeType.from_opener(open, items, tuple if fields is None else dict)
 
 
 def _carry_attributes(node: Any, new: Any) -> None:
@@ -123,9 +123,9 @@ def _carry_attributes(node: Any, new: Any) -> None:
 
 
 _EXACT: dict[type, NodeType] = {
-    list: NodeType.opening(_open_list, enumerate, list),
-    dict: NodeType.opening(open_dict, dict.items),
-    tuple: NodeType.opening(_open_tuple, enumerate, tuple),
+    list: NodeType.from_opener(_open_list, enumerate, list),
+    dict: NodeType.from_opener(open_dict, dict.items),
+    tuple: NodeType.from_opener(_open_tuple, enumerate, tuple),
 }
 
 

@@ -1,4 +1,4 @@
-"""What a walk asks of a class: its `NodeType`, or the `Kind` of leaf that its instances are."""
+"""Node types: how instances of a class are flattened and rebuilt, or which leaves they are."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class NodeType:
         self.plain = plain
 
     @classmethod
-    def opening(
+    def from_opener(
         cls, open: Opener, items: Callable[[Any], Iterable[Item]], plain: type = dict
     ) -> Self:
         """Makes a node type with an opener of its own, which is faster.

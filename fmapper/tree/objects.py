@@ -33,7 +33,7 @@ def functor_type(cls: type, declaration: Declaration) -> NodeType:
         open = _open_all(cls, cached) if names is None else _open_named(cls, names, cached, read)
     else:
         open = _open_any(cls, slots, cached, read)
-    return NodeType.opening(open, lambda node: read(node).items())
+    return NodeType.from_opener(open, lambda node: read(node).items())
 
 
 def cached_names(cls: type) -> tuple[str, ...]:

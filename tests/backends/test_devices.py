@@ -401,8 +401,8 @@ def test_a_framework_that_is_broken(tmp_path: Path) -> None:
     (tmp_path / "jax.py").write_text("raise OSError('libfoo.so: cannot open shared object file')")
     code = """
     import numpy, fmapper
-    from fmapper.backends.device import missing
-    print("numpy:cpu" in map(str, fmapper.devices()), "|", missing()["jax"])
+    from fmapper.backends.device import missing_devices
+    print("numpy:cpu" in map(str, fmapper.devices()), "|", missing_devices()["jax"])
     for word in ("jax:cpu", "jax:gpu:0"):
         try:
             fmapper.device_info(word)

@@ -10,7 +10,7 @@ pytest.importorskip("safetensors")
 
 from fmapper.checkpoints import LazyArray, Rename, Rules, Tie  # noqa: E402
 from fmapper_adapters.torch.pretrained.recording import Recorder  # noqa: E402
-from fmapper_adapters.torch.pretrained.steps import numbered  # noqa: E402
+from fmapper_adapters.torch.pretrained.steps import fold_numbers  # noqa: E402
 from fmapper_adapters.torch.pretrained.tables import transformers_rules  # noqa: E402
 from support.hub_folders import difference, numpy_of, rules_against_transformers, saved  # noqa: E402
 
@@ -114,11 +114,11 @@ def test_an_operation_that_computes_is_refused():
 
 
 def test_names_that_differ_in_one_number():
-    assert numbered(["a.1.b2", "a.2.b2"]) == ("a.\x00.b2", (1, 2))
-    assert numbered(["a.1.b1", "a.2.b2"]) is None
-    assert numbered(["a.1", "a.3"]) is None
-    assert numbered(["a.1", "b.2"]) is None
-    assert numbered(["a.1"]) is None
+    assert fold_numbers(["a.1.b2", "a.2.b2"]) == ("a.\x00.b2", (1, 2))
+    assert fold_numbers(["a.1.b1", "a.2.b2"]) is None
+    assert fold_numbers(["a.1", "a.3"]) is None
+    assert fold_numbers(["a.1", "b.2"]) is None
+    assert fold_numbers(["a.1"]) is None
 
 
 def test_names_may_change_places():

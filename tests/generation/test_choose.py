@@ -30,7 +30,7 @@ def ours(logits: Any, tokens: Any, **options: Any) -> Any:
     decoding = Decoding().with_options(options)
     shape = (ROWS, PLACES)
     knobs = choose.settings(decoding, None, shape, VOCABULARY, PROMPT, PLACES, tokens)
-    fixed = choose.fixed(decoding, None)
+    fixed = choose.static_settings(decoding, None)
     places = np.zeros((ROWS, PLACES), "int32")
     places[:, :PROMPT] = tokens
     seen = np.zeros(logits.shape, bool)
@@ -130,7 +130,9 @@ def test_stop_tokens_rise_the_later_the_more() -> None:
     for at in (3, 4, 5, 8):
         processor = transformers.ExponentialDecayLengthPenalty((2, 1.3), [3], 2)
         want = processor(torch.from_numpy(tokens[:, :at]), torch.from_numpy(logits))
-        found = choose.process(logits, choose.fixed(decoding, None), knobs, places, at, None)
+        found = choose.process(
+            logits, choose.static_settings(decoding, None), knobs, places, at, None
+        )
         np.testing.assert_allclose(found, want, rtol=2e-6)
 
 

@@ -73,7 +73,7 @@ def test_every_setting_of_transformers_is_known() -> None:
         ({"top_p": 1.5}, ValueError, "out of range"),
         ({"top_k": -1}, ValueError, "a number of tokens"),
         ({"do_sample": 1}, ValueError, "True or False"),
-        ({"eos_token_id": "2"}, ValueError, "a token is wanted"),
+        ({"eos_token_id": "2"}, ValueError, "must be a token"),
         ({"guidance_scale": 2.0}, fmapper.ConversionError, "a second run"),
         ({"stop_strings": ["."]}, fmapper.ConversionError, "give the tokens as eos_token_id"),
         ({"bad_words_ids": [3]}, ValueError, "a list of tokens"),

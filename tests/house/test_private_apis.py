@@ -183,8 +183,8 @@ def test_modules():
 
 def test_compiled_modules():
     compiled = torch.compile(torch.nn.Linear(2, 3), backend="eager")
-    assert isinstance(_private.compiled_from(compiled), torch.nn.Linear)
-    assert _private.compiled_from(torch.nn.ReLU()) is None
+    assert isinstance(_private.original_of(compiled), torch.nn.Linear)
+    assert _private.original_of(torch.nn.ReLU()) is None
     _private.initialize_compiled(compiled)
     x = torch.ones(1, 2)
     torch.testing.assert_close(compiled(x), compiled._orig_mod(x))

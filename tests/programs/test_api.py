@@ -102,11 +102,11 @@ def test_further_positional_and_keyword_arguments():
         ((), {}, "x is missing"),
         ((J,), {"x": J}, "x is given by position and by keyword"),
         ((J,), {"flag": True}, "flag is given"),
-        ((J.astype(int),), {}, "an array of float32 is wanted, int32 was given"),
-        ((J[:1],), {}, r"shape \(1, 3\) was given, \(2, 3\) is wanted"),
-        ((J[0],), {}, r"shape \(3,\) was given"),
-        ((X,), {}, "Tensor was given; fmapper.to_jax makes one"),
-        (([J],), {}, "list was given"),
+        ((J.astype(int),), {}, "expected an array of float32, got int32"),
+        ((J[:1],), {}, r"expected shape \(2, 3\), got \(1, 3\)"),
+        ((J[0],), {}, r"got \(3,\)"),
+        ((X,), {}, "got Tensor; fmapper.to_jax makes one"),
+        (([J],), {}, "got list"),
     ],
 )
 def test_inputs_that_the_program_is_not_for_are_refused(args, kwargs, message):
@@ -467,7 +467,7 @@ def test_a_name_that_stands_twice_is_one_size():
     shapes = {"x": "n, _", "y": "(n, _)", "extra": {"z": "..."}}
     converted = fmapper.convert(Sum(), "jax", *inputs, dynamic_shapes=shapes)
     assert converted(jnp.ones((5, 4)), jnp.ones((5, 1)), extra={"z": jnp.ones(4)}).shape == (5, 4)
-    with pytest.raises(fmapper.ProgramInputError, match=r"y: shape \(6, 1\) was given"):
+    with pytest.raises(fmapper.ProgramInputError, match=r"y: expected shape .*, got \(6, 1\)"):
         converted(jnp.ones((5, 4)), jnp.ones((6, 1)), extra={"z": jnp.ones(4)})
 
 
@@ -506,7 +506,7 @@ def test_an_integer_that_may_vary():
         Function(forward), "jax", (X, 3), dynamic_shapes={"args": (None, torch.export.Dim.DYNAMIC)}
     )
     np.testing.assert_array_equal(converted(J, 5), J * 5 + 2)
-    with pytest.raises(fmapper.ProgramInputError, match="a Python int is wanted"):
+    with pytest.raises(fmapper.ProgramInputError, match="expected a Python int"):
         converted(J, 5.0)
 
 

@@ -80,7 +80,7 @@ def _no_handover(monkeypatch: pytest.MonkeyPatch, link: Any) -> None:
     """A batch that another thread has moved is used before its copies are done."""
     from fmapper_adapters.torch.arrays import threads
 
-    monkeypatch.setattr(threads, "handed_over", lambda tensors: None)
+    monkeypatch.setattr(threads, "hand_over", lambda tensors: None)
 
 
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch, Any], None]] = {

@@ -201,7 +201,7 @@ def test_an_adapter_says_which_classes_train_what_is_below_them() -> None:
         def is_array_type(self, cls: type) -> bool:
             return False
 
-        def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+        def training_rule(self, cls: type) -> Callable[[Any], bool] | None:
             if issubclass(cls, Param):
                 return lambda leaf: True
             return (lambda leaf: False) if issubclass(cls, Variable) else None

@@ -56,7 +56,7 @@ class FlaxAdapter(JaxModels, Nodes):
         found: Program = model._programs.any.program
         return found
 
-    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+    def training_rule(self, cls: type) -> Callable[[Any], bool] | None:
         """Trains `nnx.Param` and its subclasses, and nothing else of NNX."""
         if not any(str(base.__module__).startswith("flax.nnx") for base in cls.__mro__):
             return None

@@ -114,4 +114,4 @@ def _frozen_dict_type(cls: type) -> NodeType:
         _set(new, _private.FROZEN_HASH, None)
         return new, iter(_private.frozen_slots(frozen).items()), slots, None
 
-    return NodeType.opening(open, items, static=lambda frozen: None)
+    return NodeType.from_opener(open, items, static=lambda frozen: None)

@@ -124,7 +124,7 @@ def _variable_type(cls: type) -> NodeType:
         if value is not items(variable)[0][1]:
             (_set_ref if get_metadata(variable).get("ref") else set_value)(variable, value)
 
-    return NodeType.opening(
+    return NodeType.from_opener(
         open, items, put=put, static=lambda variable: dict(get_metadata(variable)), box=items
     )
 
@@ -226,7 +226,7 @@ def _module_type(cls: Any) -> NodeType:
         beside = children.keys() | _BOOKKEEPING.keys()
         return {name: value for name, value in state.items() if name not in beside}
 
-    return NodeType.opening(open, items, carried=beside, put=put, static=settings)
+    return NodeType.from_opener(open, items, carried=beside, put=put, static=settings)
 
 
 def _fresh(state: Any) -> Any:
@@ -283,4 +283,4 @@ def _state_type(cls: type) -> NodeType:
     def put(state: Any, new: Mapping[Any, Any]) -> None:
         state.__dict__["_mapping"].update(new)
 
-    return NodeType.opening(open, items, put=put, static=lambda state: None)
+    return NodeType.from_opener(open, items, put=put, static=lambda state: None)

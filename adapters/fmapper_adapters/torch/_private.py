@@ -184,7 +184,7 @@ def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
     return module._parameters
 
 
-def compiled_from(module: Any) -> Any:
+def original_of(module: Any) -> Any:
     """Returns the module that `torch.compile` has wrapped; None if it is not such a wrapper."""
     return getattr(module, "_orig_mod", None)
 

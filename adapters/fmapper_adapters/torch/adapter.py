@@ -134,7 +134,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
 
     def hand_over(self, arrays: Sequence[Any]) -> Callable[[], object] | None:
         """Orders the streams of two threads, for tensors on an accelerator."""
-        return threads.handed_over(arrays)
+        return threads.hand_over(arrays)
 
     def to_device(
         self, arrays: Sequence[Any], device: Device, *, copy: bool | None
@@ -268,7 +268,7 @@ class TorchAdapter(Files, TorchMeshes, Sources, Adapter):
         """Returns whether a tensor is not a frozen parameter."""
         return parameter_standin.is_trained(array) is not False
 
-    def trained_below(self, cls: type) -> Callable[[Any], bool] | None:
+    def training_rule(self, cls: type) -> Callable[[Any], bool] | None:
         """Trains the parameters of modules and optimizers unless frozen; no buffers or moments."""
         if issubclass(cls, _WITH_PARAMETERS):
             return _is_trained_parameter

@@ -24,7 +24,7 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if not isinstance(model, torch.nn.Module):
         return model(*args, **kwargs)
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
-    train = _converted_for_training(model, args, kwargs)
+    train = _is_for_training(model, args, kwargs)
     with export.mode(model, train=train):
         encoders, _ = _encoders.that_leave_out(model, args, kwargs)
         state = {x.data_ptr() for x in (*model.parameters(), *model.buffers()) if has_memory(x)}
@@ -45,7 +45,7 @@ def call(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             return pytree.tree_map(keep, model(*args, **kwargs))
 
 
-def _converted_for_training(model: Any, args: Any, kwargs: Any) -> bool:
+def _is_for_training(model: Any, args: Any, kwargs: Any) -> bool:
     """Tells whether a model was converted from another framework and the inputs name that mode."""
     takes = getattr(model, "takes", None)
     if takes is None or not hasattr(model, "as_program"):
@@ -78,7 +78,7 @@ def watch(
     args, kwargs = copy.deepcopy((args, dict(kwargs)))
     own = getattr(model, "watch", None)
     if own is not None and hasattr(model, "as_program"):  # converted from another framework
-        with export.mode(model, train=_converted_for_training(model, args, kwargs)):
+        with export.mode(model, train=_is_for_training(model, args, kwargs)):
             found: list[Observation] = own(args, kwargs)
             return iter(found)
     with export.mode(model, train=False), foreign_classes.register(model, (args, kwargs)):

@@ -86,7 +86,7 @@ def _write_array(
             _write_box(handle, part, box, array, start)
         return
     adapter, own, writers = spread[name]
-    held = adapter.held(own)
+    held = adapter.held_parts(own)
     for box, writer in writers.items():
         if writer == rank:
             _write_box(handle, to_numpy(held[box]), box, array, start)

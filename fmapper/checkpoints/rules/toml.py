@@ -139,7 +139,7 @@ def _rule(table: Any, number: int) -> Rule:
         if not _is_of(value, types_of[name]):
             raise CheckpointError(
                 f"rule {number}, {kind.do}: {name} is {_show(value)}: write "
-                f"{_wanted(types_of[name])}"
+                f"{_describe_type(types_of[name])}"
             )
         values["from_" if name == "from" else name] = value
     try:
@@ -163,13 +163,13 @@ def _fields(kind: type[Rule]) -> dict[str, Any]:
     }
 
 
-def _wanted(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     """Describes the values that a field of a type takes, for an error."""
     if typing.get_origin(hint) in (Sequence, tuple):
         of = typing.get_args(hint)[0]
         return 'a name as "...", or a list of names' if of is str else "a list of numbers"
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        wanted = (_wanted(one) for one in typing.get_args(hint) if one is not type(None))
+        wanted = (_describe_type(one) for one in typing.get_args(hint) if one is not type(None))
         return max(wanted, key=len)  # what takes a list says what else it takes
     known = {
         str: 'a text as "..."',

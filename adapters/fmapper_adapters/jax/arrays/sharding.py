@@ -85,7 +85,7 @@ class JaxMeshes(Meshes):
             found[box] = min(device.process_index, found.get(box, device.process_index))
         return found
 
-    def held(self, array: Any) -> Mapping[Box, Any]:
+    def held_parts(self, array: Any) -> Mapping[Box, Any]:
         """Returns the shards on devices of this process."""
         return {_box(one.index, array.shape): one.data for one in array.addressable_shards}
 

@@ -45,7 +45,7 @@ class Fixed(NamedTuple):
     stop_early: bool | str = False
 
 
-def fixed(decoding: Decoding, stops: Any, *, scores: bool = False) -> Fixed:
+def static_settings(decoding: Decoding, stops: Any, *, scores: bool = False) -> Fixed:
     """Returns the settings that are compiled into a loop.
 
     Args:

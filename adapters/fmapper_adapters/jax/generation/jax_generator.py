@@ -181,7 +181,7 @@ class _Call:
         self.prompt = len(generation.start) or given.tokens.shape[1]
         if stops:
             stops = [row for row in stops for _ in range(decoding.copies)]
-        self.fixed = choose.fixed(decoding, stops, scores=scores)
+        self.fixed = choose.static_settings(decoding, stops, scores=scores)
         self.knobs = choose.settings(
             decoding,
             stops,
@@ -274,8 +274,8 @@ def _arrays_of(model: Any) -> Arrays:
     found = getattr(model, "state_dict", None)
     if found is None:
         raise ConversionError(
-            f"params is a {type(model).__name__}: a dict of arrays by name, or a model that "
-            "convert has given, is wanted"
+            f"params must be a dict of arrays by name, or a converted model, not a "
+            f"{type(model).__name__}"
         )
     return dict(found())
 
@@ -291,7 +291,7 @@ def _update(old: Arrays, new: Arrays, aliases: Mapping[str, str], *, strict: boo
     found: dict[str, Any] = {name: new.get(name, array) for name, array in old.items()}
     for name, array in found.items():
         if array.shape != old[name].shape:
-            raise ConversionError(f"{name}: {array.shape} was given, {old[name].shape} is wanted")
+            raise ConversionError(f"{name}: expected shape {old[name].shape}, got {array.shape}")
     moved: Arrays = to_jax(found)
     return moved
 

@@ -47,7 +47,7 @@ def prefill(
     """Runs prompts: returns logits, cache, and whether assertions hold."""
     run = partial(call, code, precision)
     inputs = (arrays, tokens, mask)
-    found: tuple[Any, Any, Any] = _on_mesh(run, inputs, _kept_of_nothing)
+    found: tuple[Any, Any, Any] = _on_mesh(run, inputs, _outputs_of_nothing)
     return found
 
 
@@ -118,7 +118,7 @@ def begin(
             state["scores"] = jnp.zeros((logits.shape[0], tokens.shape[1], logits.shape[1]))
         return _choose(fixed, knobs, key, logits, state)
 
-    found: State = _on_mesh(run, (knobs, key, logits, tokens, mask, done), _kept_of_nothing)
+    found: State = _on_mesh(run, (knobs, key, logits, tokens, mask, done), _outputs_of_nothing)
     return found
 
 
@@ -182,7 +182,7 @@ def _on_mesh(function: Any, given: Any, keep: Any) -> Any:
     return meshes.run(function, given, batch=[], keep=keep)
 
 
-def _kept_of_nothing(shapes: Any) -> Any:
+def _outputs_of_nothing(shapes: Any) -> Any:
     return jax.tree.map(lambda _: None, shapes)
 
 

@@ -49,12 +49,12 @@ def _checked_array(
         leaf = jnp.asarray(leaf)
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
         raise ProgramInputError(
-            f"{where}: a JAX or NumPy array is wanted, {type(leaf).__name__} was given; "
+            f"{where}: expected a JAX or NumPy array, got {type(leaf).__name__}; "
             "fmapper.to_jax makes one"
         )
     if types.category(leaf.dtype) != types.category(types.dtype_of(spec.dtype)):
         raise ProgramInputError(
-            f"{where}: an array of {spec.dtype} is wanted, {leaf.dtype.name} was given"
+            f"{where}: expected an array of {spec.dtype}, got {leaf.dtype.name}"
         )
     problem = program.shape_problem(spec.shape, leaf.shape, sizes)
     if problem:
@@ -67,7 +67,7 @@ def _checked_number(
 ) -> Any:
     if type(leaf).__name__ != spec.dtype:
         raise ProgramInputError(
-            f"{where}: a Python {spec.dtype} is wanted, {type(leaf).__name__} was given"
+            f"{where}: expected a Python {spec.dtype}, got {type(leaf).__name__}"
         )
     problem = program.shape_problem((str(spec.value),), (leaf,), sizes)
     if problem:

@@ -26,7 +26,7 @@ Examples = tuple[Any, list[Any], list[bool], list[str]]
 
 @dataclass
 class Traced:
-    """What was traced.
+    """A traced function.
 
     Attributes:
         jaxpr: The jaxpr.

@@ -39,7 +39,7 @@ def settings() -> Callable[[], AbstractContextManager[object]]:
     return enter
 
 
-def handed_over(tensors: Sequence[torch.Tensor]) -> Callable[[], object] | None:
+def hand_over(tensors: Sequence[torch.Tensor]) -> Callable[[], object] | None:
     """Returns the function that the consuming thread must call before it uses these tensors.
 
     Its streams wait for the streams that they were made on, and the allocator is told that they are

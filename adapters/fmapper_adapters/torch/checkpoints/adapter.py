@@ -26,7 +26,7 @@ class Files:
 
         return (PtFile(), PtFolder(), Dcp())
 
-    def pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
+    def read_pretrained(self, folder: Path, dtype: str | None) -> Pretrained | None:
         """Reads a folder of transformers, if that is installed."""
         if importlib.util.find_spec("transformers") is None:
             return None

@@ -27,7 +27,7 @@ from fmapper.checkpoints import (
     file_in,
 )
 from fmapper_adapters.torch._private import FakeTensorMode
-from fmapper_adapters.torch.checkpoints.pt import stored
+from fmapper_adapters.torch.checkpoints.pt import stored_array
 
 _METADATA = ".metadata"
 _MOST_METADATA = 256 << 20  # bytes
@@ -216,7 +216,7 @@ def _array(
             found = torch.load(part, weights_only=True)
         if str(found.dtype) != f"torch.{dtype}" or tuple(found.shape) != sizes:
             raise CheckpointError(f"{path}: {name}: a piece is not what the metadata say")
-        parts.append((offsets, stored(file, name, found, int(info.offset))))
+        parts.append((offsets, stored_array(file, name, found, int(info.offset))))
     if sum(part.size for _, part in parts) != math.prod(shape):
         raise CheckpointError(f"{path}: {name}: its pieces are not the whole")
     return parts[0][1] if len(parts) == 1 and parts[0][1].shape == shape else _Pieces(shape, parts)

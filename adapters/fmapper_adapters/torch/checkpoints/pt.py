@@ -74,7 +74,7 @@ class PtFile(Format):
                 if first.setdefault(place, name) != name:
                     contents.ties[name] = first[place]
                 else:
-                    contents.arrays[name] = stored(file, name, leaf)
+                    contents.arrays[name] = stored_array(file, name, leaf)
             else:
                 contents.values[name] = leaf
         return contents
@@ -187,7 +187,7 @@ def _leaves(tree: Any, path: Path) -> Iterator[tuple[str, Any]]:
             yield ".".join(keys), node
 
 
-def stored(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 0) -> LazyArray:
+def stored_array(file: SourceFile, name: str, tensor: torch.Tensor, base: int = 0) -> LazyArray:
     """Returns the stored array of a tensor without memory.
 
     Args:

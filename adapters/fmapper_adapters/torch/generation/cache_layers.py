@@ -232,7 +232,9 @@ def after_step(cache: Any, state: Mapping[str, torch.Tensor]) -> State:
 # --- cross attention ------------------------------------------------------------------------------
 
 
-def crossed(config: Any, state: Mapping[str, torch.Tensor], own: Any) -> EncoderDecoderCache:
+def with_encoder_states(
+    config: Any, state: Mapping[str, torch.Tensor], own: Any
+) -> EncoderDecoderCache:
     """Returns a decoder's cache with the keys and values of the encoder."""
     cross = DynamicCache(config=config)
     for name, one in state.items():

@@ -84,7 +84,7 @@ class EncoderDecoder(torch.nn.Module):
         cross = {n: state.pop(n) for n in list(state) if n.startswith(_CROSS)}
         own = cache_layers.for_step(self.config, state, length, self.max_length)
         known = {name.removeprefix(_CROSS): one for name, one in cross.items()}
-        both = cache_layers.crossed(self.config, known, own)
+        both = cache_layers.with_encoder_states(self.config, known, own)
         at = length.reshape(1, 1)
         with FromLength(length):
             logits = self._call(tokens[:, None], mask, hidden, both, at, first=False)

@@ -30,7 +30,7 @@ def is_carried(name: str) -> bool:
     return name in _CARRIERS
 
 
-def signed_of(dtype: torch.dtype) -> torch.dtype | None:
+def to_signed(dtype: torch.dtype) -> torch.dtype | None:
     """Returns the signed dtype of the same bits, for unsigned ones torch can do little with."""
     return _CARRIERS.get(str(dtype).removeprefix("torch."))
 

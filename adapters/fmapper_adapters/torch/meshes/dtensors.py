@@ -159,7 +159,7 @@ class TorchMeshes(Meshes):
             boxes[box] = min(rank, boxes.get(box, rank))
         return boxes
 
-    def held(self, array: Any) -> Mapping[Box, Any]:
+    def held_parts(self, array: Any) -> Mapping[Box, Any]:
         """Returns the local tensor."""
         found = self.layout(array)
         assert found is not None

@@ -269,7 +269,7 @@ class Code:
         if not problem and x.dtype is not dtype:
             if _NARROWED.get(dtype) is x.dtype:
                 return _narrow(x, dtype, path)
-            problem = f"{x.dtype} was given, {dtype} is wanted"
+            problem = f"expected {dtype}, got {x.dtype}"
         if problem:
             why = [told for told in self.program.fixed if told.startswith(f"{path}.shape[")]
             told = f"; {'; '.join(why)}" if why else ""

@@ -414,7 +414,7 @@ class Emitter:
         """Checks the results of a lowering against JAX's dtypes and shapes."""
         results = found if isinstance(found, tuple | list) else (found,)
         if len(results) != len(call.result):
-            raise TypeError(f"{len(results)} results, {len(call.result)} are wanted")
+            raise TypeError(f"gives {len(results)} results instead of {len(call.result)}")
         for value, (dtype, shape) in zip(results, call.result, strict=True):
             if not isinstance(value, Value):
                 if isinstance(value, fx.Proxy):
@@ -425,8 +425,8 @@ class Emitter:
                 fixed and tuple(value.fake.shape) != tuple(shape)
             ):
                 raise TypeError(
-                    f"gives {value.dtype} of shape {tuple(value.fake.shape)}; "
-                    f"{dtype} of shape {tuple(shape)} is wanted"
+                    f"gives {value.dtype} of shape {tuple(value.fake.shape)} "
+                    f"instead of {dtype} of shape {tuple(shape)}"
                 )
 
     def _function(self, graph: Graph) -> fx.GraphModule:

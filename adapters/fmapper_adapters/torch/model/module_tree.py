@@ -28,7 +28,7 @@ class Part(torch.nn.Module):
         state["_buffers"] = dict(state["_buffers"])
         kinds = {}
         for name, tensor in state["_buffers"].items():
-            signed = None if tensor is None else types.signed_of(tensor.dtype)
+            signed = None if tensor is None else types.to_signed(tensor.dtype)
             if signed is not None:
                 kinds[name] = tensor.dtype
                 state["_buffers"][name] = tensor.view(signed)

@@ -54,7 +54,7 @@ def node_type(cls: type) -> NodeType | None:
     if not issubclass(cls, Module):
         return None
     if issubclass(cls, torch.jit.ScriptModule):
-        return NodeType.opening(_refuse_script, _refuse_script)
+        return NodeType.from_opener(_refuse_script, _refuse_script)
     numbered = issubclass(cls, _SEQUENCES)
     wrapper = _is_compiled(cls)
     is_fsdp = _is_fsdp(cls)
@@ -77,7 +77,7 @@ def node_type(cls: type) -> NodeType | None:
             found += _extra(state)
         return found
 
-    def carried(module: Any) -> list[tuple[str, Any]]:
+    def carried_attributes(module: Any) -> list[tuple[str, Any]]:
         return [] if settings_only(module.__dict__) else _carried_attributes(module)
 
     def open(module: Any, keep: Callable[[Any], None]) -> Any:
@@ -129,10 +129,10 @@ def node_type(cls: type) -> NodeType | None:
         return {name: value for name, value in state.items() if name not in beside}
 
     put = partial(_put, numbered)
-    return NodeType.opening(
+    return NodeType.from_opener(
         open,
         items,
-        carried=carried,
+        carried=carried_attributes,
         put=put,
         passengers=passengers,
         static=static,

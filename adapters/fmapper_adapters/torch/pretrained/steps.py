@@ -159,7 +159,7 @@ class Steps:
         places = [self._own(parent) for parent in node.parents]
         names = [name for name, _ in places]
         depth = max(depth for _, depth in places) + 1
-        found = numbered(names) if node.kind == "stack" else None
+        found = fold_numbers(names) if node.kind == "stack" else None
         default = found[0].replace(f".{NUMBER}", "").replace(NUMBER, "") if found else names[0]
         target = self._new_name(node, default, names)
         if node.kind == "concatenate":
@@ -193,7 +193,7 @@ class Steps:
             found = [item for item in items if item is not None]
             wishes = [self._wish(item) for item in found]
             names = [wish for wish in wishes if wish is not None and wish not in self._taken]
-            stack = numbered(names) if len(names) == len(found) else None
+            stack = fold_numbers(names) if len(names) == len(found) else None
             if stack is not None:
                 self._taken.update(names)
                 target, numbers = stack
@@ -217,11 +217,11 @@ class Steps:
 _NUMBERS = re.compile(r"\d+")
 
 
-def numbered(names: Sequence[str]) -> tuple[str, tuple[int, int]] | None:
+def fold_numbers(names: Sequence[str]) -> tuple[str, tuple[int, int]] | None:
     r"""Returns names that differ in one number as one name, and the first and last number.
 
     Examples:
-        >>> numbered(["a.0.w1", "a.1.w1"])
+        >>> fold_numbers(["a.0.w1", "a.1.w1"])
         ('a.\x00.w1', (0, 1))
     """
     if len(names) < 2:

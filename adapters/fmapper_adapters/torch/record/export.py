@@ -333,7 +333,7 @@ def _plain(module: torch.nn.Module) -> torch.nn.Module:
             f"{type(module).__name__}: torch.export does not take what torch.jit has made. Convert "
             "the module that it was made from."
         )
-    inner = _private.compiled_from(module)
+    inner = _private.original_of(module)
     return inner if isinstance(inner, torch.nn.Module) else module
 
 

@@ -174,13 +174,13 @@ def eig(
     values, right = _parts(torch.linalg.eig(x), 2)
     found = [values]
     if compute_left_eigenvectors:
-        found.append(_left(right))
+        found.append(_left_eigenvectors(right))
     if compute_right_eigenvectors:
         found.append(right)
     return tuple(found)
 
 
-def _left(right: Any) -> Any:
+def _left_eigenvectors(right: Any) -> Any:
     """Returns left eigenvectors of norm 1, whose largest element is real."""
     if 0 in right.shape:
         return right

@@ -41,16 +41,16 @@ def name_keywords(
         dynamic_shapes = {n: s for n, s in dynamic_shapes.items() if n != rest} | inner
 
     @functools.wraps(forward)
-    def spelled_out(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in extra]
-    spelled_out.__signature__ = signature.replace(  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[*parameters[:-1], *added]
     )
     before = vars(module).get("forward")
     try:
-        module.forward = spelled_out
+        module.forward = call
         yield dynamic_shapes
     finally:
         if before is None:

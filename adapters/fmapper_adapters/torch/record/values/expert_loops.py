@@ -267,7 +267,7 @@ class _Turn:
         given = _tensors((args, kwargs))
         self.loops.refuse_own(given)
         self.others |= {_memory(x) for x in given} - self.own
-        if func is _Tensor.numel and (found := self._asked_for_rows(args[0])) is not None:
+        if func is _Tensor.numel and (found := self._row_count(args[0])) is not None:
             return found
         if asserts.is_written(func, args):  # as a part of the name of a module
             number = args[0].item()
@@ -316,7 +316,7 @@ class _Turn:
     def _is_mask(self, x: Any) -> bool:
         return any(x is one for one in self.masks)
 
-    def _asked_for_rows(self, x: _Tensor) -> int | None:
+    def _row_count(self, x: _Tensor) -> int | None:
         """Returns 1 in a line that ends an iteration without rows."""
         frame = _caller()
         if frame.f_code is not self.frame.f_code or frame.f_lineno not in self.asked:

@@ -1,0 +1,140 @@
+"""How the house speaks: docstrings that begin with a verb, functions named by verbs or nouns."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path for top in ("fmapper", "adapters") for path in (ROOT / top).rglob("*.py"))
+PAGES = [
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+]
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT).with_suffix(""))
+
+
+@cache
+def functions(path):
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def decorators(function):
+    return [ast.unparse(decorator) for decorator in function.decorator_list]
+
+
+def is_property(function):
+    """A value, described by a noun."""
+    return any("property" in text or text.endswith("setter") for text in decorators(function))
+
+
+def is_command(function):
+    """The docstring of a command is its help, which speaks to the user."""
+    return any(text.startswith("click.") for text in decorators(function))
+
+
+NOT_VERBS = {  # though they end with an s
+    *("This", "Thus", "Its", "Theirs", "Yours", "Plus", "Perhaps", "Always", "Besides", "Whereas"),
+    *("As", "Is", "Was", "Backwards", "Forwards", "Arrays", "Names", "Rows", "Values", "Means"),
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_docstring_of_a_function_begins_with_a_verb(path):
+    found = []
+    for function in functions(path):
+        text = ast.get_docstring(function)
+        if not text or is_property(function) or is_command(function):
+            continue
+        first = text.split()[0].rstrip(",;:.")
+        if not re.fullmatch(r"[A-Z][a-z-]+s", first) or first in NOT_VERBS:
+            found.append(f"{function.name}: {text.splitlines()[0]}")
+    assert found == []
+
+
+def test_the_test_of_docstrings_can_fail():
+    code = "def f():\n    '''The sum.'''\ndef g():\n    '''Returns the sum.'''"
+    firsts = [ast.get_docstring(function).split()[0] for function in ast.parse(code).body]
+    assert [bool(re.fullmatch(r"[A-Z][a-z-]+s", first)) for first in firsts] == [False, True]
+
+
+def words(text):
+    return frozenset(text.split())
+
+
+IRREGULAR = words("""
+    begun bound bred brought built caught chosen dealt done drawn driven fallen felt forbidden found
+    frozen given gone grown heard held hidden kept known laid led lent lost made meant met rebound
+    said seen sent shaken shot shown sold sought sped spent spoken stood taken taught thought thrown
+    told torn undone understood unwound worn woven written
+""")
+NOT_PARTICIPLES = words("""
+    bound bring embed embedding exceed feed lowering mapping need nothing padding pooling proceed
+    recording seed sharding speed string thing
+""")
+LINKS = words("""
+    after along alone anew as at away before below by for from here in inside of off on out over to
+    up with
+""")
+
+
+def is_participle(word):
+    if word in NOT_PARTICIPLES:
+        return False
+    return word in IRREGULAR or (len(word) > 4 and word.endswith(("ed", "ing")))
+
+
+def is_named_by_a_participle(name):
+    """`held`, `_turned_inside`, but not `named_arrays`, which is a noun."""
+    first, *rest = name.strip("_").split("_")
+    return is_participle(first) and (not rest or rest[0] in LINKS)
+
+
+EXCEPTED = {
+    "searchsorted",  # an operation of torch and NumPy
+    "having",  # `plan.having("moved")`: the word of SQL
+}
+LATER = ("translation", "meshes")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_function_is_named_by_a_participle(path):
+    names = {f.name for f in functions(path) if not is_property(f)} - EXCEPTED
+    assert [name for name in sorted(names) if is_named_by_a_participle(name)] == []
+
+
+def test_what_a_participle_is():
+    bad = ["held", "_renamed", "_turned_inside", "looked_up", "waiting", "_given", "moved_by"]
+    good = ["named_arrays", "embedding", "known_devices", "is_fitted", "check_borrowed", "hold"]
+    assert all(map(is_named_by_a_participle, bad))
+    assert not any(map(is_named_by_a_participle, good))
+
+
+NO_SUCH = re.compile(r"(?<![Tt]here )\b(is|are|was|were|be) no (?!longer|more|one|such)[a-z`]")
+THERE = re.compile(r"\b[Tt]here( \w+)? (is|are|was|were|be) no\b|\bwould be no\b")
+
+
+@pytest.mark.parametrize("path", [*FILES, *PAGES], ids=name_of)
+def test_what_something_is_not_is_said_with_not(path):
+    """`is not a model`, where `is no model` was."""
+    lines = path.read_text().splitlines()
+    found = [line.strip() for line in lines if NO_SUCH.search(line) and not THERE.search(line)]
+    assert found == []
+
+
+RELATIVE = re.compile(r"(What|Whose|Whom) (?!.*\?)")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_docstring_is_about_a_relative_clause(path):
+    """`The contents of a tree.`, where `What there is in a tree.` was."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    texts = [ast.get_docstring(node) or "" for node in nodes]
+    assert [text.splitlines()[0] for text in texts if RELATIVE.match(text)] == []
