@@ -210,7 +210,7 @@ class Models(Framework):
         """
         raise ConversionError(f"models of {self.name} cannot be translated")
 
-    def given(self, value: Any) -> Any:
+    def as_argument(self, value: Any) -> Any:
         """Returns the argument of a translated file for an array: the words of a key."""
         return value
 

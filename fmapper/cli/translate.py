@@ -51,7 +51,7 @@ def translate(
     """
     from fmapper.cli.target import load_model
     from fmapper.translation.prove import write_test
-    from fmapper.translation.source import formatted, translate_proved
+    from fmapper.translation.source import format_code, translate_proved
     from fmapper.translation.source import translate as run
 
     check_folders(out)
@@ -76,7 +76,7 @@ def translate(
     if not proof:
         print(f"fmapper translate: {out} was not written: {title} differs", file=sys.stderr)
         return 1
-    write_text(out, formatted(source.code))
+    write_text(out, format_code(source.code))
     print(f"written to {out}")
     if tests:
         print(f"its test is {write_test(out, proof)}")

@@ -213,7 +213,7 @@ class _Filling:
 
     def fill(self, root: _Part, room: int = 0) -> DeviceMap:
         used = dict.fromkeys(self.free, 0)
-        parts = tuple(self._merged(root, self._place(root)))
+        parts = tuple(self._merge(root, self._place(root)))
         for part in parts:
             used[part.device] += part.nbytes
         copies = ((self.names[a], tuple(on)) for a, on in self.on.items() if len(on) > 1)
@@ -243,7 +243,7 @@ class _Filling:
                 return [PlacedPart(part.path, device, nbytes)]
             if not stays:
                 children = part.children.values()
-                return [p for child in children for p in self._merged(child, self._place(child))]
+                return [p for child in children for p in self._merge(child, self._place(child))]
             self.waiting.pop(0)
         raise PlacementError(
             f"{part.path or 'the model'} ({readable_bytes(part.size())}) fits on no device that is "
@@ -251,7 +251,7 @@ class _Filling:
             'smaller dtype=, or add "cpu": None or "disk": None.'
         )
 
-    def _merged(self, part: _Part, placed: list[PlacedPart]) -> list[PlacedPart]:
+    def _merge(self, part: _Part, placed: list[PlacedPart]) -> list[PlacedPart]:
         """Joins what all went to one device."""
         devices = list(dict.fromkeys(p.device for p in placed))
         if len(devices) != 1:

@@ -133,7 +133,7 @@ class ShardPlan:
         return table
 
 
-def planned(
+def plan_array(
     path: KeyPath,
     shape: tuple[int, ...],
     dtype: str,

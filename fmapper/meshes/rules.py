@@ -173,7 +173,7 @@ class Found:
     def _by_model(self, source: str, parts: Mapping[str, int]) -> None:
         named: dict[str, tuple[tuple[int, ...], Rule]] = {}
         for node in self._nodes:
-            for name, array, axes in self._derive(node, parts) if source == DERIVE else _said(node):
+            for name, array, axes in self._derive(node, parts) if source == DERIVE else _axes(node):
                 self.rules[id(array)] = axes, source
                 named[name] = _shape(array), axes
         if not self.rules:
@@ -215,7 +215,7 @@ _NOTHING_SAID = {
 }
 
 
-def _said(node: Any) -> Said:
+def _axes(node: Any) -> Said:
     """Returns name, array and axes of the arrays that a node says something of."""
     said = (adapter.axes(node) for adapter in adapters(Nodes))
     return [*next(filter(None, said), ())]

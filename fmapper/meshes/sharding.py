@@ -16,7 +16,7 @@ from fmapper.meshes.layout import (
     read_names,
     read_spec,
 )
-from fmapper.meshes.plan import ShardPlan, planned
+from fmapper.meshes.plan import ShardPlan, plan_array
 from fmapper.moves.carry import UNTOUCHED
 from fmapper.moves.collect import Leaves
 from fmapper.moves.mover import Mover
@@ -207,7 +207,7 @@ class Sharding(Router):
             path = KeyPath.from_link(found.links[id(array)])
             own = () if problem else spec
             dtype = adapter.dtype(array)
-            lines.append(planned(path, _shape(array), dtype, own, rule, self.axes, problem))
+            lines.append(plan_array(path, _shape(array), dtype, own, rule, self.axes, problem))
         return ShardPlan(self.axes, tuple(lines), found.sums, found.moves)
 
     # --- what becomes of arrays -----------------------------------------------------------------

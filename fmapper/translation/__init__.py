@@ -10,7 +10,7 @@ from fmapper.translation.classes import Class
 from fmapper.translation.code import Value, attribute, expr, identifier, literal, text
 from fmapper.translation.dialect import CHECK_SHAPES, Dialect, Helper, Layer
 from fmapper.translation.functions.forms import Statement
-from fmapper.translation.loading import Loading, loading_of
+from fmapper.translation.loading import Loading, tables_of
 from fmapper.translation.printing import PrinterTable, Printing
 from fmapper.translation.reading.embed import Embedded
 from fmapper.translation.reading.helpers import helpers_of, names_in
@@ -41,11 +41,11 @@ __all__ = [
     "helpers_of",
     "identifier",
     "literal",
-    "loading_of",
     "local_array",
     "names_in",
     "other_names",
     "statements_at",
+    "tables_of",
     "text",
     "write",
 ]

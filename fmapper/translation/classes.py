@@ -39,10 +39,10 @@ class Sketch:
 
     def shape(self) -> str:
         """Returns what is the same for submodules whose classes differ in numbers alone."""
-        parts = [self.title, *(f"{name} = {_masked(node)}" for name, node in self.made)]
+        parts = [self.title, *(f"{name} = {_mask(node)}" for name, node in self.made)]
         for method in self.methods:
             parts.append(f"{method.name}({', '.join(method.parameters)})")
-            parts += [_masked(ast.parse(line)) for line in method.lines]
+            parts += [_mask(ast.parse(line)) for line in method.lines]
         return "\n".join([*parts, *self.ties])
 
 
@@ -100,7 +100,7 @@ def _numbers(node: ast.AST) -> Iterator[tuple[ast.Constant, str]]:
     yield from visit(node, "")
 
 
-def _masked(node: ast.AST) -> str:
+def _mask(node: ast.AST) -> str:
     """Returns code without its numbers, those apart that tell places."""
     node = copy.deepcopy(node)
     for constant, _ in _numbers(node):
@@ -155,7 +155,7 @@ def _class(group: list[Sketch], taken: set[str], names: Mapping[str, Sequence[st
     made.arguments = {
         sketch.path: tuple(values[at] for values in by_values) for at, sketch in enumerate(group)
     }
-    made.sketch = _generalised(first, chosen, made)
+    made.sketch = _generalise(first, chosen, made)
     return made
 
 
@@ -178,7 +178,7 @@ class _Replace(ast.NodeTransformer):
         return ast.parse(found, mode="eval").body if found else node
 
 
-def _generalised(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
+def _generalise(sketch: Sketch, chosen: dict[int, str], made: Class) -> Sketch:
     """Returns a sketch with parameters for the numbers that differ."""
     at = 0
     fields: list[tuple[str, ast.expr]] = []
@@ -266,7 +266,7 @@ def _run_at(lines: list[str], at: int) -> tuple[int, int, int, list[str]] | None
             continue
         first = indices.pop()
         count = 1
-        while _shifted(group, count) == lines[at + count * period : at + (count + 1) * period]:
+        while _shift(group, count) == lines[at + count * period : at + (count + 1) * period]:
             count += 1
         if count > 1:
             return period, count, first, list(dict.fromkeys(f"self{m[1]}" for m in found))
@@ -280,7 +280,7 @@ def _as_begun(lines: list[str], at: int) -> list[str]:
     target, equals, code = first.partition(" = ")
     if not equals or not target.isidentifier() or not _INDEX.search(first):
         return []
-    wanted = _shifted([later], -1)[0].partition(" = ")[2]
+    wanted = _shift([later], -1)[0].partition(" = ")[2]
     if not later.startswith(f"{target} = ") or code == wanted:
         return []
     for other in sorted(set(re.findall(r"\b[a-z_]\w*\b", code)) - {"self"}):
@@ -289,7 +289,7 @@ def _as_begun(lines: list[str], at: int) -> list[str]:
     return []
 
 
-def _shifted(group: list[str], by: int) -> list[str]:
+def _shift(group: list[str], by: int) -> list[str]:
     return [_INDEX.sub(lambda m: f"self{m[1]}[{int(m[2]) + by}]", line) for line in group]
 
 

@@ -47,7 +47,7 @@ def expr(template: str, *args: Any, **kwargs: Any) -> ast.expr:
         >>> ast.unparse(expr("{0}.T", expr("a + b")))
         '(a + b).T'
     """
-    tree = copy.deepcopy(_parsed(template))
+    tree = copy.deepcopy(_parse(template))
     given = {f"_field_{i}": arg for i, arg in enumerate(args)}
     given |= {f"_field_{name}": arg for name, arg in kwargs.items()}
     found = _Fill(given).visit(tree)
@@ -56,7 +56,7 @@ def expr(template: str, *args: Any, **kwargs: Any) -> ast.expr:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(template: str) -> ast.expr:
+def _parse(template: str) -> ast.expr:
     return ast.parse(_FIELD.sub(r"_field_\1", template), mode="eval").body
 
 

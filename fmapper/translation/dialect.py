@@ -86,7 +86,7 @@ class Dialect(ABC):
     defaults: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
     @abstractmethod
-    def reserved(self) -> frozenset[str]:
+    def reserved_names(self) -> frozenset[str]:
         """Returns the names that a file of this target has for its own."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class Dialect(ABC):
         return expr("np.dtype({0})", name)
 
     @abstractmethod
-    def held(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
+    def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns the code for the values of an array that a submodule holds.
 
         Args:
@@ -151,11 +151,11 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def written(self, node: ast.expr, value: ast.expr) -> Statement:
+    def write_array(self, node: ast.expr, value: ast.expr) -> Statement:
         """Returns the statement that gives an array that a submodule holds new values."""
 
     @abstractmethod
-    def stacked(self, node: ast.expr) -> ast.expr:
+    def stack(self, node: ast.expr) -> ast.expr:
         """Returns the code that makes an array of a list of rows."""
 
     @abstractmethod
@@ -167,7 +167,7 @@ class Dialect(ABC):
         """Returns the code that makes a parameter like an array."""
 
     @abstractmethod
-    def frozen(self, array: Any, *, kind: str) -> ast.expr:
+    def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
         """Returns the code that makes a buffer, or an array that is not trained."""
 
     def check(self, condition: ast.expr, message: str) -> ast.expr:

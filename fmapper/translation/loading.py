@@ -27,7 +27,7 @@ class Loading:
     by_name: dict[str, Place]
 
 
-def loading_of(draft: Any) -> Loading:
+def tables_of(draft: Any) -> Loading:
     """Returns the tables for a file."""
     layers = dict(_layers(draft.root, ""))
     wanted: dict[str, Place] = {}

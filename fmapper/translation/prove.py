@@ -99,7 +99,7 @@ def prove(
     arrays: dict[str, Any] = {}
     own: dict[str, float] = {}
     for mode in modes:
-        found, apart = _learned(origin.training_steps(model, args, kwargs, train=mode == "train"))
+        found, apart = _learn(origin.training_steps(model, args, kwargs, train=mode == "train"))
         arrays |= {f"{mode}.{key}": value for key, value in found.items()}
         own |= {f"{mode} {what}": one for what, one in apart.items()}
     for name, array in {**program.parameters, **program.buffers}.items():
@@ -110,7 +110,7 @@ def prove(
             known |= {f"{name}_{key}": one for key, one in arg.items()}
     told = {name: known[name] for name in source.parameters if name in known}
     positional = [arg for arg in args if arg is not None]
-    inputs = [_described(arg, arrays, origin.given) for arg in (positional, told)]
+    inputs = [_describe(arg, arrays, origin.as_argument) for arg in (positional, told)]
     arrays["inputs"] = np.array(json.dumps(inputs))
     with tempfile.TemporaryDirectory() as folder:
         file, data = Path(folder) / "translated.py", Path(folder) / "data.npz"
@@ -139,7 +139,7 @@ def prove(
     return Proof(errors, own, arrays, target.proof(), source.name)
 
 
-def _learned(run: Callable[[float, float], dict[str, Any]]) -> tuple[dict[str, Any], Any]:
+def _learn(run: Callable[[float, float], dict[str, Any]]) -> tuple[dict[str, Any], Any]:
     """Returns what a model gives and learns, and how far it is then from itself.
 
     The rate is so small that a rounding of the weights stays one through five steps: after larger
@@ -193,7 +193,7 @@ def _holds_arrays(value: Any) -> bool:
     return hasattr(value, "shape")
 
 
-def _described(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -> Any:
+def _describe(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) -> Any:
     """Returns what a model is given as JSON can say it; the arrays in it go to `arrays`.
 
     Raises:
@@ -202,9 +202,9 @@ def _described(value: Any, arrays: dict[str, Any], given: Callable[[Any], Any]) 
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return {"dict": {str(key): _described(one, arrays, given) for key, one in value.items()}}
+        return {"dict": {str(key): _describe(one, arrays, given) for key, one in value.items()}}
     if isinstance(value, tuple | list):
-        return [_described(one, arrays, given) for one in value]
+        return [_describe(one, arrays, given) for one in value]
     try:
         array = to_numpy(given(value))
     except FmapperError as error:

@@ -69,9 +69,9 @@ def source(
                 f"{type(model).__name__}: nobody knows its source. convert(..., structure=True) "
                 "makes a model that has one; source(model, 'flax', example_inputs) writes one."
             )
-        return formatted(known.code)
+        return format_code(known.code)
     found, _, _ = translate(model, to, example_inputs, example_kwargs or {}, dynamic_shapes, train)
-    return formatted(found.code)
+    return format_code(found.code)
 
 
 def translate_proved(
@@ -158,7 +158,7 @@ def translate(
         return found, program, prove(found, program, model, origin, target, args, kwargs)
 
 
-def formatted(code: str) -> str:
+def format_code(code: str) -> str:
     """Returns code as ruff formats it; as it is where ruff is not installed."""
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
     ruff = ruff or shutil.which("ruff")

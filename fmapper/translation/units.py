@@ -326,7 +326,7 @@ def _bound(found: Structure, order: Mapping[str, int]) -> None:
                 within[name] = within.get(name, 0) + 1
         inside = own[id(unit)]
         outer = {n for n in inside if used_by.get(n, 0) > within.get(n, 0) or n in outputs}
-        outer -= _changed(found, unit, inside)
+        outer -= _find_changed(found, unit, inside)
         unit.gives = sorted(outer, key=lambda n: order[n])
     _settle(found, units)
 
@@ -335,7 +335,7 @@ def _is_given(one: Input) -> bool:
     return one.kind == "user" and one.is_array()
 
 
-def _changed(found: Structure, unit: Unit, inside: set[str]) -> set[str]:
+def _find_changed(found: Structure, unit: Unit, inside: set[str]) -> set[str]:
     """Returns the values that leave a unit only as the new values of its own buffers."""
     program = found.program
     users: set[str] = set()
@@ -379,7 +379,7 @@ def _settle(found: Structure, units: list[Unit]) -> None:
         if lost and len(lost) == len(free):
             became.update(zip(lost, free, strict=True))
     for unit in units:
-        arguments = map_arguments(unit.part.arguments, _renamed(became))
+        arguments = map_arguments(unit.part.arguments, _rename(became))
         lost = [n for n in dict.fromkeys(refs_in((arguments,))) if n.startswith("?")]
         told = set(refs_in((arguments,)))
         free = [n for n in unit.given if n not in told and not is_own(found, unit, n)]
@@ -389,12 +389,12 @@ def _settle(found: Structure, units: list[Unit]) -> None:
         for unit in units:
             unit.part = replace(
                 unit.part,
-                arguments=map_arguments(unit.part.arguments, _renamed(became)),
-                result=map_arguments(unit.part.result, _renamed(became)),
+                arguments=map_arguments(unit.part.arguments, _rename(became)),
+                result=map_arguments(unit.part.result, _rename(became)),
             )
 
 
-def _renamed(names: Mapping[str, str]) -> Any:
+def _rename(names: Mapping[str, str]) -> Any:
     def rename(value: Any) -> Any:
         return Ref(names.get(value.name, value.name)) if isinstance(value, Ref) else value
 

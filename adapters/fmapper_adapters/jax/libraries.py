@@ -167,7 +167,7 @@ class JaxModels(Models):
         source, args, kwargs = self.sources().of(model, args, kwargs, train=train)
         return _steps.training_steps(source, args, kwargs)
 
-    def given(self, value: Any) -> Any:
+    def as_argument(self, value: Any) -> Any:
         """Returns the words of a PRNG key; anything else unchanged."""
         import jax
 

@@ -108,16 +108,16 @@ class BodyWriter:
         for key, structure in unit.part.arguments.items():
             values = [v for v in refs_in((structure,)) if v in wanted]
             if values and not {*values} <= taken:
-                taken_names = {k for k, _ in found} | self._dialect.reserved()
+                taken_names = {k for k, _ in found} | self._dialect.reserved_names()
                 found.append((identifier(key, taken_names), structure))
                 taken.update(values)
-        needed = self._needed(unit)
+        needed = self._find_needed(unit)
         for value in unit.given:
             if value in wanted - taken and value in needed:
                 found.append((self._extra(value, {k for k, _ in found}), Ref(value)))
         return tuple(found), wanted
 
-    def _needed(self, unit: Unit) -> set[str]:
+    def _find_needed(self, unit: Unit) -> set[str]:
         """Returns the values that are used there; a layer that draws needs no key."""
         found = {*unit.gives, *refs_in(self._structure.program.graph.outputs)}
         for step in reversed(unit.steps):
@@ -156,7 +156,7 @@ class _Run(Variables, Expressions, Flow):
         named: frozenset[str],
     ) -> None:
         parameters = (*(key for key, _ in given), *sizes)
-        reserved = writer._dialect.reserved()
+        reserved = writer._dialect.reserved_names()
         super().__init__(writer._structure, unit, writer, parameters, sizes, named, reserved)
         self._writer = writer
         self.owners = writer._owners
@@ -193,7 +193,7 @@ class _Run(Variables, Expressions, Flow):
             else:
                 self._child(step)
         self._mutations()
-        self._body.statements.append(Statement(None, self._structured(returns)))
+        self._body.statements.append(Statement(None, self._structure(returns)))
         return self._body
 
     def _count(self, steps: list[Any], returns: Any) -> None:
@@ -210,18 +210,18 @@ class _Run(Variables, Expressions, Flow):
                     refs = layer.inputs if layer else refs_in((call.args, call.kwargs))
                     for value in refs:
                         use(value, call)
-                    for value in self._held_by(call):
+                    for value in self._needed_by(call):
                         use(value, call)
             else:
                 form = self._writer._forms[id(step)]
-                for value in self._passed(form, step):
+                for value in self._pass_values(form, step):
                     use(value, step)
         for value in refs_in((returns,)):
             use(value, None)
-        for value, _ in self._written():
+        for value, _ in self._buffer_values():
             use(value, None)
 
-    def _written(self) -> Iterator[tuple[str, str]]:
+    def _buffer_values(self) -> Iterator[tuple[str, str]]:
         """Yields the values that become those of buffers of this submodule -> the buffers."""
         program = self._structure.program
         layered = {drop for layer in self._layers.values() for drop in layer.drops}
@@ -231,10 +231,10 @@ class _Run(Variables, Expressions, Flow):
             target = str(output.target)
             if output.kind != "buffer" or not isinstance(value, Ref) or value.name in layered:
                 continue
-            if value.name in own and target.startswith(path) and not self._held_by_layer(target):
+            if value.name in own and target.startswith(path) and not self._is_in_layer(target):
                 yield value.name, target
 
-    def _passed(self, form: Form, unit: Unit) -> Iterator[str]:
+    def _pass_values(self, form: Form, unit: Unit) -> Iterator[str]:
         """Yields the values that a unit is called with."""
         if form.layer is not None:
             yield from form.layer.inputs
@@ -303,7 +303,7 @@ class _Run(Variables, Expressions, Flow):
         if call.op == "sym::getitem" and isinstance(call.args[0], Ref):
             if call.name in self._env:  # it was unpacked
                 return
-            if call.args[0].name in self._dropped():
+            if call.args[0].name in self._find_dropped():
                 return
         if call.op.partition("::")[2].startswith("_assert"):
             self._assertion(call)
@@ -313,7 +313,7 @@ class _Run(Variables, Expressions, Flow):
             return
         if self._left[call.name] <= 0:
             return  # a layer does what it was for
-        node = self._printed(call)
+        node = self._print(call)
         count = len(call.result)
         picks = self._picks(call)
         if count > 1 and picks and len(picks) > 1:
@@ -383,7 +383,7 @@ class _Run(Variables, Expressions, Flow):
             return str(size)
         return self._writer.size_name(size, at, len(shape)) if size.isidentifier() else "_"
 
-    def _dropped(self) -> set[str]:
+    def _find_dropped(self) -> set[str]:
         return set(self._layers)
 
     def _picks(self, call: Call) -> list[Call]:
@@ -414,7 +414,7 @@ class _Run(Variables, Expressions, Flow):
             return
         if form.method:
             target = ast.Attribute(target, form.method, ast.Load())
-        arguments: list[ast.expr] = [self._structured(structure) for _, structure in form.given]
+        arguments: list[ast.expr] = [self._structure(structure) for _, structure in form.given]
         arguments += [self._size(symbol) for symbol in form.sizes]
         self._take_results(ast.Call(target, arguments, []), form.returns, unit)
 
@@ -464,14 +464,14 @@ class _Run(Variables, Expressions, Flow):
 
     def _mutations(self) -> None:
         """Writes the new values of buffers."""
-        for value, target in self._written():
+        for value, target in self._buffer_values():
             local = target[len(self._unit.path) + bool(self._unit.path) :]
             self._body.arrays.setdefault(local, target)
             self._body.written.append(target)
-            written = self._dialect.written(expr(attribute("self", local)), self._use(value))
+            written = self._dialect.write_array(expr(attribute("self", local)), self._use(value))
             self._body.statements.append(written)
 
-    def _held_by_layer(self, target: str) -> bool:
+    def _is_in_layer(self, target: str) -> bool:
         return target in self._writer._owners
 
 

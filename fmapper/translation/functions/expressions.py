@@ -40,7 +40,7 @@ class Expressions:
     _size_code: Callable[[int | str], ast.expr]
     _picks: Callable[[Call], list[Call]]
 
-    def _printed(self, call: Call) -> ast.expr:
+    def _print(self, call: Call) -> ast.expr:
         args = [self._argument(one) for one in call.args]
         kwargs = {key: self._argument(one) for key, one in call.kwargs.items()}
         if call.graphs():
@@ -113,7 +113,7 @@ class Expressions:
         held = self.owners.get(str(given.target))
         if held is None:
             self._body.arrays[local] = str(given.target)
-            node = self._dialect.held(expr(attribute("self", local)), None)
+            node = self._dialect.read_array(expr(attribute("self", local)), None)
         else:
             owner, order = held
             start = len(self._unit.path) + bool(self._unit.path)
@@ -121,14 +121,14 @@ class Expressions:
             if start and not owner.startswith(f"{self._unit.path}."):  # under its other path
                 inner = f"{local.rpartition('.')[0]}.{owner.rpartition('.')[2]}"
             back = None if order is None else tuple(order.index(i) for i in range(len(order)))
-            node = self._dialect.held(expr(attribute("self", inner)), back)
+            node = self._dialect.read_array(expr(attribute("self", inner)), back)
         return Value(node, given.dtype, given.shape)
 
     def _constant(self, value: str, target: str) -> ast.expr:
         array = self._structure.program.constants[target]
         return self._dialect.constant(array)
 
-    def _structured(self, structure: Any) -> ast.expr:
+    def _structure(self, structure: Any) -> ast.expr:
         """Returns the code for a structure of values."""
         if isinstance(structure, Ref):
             known = structure.name in self._env or self._array(structure.name) is not None
@@ -142,11 +142,11 @@ class Expressions:
                 for value in refs_in(structure):
                     self._left[value] -= 1
                 return name(self._whole[structure])
-            return ast.Tuple([self._structured(one) for one in structure], ast.Load())
+            return ast.Tuple([self._structure(one) for one in structure], ast.Load())
         if isinstance(structure, Made):
-            fields = [ast.keyword(key, self._structured(one)) for key, one in structure.items()]
+            fields = [ast.keyword(key, self._structure(one)) for key, one in structure.items()]
             return ast.Call(name(structure.cls), [], fields)
         if isinstance(structure, Mapping):
             keys: list[ast.expr | None] = [literal(key) for key in structure]
-            return ast.Dict(keys, [self._structured(one) for one in structure.values()])
+            return ast.Dict(keys, [self._structure(one) for one in structure.values()])
         return literal(structure)

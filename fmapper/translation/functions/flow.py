@@ -47,9 +47,9 @@ class Flow:
     _line: Callable[[str], str]
     _new_name: Callable[..., str]
     _picks: Callable[[Call], list[Call]]
-    _reassigned: Callable[[Iterable[str]], None]
+    _reassign: Callable[[Iterable[str]], None]
 
-    def _held_by(self, call: Call) -> list[str]:
+    def _needed_by(self, call: Call) -> list[str]:
         """Returns the values that a loop or branch needs to its end, and those that it gives."""
         given = [value for graph in call.graphs() for value in refs_in(graph.outputs)]
         return [*self._stays(call), *given]
@@ -99,7 +99,7 @@ class Flow:
             if call.kwargs["reverse"]:
                 rows = expr("{0}[::-1]", rows)
             self._left[f"{pick.name} rows"] = 0
-            self._define(pick.name, self._dialect.stacked(rows), call.source, "torch::stack")
+            self._define(pick.name, self._dialect.stack(rows), call.source, "torch::stack")
 
     def _outputs(self, body: Graph, count: int, lists: dict[int, str]) -> list[tuple[int, Any]]:
         found = []
@@ -123,7 +123,7 @@ class Flow:
             targets.append(self._fresh(rows[i], self._hints.get(rows[i], "row")))
         parts = [self._dialect.rows(arrays[i], reverse=reverse) for i in wanted]
         code = text(parts[0]) if len(parts) == 1 else f"zip({', '.join(map(text, parts))})"
-        self._reassigned(targets)
+        self._reassign(targets)
         for i, target in zip(wanted, targets, strict=True):
             self._bind(rows[i], name(target))
         return f"for {', '.join(targets)} in {code}"
@@ -218,7 +218,7 @@ class Flow:
             targets[i] = self._fresh(
                 pick.name, wanted or self._own_name(branches[-1].outputs[i], branches[-1])
             )
-        self._reassigned(targets.values())
+        self._reassign(targets.values())
         blocks = []
         is_bool = self._structure.values.get(getattr(index, "name", ""), ("",))[0] == "bool"
         questions = self._questions(node, len(branches), is_bool=is_bool)

@@ -257,9 +257,9 @@ class Variables:
 
     def _emit(self, targets: tuple[str, ...], node: ast.expr) -> None:
         self._body.statements.append(Statement(targets, node))
-        self._reassigned(targets)
+        self._reassign(targets)
 
-    def _reassigned(self, targets: Iterable[str]) -> None:
+    def _reassign(self, targets: Iterable[str]) -> None:
         """Forgets what variables have held and told until now."""
         for target in targets:
             self._sizes.forget(target)

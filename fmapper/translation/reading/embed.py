@@ -54,7 +54,7 @@ class Embedded:
         if isinstance(function, functools.partial):
             return self._partial(function)
         function = self._instead.get(function, function)
-        known = self._known(function)
+        known = self._name_of(function)
         if known:
             return known
         if getattr(function, "__closure__", None) or "<locals>" in function.__qualname__:
@@ -95,7 +95,7 @@ class Embedded:
             wanted += "_"
         return wanted
 
-    def _known(self, value: Any) -> str:
+    def _name_of(self, value: Any) -> str:
         """Returns what a function of JAX, NumPy or Python is called; empty for others."""
         name = getattr(value, "__name__", None)
         for place, module in self._places.items():
@@ -107,7 +107,7 @@ class Embedded:
 
     def _constant(self, value: Any, needs: set[str] | None = None) -> str:
         """Returns a value that a function holds, as code."""
-        known = self._known(value)
+        known = self._name_of(value)
         if known:
             return known
         if callable(value) and not isinstance(value, type):

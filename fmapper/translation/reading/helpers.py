@@ -23,7 +23,7 @@ def helpers_of(code: str, find: Callable[[str], Helper | None]) -> list[str]:
         if helper is not None:
             found[name] = helper.source
             todo += sorted(helper.needs | names_in(helper.source))
-    return [found[name] for name in _ordered(found)]
+    return [found[name] for name in _order(found)]
 
 
 def names_in(code: str) -> set[str]:
@@ -31,7 +31,7 @@ def names_in(code: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
 
 
-def _ordered(helpers: Mapping[str, str]) -> list[str]:
+def _order(helpers: Mapping[str, str]) -> list[str]:
     """Returns the names of helpers so that what is needed at once comes first."""
     found: dict[str, None] = {}
 

@@ -74,9 +74,9 @@ class FlaxDialect(Dialect):
     def __init__(self) -> None:
         self._jax = JaxPrinters()
 
-    def reserved(self) -> frozenset[str]:
+    def reserved_names(self) -> frozenset[str]:
         """Returns what a file imports, and the names of its helpers."""
-        return _RESERVED | HELPERS.keys() | self._jax.reserved()
+        return _RESERVED | HELPERS.keys() | self._jax.reserved_names()
 
     def printer(self, op: str) -> Any:
         """Returns the printer of JAX."""
@@ -102,7 +102,7 @@ class FlaxDialect(Dialect):
         """Returns `jnp.float32` and its like."""
         return self._jax.dtype(name)
 
-    def held(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
+    def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns the values of a variable, with their dimensions in another order."""
         values = expr("{0}[...]", node)
         if order is None:
@@ -111,11 +111,11 @@ class FlaxDialect(Dialect):
             expr("{0}.T", values) if order == (1, 0) else expr("{0}.transpose({1})", values, order)
         )
 
-    def written(self, node: ast.expr, value: ast.expr) -> Statement:
+    def write_array(self, node: ast.expr, value: ast.expr) -> Statement:
         """Returns the code that gives a variable other values."""
         return Statement((text(expr("{0}[...]", node)),), value)
 
-    def stacked(self, node: ast.expr) -> ast.expr:
+    def stack(self, node: ast.expr) -> ast.expr:
         """Returns `jnp.stack(ys)`."""
         return expr("jnp.stack({0})", node)
 
@@ -127,13 +127,13 @@ class FlaxDialect(Dialect):
         """Returns an `nnx.Param`, with the values where they are all the same."""
         shape = tuple(int(size) for size in array.shape)
         values = to_numpy(array)
-        known = _filled(values, self.dtype(values.dtype.name))
+        known = _fill(values, self.dtype(values.dtype.name))
         if known is None:
             dtype = self.dtype(values.dtype.name)
             known = expr("nnx.initializers.normal()(rngs.params(), {0}, {1})", shape, dtype)
         return expr("nnx.Param({0})", known)
 
-    def frozen(self, array: Any, *, kind: str) -> ast.expr:
+    def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
         """Returns a variable that is not trained, with its values."""
         return expr(f"{kind}({{0}})", self.constant(array))
 
@@ -141,12 +141,12 @@ class FlaxDialect(Dialect):
         """Returns an array: what it is computed by, its elements, or its bytes."""
         values = np.asarray(to_numpy(array))
         dtype = self.dtype(values.dtype.name)
-        known = _filled(values, dtype) or _computed(values, dtype)
+        known = _fill(values, dtype) or _compute(values, dtype)
         if known is not None:
             return known
         if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
             return expr("jnp.array({0}, dtype={1})", literal(values.tolist()), dtype)
-        return self._jax.packed(values)
+        return self._jax.pack(values)
 
     def make(self, cls: str, arguments: Sequence[Any]) -> ast.expr:
         """Returns `Block(64, rngs=rngs)`."""
@@ -169,7 +169,7 @@ class FlaxDialect(Dialect):
         """Returns the file: records, helpers, classes, and `load_weights`."""
         blocks = [_record(cls, fields) for cls, fields in draft.records.items()]
         blocks += [_class(cls) for cls in classes]
-        blocks.append(_loading(draft, root))
+        blocks.append(_print_loading(draft, root))
         body = "\n\n\n".join(blocks)
         everything = "\n\n\n".join([*helpers_of(body, self.helper), body])
         used = names_in(everything)
@@ -184,7 +184,7 @@ class FlaxDialect(Dialect):
         return f"{head}\n\n" + "\n".join([*plain, *others]) + f"\n\n\n{everything}\n"
 
 
-def _filled(values: Any, dtype: ast.expr) -> ast.expr | None:
+def _fill(values: Any, dtype: ast.expr) -> ast.expr | None:
     """Returns the code for an array whose elements are all the same."""
     if values.size == 0 or values.dtype.kind not in "biuf":
         return None
@@ -201,7 +201,7 @@ def _filled(values: Any, dtype: ast.expr) -> ast.expr | None:
     return expr("jnp.full({0}, {1}, {2})", shape, first.item(), dtype)
 
 
-def _computed(values: Any, dtype: ast.expr) -> ast.expr | None:
+def _compute(values: Any, dtype: ast.expr) -> ast.expr | None:
     """Returns the code that computes an array: positions, a triangle, or rotary frequencies."""
     flat = values.reshape(-1)
     if values.dtype.kind in "iu" and values.size > 2:
@@ -296,7 +296,7 @@ _ARRAYS = {
 }
 
 
-def _loading(draft: Any, root: Class) -> str:
+def _print_loading(draft: Any, root: Class) -> str:
     """Returns `load_weights`, with the tables that it goes by."""
     by_path: dict[str, str] = {}
     arrays: dict[str, dict[str, Any]] = {}  # classes of layers -> their arrays -> the order

@@ -6,7 +6,7 @@ from typing import Any
 
 from fmapper.translation import Printing, Value, expr
 from fmapper_adapters.jax.translation.promotion import convert, is_float, is_half, is_number, number
-from fmapper_adapters.jax.translation.promotion import widened as wide
+from fmapper_adapters.jax.translation.promotion import widen as wide
 from fmapper_adapters.jax.translation.table import prints
 
 _PLAIN = {

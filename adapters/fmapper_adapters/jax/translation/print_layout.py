@@ -17,7 +17,7 @@ from fmapper_adapters.jax.translation.promotion import (
     narrow,
     number,
     number_in,
-    promoted,
+    promote,
 )
 from fmapper_adapters.jax.translation.subscripts import insert, replace, slice_of
 from fmapper_adapters.jax.translation.table import dtype_code, prints
@@ -89,11 +89,11 @@ def permute(p: Printing, x: Value, dims: Sequence[int]) -> Any:
     if x.ndim == 2:
         return expr("{0}.T", x)
     if len(moved) == 2:
-        return _swapped(x, *moved)
+        return _swap(x, *moved)
     return method(x, "transpose", *order)
 
 
-def _swapped(x: Value, a: int, b: int) -> ast.expr:
+def _swap(x: Value, a: int, b: int) -> ast.expr:
     if (a, b) == (x.ndim - 2, x.ndim - 1):
         a, b = -2, -1
     return expr("{0}.swapaxes({1}, {2})", x, a, b)
@@ -106,7 +106,7 @@ def transpose(p: Printing, x: Value, dim0: int, dim1: int) -> Any:
         return x
     if x.ndim == 2:
         return expr("{0}.T", x)
-    return _swapped(x, *sorted((in_dims(dim0, x.ndim), in_dims(dim1, x.ndim))))
+    return _swap(x, *sorted((in_dims(dim0, x.ndim), in_dims(dim1, x.ndim))))
 
 
 @prints("aten::t")
@@ -155,7 +155,7 @@ def expand(p: Printing, x: Value, size: Sequence[Any], *, implicit: bool = False
 @prints("aten::cat", "aten::concat", "aten::concatenate")
 def cat(p: Printing, arrays: Sequence[Value], dim: int = 0) -> Any:
     """Prints `jnp.concatenate([...], axis=dim)`."""
-    kept = promoted([a for a in arrays if a.shape != (0,)] or arrays[:1])
+    kept = promote([a for a in arrays if a.shape != (0,)] or arrays[:1])
     if kept is None:
         return None
     if len(kept) == 1:
@@ -168,7 +168,7 @@ def cat(p: Printing, arrays: Sequence[Value], dim: int = 0) -> Any:
 @prints("aten::stack")
 def stack(p: Printing, arrays: Sequence[Value], dim: int = 0) -> Any:
     """Prints `jnp.stack([...], axis=dim)`."""
-    kept = promoted(arrays)
+    kept = promote(arrays)
     if kept is None:
         return None
     if in_dims(dim, len(p.shape)) == 0:
@@ -317,7 +317,7 @@ def full(p: Printing, size: Sequence[Any], fill_value: Any, *, dtype: Any = None
         value = int(value)
     if p.dtype == "bool" and not isinstance(value, ast.AST):
         value = bool(value)
-    if promoted([value], p.dtype) is None and isinstance(value, int):
+    if promote([value], p.dtype) is None and isinstance(value, int):
         return None
     code = dtype_code(p.dtype)
     if not isinstance(value, ast.AST) and value in (0, 1):
@@ -367,7 +367,7 @@ def full_like(p: Printing, x: Value, value: Any = None, *, dtype: Any = None) ->
     fraction = isinstance(value, float) and not value.is_integer()
     if fraction and not is_float(p.dtype):
         return None
-    if promoted([value], p.dtype) is None and isinstance(value, int):
+    if promote([value], p.dtype) is None and isinstance(value, int):
         return None
     kept = narrow(p.dtype) == narrow(x.dtype)
     code = None if kept else dtype_code(p.dtype)

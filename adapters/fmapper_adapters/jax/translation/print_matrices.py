@@ -12,7 +12,7 @@ from fmapper_adapters.jax.translation.promotion import (
     is_float,
     is_number,
     number,
-    promoted,
+    promote,
 )
 from fmapper_adapters.jax.translation.table import prints
 
@@ -53,7 +53,7 @@ def _whole(*numbers: Any) -> bool:
 @prints("aten::outer")
 def outer(p: Printing, x: Value, y: Value) -> Any:
     """Prints `jnp.outer(x, y)`."""
-    taken = promoted([x, y])
+    taken = promote([x, y])
     return None if taken is None or p.dtype == "bool" else expr("jnp.outer({0}, {1})", *taken)
 
 

@@ -16,7 +16,7 @@ from fmapper_adapters.jax.translation.promotion import (
     narrow,
     number,
     number_in,
-    promoted,
+    promote,
     torch_dtype,
 )
 from fmapper_adapters.jax.translation.table import dtype_code, name_of, prints
@@ -28,7 +28,7 @@ def elementwise(p: Printing, template: str, *operands: Any, dtype: str = "") -> 
              else x for x in operands]  # fmt: skip
     if not any(isinstance(x, Value) for x in plain):
         return None
-    taken = promoted(plain, dtype)
+    taken = promote(plain, dtype)
     if taken is None:
         return None
     node = expr(template, *map(number, taken))
@@ -201,7 +201,7 @@ def clamp(p: Printing, x: Any, min: Any = None, max: Any = None) -> Any:
         return elementwise(p, "jnp.maximum({0}, {1})", x, min)
     if min is None:
         return elementwise(p, "jnp.minimum({0}, {1})", x, max)
-    taken = promoted([x, min, max], p.dtype)
+    taken = promote([x, min, max], p.dtype)
     return None if taken is None else expr("jnp.clip({0}, {1}, {2})", *map(number, taken))
 
 
@@ -255,7 +255,7 @@ def where(p: Printing, condition: Value, x: Any, y: Any) -> Any:
         first, second = x, y
     elif isinstance(first, Value) and isinstance(second, Value):
         first, second = x, y
-    taken = promoted([first, second], p.dtype)
+    taken = promote([first, second], p.dtype)
     if taken is None:
         return None
     node = expr("jnp.where({0}, {1}, {2})", convert(condition, "bool"), *map(number, taken))
@@ -280,7 +280,7 @@ def masked_fill(p: Printing, x: Value, mask: Value, value: Any) -> Any:
 
 
 def _fits(value: Any, dtype: str) -> bool:
-    return promoted([value], dtype) is not None if isinstance(value, int) else True
+    return promote([value], dtype) is not None if isinstance(value, int) else True
 
 
 # --- functions of one array -----------------------------------------------------------------

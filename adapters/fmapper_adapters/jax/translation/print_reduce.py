@@ -15,7 +15,7 @@ from fmapper_adapters.jax.translation.promotion import (
     is_simple,
     method,
     narrow,
-    widened,
+    widen,
 )
 from fmapper_adapters.jax.translation.table import prints
 
@@ -30,7 +30,7 @@ def axis_of(x: Value, dim: Any) -> Any:
     return dims[0] if len(dims) == 1 else dims
 
 
-def reduced(x: Value, name: str, dim: Any, keepdim: bool, **more: Any) -> Any:
+def reduce(x: Value, name: str, dim: Any, keepdim: bool, **more: Any) -> Any:
     """Prints `x.name(axis=dim, keepdims=True)`."""
     return method(x, name, axis=axis_of(x, dim), keepdims=True if keepdim else None, **more)
 
@@ -48,8 +48,8 @@ def total(
     if narrow(p.dtype) in ("int8", "int16", "uint8", "uint16", "uint32"):
         return None
     if is_half(p.dtype) and name == "prod":
-        return convert(reduced(widened(x), name, dim, keepdim), p.dtype)
-    return reduced(x, name, dim, keepdim)
+        return convert(reduce(widen(x), name, dim, keepdim), p.dtype)
+    return reduce(x, name, dim, keepdim)
 
 
 @prints("aten::mean")
@@ -57,13 +57,13 @@ def mean(
     p: Printing, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
     """Prints `x.mean(axis=dim)`."""
-    return reduced(convert(x, p.dtype), "mean", dim, keepdim)
+    return reduce(convert(x, p.dtype), "mean", dim, keepdim)
 
 
 def _spread(x: Value, name: str, dim: Any, correction: Any, keepdim: bool) -> Any:
     if is_complex(x.dtype) or not float(correction).is_integer() or not x.ndim:
         return None
-    return reduced(x, name, dim, keepdim, ddof=int(correction) or None)
+    return reduce(x, name, dim, keepdim, ddof=int(correction) or None)
 
 
 def _enter_spread(name: str) -> None:
@@ -89,7 +89,7 @@ def _either(x: Value, name: str, dim: Any, correction: Any, keepdim: bool) -> An
     if not name.endswith("_mean") or spread is None:
         return spread
     if is_simple(x):
-        return expr("({0}, {1})", spread, reduced(x, "mean", dim, keepdim))
+        return expr("({0}, {1})", spread, reduce(x, "mean", dim, keepdim))
     return None
 
 
@@ -100,13 +100,13 @@ for _name in ("var", "std", "var_mean", "std_mean"):
 @prints("aten::amax", "aten::max.default")
 def highest(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
     """Prints `x.max(axis=dim)`."""
-    return reduced(x, "max", dim, keepdim)
+    return reduce(x, "max", dim, keepdim)
 
 
 @prints("aten::amin", "aten::min.default")
 def lowest(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
     """Prints `x.min(axis=dim)`."""
-    return reduced(x, "min", dim, keepdim)
+    return reduce(x, "min", dim, keepdim)
 
 
 @prints("aten::any", "aten::all")
@@ -114,7 +114,7 @@ def some(p: Printing, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
     """Prints `x.any(axis=dim)`."""
     if dim == ():
         return None
-    found = reduced(x, p.call.op[6:9], dim, keepdim)
+    found = reduce(x, p.call.op[6:9], dim, keepdim)
     return found if p.dtype == "bool" else convert(found, p.dtype)
 
 
@@ -153,7 +153,7 @@ def extreme(p: Printing, x: Value, dim: int, keepdim: bool = False) -> Any:
 
 
 @prints("aten::cumsum", "aten::cumprod")
-def running(p: Printing, x: Value, dim: int, *, dtype: Any = None) -> Any:
+def cumulate(p: Printing, x: Value, dim: int, *, dtype: Any = None) -> Any:
     """Prints `jnp.cumsum(x, axis=dim)`."""
     if not x.ndim or p.dtype == "bool":
         return None

@@ -55,7 +55,7 @@ def convert(x: Any, dtype: str) -> Any:
     return expr("{0}.astype({1})", x, dtype_code(dtype))
 
 
-def widened(x: Value) -> Value:
+def widen(x: Value) -> Value:
     """Returns an array of a half in float32; others as they are."""
     return convert(x, "float32") if is_half(x.dtype) else x
 
@@ -87,7 +87,7 @@ def _stand_in(operand: Any) -> Any:
     return 1 if isinstance(operand, ast.AST) else operand
 
 
-def promoted(operands: Iterable[Any], dtype: str = "") -> list[Any] | None:
+def promote(operands: Iterable[Any], dtype: str = "") -> list[Any] | None:
     """Returns operands so that JAX computes in the dtype that PyTorch computes in.
 
     Args:

@@ -16,29 +16,29 @@ def subscript(x: Value, items: Items) -> ast.expr:
         items = items[:-1]
     if not items:
         return literal(x)
-    return _written(x.node, items, x.ndim)
+    return _write_subscript(x.node, items, x.ndim)
 
 
 def insert(x: Value, dim: int) -> ast.expr:
     """Returns an array with a new dimension of size one."""
-    base, items = _taken(x)
+    base, items = _split_subscript(x)
     at, left = 0, dim
     while at < len(items) and (left > 0 or _is_index(items[at])):
         left -= not _is_index(items[at])
         at += 1
-    return _written(base, [*items[:at], ast.Constant(None), *items[at:]], _ndim(x, items))
+    return _write_subscript(base, [*items[:at], ast.Constant(None), *items[at:]], _ndim(x, items))
 
 
 def replace(x: Value, dim: int, item: Any) -> ast.expr:
     """Returns an array with a slice or an index of one dimension."""
-    base, items = _taken(x)
+    base, items = _split_subscript(x)
     places = [i for i, one in enumerate(items) if not _is_index(one)]
     if not _is_whole(items[places[dim]]):
         base, items = x.node, [_whole() for _ in range(x.ndim)]
         places = list(range(x.ndim))
     items = list(items)
     items[places[dim]] = item
-    return _written(base, items, _ndim(x, items))
+    return _write_subscript(base, items, _ndim(x, items))
 
 
 def slice_of(start: Any, stop: Any, step: Any = None) -> ast.expr:
@@ -74,7 +74,7 @@ def _ndim(x: Value, items: Items) -> int:
     return sum(not _is_new(item) for item in items)
 
 
-def _taken(x: Value) -> tuple[ast.expr, Items]:
+def _split_subscript(x: Value) -> tuple[ast.expr, Items]:
     """Returns the array below a subscript of slices, and an item for each of its dimensions."""
     node = x.node
     if isinstance(node, ast.Subscript):
@@ -92,7 +92,7 @@ def _taken(x: Value) -> tuple[ast.expr, Items]:
     return node, [_whole() for _ in range(x.ndim)]
 
 
-def _written(base: ast.expr, items: Items, ndim: int) -> ast.expr:
+def _write_subscript(base: ast.expr, items: Items, ndim: int) -> ast.expr:
     """Returns a subscript as short as it can be."""
     first = next((i for i, one in enumerate(items) if not _is_whole(one)), len(items))
     last = max((i for i, one in enumerate(items) if not _is_whole(one)), default=-1)

@@ -59,7 +59,7 @@ class JaxPrinters:
         """Returns what lowerings that were written need to import."""
         return self._embedded.imports
 
-    def reserved(self) -> frozenset[str]:
+    def reserved_names(self) -> frozenset[str]:
         """Returns the names of the helpers that printed code calls."""
         return frozenset(table.helpers())
 
@@ -80,7 +80,7 @@ class JaxPrinters:
         """Returns the code for a dtype."""
         return table.dtype_code(name)
 
-    def packed(self, values: Any) -> ast.expr:
+    def pack(self, values: Any) -> ast.expr:
         """Returns an array as its bytes."""
         data = base64.b85encode(zlib.compress(values.tobytes(), 9)).decode()
         raw = expr(

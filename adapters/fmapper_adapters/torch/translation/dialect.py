@@ -26,8 +26,8 @@ from fmapper.translation import (
     expr,
     helpers_of,
     literal,
-    loading_of,
     names_in,
+    tables_of,
     text,
 )
 from fmapper_adapters.torch.model import threefry
@@ -107,7 +107,7 @@ class TorchDialect(Dialect):
         self._functions = functions
         self._embedded = Embedded(_PLACES, instead=_INSTEAD)
 
-    def reserved(self) -> frozenset[str]:
+    def reserved_names(self) -> frozenset[str]:
         """Returns what a file imports, and the names of its helpers."""
         return _RESERVED | HELPERS.keys()
 
@@ -142,17 +142,17 @@ class TorchDialect(Dialect):
         """Returns `torch.float32` and its like."""
         return self.dtype(name)
 
-    def held(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
+    def read_array(self, node: ast.expr, order: tuple[int, ...] | None) -> ast.expr:
         """Returns a parameter or buffer, with its dimensions in another order."""
         if order is None:
             return node
         return expr("{0}.T", node) if order == (1, 0) else expr("{0}.permute({1})", node, order)
 
-    def written(self, node: ast.expr, value: ast.expr) -> Statement:
+    def write_array(self, node: ast.expr, value: ast.expr) -> Statement:
         """Returns the code that writes into a buffer."""
         return Statement((), expr("{0}.copy_({1}.detach())", node, value))
 
-    def stacked(self, node: ast.expr) -> ast.expr:
+    def stack(self, node: ast.expr) -> ast.expr:
         """Returns `torch.stack(ys)`."""
         return expr("torch.stack({0})", node)
 
@@ -163,7 +163,7 @@ class TorchDialect(Dialect):
     def parameter(self, array: Any) -> ast.expr:
         """Returns an `nn.Parameter`, with the values where they are all the same."""
         values = np.asarray(to_numpy(array))
-        known = self._filled(values)
+        known = self._fill(values)
         if known is None:
             shape = tuple(int(size) for size in values.shape)
             options = {} if values.dtype == np.float32 else {"dtype": self.dtype(values.dtype.name)}
@@ -172,7 +172,7 @@ class TorchDialect(Dialect):
             known = expr(f"torch.randn({sizes}{keywords}) * 0.02", **options)
         return expr("nn.Parameter({0})", known)
 
-    def frozen(self, array: Any, *, kind: str) -> ast.expr:
+    def frozen_array(self, array: Any, *, kind: str) -> ast.expr:
         """Returns an array that is not trained, with its values."""
         known = self.constant(array)
         if kind == "FrozenParam":
@@ -183,7 +183,7 @@ class TorchDialect(Dialect):
         """Returns an array: its elements, or its bytes."""
         values = np.asarray(to_numpy(array))
         dtype = self.dtype(values.dtype.name)
-        known = self._filled(values)
+        known = self._fill(values)
         if known is not None:
             return known
         if values.size <= _MOST and values.dtype.kind in "biuf" and np.isfinite(values).all():
@@ -205,7 +205,7 @@ class TorchDialect(Dialect):
             tuple(int(s) for s in values.shape),
         )
 
-    def _filled(self, values: Any) -> ast.expr | None:
+    def _fill(self, values: Any) -> ast.expr | None:
         """Returns the code for an array whose elements are all the same."""
         if values.size == 0 or values.dtype.kind not in "biuf":
             return None
@@ -254,7 +254,7 @@ class TorchDialect(Dialect):
         """Returns the file: records, helpers, classes, and `load_weights`."""
         blocks = [_record(cls, fields) for cls, fields in draft.records.items()]
         blocks += [_class(cls) for cls in classes]
-        blocks.append(_loading(draft))
+        blocks.append(_print_loading(draft))
         body = "\n\n\n".join(blocks)
         helpers = helpers_of(body, self.helper)
         everything = "\n\n\n".join([*helpers, body])
@@ -327,9 +327,9 @@ _RENAMING = """            for ours, (theirs, other) in RENAMED.items():
 """
 
 
-def _loading(draft: Any) -> str:
+def _print_loading(draft: Any) -> str:
     """Returns `load_weights`, with the tables that it goes by."""
-    known = loading_of(draft)
+    known = tables_of(draft)
     rows = [f"    {kind}: {names!r}," for kind, names in known.by_class.items()]
     lines = ["ARRAYS = {", *rows, "}"] if rows else ["ARRAYS = {}"]
     loading = _LOAD

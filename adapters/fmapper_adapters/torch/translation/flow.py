@@ -44,7 +44,7 @@ def call(node: Any, plain: Callable[[Any], Any], inner: Sequence[Graph]) -> Call
     return Call("", "flow::branch", (plain(index), tuple(inner), plain(tuple(operands))))
 
 
-def opened(found: Call) -> Call:
+def open_call(found: Call) -> Call:
     """Returns a call with what its loop or branch does not change as the values around it."""
     if found.op == "flow::scan":
         body, constants, carry, xs = found.args
@@ -65,7 +65,7 @@ def _open(graph: Graph, constants: Sequence[Any]) -> Graph:
     count = len(constants)
     known = dict(zip(graph.inputs, constants, strict=False))
     inner = _with(graph, known)
-    calls = [opened(one) for one in inner.calls]
+    calls = [open_call(one) for one in inner.calls]
     return Graph(graph.inputs[count:], calls, inner.outputs, graph.kinds[count:])
 
 

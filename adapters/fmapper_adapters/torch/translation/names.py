@@ -27,7 +27,7 @@ def of(function: Callable[..., Any]) -> str:
     """Returns what a function is called in a file; empty if it is none of torch's or Python's."""
     if isinstance(function, type(torch.ops.aten.add.Tensor)):
         return f"torch.ops.{function!s}"
-    found = _known().get(_key(function), "")
+    found = _known_names().get(_key(function), "")
     return found
 
 
@@ -40,7 +40,7 @@ def _key(function: Any) -> Any:
 
 
 @functools.cache
-def _known() -> dict[Any, str]:
+def _known_names() -> dict[Any, str]:
     found: dict[Any, str] = {}
     for place, module in _PLACES.items():
         for name in dir(module):

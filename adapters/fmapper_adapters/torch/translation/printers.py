@@ -85,10 +85,10 @@ def _keyword(key: str, value: Any) -> ast.expr:
 
 
 def _function(name: str, p: Printing, *args: Any, **kwargs: Any) -> ast.expr:
-    return _call(expr(name), args, _told(name, len(args), kwargs))
+    return _call(expr(name), args, _significant_keywords(name, len(args), kwargs))
 
 
-def _told(name: str, given: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _significant_keywords(name: str, given: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the keywords that say something else than the defaults."""
     known = _defaults(name)
     return {

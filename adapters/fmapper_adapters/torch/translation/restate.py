@@ -75,7 +75,7 @@ class _Restated:
         values = [self._plain(value) for value in last.args[0]]
         became = dict(zip(told, values[count:], strict=True))
 
-        def renamed(value: Any) -> Any:
+        def rename(value: Any) -> Any:
             return became.get(value.name, value) if isinstance(value, Ref) else value
 
         restated = dataclasses.replace(
@@ -84,8 +84,8 @@ class _Restated:
             parts=tuple(
                 dataclasses.replace(
                     part,
-                    arguments=map_arguments(part.arguments, renamed),
-                    result=map_arguments(part.result, renamed),
+                    arguments=map_arguments(part.arguments, rename),
+                    result=map_arguments(part.result, rename),
                 )
                 for part in program.parts
             ),
@@ -94,7 +94,7 @@ class _Restated:
         kept = set(refs_in(tuple(part.result for part in restated.parts)))
         restated.graph.calls = [self._on_device(call, restated) for call in made]
         restated.graph = restated.graph.without_dead_calls(lambda call: call.name in kept)
-        restated.graph.calls = [flow.opened(call) for call in restated.graph.calls]
+        restated.graph.calls = [flow.open_call(call) for call in restated.graph.calls]
         return restated, self.functions
 
     def _on_device(self, call: Call, program: Program) -> Call:

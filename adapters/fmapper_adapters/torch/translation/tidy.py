@@ -131,7 +131,7 @@ def _use_numbers(graph: Any) -> None:
     """Puts numbers in the places of tensors that are filled with one, where an operation can."""
     filled: dict[Any, Any] = {}
     for node in list(graph.nodes):
-        number = _filling(node, filled)
+        number = _fill_value(node, filled)
         if number is not None:
             filled[node] = number
             if _shape(node) == () and node.target is not torch.full:
@@ -147,7 +147,7 @@ def _use_numbers(graph: Any) -> None:
             node.args = tuple(_as_number(node, i, filled) for i in range(len(node.args)))
 
 
-def _filling(node: Any, filled: Mapping[Any, Any]) -> Any:
+def _fill_value(node: Any, filled: Mapping[Any, Any]) -> Any:
     """Returns the element of a tensor whose elements are all one known number; else None."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or node.op not in ("call_function", "call_method"):

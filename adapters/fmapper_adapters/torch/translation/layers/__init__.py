@@ -8,7 +8,7 @@ from typing import Any
 
 from fmapper.translation import Call, Layer, Ref, Structure, Unit, expr
 from fmapper_adapters.torch.translation.layers import training
-from fmapper_adapters.torch.translation.layers.site import Order, Site, name_of, turned_by
+from fmapper_adapters.torch.translation.layers.site import Order, Site, name_of, permutation_of
 from fmapper_adapters.torch.translation.printers import shortest
 
 
@@ -88,10 +88,10 @@ def _dense(
     site: Site, call: Call, x: Any, weight: Any, bias: Any, order: tuple[int, int],
     output: str = "",
 ) -> Layer | None:  # fmt: skip
-    held = site.merged(weight)
+    held = site.merge(weight)
     if held is None or not isinstance(x, Ref) or len(held[2]) != 2:
         return None
-    own = None if bias is None else site.merged(bias)
+    own = None if bias is None else site.merge(bias)
     if (own is None) != (bias is None) or (own is not None and len(own[2]) != 1):
         return None
     sizes = site.shape(held[0])
@@ -268,8 +268,8 @@ def _channels(
     if (
         before is not None
         and user is not None
-        and turned_by(before, ndim) == to_first
-        and turned_by(user, ndim) == to_last
+        and permutation_of(before, ndim) == to_first
+        and permutation_of(user, ndim) == to_last
     ):
         site.seen |= {call.name, before.name, user.name, output or call.name}
         return Layer(expr(f"{kind}Last({options})"), (before.args[0].name,), user.name, arrays,
@@ -351,7 +351,7 @@ def _bias_after(site: Site, value: str, dims: int) -> tuple[tuple[str, str, Orde
     """Returns the bias that is added to a result, through a permutation, and what that gives."""
     user = site.user(value)
     at = value
-    if user is not None and turned_by(user, dims + 2) is not None:
+    if user is not None and permutation_of(user, dims + 2) is not None:
         at, user = user.name, site.user(user.name)
     if user is None or name_of(user) not in ("operator.add", "torch.add"):
         return None
@@ -373,9 +373,9 @@ def _around(
     user = site.user(call.name)
     if before is None or user is None:
         return None
-    if turned_by(before, ndim) != (0, ndim - 1, *range(1, ndim - 1)):
+    if permutation_of(before, ndim) != (0, ndim - 1, *range(1, ndim - 1)):
         return None
-    if turned_by(user, ndim) != (0, *range(2, ndim), 1):
+    if permutation_of(user, ndim) != (0, *range(2, ndim), 1):
         return None
     site.seen |= {call.name, before.name, user.name, output}
     return Layer(expr(f"{kind}Last({options})"), (before.args[0].name,), output, arrays,

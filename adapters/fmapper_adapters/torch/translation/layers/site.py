@@ -38,7 +38,7 @@ class Site:
         order: Order = None
         while isinstance(value, Ref) and value.name in self.made:
             call = self.made[value.name]
-            turned = turned_by(call, len(self.shape(value)))
+            turned = permutation_of(call, len(self.shape(value)))
             if turned is None:
                 return None
             self.seen.add(call.name)
@@ -49,7 +49,7 @@ class Site:
         local = local_array(self.structure, self.unit, value.name)
         return None if local is None else (value.name, local, order)
 
-    def merged(self, value: Any) -> tuple[str, str, Groups] | None:
+    def merge(self, value: Any) -> tuple[str, str, Groups] | None:
         """Returns an array of the module's own, some of its dimensions taken as one.
 
         Returns:
@@ -67,12 +67,12 @@ class Site:
         sizes = self.shape(value)
         groups: Groups = tuple((i,) for i in range(len(sizes)))
         for call in reversed(chain):
-            turned = turned_by(call, len(groups))
+            turned = permutation_of(call, len(groups))
             if turned is not None:
                 groups = tuple(groups[i] for i in turned)
                 continue
             merges = name_of(call) in _MERGES
-            joined = _joined(groups, sizes, self.shape(call.name)) if merges else None
+            joined = _joined_dims(groups, sizes, self.shape(call.name)) if merges else None
             if joined is None:
                 return None
             groups = joined
@@ -106,7 +106,7 @@ class Site:
         return {call.name for call in calls} <= self.seen
 
 
-def _joined(groups: Groups, sizes: tuple[Any, ...], shape: tuple[Any, ...]) -> Groups | None:
+def _joined_dims(groups: Groups, sizes: tuple[Any, ...], shape: tuple[Any, ...]) -> Groups | None:
     """Returns the dimensions that a reshape makes one; None if it does anything else."""
     left, found = list(groups), []
     for size in shape:
@@ -119,7 +119,7 @@ def _joined(groups: Groups, sizes: tuple[Any, ...], shape: tuple[Any, ...]) -> G
     return None if left else tuple(found)
 
 
-def turned_by(call: Call, ndim: int) -> Order:
+def permutation_of(call: Call, ndim: int) -> Order:
     """Returns the order in which a call puts dimensions; None for another call."""
     name = name_of(call)
     if name == "t":
