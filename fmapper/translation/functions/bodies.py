@@ -193,7 +193,7 @@ class _Run(Variables, Expressions, Flow):
             else:
                 self._child(step)
         self._mutations()
-        self._body.statements.append(Statement(None, self._structure(returns)))
+        self._body.statements.append(Statement(None, self._print_structure(returns)))
         return self._body
 
     def _count(self, steps: list[Any], returns: Any) -> None:
@@ -414,7 +414,9 @@ class _Run(Variables, Expressions, Flow):
             return
         if form.method:
             target = ast.Attribute(target, form.method, ast.Load())
-        arguments: list[ast.expr] = [self._structure(structure) for _, structure in form.given]
+        arguments: list[ast.expr] = [
+            self._print_structure(structure) for _, structure in form.given
+        ]
         arguments += [self._size(symbol) for symbol in form.sizes]
         self._take_results(ast.Call(target, arguments, []), form.returns, unit)
 

@@ -128,7 +128,7 @@ class Expressions:
         array = self._structure.program.constants[target]
         return self._dialect.constant(array)
 
-    def _structure(self, structure: Any) -> ast.expr:
+    def _print_structure(self, structure: Any) -> ast.expr:
         """Returns the code for a structure of values."""
         if isinstance(structure, Ref):
             known = structure.name in self._env or self._array(structure.name) is not None
@@ -142,11 +142,13 @@ class Expressions:
                 for value in refs_in(structure):
                     self._left[value] -= 1
                 return name(self._whole[structure])
-            return ast.Tuple([self._structure(one) for one in structure], ast.Load())
+            return ast.Tuple([self._print_structure(one) for one in structure], ast.Load())
         if isinstance(structure, Made):
-            fields = [ast.keyword(key, self._structure(one)) for key, one in structure.items()]
+            fields = [
+                ast.keyword(key, self._print_structure(one)) for key, one in structure.items()
+            ]
             return ast.Call(name(structure.cls), [], fields)
         if isinstance(structure, Mapping):
             keys: list[ast.expr | None] = [literal(key) for key in structure]
-            return ast.Dict(keys, [self._structure(one) for one in structure.values()])
+            return ast.Dict(keys, [self._print_structure(one) for one in structure.values()])
         return literal(structure)
